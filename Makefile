@@ -24,7 +24,7 @@ export PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: catalog setup environments cdk ready ready-with-cdk run check static test test-thorough test-sdks test-integrations soak bench bench-costs bench-recovery bench-rendezvous bench-resize bench-operator bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible bench-control-plane bench-tls golden clean test-mutants test-series test-torch test-gpu bench-gpu
+.PHONY: catalog setup environments cdk ready ready-with-cdk run check static test test-thorough test-sdks test-integrations test-nixl soak bench bench-costs bench-recovery bench-rendezvous bench-resize bench-operator bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible bench-control-plane bench-tls bench-transport golden clean test-mutants test-series test-torch test-gpu bench-gpu
 
 setup: $(READY) environments
 
@@ -52,7 +52,7 @@ static: $(READY)
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy --no-error-summary hyperpod_ext cli
 
-APART := not thorough and not soak and not sdks and not integrations and not measures and not torch_versions
+APART := not thorough and not soak and not sdks and not integrations and not measures and not torch_versions and not nixl
 
 # what can be made side by side is
 ready: $(READY)
@@ -79,6 +79,15 @@ bench-costs: $(READY)
 test-sdks: $(READY)
 	-@$(BIN)/python tests/support/sdk_venvs.py v2 v3 hyp
 	$(BIN)/pytest -q -m sdks
+
+# copies to peers by NIXL, which it installs: 68 MB; two minutes
+NIXL := $(READY) $(VENV)/.nixl
+$(VENV)/.nixl: pyproject.toml
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[nixl]'
+	@touch $@
+
+test-nixl: $(NIXL)
+	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m nixl tests/runtime/memory_server/replication
 
 # Lightning, Hugging Face's Trainer, Accelerate, TorchTitan and Megatron-core, each through a kill -9 or two; about ten minutes
 test-integrations: $(READY)
@@ -164,6 +173,10 @@ bench-control-plane: $(READY)
 # what network.tls costs: a snapshot read from a peer, with TLS and without, in turns; ten seconds
 bench-tls: $(READY)
 	$(BIN)/python tests/bench/peer_tls.py $(ARGS)
+
+# copies to a peer over TCP and by NIXL, in turns: bytes for a CPU second, beside what the kernel and a checksum take; a minute
+bench-transport: $(NIXL)
+	$(BIN)/python tests/bench/transport.py $(ARGS)
 
 # facts of AWS that botocore, moto and cfn-lint carry (training plans, zones and regions of machines), with today's date; says what is left to do by hand
 catalog: $(READY) cdk

@@ -10,6 +10,7 @@ import pytest
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc.declared import Kinds
 from hyperpod_ext.runtime.ipc.declared_table import table
+from hyperpod_ext.runtime.memory_server.protocol.nixl_requests import NIXL_REQUESTS
 from hyperpod_ext.runtime.memory_server.protocol.peer_requests import PEER_REQUESTS
 from hyperpod_ext.runtime.memory_server.protocol.requests import REQUESTS
 
@@ -22,9 +23,10 @@ CONTROL_MESSAGES = Kinds("control message", "type", [c.AgentHandshake, *c.AGENT_
     [
         ("requests", table(REQUESTS, answer_of=lambda kind: kind.answer_kind())),
         ("peer requests", table(PEER_REQUESTS, answer_of=lambda kind: kind.answer_kind())),
+        ("NIXL requests", table(NIXL_REQUESTS, answer_of=lambda kind: kind.answer_kind())),
         ("control messages", table(CONTROL_MESSAGES)),
     ],
-    ids=["requests", "peer requests", "control messages"],
+    ids=["requests", "peer requests", "NIXL requests", "control messages"],
 )
 def test_the_page_has_what_is_declared(place: str, text: str, golden_part: Callable[[str, str, str], None]) -> None:
     golden_part(PAGE, place, text)

@@ -86,6 +86,10 @@ class PeerTier(Tuned):
     which every other node of the group keeps the XOR. A node needs 1/(parity - 1) of a snapshot for it. A lost node's
     state is rebuilt from all others of its group; when two of a group are lost, from the next tier. Under our agent,
     and not in elastic jobs. Nodes that are no multiple of it make some groups larger."""
+    transport: Literal["tcp", "nixl"] = "tcp"
+    """What carries the bytes of copies. `nixl`: the receiving node reads them from the sender's memory with NIXL over
+    UCX: shared memory, RDMA. It takes the package `nixl-cu12` or `nixl-cu13` in the image, and its bytes are neither
+    authenticated nor encrypted on their way (docs/security.md). Where it is missing or fails, copies go over TCP."""
     streams: PositiveInt = 2
     """TCP connections that one copy is sent over; a single one is slow on EC2."""
     max_slowdown: Annotated[PositiveFloat, Field(le=1.0)] = 0.05
@@ -96,14 +100,20 @@ class PeerTier(Tuned):
     def _copies_or_parity(self) -> Self:
         if self.parity is not None and self.replicas != type(self).model_fields["replicas"].default:
             raise ContradictionError("replicas and parity are two ways to survive a node; give one of them", "parity")
+        if self.parity is not None and self.transport == "nixl":
+            raise ContradictionError(
+                "NIXL carries copies; parity goes over TCP alone: leave one of them out", "transport"
+            )
         return self
 
     @model_serializer(mode="wrap")
     def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without parity, what is rendered is what containers of before know."""
+        """Without what came later, what is rendered is what containers of before know."""
         dumped: dict[str, Any] = handler(self)
         if self.parity is None:
             dumped.pop("parity", None)
+        if self.transport == "tcp":
+            dumped.pop("transport", None)
         return dumped
 
 

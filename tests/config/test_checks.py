@@ -104,6 +104,22 @@ def test_copies_and_parity_contradict_each_other() -> None:
         PeerTier(parity=2)
 
 
+def test_nixl_does_not_go_with_tls() -> None:
+    policy = CheckpointPolicy(tiers=(PeerTier(transport="nixl"),))
+    (finding,) = checks.nixl_is_not_encrypted(job(checkpoint=policy, network={"tls": True}), None)
+    assert finding.path == ("checkpoint", "tiers", 0, "transport")
+    assert list(checks.nixl_is_not_encrypted(job(checkpoint=policy, network={"tls": False}), None)) == []
+    tcp = CheckpointPolicy(tiers=(PeerTier(),))
+    assert list(checks.nixl_is_not_encrypted(job(checkpoint=tcp, network={"tls": True}), None)) == []
+
+
+def test_nixl_carries_copies_alone() -> None:
+    with pytest.raises(ValidationError, match="parity goes over TCP alone"):
+        PeerTier(parity=4, transport="nixl")
+    assert PeerTier.model_validate(PeerTier(transport="nixl").model_dump()).transport == "nixl"
+    assert "transport" not in PeerTier().model_dump()
+
+
 def test_faults_hit_ranks_that_exist() -> None:
     chaos = Chaos(faults=(KillFault(rank=3, step=1), KillFault(rank=4, step=1)))
     spec = job(nodes=2, workers_per_node=2, chaos=chaos)

@@ -1,6 +1,6 @@
 """One node's part of the peer tier, small: regions, a peer server and a replicator, over real sockets.
 
-`python peer_node.py` is such a node as a process of its own; it prints its port and serves until it is killed.
+`python peer_node.py tcp` is such a node as a process of its own; it prints its port and serves until it is killed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import os
 import random
 import sys
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 from hyperpod_ext.config.checkpoint import PeerTier
@@ -16,6 +17,7 @@ from hyperpod_ext.runtime.memory_server.client.peer_client import PeerClient
 from hyperpod_ext.runtime.memory_server.plans import Plans
 from hyperpod_ext.runtime.memory_server.replication.cpu_priority import CpuPriority
 from hyperpod_ext.runtime.memory_server.replication.incoming_parts import IncomingParts
+from hyperpod_ext.runtime.memory_server.replication.nixl_transfer import NixlTransfer
 from hyperpod_ext.runtime.memory_server.replication.receiver import PeerServer
 from hyperpod_ext.runtime.memory_server.replication.replicator import Replicator
 from hyperpod_ext.runtime.memory_server.slots.budget import Budget
@@ -45,6 +47,7 @@ class Node:
         timeout_s: float = 10.0,
         slots: int = 4,
         encrypted: bool = False,
+        environment: Mapping[str, str] | None = None,
         **tier: Any,
     ) -> None:
         self.number, self.secret, self.encrypted = number, secret, encrypted
@@ -56,6 +59,7 @@ class Node:
         cpu_priority = CpuPriority(1.0)
         parts_timeout_s = tier.pop("parts_timeout_s", 60.0)
         self.parts = IncomingParts(self.pieces, cpu_priority, parts_timeout_s) if tier.get("parity") else None
+        self.nixl = NixlTransfer(cpu_priority, environment) if tier.get("transport") == "nixl" else None
         self.server = PeerServer(
             self.own,
             self.replicas,
@@ -67,6 +71,7 @@ class Node:
             host="127.0.0.1",
             timeout_s=timeout_s,
             encrypted=encrypted,
+            nixl=self.nixl,
         )
         self.server.start()
         when_busy = tier.pop("when_busy", "supersede")
@@ -81,6 +86,7 @@ class Node:
             when_busy=when_busy,
             timeout_s=timeout_s,
             encrypted=encrypted,
+            nixl=self.nixl,
         )
 
     @property
@@ -122,6 +128,8 @@ class Node:
     def close(self) -> None:
         self.replicator.close()
         self.server.close()
+        if self.nixl is not None:
+            self.nixl.close()
 
 
 def steps(regions: Regions, owner: int = 0) -> list[int]:
@@ -135,13 +143,15 @@ def content(nbytes: int, seed: int = 0) -> bytes:
 
 
 def main() -> None:
-    """A node that serves until it is killed. With a port: it replicates step 1 there, and then step 2 slowly."""
-    if not sys.argv[1:]:
-        node = Node(1)
+    """A node with a transport that serves until it is killed. With a port, too: it replicates step 1 there, and then
+    step 2 slowly."""
+    transport, *port = sys.argv[1:]
+    if not port:
+        node = Node(1, transport=transport)
         print(node.server.port, flush=True)
     else:
-        node = Node(0)
-        node.replicator.set_peers({1: ("127.0.0.1", int(sys.argv[1]))})
+        node = Node(0, transport=transport)
+        node.replicator.set_peers({1: ("127.0.0.1", int(port[0]))})
         node.save(0, 1, content(8 * MIB, 1))
         assert node.replicator.wait_idle(20)
         node.replicator.rate_limit.rate = 8 * MIB

@@ -18,7 +18,8 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[2]
 FAST = (
-    "not slow and not thorough and not soak and not sdks and not integrations and not measures and not torch_versions"
+    "not slow and not thorough and not soak and not sdks and not integrations and not measures and not torch_versions "
+    "and not nixl"
 )
 NEED_TORCH = (
     "tests/faults",

@@ -64,4 +64,9 @@ TEXTS: dict[str, tuple[str, str, str]] = {
         "Each group of nodes needs as many as `parity` says, and what they keep fits one number of ranks only.",
         "Write smaller groups, use more nodes, or keep copies (`replicas`).",
     ),
+    "HPX013": (
+        "copies that could be read on their way, where nothing is to be",
+        "With network.tls all that goes between memory servers is encrypted. NIXL has no encryption.",
+        "Remove `transport: nixl`, or network.tls where the network itself encrypts.",
+    ),
 }

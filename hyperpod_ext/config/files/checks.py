@@ -141,6 +141,14 @@ def parity_fits_the_nodes(job: JobConfig, _files: ListFiles | None) -> Iterator[
             yield Finding(path, message, "remove it, and write how many `replicas` there are to be")
 
 
+def nixl_is_not_encrypted(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
+    for index, tier in enumerate(job.checkpoint.tiers):
+        if tier.kind == "peer" and tier.transport == "nixl" and job.network is not None and job.network.tls:
+            message = "network.tls has what goes between memory servers encrypted, and NIXL does not encrypt"
+            hint = "remove it, or network.tls where the network itself encrypts"
+            yield Finding(("checkpoint", "tiers", index, "transport"), message, hint)
+
+
 def faults_hit_ranks_that_exist(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
     for field in ("faults", "inject"):
         for index, fault in enumerate(getattr(job.chaos, field) if job.chaos else ()):
@@ -192,6 +200,11 @@ CHECKS: dict[str, tuple[Check, ...]] = {
             (("checkpoint", "tiers", "*", "parity"), _TIER_KINDS, ("nodes",), ("elastic",)),
             parity_fits_the_nodes,
             "HPX012",
+        ),
+        Check(
+            (("checkpoint", "tiers", "*", "transport"), _TIER_KINDS, ("network", "tls")),
+            nixl_is_not_encrypted,
+            "HPX013",
         ),
         Check((("chaos", "*", "*", "rank"), *_WORLD), faults_hit_ranks_that_exist, "HPX006"),
         Check((("env",),), own_variables_are_left_alone, "HPX007"),

@@ -173,6 +173,8 @@ class CopyMonitor:
             self._event("copying", **fields)
             if fields["failed"] > before.get("failed", 0):
                 sys.stderr.write(f"a copy to {fields['tier']} failed: {fields['last_error']}\n")
+            if fields["fell_back"] and fields["fell_back"] != before.get("fell_back"):
+                sys.stderr.write(f"copies go over TCP, not by NIXL: {fields['fell_back']}\n")
             if status.get("taken_over"):
                 self._break(f"{fields['tier']}: {fields['last_error']}", code="StaleGenerationError")
 
@@ -186,4 +188,4 @@ def copying_event(status: dict[str, Any]) -> dict[str, Any]:
     """What the event log keeps of how copying to one tier goes."""
     step = status.get("replicated_step") if status["tier"] == "peer" else status["durable_step"]
     keys = ("tier", "failed", "skipped", "superseded", "last_error")
-    return {**{key: status[key] for key in keys}, "newest_step": step}
+    return {**{key: status[key] for key in keys}, "newest_step": step, "fell_back": status.get("fell_back", "")}

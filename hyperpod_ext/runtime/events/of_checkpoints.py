@@ -23,6 +23,8 @@ class Copying(ByAgent):
     last_error: str | None = None
     newest_step: Count | None = None
     """The newest step there; null: there is none."""
+    fell_back: str = ""
+    """Why copies to peers go over TCP, where they were to go by NIXL."""
 
 
 class Durable(ByCoordinator):

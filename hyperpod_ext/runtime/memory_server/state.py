@@ -19,6 +19,7 @@ from hyperpod_ext.runtime.memory_server.protocol.requests import (
 )
 from hyperpod_ext.runtime.memory_server.replication.cpu_priority import CpuPriority
 from hyperpod_ext.runtime.memory_server.replication.incoming_parts import IncomingParts
+from hyperpod_ext.runtime.memory_server.replication.nixl_transfer import NixlTransfer
 from hyperpod_ext.runtime.memory_server.replication.receiver import PeerServer
 from hyperpod_ext.runtime.memory_server.replication.replicator import Replicator
 from hyperpod_ext.runtime.memory_server.restore_cache import RestoreCache
@@ -91,6 +92,8 @@ class NodeMemory:
         self._alone = (most_nodes or nodes) == 1
         peer = policy.peer()
         self._cpu_priority = CpuPriority(peer.max_slowdown if peer is not None else 1.0, group)
+        by_nixl = peer is not None and peer.transport == "nixl" and not self._alone and not encrypted
+        self._nixl = NixlTransfer(self._cpu_priority) if by_nixl else None
         self.parts: IncomingParts | None = None
         """Where the peer tier is by parity."""
         if peer is not None and peer.parity is not None and not self._alone:
@@ -107,6 +110,7 @@ class NodeMemory:
                 parts=self.parts,
                 when_busy=policy.when_busy,
                 encrypted=encrypted,
+                nixl=self._nixl,
             )
         self._peers: dict[int, tuple[str, int]] = {}
         self._servers_lost = 0
@@ -254,6 +258,7 @@ class NodeMemory:
                 parts=self.parts,
                 host=host,
                 encrypted=self._encrypted,
+                nixl=self._nixl,
             )
             if self.event_log is not None:
                 self.peer_server.on_events = self.event_log.receive

@@ -477,6 +477,16 @@ def test_each_change_of_how_copying_goes_is_an_event_and_a_failure_is_said(alone
     assert "step 20: no space left" in capsys.readouterr().err
 
 
+def test_that_copies_go_over_tcp_and_not_by_nixl_is_said_once_with_the_reason(capsys):
+    counts = {"tier": "peer", "failed": 0, "skipped": 0, "superseded": 0, "last_error": None}
+    peers = [
+        {**counts, "replicated_step": step, "fell_back": why} for step, why in ((3, ""), (4, "no RDMA"), (5, "no RDMA"))
+    ]
+    told = asyncio.run(_told(peers))
+    assert [one["fell_back"] for one in told] == ["", "no RDMA", "no RDMA"]
+    assert capsys.readouterr().err == "copies go over TCP, not by NIXL: no RDMA\n"
+
+
 def test_what_has_come_to_a_durable_tier_is_told_at_once_and_the_rest_now_and_then():
     """A job may be killed the moment after, and its log is to have the step that it can go on from."""
     counts = {"failed": 0, "skipped": 0, "superseded": 0, "last_error": None}

@@ -176,6 +176,42 @@ class AskPiece(Request[PieceComplete]):
     """How long the answer may take."""
 
 
+class OfferAnswer(Declared):
+    why_not: str = ""
+    """Why the bytes are to be sent as `chunk`s; empty: they are read as they are announced."""
+
+
+class OfferMemory(Request[OfferAnswer]):
+    """A replica was begun, and its bytes may be read from the sender's memory with NIXL."""
+
+    sender = "memory server"
+    op: Literal["offer_memory"] = "offer_memory"
+    token: Count
+    version: str
+    """Of NIXL: both sides need the same."""
+    metadata: Annotated[str, Field(max_length=1 << 20)]
+    """What NIXL needs to reach that memory, in base64."""
+    address: Count
+    """Where the image begins there."""
+    signature: str
+    """Of all this, with the job's secret: NIXL reads no metadata that the job's processes have not written."""
+
+
+class ChunksRead(Declared):
+    failed: str = ""
+    """Why they could not be read, and are still due; empty: they are there."""
+
+
+class ReadChunks(Request[ChunksRead]):
+    """Bytes of a replica are to be read from the memory that was offered; a few chunks at once."""
+
+    sender = "memory server"
+    op: Literal["read_chunks"] = "read_chunks"
+    token: Count
+    start: Bytes
+    nbytes: Bytes
+
+
 class Chunk(Request[Done]):
     """A part of a replica, or of a part for parity; its bytes follow. Some are sent before the first is answered."""
 
@@ -215,6 +251,8 @@ AnyPeerRequest = (
     | ReplicaBegin
     | PartBegin
     | AskPiece
+    | OfferMemory
+    | ReadChunks
     | Chunk
     | ReplicaEnd
     | PeerEvents

@@ -61,6 +61,11 @@ class CpuPriority:
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._niceness)
 
+    def lower_process(self, pid: int) -> None:
+        """The same for the first thread of another process, and those that it starts."""
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, pid, self._niceness)
+
     def copy_begins(self) -> None:
         """From now on the whole process gives way, until as many copies have ended."""
         with self._lock:

@@ -7,15 +7,23 @@ import os
 import socket
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from hyperpod_ext.errors import CorruptSnapshotError, MemoryTierFullError, NotFoundError
 from hyperpod_ext.runtime.memory_server.client import peer_socket as ps
 from hyperpod_ext.runtime.memory_server.replication.cpu_priority import CpuPriority
+from hyperpod_ext.runtime.memory_server.replication.nixl_transfer import NixlFailure
+from hyperpod_ext.runtime.memory_server.slots.region import Region
 from hyperpod_ext.runtime.memory_server.slots.regions import Regions
-from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_crc, generation_of
+from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_crc, crc64nvme, generation_of
 
+ReadInto = Callable[[int, Region, int, int, Callable[[], bool]], None]
+"""Brings bytes of the image from a place on into a region, to a place there, so many, unless that says to stop. Once it
+has returned or raised, it writes no more."""
+
+MOST_CHUNKS_READ = 4
+"""With one message. What is not wanted any more ends after so many."""
 _SLOT_WAIT_S = 10.0  # a slot for replicas is in use only while somebody reads it
 
 
@@ -26,11 +34,16 @@ class Incoming:
     owner: int
     index: int
     manifest: Manifest
+    region: Region
     data: memoryview
     begun_by: socket.socket
     checksums: dict[int, int | None] = field(default_factory=dict)
     """By the start of each chunk; None while it is received."""
     receiving: set[socket.socket] = field(default_factory=set)
+    read_into: ReadInto | None = None
+    """Reads from the sender's memory, where that was offered."""
+    unreadable: str = "its memory was not offered"
+    given_up: bool = False
 
 
 class IncomingReplicas:
@@ -61,7 +74,8 @@ class IncomingReplicas:
             self._replicas.begin(owner, index, int(manifest["step"]), save_id, generation_of(save_id))
             token = next(self._next_token)
             with self._changed:
-                self._by_token[token] = Incoming(owner, index, manifest, region.view(index, nbytes), begun_by)
+                data = region.view(index, nbytes)
+                self._by_token[token] = Incoming(owner, index, manifest, region, data, begun_by)
             self._cpu_priority.copy_begins()
             return token
 
@@ -71,21 +85,76 @@ class IncomingReplicas:
         Raises:
             NotFoundError: nobody waits for this chunk; none of its bytes was read.
         """
+        replica = self._begin_chunks(sock, token, start, nbytes, chunks=1)
+        checksums: dict[int, int | None] = {start: None}
+        try:
+            checksums[start] = ps.receive_checked(sock, replica.data[start : start + nbytes])
+        finally:
+            self._end_chunks(sock, replica, checksums)
+
+    def offer(self, token: int, read_into: ReadInto) -> None:
+        """Chunks of a replica may be read from the sender's memory from now on."""
+        with self._changed:
+            self._find(token).read_into = read_into
+
+    def read(self, sock: socket.socket, token: int, start: int, nbytes: int) -> None:
+        """Read some chunks from the sender's memory straight into their slot. Where that fails, they are due again.
+
+        Raises:
+            NotFoundError: nobody waits for these chunks.
+            NixlFailure: they could not be read, and no others of this replica will be.
+        """
+        replica = self._begin_chunks(sock, token, start, nbytes, chunks=MOST_CHUNKS_READ)
+        starts = range(start, start + nbytes, ps.CHUNK)
+        checksums: dict[int, int | None] = {}
+        try:
+            if replica.read_into is None:
+                raise NixlFailure(replica.unreadable)
+            offset = replica.index * replica.region.slot_bytes + start
+            replica.read_into(start, replica.region, offset, nbytes, lambda: replica.given_up)
+            checksums = {at: crc64nvme(replica.data[at : min(at + ps.CHUNK, start + nbytes)]) for at in starts}
+        except NixlFailure as failure:
+            replica.read_into, replica.unreadable = None, str(failure)
+            raise
+        finally:
+            self._end_chunks(sock, replica, checksums, due_again=() if checksums else starts)
+
+    def _begin_chunks(self, sock: socket.socket, token: int, start: int, nbytes: int, chunks: int) -> Incoming:
+        """The replica that `sock` brings bytes of, once these are nobody else's to bring.
+
+        Raises:
+            NotFoundError: nobody waits for them.
+        """
         with self._changed:
             replica = self._find(token)
-            due = 0 <= start < len(replica.data) and start % ps.CHUNK == 0 and start not in replica.checksums
-            if not due or nbytes != min(ps.CHUNK, len(replica.data) - start):
+            starts = range(start, start + nbytes, ps.CHUNK)
+            due = (
+                0 <= start < len(replica.data) and start % ps.CHUNK == 0 and not replica.checksums.keys() & set(starts)
+            )
+            if (
+                not due
+                or not 0 < len(starts) <= chunks
+                or nbytes != min(len(starts) * ps.CHUNK, len(replica.data) - start)
+            ):
                 raise NotFoundError(f"no {nbytes} bytes at {start} are due of {replica.manifest['save_id']}")
-            replica.checksums[start] = None
+            replica.checksums.update(dict.fromkeys(starts))
             replica.receiving.add(sock)
-        checksum = None
-        try:
-            checksum = ps.receive_checked(sock, replica.data[start : start + nbytes])
-        finally:
-            with self._changed:
-                replica.checksums[start] = checksum
-                replica.receiving.discard(sock)
-                self._changed.notify_all()
+            return replica
+
+    def _end_chunks(
+        self,
+        sock: socket.socket,
+        replica: Incoming,
+        checksums: Mapping[int, int | None],
+        due_again: Iterable[int] = (),
+    ) -> None:
+        """What `sock` has brought is there, or will not come over it; what is due again may come in another way."""
+        with self._changed:
+            for start in due_again:
+                del replica.checksums[start]
+            replica.checksums.update(checksums)
+            replica.receiving.discard(sock)
+            self._changed.notify_all()
 
     def end(self, token: int) -> None:
         """All chunks were sent: check them together, and let the replica exist.
@@ -124,6 +193,7 @@ class IncomingReplicas:
             gone = {token: replica for token, replica in self._by_token.items() if which(replica)}
             for token, replica in gone.items():
                 del self._by_token[token]
+                replica.given_up = True
                 for sock in replica.receiving:
                     ps.disconnect(sock)
             self._changed.wait_for(lambda: not any(replica.receiving for replica in gone.values()))

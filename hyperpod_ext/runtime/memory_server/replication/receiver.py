@@ -5,6 +5,7 @@ A thread a connection. Nobody without the job's secret is told anything, or can 
 
 from __future__ import annotations
 
+import functools
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from hyperpod_ext.runtime.memory_server.protocol.request import Done, refusal
 from hyperpod_ext.runtime.memory_server.replication.cpu_priority import CpuPriority
 from hyperpod_ext.runtime.memory_server.replication.incoming import IncomingReplicas
 from hyperpod_ext.runtime.memory_server.replication.incoming_parts import IncomingParts
+from hyperpod_ext.runtime.memory_server.replication.nixl_transfer import NixlFailure, NixlTransfer, is_signed
 from hyperpod_ext.runtime.memory_server.slots.regions import Regions
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_bytes, check_manifest, crc64nvme, crc_text
@@ -57,7 +59,9 @@ class PeerServer:
         timeout_s: float = ps.TIMEOUT_S,
         places: int = _UNPROVEN,
         encrypted: bool = False,
+        nixl: NixlTransfer | None = None,
     ) -> None:
+        self._nixl = nixl
         self._certificate = tls.own_certificate() if encrypted else None
         self._own, self._replicas, self._plans = own, replicas, plans
         self._secret, self._job, self._timeout_s = secret, job, timeout_s
@@ -170,6 +174,10 @@ class PeerServer:
                 return self._begin_replica(connection, request.manifest, request.plan)
             case p.PartBegin():
                 return self._begin_part(connection, request)
+            case p.OfferMemory():
+                return p.OfferAnswer(why_not=self._take_offer(request))
+            case p.ReadChunks():
+                return self._read_chunks(connection, request)
             case p.ReplicaEnd():
                 (self._parts_of(request.token) or self._incoming).end(request.token)
                 return Done()
@@ -220,6 +228,29 @@ class PeerServer:
         if plan.nbytes != manifest["nbytes"]:
             raise CorruptSnapshotError(f"the plan of {manifest['save_id']} is for {plan.nbytes} bytes")
         return True
+
+    # --- NIXL -----------------------------------------------------------------------------------
+
+    def _take_offer(self, offer: p.OfferMemory) -> str:
+        """Why the memory is not read; empty: it will be."""
+        if self._nixl is None:
+            return "the checkpoint policy of the other node has another transport"
+        if not is_signed(offer, self._secret):
+            return "the offer was not signed with the job's secret"
+        try:
+            if self._nixl.version != offer.version:
+                return f"the other node has NIXL {self._nixl.version}, this one {offer.version}"
+        except NixlFailure as failure:
+            return f"on the other node: {failure}"
+        self._incoming.offer(offer.token, functools.partial(self._nixl.read, offer))
+        return ""
+
+    def _read_chunks(self, connection: socket.socket, request: p.ReadChunks) -> p.ChunksRead:
+        try:
+            self._incoming.read(connection, request.token, request.start, request.nbytes)
+        except NixlFailure as failure:
+            return p.ChunksRead(failed=str(failure))
+        return p.ChunksRead()
 
     # --- parity ---------------------------------------------------------------------------------
 

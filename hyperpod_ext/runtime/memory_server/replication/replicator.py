@@ -25,6 +25,7 @@ from hyperpod_ext.runtime.memory_server.client import peer_socket as ps
 from hyperpod_ext.runtime.memory_server.protocol.requests import WhenBusy
 from hyperpod_ext.runtime.memory_server.replication.cpu_priority import CpuPriority
 from hyperpod_ext.runtime.memory_server.replication.incoming_parts import IncomingParts
+from hyperpod_ext.runtime.memory_server.replication.nixl_transfer import NixlTransfer
 from hyperpod_ext.runtime.memory_server.replication.parity_group import ParityGroup
 from hyperpod_ext.runtime.memory_server.replication.part_sender import SentParts
 from hyperpod_ext.runtime.memory_server.replication.rate_limit import RateLimit
@@ -71,6 +72,7 @@ class Replicator:
         node: this node's number.
         parts: the parity pieces that this node keeps, where the tier is by parity.
         when_busy: what becomes of a step that is due while an earlier one is still being copied.
+        nixl: what copies go by where that works, where the tier says so.
     """
 
     def __init__(
@@ -86,8 +88,9 @@ class Replicator:
         when_busy: WhenBusy = "supersede",
         timeout_s: float = ps.TIMEOUT_S,
         encrypted: bool = False,
+        nixl: NixlTransfer | None = None,
     ) -> None:
-        self._encrypted = encrypted
+        self._encrypted, self._nixl = encrypted, nixl
         self._regions, self._plan_of, self._tier, self._node = regions, plan_of, tier, node
         self._secret, self._when_busy, self._timeout_s = secret, when_busy, timeout_s
         self.rate_limit, self._cpu_priority = RateLimit(tier.max_slowdown), cpu_priority
@@ -208,6 +211,8 @@ class Replicator:
                 self._peers.pop(node).close()
             for node in addresses.keys() - self._peers.keys() - {self._node}:
                 self._peers[node] = self._sender(addresses[node])
+            for peer in self._peers.values():
+                peer.try_nixl_again()
             if self._parts is not None:
                 self._set_group(ParityGroup.of(self._node, group or {}), self._parts, gone)
                 return
@@ -236,6 +241,7 @@ class Replicator:
             cpu_priority=self._cpu_priority,
             timeout_s=self._timeout_s,
             encrypted=self._encrypted,
+            nixl=self._nixl,
         )
 
     def _take(self, owner: int, manifest: Manifest, *, again: bool = False) -> None:
@@ -455,6 +461,7 @@ class Replicator:
                 "seconds": self._seconds,
                 "limit_bytes_per_s": None if math.isinf(self.rate_limit.rate) else int(self.rate_limit.rate),
                 "last_error": self._last_error,
+                "fell_back": "; ".join(f"{peer}: {peer.fell_back}" for peer in self._peers.values() if peer.fell_back),
             }
 
     def wait_idle(self, timeout_s: float) -> bool:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
-from hyperpod_ext.errors import UnreachableError
+from hyperpod_ext.errors import CorruptSnapshotError, UnreachableError
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.declared import encode
 from hyperpod_ext.runtime.memory_server.client import peer_socket as ps
@@ -17,12 +19,15 @@ from hyperpod_ext.runtime.memory_server.protocol.peer_requests import (
     AskPiece,
     Chunk,
     PartBegin,
+    ReadChunks,
     ReplicaBegin,
     ReplicaBegun,
     ReplicaEnd,
 )
 from hyperpod_ext.runtime.memory_server.protocol.request import A, Request, read_answer
 from hyperpod_ext.runtime.memory_server.replication.cpu_priority import CpuPriority
+from hyperpod_ext.runtime.memory_server.replication.incoming import MOST_CHUNKS_READ
+from hyperpod_ext.runtime.memory_server.replication.nixl_transfer import NixlFailure, NixlTransfer, signed_offer
 from hyperpod_ext.runtime.memory_server.replication.rate_limit import RateLimit
 from hyperpod_ext.runtime.memory_server.slots.pins import Pin
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
@@ -32,6 +37,7 @@ T = TypeVar("T")
 
 _LOOK_S = 0.1  # a peer that takes no bytes must not keep us from giving a copy up
 _UNANSWERED = 8  # chunks sent ahead of the peer's answers
+_UNREAD = 1  # the same of reads that it is told of, each of several chunks
 _BACKOFF_S = (0.5, 30.0)
 
 Stop = Callable[[], bool]
@@ -39,6 +45,43 @@ Stop = Callable[[], bool]
 
 class Superseded(Exception):  # noqa: N818  nothing went wrong
     """The copy is not wanted any more; its snapshot's slot is needed."""
+
+
+class _Remaining:
+    """What is left to be sent of an image, for several connections that each take some. Thread-safe.
+
+    Args:
+        by_nixl: whether the peer is told to read it.
+    """
+
+    def __init__(self, nbytes: int, *, by_nixl: bool) -> None:
+        self._by_nixl = by_nixl
+        self._chunks = deque(_chunks(0, nbytes))
+        self._lock = threading.Lock()
+
+    def take(self, together: int) -> tuple[int, int, bool] | None:
+        """Start, length, and whether the peer is to read it; None: others have taken all.
+
+        `together`: so many chunks at most, where it reads them.
+        """
+        with self._lock:
+            if not self._chunks:
+                return None
+            start, nbytes = self._chunks.popleft()
+            for _ in range(1, together if self._by_nixl else 1):
+                if self._chunks and self._chunks[0][0] == start + nbytes:
+                    nbytes += self._chunks.popleft()[1]
+            return start, nbytes, self._by_nixl
+
+    def send(self, start: int, nbytes: int) -> None:
+        """The peer could not read this: it is sent, and so is all that nobody has taken."""
+        with self._lock:
+            self._by_nixl = False
+            self._chunks.extendleft(reversed(_chunks(start, nbytes)))
+
+
+def _chunks(start: int, nbytes: int) -> list[tuple[int, int]]:
+    return [(at, min(ps.CHUNK, start + nbytes - at)) for at in range(start, start + nbytes, ps.CHUNK)]
 
 
 class PeerSender:
@@ -55,8 +98,11 @@ class PeerSender:
         cpu_priority: CpuPriority,
         timeout_s: float = ps.TIMEOUT_S,
         encrypted: bool = False,
+        nixl: NixlTransfer | None = None,
     ) -> None:
-        self._encrypted = encrypted
+        self._encrypted, self._nixl = encrypted, nixl
+        self.fell_back = ""
+        """Why copies go over TCP, where they were to go by NIXL."""
         self.address = (host, port)
         self._secret, self._streams, self._rate_limit, self._timeout_s = secret, streams, rate_limit, timeout_s
         self._cpu_priority = cpu_priority
@@ -72,8 +118,12 @@ class PeerSender:
             for sock in self._sockets:
                 ps.disconnect(sock)
 
+    def try_nixl_again(self) -> None:
+        """The nodes are others: what has failed may have had to do with one that is gone."""
+        self.fell_back = ""
+
     def connect(self) -> None:
-        """Make sure of the connections, while no snapshot is held for it.
+        """Make sure of the connections, and of NIXL, while no snapshot is held for it.
 
         Raises:
             UnreachableError: the peer cannot be had, or could not a moment ago.
@@ -91,6 +141,11 @@ class PeerSender:
                         raise UnreachableError(f"{self}: it is no peer any more")
         except OSError as error:
             raise self._failed(error) from error
+        if self._nixl is not None and not self.fell_back:
+            try:
+                self._nixl.start()
+            except NixlFailure as failure:
+                self.fell_back = str(failure)
 
     def send(self, pin: Pin, plan: Plan) -> int:
         """Bring a snapshot to the peer; returns how many bytes were sent, 0 when it has them already.
@@ -171,29 +226,50 @@ class PeerSender:
             self._sockets.clear()
 
     def _send(self, pin: Pin, plan: Plan) -> int:
-        control, stop = self._sockets[0], pin.cancelled
-        begun = self._ask(control, ReplicaBegin(manifest=pin.manifest), stop)
-        if begun.need_plan:
-            begun = self._ask(control, ReplicaBegin(manifest=pin.manifest, plan=plan.to_json()), stop)
-        if begun.token is None:
-            return 0
-        data = pin.data
-        self._send_chunks(begun.token, data, stop)
-        self._ask(control, ReplicaEnd(token=begun.token), stop)
-        return len(data)
+        control, stop, data = self._sockets[0], pin.cancelled, pin.data
+        while True:
+            begun = self._ask(control, ReplicaBegin(manifest=pin.manifest), stop)
+            if begun.need_plan:
+                begun = self._ask(control, ReplicaBegin(manifest=pin.manifest, plan=plan.to_json()), stop)
+            if begun.token is None:
+                return 0
+            with self._offered(control, begun.token, pin) as offered:
+                self._send_chunks(begun.token, data, stop, by_nixl=offered)
+            try:
+                self._ask(control, ReplicaEnd(token=begun.token), stop)
+            except CorruptSnapshotError as error:
+                if not offered:
+                    raise
+                self.fell_back = f"what was read is not what was sealed: {error}"
+                continue
+            return len(data)
 
-    def _send_chunks(self, token: int, data: memoryview, stop: Stop) -> None:
-        """All chunks, over all connections; whichever is free takes the next."""
-        starts, taking, failed = iter(range(0, len(data), ps.CHUNK)), threading.Lock(), threading.Event()
+    @contextmanager
+    def _offered(self, control: socket.socket, token: int, pin: Pin) -> Iterator[bool]:
+        """Whether the peer reads the snapshot from our memory."""
+        with ExitStack() as stack:
+            accepted = False
+            if self._nixl is not None and not self.fell_back:
+                try:
+                    exposed = stack.enter_context(self._nixl.expose(pin.region, pin.cancelled))
+                    start = pin.index * pin.region.slot_bytes
+                    offer = signed_offer(token, self._nixl.version, exposed, start, self._secret)
+                    self.fell_back = self._ask(control, offer, pin.cancelled).why_not
+                    accepted = not self.fell_back
+                except NixlFailure as failure:
+                    if pin.cancelled():
+                        raise Superseded from failure
+                    self.fell_back = str(failure)
+            yield accepted
 
-        def next_start() -> int | None:
-            with taking:
-                return next(starts, None)
+    def _send_chunks(self, token: int, data: memoryview, stop: Stop, *, by_nixl: bool = False) -> None:
+        """All chunks, over all connections; whichever is free takes the next. `by_nixl`: it reads them."""
+        left, failed = _Remaining(len(data), by_nixl=by_nixl), threading.Event()
 
         def work(stream: int) -> None:
             self._cpu_priority.lower_this_thread()
             try:
-                self._stream(self._sockets[stream], token, data, next_start, lambda: stop() or failed.is_set())
+                self._stream(self._sockets[stream], token, data, left, lambda: stop() or failed.is_set())
             except BaseException:
                 failed.set()
                 raise
@@ -202,21 +278,30 @@ class PeerSender:
         if failures:  # the others only broke off with it
             raise next((failure for failure in failures if not isinstance(failure, Superseded)), failures[0])
 
-    def _stream(
-        self, sock: socket.socket, token: int, data: memoryview, next_start: Callable[[], int | None], stop: Stop
-    ) -> None:
-        unanswered: deque[Chunk] = deque()
-        while (start := next_start()) is not None:
-            chunk = data[start : start + ps.CHUNK]
-            self._rate_limit.take(len(chunk), stop)
-            request = Chunk(token=token, start=start, nbytes=len(chunk))
-            self._push(sock, memoryview(wire.encode(encode(request))), stop)
-            self._push(sock, chunk, stop)
-            unanswered.append(request)
-            if len(unanswered) > _UNANSWERED:
-                self._answer(sock, unanswered.popleft(), stop)
-        for request in unanswered:
+    def _stream(self, sock: socket.socket, token: int, data: memoryview, left: _Remaining, stop: Stop) -> None:
+        unanswered: deque[Chunk | ReadChunks] = deque()
+        while (span := left.take(self._together())) is not None or unanswered:
+            if span is not None:
+                start, nbytes, by_nixl = span
+                self._rate_limit.take(nbytes, stop)
+                request = (ReadChunks if by_nixl else Chunk)(token=token, start=start, nbytes=nbytes)
+                self._push(sock, memoryview(wire.encode(encode(request))), stop)
+                if not by_nixl:
+                    self._push(sock, data[start : start + nbytes], stop)
+                unanswered.append(request)
+            if span is None or len(unanswered) > (_UNREAD if by_nixl else _UNANSWERED):
+                self._chunk_answered(sock, unanswered.popleft(), left, stop)
+
+    def _together(self) -> int:
+        """How many chunks are read at once: where the rate is limited, one, as it is sent."""
+        return MOST_CHUNKS_READ if math.isinf(self._rate_limit.rate) else 1
+
+    def _chunk_answered(self, sock: socket.socket, request: Chunk | ReadChunks, left: _Remaining, stop: Stop) -> None:
+        if isinstance(request, Chunk):
             self._answer(sock, request, stop)
+        elif failed := self._answer(sock, request, stop).failed:
+            self.fell_back = self.fell_back or failed
+            left.send(request.start, request.nbytes)
 
     def _ask(self, sock: socket.socket, request: Request[A], stop: Stop) -> A:
         self._push(sock, memoryview(wire.encode(encode(request))), stop)

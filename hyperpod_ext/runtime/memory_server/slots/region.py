@@ -37,6 +37,8 @@ class Region:
         except OSError:
             os.close(self.fd)
             raise
+        self.closed: Callable[[], None] = lambda: None
+        """Called when it is: what another process has mapped of it lives on until that lets go."""
         self._closing = False
         self._touched = -_STRIDE  # asked before each stride: the first one is not done yet
         self._populating = threading.Thread(target=self._populate, name=f"populate {name}", daemon=True)
@@ -59,6 +61,7 @@ class Region:
         """Give the memory back; mappings that others hold of it live on."""
         self._closing = True
         self._populating.join()
+        self.closed()
         os.close(self.fd)
         with contextlib.suppress(BufferError):  # somebody reads it this moment: it goes when that view does
             self.memory.close()

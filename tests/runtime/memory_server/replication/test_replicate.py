@@ -18,6 +18,8 @@ from hyperpod_ext.runtime.memory_server.client.peer_client import PeerClient
 from hyperpod_ext.runtime.memory_server.client.peer_socket import CHUNK
 from hyperpod_ext.runtime.snapshot.manifest import check_bytes
 
+BOTH_TRANSPORTS = True
+
 
 def read(client: PeerClient, save_id: str, owner: int = 0) -> bytes:
     manifest, plan = client.open(owner, save_id, job=JOB)

@@ -1,0 +1,255 @@
+"""A memory server's side of the process that runs NIXL: starts it when it is first needed, and ends it where it hangs.
+
+The receiver of a copy reads: nobody else is ever given access to a slot that is written to. A read that is given up
+is waited for a moment; then the process is killed, and the kernel lets none of its reads write any more.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from hyperpod_ext.errors import HyperpodExtError
+from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc.declared import encode
+from hyperpod_ext.runtime.ipc.environment import ENV_SECRET_FILE
+from hyperpod_ext.runtime.memory_server.client import peer_socket as ps
+from hyperpod_ext.runtime.memory_server.protocol import nixl_requests as n
+from hyperpod_ext.runtime.memory_server.protocol.peer_requests import OfferMemory
+from hyperpod_ext.runtime.memory_server.protocol.request import A, Request, error_of, read_answer
+from hyperpod_ext.runtime.memory_server.replication.cpu_priority import CpuPriority
+from hyperpod_ext.runtime.memory_server.slots.region import Region
+from hyperpod_ext.runtime.snapshot.manifest import sign
+
+_START_S = 20.0
+_ANSWER_S = 10.0
+"""Without an answer for so long, the process hangs. The sender of a copy waits longer than both."""
+_GIVEN_UP_S = 1.0
+"""What a read that nobody wants any more is given to end by itself."""
+_LOOK_S = 0.1
+_SEND_S = 1.0
+
+Stop = Callable[[], bool]
+
+
+class NixlFailure(Exception):  # noqa: N818  nothing is lost: there is TCP
+    """NIXL cannot be had, or has not moved the bytes. Says why."""
+
+
+def signed_offer(token: int, version: str, exposed: n.Exposed, start: int, secret: bytes) -> OfferMemory:
+    """What a sender tells the other side, of the image at `start` in an exposed region."""
+    fields = {"token": token, "version": version, "metadata": exposed.metadata, "address": exposed.address + start}
+    return OfferMemory.model_validate(sign(fields, secret))
+
+
+def is_signed(offer: OfferMemory, secret: bytes) -> bool:
+    """Whether a process of this job has written it."""
+    fields = offer.model_dump(exclude={"op", "signature"})
+    expected = str(sign(fields, secret)["signature"])
+    return hmac.compare_digest(offer.signature.encode(errors="replace"), expected.encode())
+
+
+@dataclass(eq=False, slots=True)
+class _Process:
+    """One that was started."""
+
+    popen: subprocess.Popen[bytes]
+    control: socket.socket
+    version: str
+    ended: str = "the NIXL process has ended"
+    """Why, as far as it is known."""
+    lanes: list[socket.socket] = field(default_factory=list)
+    """Those that wait for no answer."""
+    regions: dict[Region, int] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def kill(self, why: str = "") -> None:
+        """Nothing is written by it once this has returned."""
+        if why and self.popen.poll() is None:
+            self.ended = why
+        self.popen.kill()
+        self.popen.wait()
+
+    def tell(self, request: n.AnyNixlRequest, fd: int | None = None) -> None:
+        """One that is not answered."""
+        try:
+            with self.lock:
+                wire.send(self.control, encode(request), None if fd is None else [fd])
+        except OSError:  # it is gone, or it hangs and there are bytes left over
+            self.kill()
+
+    def lane(self) -> socket.socket:
+        with self.lock:
+            if self.lanes:
+                return self.lanes.pop()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.tell(n.Lane(), theirs.fileno())
+        return ours
+
+
+class NixlTransfer:
+    """Reads other nodes' memory into regions of this one, and shows them regions to read. Thread-safe.
+
+    Args:
+        environment: for the process. Default: this one's.
+    """
+
+    def __init__(self, cpu_priority: CpuPriority, environment: Mapping[str, str] | None = None) -> None:
+        self._cpu_priority, self._environment = cpu_priority, environment
+        self._process: _Process | None = None
+        self._next_region = 1
+        self._unusable = ""
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Have NIXL ready.
+
+        Raises:
+            NixlFailure: it cannot be had here.
+        """
+        self._running()
+
+    @property
+    def version(self) -> str:
+        """Of NIXL.
+
+        Raises:
+            NixlFailure: it cannot be had here.
+        """
+        return self._running().version
+
+    @contextmanager
+    def expose(self, region: Region, stop: Stop) -> Iterator[n.Exposed]:
+        """Other nodes may read a region.
+
+        Raises:
+            NixlFailure: it cannot be had here, or `stop` said that they need not.
+        """
+        process = self._running()
+        number = self._number(process, region, stop)
+        exposed = self._ask(process, n.Expose(region=number), stop)
+        try:
+            yield exposed
+        finally:
+            process.tell(n.Withdraw(region=number))
+
+    def read(self, offer: OfferMemory, at: int, region: Region, start: int, nbytes: int, stop: Stop) -> None:
+        """Bytes from `at` of what was offered come to `start` in a region. Whatever is raised: nothing is written there
+        any more.
+
+        Raises:
+            NixlFailure: they have not come, or `stop` said that they are not wanted.
+        """
+        process = self._running()
+        number, address = self._number(process, region, stop), offer.address + at
+        request = n.ReadRemote(metadata=offer.metadata, address=address, region=number, start=start, nbytes=nbytes)
+        try:
+            self._ask(process, request, stop=stop)
+        except NixlFailure as failure:
+            process.kill(str(failure))  # an error of one part of a read does not say that the others are over
+            raise
+
+    def close(self) -> None:
+        """Nothing is read any more."""
+        with self._lock:
+            self._unusable = self._unusable or "it was closed"
+            process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+
+    # --- the process ----------------------------------------------------------------------------
+
+    def _running(self) -> _Process:
+        with self._lock:
+            if self._process is not None and self._process.popen.poll() is None:
+                return self._process
+            if self._unusable:
+                raise NixlFailure(f"NIXL cannot be used on this node: {self._unusable}")
+            self._process = self._start()
+            return self._process
+
+    def _start(self) -> _Process:
+        ours, theirs = socket.socketpair()
+        environment = {**(os.environ if self._environment is None else self._environment)}
+        environment.pop(ENV_SECRET_FILE, None)
+        module = "hyperpod_ext.runtime.memory_server.replication.nixl_process"
+        with theirs:
+            popen = subprocess.Popen(
+                [sys.executable, "-m", module, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=sys.__stderr__.fileno() if sys.__stderr__ is not None else subprocess.DEVNULL,
+            )
+        process = _Process(popen, ours, "")
+        try:
+            ours.settimeout(_START_S)
+            answer = wire.receive(ours)
+            if answer is None:
+                raise wire.WireError("its process has ended at its start")
+            if "error" in answer:
+                raise error_of(answer["error"])
+            process.version = str(answer["version"])
+            self._cpu_priority.lower_process(popen.pid)  # not before: its start is what a copy waits for
+            ours.settimeout(_SEND_S)
+        except (OSError, HyperpodExtError) as error:
+            process.kill()
+            ours.close()
+            if isinstance(error, HyperpodExtError):  # it is not here, and will not be later
+                self._unusable = str(error)
+            raise NixlFailure(f"NIXL cannot be used on this node: {error or type(error).__name__}") from error
+        return process
+
+    def _number(self, process: _Process, region: Region, stop: Stop) -> int:
+        """That of a region which the process has mapped."""
+        with self._lock:
+            if region in process.regions:
+                return process.regions[region]
+            number, self._next_region = self._next_region, self._next_region + 1
+            self._ask(process, n.MapRegion(region=number, nbytes=region.nbytes), stop, fd=region.fd)
+            process.regions[region] = number
+            region.closed = lambda: self._forget(region)
+            return number
+
+    def _forget(self, region: Region) -> None:
+        process = self._process
+        if process is not None and (number := process.regions.pop(region, None)) is not None:
+            process.tell(n.Forget(region=number))
+
+    # --- requests -------------------------------------------------------------------------------
+
+    def _ask(self, process: _Process, request: Request[A], stop: Stop, fd: int | None = None) -> A:
+        try:
+            lane = process.lane()
+            wire.send(lane, encode(request), None if fd is None else [fd])
+            self._wait(lane, stop)
+            answer = wire.receive(lane)
+            if answer is None:
+                raise NixlFailure(process.ended)
+            with process.lock:
+                process.lanes.append(lane)
+            return read_answer(request, answer)
+        except HyperpodExtError as error:  # its whole answer
+            raise NixlFailure(str(error)) from error
+        except (OSError, NixlFailure) as error:
+            why = process.ended if isinstance(error, ConnectionError) else str(error)
+            process.kill(why)
+            raise NixlFailure(why) from error
+
+    def _wait(self, lane: socket.socket, stop: Stop) -> None:
+        until = time.monotonic() + _ANSWER_S
+        unwanted = False
+        while not ps.wait_readable(lane, _LOOK_S):
+            if not unwanted and stop():
+                unwanted, until = True, min(until, time.monotonic() + _GIVEN_UP_S)
+            if time.monotonic() > until:
+                raise NixlFailure("the copy was given up" if unwanted else f"nothing came for {_ANSWER_S:.0f} s")
