@@ -77,8 +77,8 @@ MUTANTS: list[Mutant] = [
     COORDINATOR.mutant(
         "cluster.loss_recorded_late",
         "Whoever may take over knows of a loss when it is acted on, not with the next change.",
-        "        self.actions.carry_out(actions)\n        self._outbox.share_job_state()\n        if not self.ended.done():",
-        "        for action in actions:\n            self.actions._do(action)\n        if not self.ended.done():",
+        "self.actions.carry_out(actions)\n        self._outbox.share_job_state()\n        if not",
+        "for action in actions:\n            self.actions._do(action)\n        if not",
     ),
     COORDINATOR.mutant(
         "cluster.lost_coordinator_keeps_ranks",
@@ -114,7 +114,7 @@ MUTANTS: list[Mutant] = [
         "cluster.old_attempt_counts",
         "That a rank has restored what was decided before does not count for the next decision.",
         "if generation != self.generation or attempt != self.attempt or",
-        "if generation != self.generation or",
+        "if generation != self.generation or attempt > self.attempt or",
     ),
     MEMBERSHIP.mutant(
         "cluster.fault_without_abort",
@@ -136,8 +136,8 @@ MUTANTS: list[Mutant] = [
     ),
     RESTORING.mutant(
         "cluster.goes_on_before_the_last",
-        "Ranks go on when all have restored.",
+        "Ranks go on when all have restored, not most of them.",
         "return len(self._restored) == len(self.decision.sources)",
-        "return len(self._restored) >= len(self.decision.sources) - 1",
+        "return 2 * len(self._restored) > len(self.decision.sources)",
     ),
 ]
