@@ -35,7 +35,7 @@ from hyperpod_ext.runtime.ipc.clocks import Clocks
 from hyperpod_ext.runtime.membership.actions import EscalationLevel, Fail, JobPhase
 from hyperpod_ext.runtime.membership.escalation import Budgets
 from hyperpod_ext.runtime.membership.membership import Membership
-from hyperpod_ext.runtime.membership.quorum import newest
+from hyperpod_ext.runtime.membership.quorum import may_take_over, newest
 from hyperpod_ext.runtime.membership.rank_assignment import Scale
 from hyperpod_ext.runtime.metrics import tracing
 from hyperpod_ext.runtime.metrics.exporter import MetricsExporter
@@ -214,7 +214,7 @@ class Coordinator:
                 message = await wire.read(reader)
         finally:
             if self.members.agents.get(node) is agent:
-                self._lose(node, "the connection to its agent closed")
+                self._line_ended(node, "the connection to its agent closed")
 
     def _read(self, node: int, agent: Agent, message: wire.Message) -> None:
         """What is damaged is refused, and the next message is read."""
@@ -329,6 +329,18 @@ class Coordinator:
             if not members.enough_without(members.silent(now, lease_s) | overdue.keys()):
                 return  # until the others are heard of, or overdue as well
         for node, cause in overdue.items():
+            self._lose(node, cause)
+
+    def _line_ended(self, node: int, cause: str) -> None:
+        """Its node is lost. But if that would end the job, the others are waited for first: where their connections end
+        as well, it is this node that is cut off, and they go on under another coordinator."""
+        now, lease_s = time.monotonic(), self._run.config.restart.lease_s
+        others_may_go_on = may_take_over(set(self.members.members), self.members.members.keys() - {self._run.node})
+        counts = self._formation.job_has_begun and not (self._is_over or self.end.final_save.begun)
+        counts = counts and node != self._run.node
+        if counts and others_may_go_on and self.membership.ends_with_loss(node, time.time()):
+            self.members.doubt(node, cause, now + lease_s / 3)
+        else:
             self._lose(node, cause)
 
     def _lose(self, node: int, cause: str) -> None:

@@ -71,7 +71,9 @@ class Members:
     agents: dict[int, Agent] = field(default_factory=dict)
     """Connections that are open."""
     expected: dict[int, float] = field(default_factory=dict)
-    """Members of an earlier coordinator that have not come to this one yet, and until when they may."""
+    """Members that are not there and may come, and until when: those of an earlier coordinator, and doubted ones."""
+    doubted: dict[int, str] = field(default_factory=dict)
+    """Members whose loss is not counted yet, and what happened to them."""
     memberships: list[set[int]] = field(default_factory=list)
     """Every membership that some candidate may go by: what all knew of last, and what was told since."""
     candidates: set[int] | None = None
@@ -91,16 +93,25 @@ class Members:
         """A node is there, for the first time or again."""
         self.members[node] = {key: value for key, value in encode(handshake).items() if key in _KNOWN}
         self.agents[node] = agent
-        self.expected.pop(node, None)
+        self._expect_no_more(node)
         self.version += 1
         self.memberships.append(set(self.members))
+
+    def doubt(self, node: int, cause: str, until: float) -> None:
+        """A node is not there any more; it is lost if it does not come again until then."""
+        self.agents.pop(node).answer()
+        self.expected[node], self.doubted[node] = until, cause
+
+    def _expect_no_more(self, node: int) -> None:
+        self.expected.pop(node, None)
+        self.doubted.pop(node, None)
 
     def leave(self, node: int) -> bool:
         """A node is lost; whether the others are enough to go on without it."""
         enough = self.enough_without({node})
         if (agent := self.agents.pop(node, None)) is not None:
             agent.answer()
-        self.expected.pop(node, None)
+        self._expect_no_more(node)
         self.members.pop(node, None)
         self.version += 1
         self.memberships.append(set(self.members))
@@ -114,7 +125,7 @@ class Members:
     def forget(self, node: int) -> None:
         """A node is no member any more, though it is there still: it leaves once all others know."""
         self.members.pop(node, None)
-        self.expected.pop(node, None)
+        self._expect_no_more(node)
         self.version += 1
         self.memberships.append(set(self.members))
 
@@ -155,7 +166,11 @@ class Members:
 
     def overdue(self, now: float, lease_s: float) -> dict[int, str]:
         """Members that must be given up, and why."""
-        late = {node: "it did not come to the new coordinator" for node, until in self.expected.items() if now > until}
+        late = {
+            node: self.doubted.get(node, "it did not come to the new coordinator")
+            for node, until in self.expected.items()
+            if now > until
+        }
         for node, agent in self.agents.items():
             if now - agent.heard_at > lease_s / 2 and node != self.node:
                 late[node] = f"its agent was silent for {now - agent.heard_at:.1f} s"

@@ -297,16 +297,24 @@ class Membership:
         if was_held and not others_wait and (rest := self.rescaling.staying_without(node, self.nodes, self.states)):
             return self._shrink(rest)  # nobody trains, so nothing is lost but this node
         actions = self.rescaling.drop(self.states)
-        fault = Fault(ranks[0], cause, self.committed + 1, died=True, kind="lost", node=node, node_lost=True, at=at)
-        met = self._escalate(fault)
+        met = self._escalate(self._loss(node, ranks[0], cause, at))
         if isinstance(met, Fail):
             return [*actions, self._end(met)]
         staying = None if others_wait else self.rescaling.staying_without(node, self.nodes, self.states)
         if staying is not None:
             return [*actions, *self._go_on_without(node, staying)]
         if self.phase is not JobPhase.FORMING:
-            actions.append(self._leave(fault.rank))
+            actions.append(self._leave(ranks[0]))
         return [*actions, *self._move(node, ranks)]
+
+    def _loss(self, node: int, rank: int, cause: str, at: float) -> Fault:
+        return Fault(rank, cause, self.committed + 1, died=True, kind="lost", node=node, node_lost=True, at=at)
+
+    def ends_with_loss(self, node: int, at: float = 0.0) -> bool:
+        """Whether the job would end if `node` were lost."""
+        if self.phase is JobPhase.ENDED or self.held or not (ranks := self.ranks_on(node)):
+            return False
+        return give_up(self._loss(node, ranks[0], "", at), self.faults, self.budgets) is not None
 
     def decommissioned(self, node: int, held: list[Offer]) -> list[Action]:
         """A node whose ranks are elsewhere has ended its workers; its memory still serves what it holds."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import io
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,21 +21,28 @@ from .faults import Fault, Setting, draw, setting_of
 from .judge import Judge
 from .machine import Machine, simulated_machines
 from .network import Network
+from .passing import messages_passed
 from .worker import Collectives, Worker
 
 LEASE_S = 6.0
 SHARED_MEMORY = Path("/dev/shm")
+_FAULTS = 5
 BOUND_S = 150.0
 """After the last fault: in which the job ends, one way or another."""
 
 
 class Cluster:
-    """Everything in it follows from the seed."""
+    """Everything in it follows from the seed.
 
-    def __init__(self, setting: Setting, rng: random.Random, folder: Path) -> None:
-        self.setting, self.rng, self.folder = setting, rng, folder
+    Args:
+        tells: whether its story is written down. It is much work, and only needed where something is violated.
+        passes: whether messages are handed over as objects.
+    """
+
+    def __init__(self, setting: Setting, rng: random.Random, folder: Path, *, tells: bool, passes: bool) -> None:
+        self.setting, self.rng, self.folder, self.tells = setting, rng, folder, tells
         self.loop = SimulatedLoop()
-        self.network = Network(self.loop, rng, (0.0002, 0.003))
+        self.network = Network(self.loop, rng, (0.0002, 0.003), passes=passes)
         self.sharing, self.steps, self.step_s, self.spread_s = setting.sharing, setting.steps, setting.step_s, 0.01
         self.config = RuntimeConfig(
             name="simulated",
@@ -58,7 +66,7 @@ class Cluster:
 
     def tell(self, what: str) -> None:
         """A line of the story."""
-        if not self.is_over:
+        if self.tells and not self.is_over:
             self.story.append(f"{self.loop.time():8.3f}  {what}")
 
     def new_pid(self) -> int:
@@ -78,7 +86,12 @@ class Cluster:
     def run(self, faults: list[Fault]) -> None:
         """From the start of all agents to the end of the last one; faults come at their times."""
         loop = self.loop
-        with simulated_time(loop), simulated_machines(), contextlib.redirect_stderr(_Story(self)):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(simulated_time(loop))
+            stack.enter_context(simulated_machines())
+            stack.enter_context(contextlib.redirect_stderr(_Story(self)))
+            if self.network.passes:
+                stack.enter_context(messages_passed())
             for machine in self.machines:
                 loop.call_later(self.rng.uniform(0, 0.5), machine.boot)
             for fault in faults:
@@ -133,21 +146,54 @@ class Outcome:
     """Simulated."""
 
 
-def run_seed(seed: int, faults: int = 5) -> Outcome:
-    """One schedule. The same seed gives the same story."""
-    rng = random.Random(seed)
-    setting = setting_of(rng)
-    return _run(seed, rng, setting, lambda: draw(rng, setting, faults))
+_ENCODED = 16
+"""One seed of so many has its messages encoded, read and checked as on a real wire."""
+_COLLECTED = 10
+"""After so many seeds garbage is collected."""
+
+
+def run_seed(seed: int, *, tells: bool = False, passes: bool | None = None) -> Outcome:
+    """One schedule. The same seed gives the same story, which is told where it is asked for, or something is violated.
+
+    Args:
+        passes: whether messages are handed over as objects; None: of most seeds.
+    """
+
+    def run(tells: bool) -> Outcome:
+        rng = random.Random(seed)
+        setting = setting_of(rng)
+        as_objects = seed % _ENCODED != 0 if passes is None else passes
+        return _run(seed, rng, setting, lambda: draw(rng, setting, _FAULTS), tells=tells, passes=as_objects)
+
+    outcome = run(tells)
+    return run(True) if outcome.violations and not tells else outcome
 
 
 def run_faults(setting: Setting, *faults: Fault) -> Outcome:
     """These faults, in a cluster of this kind."""
-    return _run(0, random.Random(0), setting, lambda: list(faults))
+    return _run(0, random.Random(0), setting, lambda: list(faults), tells=True, passes=False)
 
 
-def _run(seed: int, rng: random.Random, setting: Setting, plan: Callable[[], list[Fault]]) -> Outcome:
+def _run(
+    seed: int, rng: random.Random, setting: Setting, plan: Callable[[], list[Fault]], *, tells: bool, passes: bool
+) -> Outcome:
     with scratch_folder("simulated-", SHARED_MEMORY if SHARED_MEMORY.is_dir() else None) as folder:
-        cluster = Cluster(setting, rng, folder)
+        cluster = Cluster(setting, rng, folder, tells=tells, passes=passes)
         cluster.tell(f"seed {seed}: {setting}")
         cluster.run(plan())
         return Outcome(seed, setting, cluster.violations, cluster.judge.states, cluster.story, cluster.loop.time())
+
+
+def run_seeds(first: int, last: int) -> Iterator[Outcome]:
+    """One after the other. Garbage, of which a cluster leaves little before its end, is looked for seldom."""
+    before = gc.get_threshold()
+    gc.set_threshold(0)
+    gc.freeze()
+    try:
+        for seed in range(first, last):
+            yield run_seed(seed)
+            if seed % _COLLECTED == 0:
+                gc.collect()
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)

@@ -35,7 +35,7 @@ class Process:
         self.alive, self.paused = True, False
         self.context = contextvars.copy_context()
         self.context.run(PROCESS.set, self)
-        self._due: list[asyncio.Handle] = []
+        self._due: list[_Handle] = []
         self.at_end: list[Callable[[], None]] = []
         """Called once it is dead: its connections close, its parent hears of it."""
 
@@ -53,7 +53,7 @@ class Process:
         else:
             self.loop.call_soon(call, context=self.context)
 
-    def keep(self, handle: asyncio.Handle) -> None:
+    def keep(self, handle: _Handle) -> None:
         """It is paused, or dead: this is due when it goes on, or never."""
         if self.alive:
             self._due.append(handle)
@@ -76,21 +76,24 @@ class Process:
         self.loop.ready.extend(due)
 
 
-class _Handle(asyncio.Handle):
-    """Made many times a story: it asks no loop whether it debugs."""
+class _Handle:
+    """Of asyncio's, what is used: thousands of them are made in a story."""
 
-    def __init__(self, callback: Any, args: Any, loop: SimulatedLoop, context: Any) -> None:
-        self._callback, self._args, self._loop = callback, args, loop  # type: ignore[misc]
-        self._context = contextvars.copy_context() if context is None else context
-        self._cancelled, self._repr, self._source_traceback = False, None, None  # type: ignore[misc]
+    __slots__ = ("args", "callback", "context", "is_cancelled", "when_")
 
+    def __init__(self, callback: Any, args: Any, context: Any, when: float = 0.0) -> None:
+        self.callback, self.args, self.when_ = callback, args, when
+        self.context = contextvars.copy_context() if context is None else context
+        self.is_cancelled = False
 
-class _TimerHandle(asyncio.TimerHandle):
-    def __init__(self, when: float, callback: Any, args: Any, loop: SimulatedLoop, context: Any) -> None:
-        self._callback, self._args, self._loop = callback, args, loop  # type: ignore[misc]
-        self._context = contextvars.copy_context() if context is None else context
-        self._cancelled, self._repr, self._source_traceback = False, None, None  # type: ignore[misc]
-        self._when, self._scheduled = when, False  # type: ignore[misc]
+    def cancel(self) -> None:
+        self.is_cancelled, self.callback, self.args = True, None, ()
+
+    def cancelled(self) -> bool:
+        return self.is_cancelled
+
+    def when(self) -> float:
+        return self.when_
 
 
 class Connects(Protocol):
@@ -109,7 +112,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self._now = 0.0
-        self._due: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._due: list[tuple[float, int, _Handle]] = []
         self._timers = 0
         self._tasks: list[asyncio.Task[Any]] = []
         self.set_task_factory(self._make_task)  # type: ignore[arg-type]
@@ -129,34 +132,33 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         Raises:
             StandstillError: nothing is due any more.
         """
-        ready, due = self.ready, self._due
+        ready, due, pop = self.ready, self._due, heapq.heappop
         while not self._stopping:  # type: ignore[attr-defined]
-            while due and due[0][2]._cancelled:
-                heapq.heappop(due)
+            while due and due[0][2].is_cancelled:
+                pop(due)
             if not ready:
                 if not due:
                     raise StandstillError("nothing is due any more")
-                self._now = max(self._now, due[0][0])
-            while due and due[0][0] < self._now + 1e-9:
-                ready.append(heapq.heappop(due)[2])
+                if due[0][0] > self._now:
+                    self._now = due[0][0]
+            until = self._now + 1e-9
+            while due and due[0][0] < until:
+                ready.append(pop(due)[2])
             for _ in range(len(ready)):
                 handle = ready.popleft()
-                if handle._cancelled:
+                if handle.is_cancelled:
                     continue
-                context = handle._context
+                context = handle.context
                 process = context.get(PROCESS)
                 if process is not None and (process.paused or not process.alive):
                     process.keep(handle)
                     continue
                 try:
-                    context.run(handle._callback, *handle._args)
+                    context.run(handle.callback, *handle.args)
                 except (SystemExit, KeyboardInterrupt):
                     raise
                 except BaseException as error:
-                    self.call_exception_handler({"message": f"in {handle._callback}", "exception": error})
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        pass
+                    self.call_exception_handler({"message": f"in {handle.callback}", "exception": error})
 
     def _process_events(self, event_list: list[Any]) -> None:
         pass
@@ -164,23 +166,20 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def _write_to_self(self) -> None:
         pass
 
-    def _call_soon(self, callback: Any, args: Any, context: Any) -> asyncio.Handle:
-        handle = _Handle(callback, args, self, context)
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
+        handle = _Handle(callback, args, context)
         self.ready.append(handle)
         return handle
 
-    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
-        return self._call_soon(callback, args, context)
-
     call_soon_threadsafe = call_soon
 
-    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
-        timer = _TimerHandle(when, callback, args, self, context)
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:
+        timer = _Handle(callback, args, context, when)
         self._timers += 1
         heapq.heappush(self._due, (when, self._timers, timer))
         return timer
 
-    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> Any:
         return self.call_at(self._now + delay, callback, *args, context=context)
 
     # --- what else code asks a loop for -----------------------------------------------------------

@@ -44,7 +44,7 @@ class Judge:
     states: list[str] = field(default_factory=list)
     """How the job ended, by each coordinator that has ended it."""
     has_ended: bool = False
-    """Whether a coordinator that reached the others has ended the job."""
+    """Whether a coordinator has ended the job."""
     best_at_end: int = 0
     """Newest step that all ranks could have had when the job ended."""
     given_up: set[int] = field(default_factory=set)
@@ -79,7 +79,7 @@ class Judge:
     def logged(self, node: int, coordinator: Any, event: Any) -> None:
         """A coordinator has written a line of the event log."""
         name = getattr(event, "event", None) or getattr(event, "name", "")
-        if name not in ("step", "begun", "joined", "worker_started", "imported", "done"):
+        if self.cluster.tells and name not in ("step", "begun", "joined", "worker_started", "imported", "done"):
             said = event.model_dump(exclude_defaults=True, exclude={"t", "event", "type", "pid"})
             self.cluster.tell(f"  log of node {node}: {name} {said}")
         if getattr(event, "why", None) and name != "no_notices" and type(event).__name__ == "Other":
@@ -92,9 +92,7 @@ class Judge:
             self.given_up.add(event.node)
         if name == "job_ended":
             self.states.append(event.state)
-            # a known gap: a coordinator whose network is cut counts its losses before it sees that it reaches no
-            # majority, and ends the job for itself, while the others go on under another one
-            self.has_ended |= node not in self.disturbed
+            self.has_ended = True
             self.best_at_end = self._best()
         elif name == "go" and self.has_ended:
             self.violated(f"node {node} has ranks go on after the job has ended: {self.states}")

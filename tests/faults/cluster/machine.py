@@ -172,6 +172,7 @@ class _Coordinator(Coordinator):
 
     def _start(self, orders_accepted: set[str]) -> None:
         machine = here()
+        self.events._together = []  # lines are written when somebody reads them: a file is slow
         self.events.heard = lambda event: machine.cluster.judge.logged(machine.node, self, event)
         super()._start(orders_accepted)
 
@@ -231,6 +232,11 @@ class _NoThread:
 
     def start(self) -> None:
         pass
+
+
+class _NoOomKills:
+    def since_last(self) -> bool:
+        return False
 
 
 class _Monitor:
@@ -306,6 +312,8 @@ def simulated_machines() -> Iterator[None]:
             free_port=lambda host: 29_400,
             examine_until_fit=_healthy,
             check_tiers=lambda config: None,
+            places_for=lambda nodes: 1024,
+            OomKills=_NoOomKills,
         )
         replace(EventLog, report=lambda log, **told: told)  # of each story, a report is much work
         replace(

@@ -41,16 +41,16 @@ class _Transport(asyncio.Transport):
         super().__init__({**names, "socket": _Socket(other)})
         self.network, self.process, self.protocol = network, process, protocol
         self.peer: _Transport
-        self._coming: deque[tuple[float, str, bytes]] = deque()
+        self._coming: deque[tuple[float, str, Any]] = deque()
         self._is_due = False
         self._closing = self._lost = False
         process.at_end.append(self._break)
 
     # --- what the process does ------------------------------------------------------------------
 
-    def write(self, data: bytes) -> None:  # type: ignore[override]
+    def write(self, data: Any) -> None:
         if not self._closing:
-            self._send("data", bytes(data))
+            self._send("data", data)
 
     def is_closing(self) -> bool:
         return self._closing
@@ -95,10 +95,10 @@ class _Transport(asyncio.Transport):
                 self.process.at_end.remove(self._break)
             self.protocol.connection_lost(error)
 
-    def _send(self, kind: str, data: bytes = b"") -> None:
+    def _send(self, kind: str, data: Any = None) -> None:
         self.peer.expect(self.network.delay(self.process.host, self.peer.process.host), kind, data)
 
-    def expect(self, delay: float, kind: str, data: bytes = b"") -> None:
+    def expect(self, delay: float, kind: str, data: Any = None) -> None:
         """Something is on its way here."""
         due = self.network.loop.time() + delay
         if self._coming:
@@ -110,18 +110,17 @@ class _Transport(asyncio.Transport):
 
     def deliver(self) -> None:
         """What has come by now. Runs in the process."""
-        self._is_due, now, data = False, self.network.loop.time(), b""
+        self._is_due, now, parts = False, self.network.loop.time(), list[Any]()
         if self.network.is_cut(self.process.host, self.peer.process.host):
             self.network.waiting.append(self)
             return
         while self._coming and self._coming[0][0] <= now and not self._lost:
             _, kind, part = self._coming.popleft()
             if kind == "data":
-                data += part
+                parts.append(part)
                 continue
-            if data and not self._closing:
-                self.protocol.data_received(data)
-            data = b""
+            self._receive(parts)
+            parts = []
             if kind == "made":
                 self.protocol.connection_made(self)
             elif kind == "eof":
@@ -129,13 +128,16 @@ class _Transport(asyncio.Transport):
                     self.close()
             else:
                 self._end(ConnectionResetError("the connection was reset"))
-        if data and not self._closing:
-            self.protocol.data_received(data)
+        self._receive(parts)
         if self._lost:
             self._coming.clear()
         elif self._coming and not self._is_due:
             self._is_due = True
             self.network.loop.call_at(self._coming[0][0], self.deliver, context=self.process.context)
+
+    def _receive(self, parts: list[Any]) -> None:
+        if parts and not self._closing:
+            self.protocol.data_received(parts if self.network.passes else b"".join(parts))
 
 
 class _Server:
@@ -161,10 +163,13 @@ class Network:
 
     Args:
         latency_s: least and most that a message takes from one machine to another.
+        passes: whether messages are handed over as objects (`passing.py`).
     """
 
-    def __init__(self, loop: SimulatedLoop, rng: random.Random, latency_s: tuple[float, float]) -> None:
-        self.loop, self._rng, self._latency_s = loop, rng, latency_s
+    def __init__(
+        self, loop: SimulatedLoop, rng: random.Random, latency_s: tuple[float, float], *, passes: bool
+    ) -> None:
+        self.loop, self._rng, self._latency_s, self.passes = loop, rng, latency_s, passes
         self.servers: dict[Any, _Server] = {}
         self.waiting: list[_Transport] = []
         self._connecting: list[asyncio.Future[None]] = []

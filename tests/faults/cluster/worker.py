@@ -64,14 +64,14 @@ class Worker(Process):
             try:
                 await self._restore()
                 await self._train()
-                self._report(c.Finished(digest=str(self.state.history if self.state else "")))
+                self._report(c.Finished, digest=str(self.state.history if self.state else ""))
                 await self._next(c.FinishTraining)
             except AbortedError:
                 continue
             except RaisedError:
                 where = {"place": f"train.py:{self.cluster.new_pid()}", "code": "JobFailedError", "hint": ""}
                 step = self.state.step + 1 if self.state else 0
-                self._report(c.Failed(cause="ValueError: planted", step=step, final=False, **where))
+                self._report(c.Failed, cause="ValueError: planted", step=step, final=False, **where)
                 while not self.aborted:
                     await self._something()
                 continue
@@ -91,7 +91,7 @@ class Worker(Process):
                 world_size=state.world_size,
             )
         self.is_waiting = True
-        self._report(c.Join(live=live, store_port=1))
+        self._report(c.Join, live=live, store_port=1)
         while True:
             order = await self._pop()
             if isinstance(order, c.BeginGeneration):
@@ -110,7 +110,7 @@ class Worker(Process):
             others = (c.RestoreSource(kind=given.others, **named),)
             error = await self._take(given.sources.get(self.rank, others)[0])
             self.has_restored = not error
-            self._report(c.Restored(attempt=attempt, error=error))
+            self._report(c.Restored, attempt=attempt, error=error)
             order = await self._next(c.GoOn, c.TryNext)
             if isinstance(order, c.GoOn):
                 break
@@ -231,12 +231,12 @@ class Worker(Process):
         await self._wait(future)
 
     def _event(self, event: str, **fields: Any) -> None:
-        self._report(c.Event(event=event, t=self.loop.time() + self.clock, fields={"rank": self.rank, **fields}))
+        self._report(c.Event, event=event, t=self.loop.time() + self.clock, fields={"rank": self.rank, **fields})
 
-    def _report(self, report: c.FromWorker) -> None:
-        self._say({**encode(report), "generation": self.generation})
+    def _report(self, kind: type[c.Report], **fields: Any) -> None:
+        self._say(encode(kind(generation=self.generation, **fields)))
 
-    def _say(self, message: dict[str, Any]) -> None:
+    def _say(self, message: wire.Message) -> None:
         self._writer.write(wire.encode(message))
 
 

@@ -8,6 +8,10 @@ _TESTS = ("tests/faults/test_cluster_in_one_process.py",)
 COORDINATOR = Source("hyperpod_ext.runtime.coordinator.coordinator", _TESTS)
 ADMISSION = Source("hyperpod_ext.runtime.coordinator.admission", _TESTS)
 MEMBERSHIP = Source("hyperpod_ext.runtime.membership.membership", _TESTS)
+MEMBERS = Source("hyperpod_ext.runtime.coordinator.members", _TESTS)
+OUTBOX = Source("hyperpod_ext.runtime.coordinator.outbox", _TESTS)
+ELECTION = Source("hyperpod_ext.runtime.agent.election", _TESTS)
+RESTORING = Source("hyperpod_ext.runtime.membership.restoring", _TESTS)
 
 MUTANTS: list[Mutant] = [
     COORDINATOR.mutant(
@@ -63,5 +67,77 @@ MUTANTS: list[Mutant] = [
         "A node that comes takes the ranks that wait for one.",
         "        if waiting:\n",
         "        if False:\n",
+    ),
+    COORDINATOR.mutant(
+        "cluster.cut_off_ends_the_job",
+        "A coordinator whose connections end does not end the job before it knows that it is not cut off.",
+        "if counts and others_may_go_on and self.membership.ends_with_loss(node, time.time()):",
+        "if False:",
+    ),
+    COORDINATOR.mutant(
+        "cluster.loss_recorded_late",
+        "Whoever may take over knows of a loss when it is acted on, not with the next change.",
+        "self.actions.carry_out(actions)\n        self._outbox.share_job_state()\n        if not",
+        "for action in actions:\n            self.actions._do(action)\n        if not",
+    ),
+    COORDINATOR.mutant(
+        "cluster.lost_coordinator_keeps_ranks",
+        "The next coordinator gives the ranks of the lost one to another node.",
+        "        if lost in members.members:\n",
+        "        if False:\n",
+    ),
+    MEMBERS.mutant(
+        "cluster.successor_expects_nobody",
+        "A member that does not come to the next coordinator is given up.",
+        "self.expected = {node: until for node in members if node not in (self.node, lost)}",
+        "self.expected = {}",
+    ),
+    ELECTION.mutant(
+        "cluster.own_vote_counts_twice",
+        "Each vote counts once.",
+        "return may_take_over(set(members), {*self.votes, me})",
+        "return 2 * (len({*self.votes, me}) + 1) > len(members)",
+    ),
+    OUTBOX.mutant(
+        "cluster.assignment_is_not_told",
+        "A node is told which ranks it has.",
+        "if agent.assignment is not assignment and agent.assignment != assignment:",
+        "if False:",
+    ),
+    MEMBERSHIP.mutant(
+        "cluster.old_joins_count",
+        "What ranks reported in an older generation does not count in a new one.",
+        "self.phase, self.done, self.restoring = JobPhase.FORMING, {}, RestoreNegotiation(self.durable)",
+        "self.phase, self.done = JobPhase.FORMING, {}",
+    ),
+    MEMBERSHIP.mutant(
+        "cluster.old_attempt_counts",
+        "That a rank has restored what was decided before does not count for the next decision.",
+        "if generation != self.generation or attempt != self.attempt or",
+        "if generation != self.generation or attempt > self.attempt or",
+    ),
+    MEMBERSHIP.mutant(
+        "cluster.fault_without_abort",
+        "When a rank dies, the others are told to leave the generation.",
+        "if not left_already and self.phase is not JobPhase.FORMING:",
+        "if False:",
+    ),
+    MEMBERSHIP.mutant(
+        "cluster.survivors_told_nothing",
+        "The next coordinator has all ranks leave the generation of the lost one.",
+        "return membership, [membership._leave(), *waiting]",
+        "return membership, waiting",
+    ),
+    MEMBERSHIP.mutant(
+        "cluster.restarted_node_was_not_lost",
+        "A node whose agent has begun anew has lost what it had.",
+        'lost = [] if gone else self.node_lost(node, "its agent has begun anew", at)',
+        "lost = list[Action]()",
+    ),
+    RESTORING.mutant(
+        "cluster.goes_on_before_the_last",
+        "Ranks go on when all have restored, not most of them.",
+        "return len(self._restored) == len(self.decision.sources)",
+        "return 2 * len(self._restored) > len(self.decision.sources)",
     ),
 ]
