@@ -63,4 +63,10 @@ TEXTS: dict[str, tuple[str, str, str]] = {
         "Each group of nodes needs as many as `parity` says, and what they keep fits one number of ranks only.",
         "Write smaller groups, use more nodes, or keep copies (`replicas`).",
     ),
+    "HPX013": (
+        "healthy ranks cannot continue",
+        "Without a lost rank the others go on only where our agent runs them, the number of nodes is fixed, and each "
+        "of them holds the whole state.",
+        "Write restart.policy: wait, or remove what does not go with `continue`.",
+    ),
 }

@@ -7,6 +7,19 @@ import sys
 
 from hyperpod_ext.errors import JobFailedError
 
+_whole: int | None = None
+
+
+def share_of(ranks: int | None) -> None:
+    """A step has as many of its micro-batches as this world is of `ranks`; None: all of them."""
+    global _whole
+    _whole = ranks
+
+
+def part_of(slots: int) -> int:
+    """How many of a step's micro-batches are made: one at least."""
+    return slots if _whole is None else max(1, slots * min(world_of_this_process()[1], _whole) // _whole)
+
 
 def world_of_this_process() -> tuple[int, int]:
     """Rank and world size: of torch.distributed where it is in use, or else RANK and WORLD_SIZE, or else (0, 1)."""

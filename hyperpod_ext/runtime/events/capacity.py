@@ -40,7 +40,7 @@ def capacity_of(events: Events) -> dict[str, float]:
         match event:
             case Resized():
                 change, now = event.nodes - event.of, event.nodes
-                if event.cause == "lost" or (change > 0 and lost):
+                if event.cause in ("lost", "continued") or (change > 0 and lost):
                     lost = max(0, lost - change)
             case AwaitingNode():
                 waiting = True
