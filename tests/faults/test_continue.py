@@ -91,7 +91,9 @@ def test_fewer_samples_are_what_the_report_says(running, alone):
     assert warning.startswith(f"Steps {first} to {last} were made by 3 of 4 ranks: each step had 3 of 4")
     expected = alone.wait()["losses"]
     assert [report["losses"][str(step)] for step in range(1, first)] == [expected[str(s)] for s in range(1, first)]
-    assert report["losses"][str(first)] != expected[str(first)]
+    assert [report["losses"][str(step)] for step in range(first, last + 2)] != [
+        expected[str(step)] for step in range(first, last + 2)
+    ]
 
 
 @pytest.mark.thorough

@@ -77,8 +77,7 @@ def unsupported(job: JobConfig, target: str, can: Capabilities) -> Iterator[Prob
         )
     if job.restart.policy == "continue" and not can.continues:
         yield Problem(
-            f"target {target} does not let healthy ranks continue: what runs there restarts all of them, or has fixed "
-            "numbers of processes",
+            f"target {target} does not continue without a lost rank: that was never tried there",
             path="restart.policy",
             hint="write `policy: wait`, or use --target hyperpod-slurm or local",
         )
