@@ -2,7 +2,7 @@
 
 `python tests/bench/continuing.py`, or `make bench-continue`. A pause is a healthy rank's longest time from the end of
 its last committed step to the beginning of its next one: what it had done of the step that the fault cut short is in
-it. The ratio is to the median step of the same job. Ranks sleep through most of a step: a fault's costs are shown, and not
+it. The ratio is to the median step of the same job. Ranks sleep through most of a step: a fault's costs are shown, not
 how long a machine with few cores computes for four ranks.
 """
 

@@ -255,7 +255,9 @@ SHOWN: dict[str, dict[str, Shown]] = {
         "hyperpod-slurm": _SLURM_ELASTIC,
     },
     CONTINUES: {
-        "local": "tests/faults/test_continue.py::test_three_of_four_ranks_make_the_next_steps_and_the_fourth_joins_them",
+        "local": (
+            "tests/faults/test_continue.py::test_three_of_four_ranks_make_the_next_steps_and_the_fourth_joins_them"
+        ),
         "hyperpod-slurm": _LOCAL,
     },
     IN_PLACE: {
