@@ -85,7 +85,7 @@ def _lines(event: Event) -> list[str]:
             if event.cause == "move":
                 what = f"goes on with a spare in place of a node after step {event.step}"
             elif event.cause in ("continued", "rejoined"):
-                what = f"goes on with {event.world_size} of {event.whole_size} ranks after step {event.step}"
+                what = f"goes on with {event.world_size} of {event.full_size} ranks after step {event.step}"
             return [f"{what}, {event.pause_s:.2f} s without a step"]
         case of_checkpoints.FinalSave(step=int(step)):
             return [f"step {step} goes to the durable tiers"]

@@ -65,7 +65,7 @@ def test_three_of_four_ranks_make_the_next_steps_and_the_fourth_joins_them(runni
     report = job.finish()
     assert_bitwise(job, report, alone)
     assert worlds(job) == [4, 3, 4]
-    assert (short["world_size"], short["whole_size"], short["pids_kept"]) == (3, 4, True)
+    assert (short["world_size"], short["full_size"], short["pids_kept"]) == (3, 4, True)
     assert (whole["world_size"], whole["pids_kept"]) == (4, True)
     (continued,) = report["continued"]
     assert (continued["first_step"], continued["last_step"]) == (short["step"] + 1, whole["step"])

@@ -178,8 +178,8 @@ class Workers:
         """Ranks have got other numbers. Workers without one are ended by an order of their own, unless another worker
         here has theirs from now on."""
         here = self._workers.items()
-        taken = {moved[rank] for rank, worker in here if rank in moved and not worker.joining}
-        out = {rank for rank, worker in here if rank not in moved and rank in taken and not worker.joining}
+        used = {moved[rank] for rank, worker in here if rank in moved and not worker.joining}
+        out = {rank for rank, worker in here if rank not in moved and rank in used and not worker.joining}
         self.keep_only(self._workers.keys() - out)
         numbers = {rank: rank if worker.joining else moved.get(rank, rank) for rank, worker in self._workers.items()}
         self.monitor.renumber({rank: now for rank, now in numbers.items() if not self._workers[rank].joining})
@@ -280,10 +280,10 @@ class Workers:
         if (old := self._workers.get(rank)) is not None:
             return old.local_rank
         each = self._config.workers_per_node
-        taken = {worker.local_rank for worker in self._workers.values()}
-        taken |= {local for other, local in self._starting.items() if other != rank}
+        used = {worker.local_rank for worker in self._workers.values()}
+        used |= {local for other, local in self._starting.items() if other != rank}
         wanted = rank % each
-        return next((local for local in (wanted, *range(each)) if local not in taken), wanted)
+        return next((local for local in (wanted, *range(each)) if local not in used), wanted)
 
     def _exited(self, worker: _Worker, status: int, fork_server: ForkServer) -> None:
         """A worker's process has ended."""

@@ -47,7 +47,7 @@ class Generation:
     """Whether this process is the same rank no more, or one of another number of ranks, and keeps what it has."""
     memory_every: int | None = None
     """Steps between two snapshots in memory, in this generation; None: as the spec says."""
-    whole_size: int | None = None
+    full_size: int | None = None
     """Ranks that there are when none is missing; None: none is."""
 
 
@@ -126,7 +126,7 @@ class Session:
                 every = order.memory_every
                 self._peers = dict(order.peers)
                 addresses = LookedUp(self._addresses, order.world_size, self._look_up, lambda: self.aborted)
-                return Generation(self.generation, decision, addresses, self._peers, moved, every, order.whole_size)
+                return Generation(self.generation, decision, addresses, self._peers, moved, every, order.full_size)
 
     def _decision(self, order: c.BeginGeneration | c.TryNext) -> Decision:
         """What this rank needs to know of a decision."""

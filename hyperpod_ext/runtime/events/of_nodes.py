@@ -265,7 +265,7 @@ class Resize(Resizing):
     ranks that were lost, these are back."""
     local_share: float
     """Share of the state that stays on its node."""
-    whole_size: Count | None = None
+    full_size: Count | None = None
     """Ranks that there are when none is missing; null: none ever is, as healthy ranks wait."""
     samples: Literal["constant", "fewer"] = "constant"
     """Samples of a step while ranks are missing."""

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hyperpod_ext.runtime.events.breakdown import breakdown
-from hyperpod_ext.runtime.events.capacity import capacity_of, find_resizes
-from hyperpod_ext.runtime.events.continued import differences, find_continued
+from hyperpod_ext.runtime.events.capacity import capacity_of, differences, find_continued, find_resizes
 from hyperpod_ext.runtime.events.durable_steps import durable_steps, left_out
 from hyperpod_ext.runtime.events.event import Events
 from hyperpod_ext.runtime.events.of_faults import Aborted, Fault, Injected, Killed

@@ -690,7 +690,7 @@ class BeginGeneration(GenerationOrder):
     type: Literal["begin"] = "begin"
     decision: RestoreDecision
     world_size: Count
-    whole_size: Count | None = None
+    full_size: Count | None = None
     """Ranks that there are when none is missing; null: none is."""
     addresses: ByNumber[Address]
     """Where ranks serve their keys: in a small world all of them, in a large one those that are new since the one

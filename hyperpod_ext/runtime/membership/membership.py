@@ -41,12 +41,11 @@ from hyperpod_ext.runtime.membership.actions import (
 )
 from hyperpod_ext.runtime.membership.continuing import Continuing
 from hyperpod_ext.runtime.membership.escalation import Budgets, give_up, level_of, no_node
-from hyperpod_ext.runtime.membership.node_states import HAD_RANKS, WITH_RANKS, NodeState, NodeStates, Why
+from hyperpod_ext.runtime.membership.node_states import HAD_RANKS, WITH_RANKS, NodeState, NodeStates, Retention, Why
 from hyperpod_ext.runtime.membership.rank_assignment import Scale
 from hyperpod_ext.runtime.membership.renumbering import Renumbering, numbers_json
 from hyperpod_ext.runtime.membership.rescaling import PlannedRescale, Reassignment, Rescaling
 from hyperpod_ext.runtime.membership.restoring import RestoreNegotiation
-from hyperpod_ext.runtime.membership.retention import Retention
 from hyperpod_ext.runtime.snapshot.select import Decision, Offer
 
 OPERATOR = "operator"
@@ -117,7 +116,7 @@ class Membership:
         return {rank for rank, node in self.nodes.items() if node in gone} if gone else set()
 
     @property
-    def whole_size(self) -> int:
+    def full_size(self) -> int:
         """Ranks that the job has when none is missing."""
         return self.continuing.size(self.nodes, self.rescaling.each)
 
@@ -373,7 +372,7 @@ class Membership:
     def _go_on_short(self, why: str) -> Log:
         """The missing ranks do not come back before another fault, or another node, changes something."""
         self.continuing.gave_up = True
-        return Log("rejoin_given_up", {"missing": self.whole_size - len(self.nodes), "why": why})
+        return Log("rejoin_given_up", {"missing": self.full_size - len(self.nodes), "why": why})
 
     def _move(self, node: int, ranks: Collection[int]) -> list[Action]:
         """All ranks of `node` to a spare, or to a node that comes."""

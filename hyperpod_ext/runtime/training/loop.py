@@ -170,7 +170,7 @@ class _Loop:
         member.link.enter(generation.decision, store, generation.peers)
         fresh = generation.decision.source(rank).kind == "fresh"
         member.run.enter(
-            generation.number, fresh=fresh, memory_every=generation.memory_every, whole_size=generation.whole_size
+            generation.number, fresh=fresh, memory_every=generation.memory_every, full_size=generation.full_size
         )
         self._session.event("groups_open", rank=rank)
 

@@ -78,7 +78,7 @@ class Run:
         """Of an elastic job, it may be another one in the next call of the training function; so may `world_size`."""
         self.local_rank = local_rank
         self.world_size = world_size or config.world_size
-        self.whole_size = self.world_size
+        self.full_size = self.world_size
         """Ranks that there are when none is missing: with `restart.policy: continue` there may be fewer for a while."""
         self.generation = 0
         """Rises at each fault; 1 in an undisturbed run."""
@@ -128,8 +128,8 @@ class Run:
             raise JobFailedError("batch_size: the job has no global_batch_size", hint="Set it in the job's spec.")
         restart = self.config.restart
         if restart.policy == "continue" and restart.samples == "fewer":
-            return self.config.global_batch_size // self.whole_size
-        if restart.policy == "continue" and (ranks := _uneven(self.config.global_batch_size, self.whole_size)):
+            return self.config.global_batch_size // self.full_size
+        if restart.policy == "continue" and (ranks := _uneven(self.config.global_batch_size, self.full_size)):
             raise JobFailedError(
                 f"batch_size: {self.config.global_batch_size} samples do not divide among {ranks} ranks, and with "
                 "restart.policy: continue so many may be left",
@@ -292,18 +292,18 @@ class Run:
     # --- called by the loop ---------------------------------------------------------------------
 
     def enter(
-        self, generation: int, *, fresh: bool, memory_every: int | None = None, whole_size: int | None = None
+        self, generation: int, *, fresh: bool, memory_every: int | None = None, full_size: int | None = None
     ) -> None:
         """A generation begins.
 
         Args:
             fresh: no state anywhere, so what was kept may be half-changed; build it anew.
             memory_every: steps between two snapshots in memory, as every rank is told; None: as the spec says.
-            whole_size: ranks that there are when none is missing; None: none is.
+            full_size: ranks that there are when none is missing; None: none is.
         """
-        self.generation, self.whole_size, self._order_matters = generation, whole_size or self.world_size, []
+        self.generation, self.full_size, self._order_matters = generation, full_size or self.world_size, []
         fewer = self.config.restart.policy == "continue" and self.config.restart.samples == "fewer"
-        world.share_of(self.whole_size if fewer else None)
+        world.share_of(self.full_size if fewer else None)
         if memory_every is not None:
             self._policy = self.config.checkpoint.with_memory_every(memory_every)
         self._watchdog.enter(generation)

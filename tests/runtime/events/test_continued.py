@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from made_events import entry, events_of
 
-from hyperpod_ext.runtime.events.continued import differences, find_continued
+from hyperpod_ext.runtime.events.capacity import differences, find_continued
 
 
 def resized(generation: int, step: int, ranks: int, cause: str, samples: str = "constant") -> dict[str, Any]:
     fields = {"order": "", "nodes": 1, "of": 1, "local_share": 1.0, "pause_s": 0.1, "pids_kept": True}
-    more = {"whole_size": 4, "samples": samples, "cause": cause}
+    more = {"full_size": 4, "samples": samples, "cause": cause}
     return entry(10.0 + step, "resized", generation=generation, step=step, world_size=ranks, **fields, **more)
 
 
@@ -40,5 +40,5 @@ def test_ranks_that_never_came_back_and_a_second_loss():
 
 
 def test_a_resize_that_somebody_ordered_is_none():
-    ordered = resized(2, 4, 3, "order") | {"whole_size": None}
+    ordered = resized(2, 4, 3, "order") | {"full_size": None}
     assert find_continued(events_of([ordered]), 20) == []

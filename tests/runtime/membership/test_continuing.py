@@ -94,7 +94,7 @@ def test_the_others_go_on_at_once_and_the_lost_rank_joins_between_two_steps():
     assert kinds(commands) == [m.Abort], "nobody waits for a replacement"
     world = logged(commands, "world")
     assert (world["cause"], world["world_size"], world["moved"]) == ("continued", 3, {"0": 0, "2": 2, "3": 1})
-    assert membership.whole_size == 4
+    assert membership.full_size == 4
     commands = begin(membership)
     assert kinds(commands) == [m.Begin, m.Go, m.Release, m.Prepare], "while the others train, it is started"
     assert next(one for one in commands if isinstance(one, m.Prepare)) == m.Prepare(3, 0, 4)
@@ -261,7 +261,7 @@ def test_another_coordinator_knows_which_ranks_are_missing():
     revived, _ = Membership.revived(
         known, BUDGETS, durable=False, generation=membership.generation, committed=7, reserve=1, continues=True
     )
-    assert revived.whole_size == 3
+    assert revived.full_size == 3
     assert revived.states[1] is NodeState.MEMBER
     commands = come_back(revived, begin(revived))
     assert logged(commands, "world")["cause"] == "rejoined"
@@ -310,7 +310,7 @@ def _shake(rng: random.Random) -> None:
             case "die joining" if (change := membership.rescaling.change) is not None:
                 membership.not_prepared(min(change.joining), "exit code 1")
         assert sorted(membership.nodes) == list(range(len(membership.nodes)))
-        assert membership.whole_size == nodes * each
+        assert membership.full_size == nodes * each
         if (change := membership.rescaling.change) is not None:
             assert not set(change.joining.items()) & set(membership.nodes.items())
             assert change.joining.keys() <= change.to.after.keys()
