@@ -7,7 +7,7 @@ import contextlib
 import io
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier, PeerTier
@@ -41,7 +41,13 @@ class Cluster:
             nodes=setting.nodes,
             workers_per_node=setting.workers_per_node,
             spares=setting.spares,
-            restart=RestartPolicy(lease_s=LEASE_S, node_wait_s=15.0, form_timeout_s=30.0, leave_timeout_s=5.0),
+            restart=RestartPolicy(
+                policy="continue" if setting.continues else "wait",
+                lease_s=LEASE_S,
+                node_wait_s=15.0,
+                form_timeout_s=30.0,
+                leave_timeout_s=5.0,
+            ),
             checkpoint=CheckpointPolicy(tiers=(MemoryTier(), PeerTier(every_steps=1))),
         )
         self.story: list[str] = []
@@ -133,10 +139,12 @@ class Outcome:
     """Simulated."""
 
 
-def run_seed(seed: int, faults: int = 5) -> Outcome:
-    """One schedule. The same seed gives the same story."""
+def run_seed(seed: int, faults: int = 5, *, continues: bool = False) -> Outcome:
+    """One schedule. The same seed gives the same story. `continues`: in a job that goes on without lost ranks."""
     rng = random.Random(seed)
     setting = setting_of(rng)
+    if continues:
+        setting = replace(setting, continues=True, sharing="same")
     return _run(seed, rng, setting, lambda: draw(rng, setting, faults))
 
 
