@@ -133,7 +133,7 @@ class Run:
             raise JobFailedError(
                 f"batch_size: {self.config.global_batch_size} samples do not divide among {ranks} ranks, and with "
                 "restart.policy: continue so many may be left",
-                hint="Take samples and their weights from ElasticDataLoader, which shares micro-batches.",
+                hint="Take samples and weights from ElasticDataLoader, which shares them; or write samples: fewer.",
             )
         return self.config.global_batch_size // self.world_size
 
@@ -212,7 +212,10 @@ class Run:
         if reproducible:
             from hyperpod_ext.runtime import reproducible as without_order
 
-            return without_order.reproducible(module, **options)
+            ordered = without_order.reproducible(module, **options)
+            if self.config.restart.policy == "continue":
+                ordered.after_backward = self._leave_if_over
+            return ordered
         wrapped = buckets.wrap(module, self._layouts.get(len(self._wrapped)), **options)
         self._wrapped.append(wrapped)
         return wrapped
@@ -409,6 +412,15 @@ class Run:
         if not self.device_steps.wait():
             raise AbortedError(f"generation {self.generation} is over")
         self._report_done()
+
+    def _leave_if_over(self) -> None:
+        """A reduction is due that cannot be: the micro-batches that are left would be made in vain.
+
+        Raises:
+            AbortedError: the generation is over.
+        """
+        if self._link.over:
+            raise AbortedError(f"generation {self.generation} is over")
 
     def _refuse_shards(self, sharing: str) -> None:
         """
