@@ -24,7 +24,7 @@ export PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: catalog setup environments cdk ready ready-with-cdk run check static test test-thorough test-sdks test-integrations test-nixl soak bench bench-costs bench-recovery bench-rendezvous bench-resize bench-operator bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible bench-control-plane bench-tls bench-transport golden clean test-mutants test-series test-torch test-gpu bench-gpu
+.PHONY: catalog setup environments cdk ready ready-with-cdk run check static test test-thorough test-sdks test-integrations test-nixl soak bench bench-costs bench-recovery bench-rendezvous bench-resize bench-continue bench-operator bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible bench-control-plane bench-tls bench-transport golden clean test-mutants test-series test-torch test-gpu bench-gpu
 
 setup: $(READY) environments
 
@@ -137,6 +137,10 @@ bench-operator: $(READY)
 # seconds without a step when the number of nodes changes, beside saving, ending and starting again; about four minutes
 bench-resize: $(READY)
 	$(BIN)/python tests/bench/resize.py $(ARGS)
+
+# longest pause of the healthy when one of four ranks is killed, in ordinary steps; about three minutes
+bench-continue: $(READY)
+	$(BIN)/python tests/bench/continuing.py $(ARGS)
 
 # process groups opened again, closed and cut, at 4 to 64 ranks, beside TCPStore; about two minutes
 bench-rendezvous: $(READY)

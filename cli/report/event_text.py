@@ -78,10 +78,14 @@ def _lines(event: Event) -> list[str]:
             return [f"on its way from {event.of} to {event.nodes} nodes"]
         case of_nodes.ResizeRefused():
             return [f"the job keeps its nodes: {_first_line(event.why)}"]
+        case of_nodes.RejoinGivenUp():
+            return [f"{event.missing} ranks stay missing: {_first_line(event.why)}"]
         case of_nodes.Resized():
             what = f"goes on with {event.nodes} nodes instead of {event.of} after step {event.step}"
             if event.cause == "move":
                 what = f"goes on with a spare in place of a node after step {event.step}"
+            elif event.cause in ("continued", "rejoined"):
+                what = f"goes on with {event.world_size} of {event.full_size} ranks after step {event.step}"
             return [f"{what}, {event.pause_s:.2f} s without a step"]
         case of_checkpoints.FinalSave(step=int(step)):
             return [f"step {step} goes to the durable tiers"]

@@ -25,6 +25,8 @@ _WHY = {
     "order": "as ordered",
     "move": "a node's ranks moved to a spare",
     "nodes": "nodes came",
+    "continued": "without ranks that were lost",
+    "rejoined": "lost ranks are back",
 }
 
 

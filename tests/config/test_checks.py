@@ -132,3 +132,26 @@ def test_faults_hit_ranks_that_exist() -> None:
 def test_variables_of_the_launcher_cannot_be_set() -> None:
     found = list(checks.own_variables_are_left_alone(job(env={"HPX_RUNTIME": "x", "A": "b"}), None))
     assert [finding.path for finding in found] == [("env", "HPX_RUNTIME")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"mode": "plain"}, "mode plain restarts all ranks"),
+        ({"elastic": {"min_nodes": 1, "max_nodes": 8}}, "goes on with fewer nodes in its own way"),
+        ({"parallelism": {"tensor": 2}}, "2 ranks share one copy of the model"),
+        ({"nodes": 1}, "the job has one rank"),
+        ({"checkpoint": CheckpointPolicy(tiers=(PeerTier(parity=3),))}, "parity cannot be cut"),
+    ],
+)
+def test_ranks_continue_only_without_what_they_need_each_other_for(fields: dict[str, object], words: str) -> None:
+    known: dict[str, object] = {"nodes": 4, "restart": {"policy": "continue"}}
+    assert list(checks.ranks_can_be_done_without(job(**known), None)) == []
+    (finding,) = checks.ranks_can_be_done_without(job(**known | fields), None)
+    assert finding.path == ("restart", "policy")
+    assert words in finding.message
+
+
+def test_only_ranks_that_continue_make_steps_with_fewer_samples() -> None:
+    (finding,) = checks.ranks_can_be_done_without(job(nodes=2, restart={"samples": "fewer"}), None)
+    assert finding.path == ("restart", "samples")

@@ -26,8 +26,8 @@ SEEDS = int(os.environ.get("HPX_CLUSTER_SEEDS", "20000"))
 several = pytest.mark.skipif(ONE is not None, reason="HPX_CLUSTER_SEED asks for one seed")
 
 
-def check(first: int, last: int) -> None:
-    for outcome in run_seeds(first, last):
+def check(first: int, last: int, *, continues: bool = False) -> None:
+    for outcome in run_seeds(first, last, continues=continues):
         story = "\n".join(outcome.story)
         assert not outcome.violations, f"{story}\nthis seed alone: HPX_CLUSTER_SEED={outcome.seed}"
 
@@ -60,8 +60,28 @@ def test_messages_handed_over_as_objects_tell_the_same_story_as_encoded_ones(see
     assert as_objects.story == encoded.story
 
 
-def steady(nodes: int, spares: int) -> Setting:
-    return Setting(nodes, spares, workers_per_node=1, sharing="same", steps=15, step_s=0.7)
+@several
+@pytest.mark.thorough
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("first", range(0, 900, 300))
+def test_clusters_whose_healthy_ranks_continue_keep_the_same_promises(first: int):
+    check(first, first + 300, continues=True)
+
+
+def steady(nodes: int, spares: int, *, continues: bool = False) -> Setting:
+    return Setting(nodes, spares, 1, sharing="same", steps=15, step_s=0.7, continues=continues)
+
+
+@several
+@pytest.mark.parametrize("kind", ["kill a worker", "lose a node"])
+def test_healthy_ranks_continue_and_the_lost_one_joins_them(kind: str):
+    outcome = run_faults(steady(4, 1, continues=True), Fault(5.0, kind, 0.4, 0.0, returns=False))
+    story = "\n".join(outcome.story)
+    assert not outcome.violations, story
+    assert outcome.states == ["succeeded"], story
+    worlds = [line for line in outcome.story if "world {" in line]
+    assert ["'continued'" in worlds[0], "'rejoined'" in worlds[1]] == [True, True], story
+    assert len(worlds) == 2, story
 
 
 @several

@@ -101,6 +101,7 @@ EXCEPTION = "an exception is met in the process"
 DEATH = "a process that dies is replaced, other nodes keep theirs"
 SPARE = "a spare node takes the place of a lost one"
 BACK = "a node that comes in the place of a lost one gets its ranks, the others stay"
+CONTINUES = "healthy ranks make the next steps while a lost one is replaced (`restart.policy: continue`)"
 IN_PLACE = "elastic: fewer nodes, or more, and no process begins anew"
 RESTARTED = "elastic: fewer nodes, or more, with processes that begin anew"
 MEMORY, PEER = "tier: this node's memory", "tier: a peer's memory"
@@ -121,6 +122,7 @@ ASKED: dict[str, dict[str, Any]] = {
     DEATH: {},
     SPARE: {"spares": 1},
     BACK: {},
+    CONTINUES: {"restart": {"policy": "continue"}},
     IN_PLACE: _ELASTIC,
     RESTARTED: _ELASTIC,
     MEMORY: {"checkpoint": {"tiers": [_MEMORY]}},
@@ -153,6 +155,7 @@ WHY_NOT: dict[str, dict[str, str]] = {
         "sagemaker": "SageMaker does not replace a single node",
         "torchrun": "torchrun starts all processes again when a node has gone or come",
     },
+    CONTINUES: {"torchrun": "torchrun starts all processes again when one has died, `--max-restarts` times"},
     IN_PLACE: {
         "hyperpodrun": "`hyperpodrun` ends all processes, and starts them again",
         "torchrun": "torchrun starts all processes again when a node has gone or come",
@@ -250,6 +253,12 @@ SHOWN: dict[str, dict[str, Shown]] = {
         "hyperpodrun": f"{_HYPERPODRUN}test_a_lost_node_is_replaced_by_the_spare",
         "ours": _COMES_BACK,
         "hyperpod-slurm": _SLURM_ELASTIC,
+    },
+    CONTINUES: {
+        "local": (
+            "tests/faults/test_continue.py::test_three_of_four_ranks_make_the_next_steps_and_the_fourth_joins_them"
+        ),
+        "hyperpod-slurm": _LOCAL,
     },
     IN_PLACE: {
         "local": "tests/faults/test_resize.py::test_two_four_three_one_four",

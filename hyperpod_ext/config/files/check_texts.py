@@ -69,4 +69,10 @@ TEXTS: dict[str, tuple[str, str, str]] = {
         "With network.tls all that goes between memory servers is encrypted. NIXL has no encryption.",
         "Remove `transport: nixl`, or network.tls where the network itself encrypts.",
     ),
+    "HPX014": (
+        "healthy ranks cannot continue",
+        "Without a lost rank the others go on only where our agent runs them, the number of nodes is fixed, and each "
+        "of them holds the whole state.",
+        "Write restart.policy: wait, or remove what does not go with `continue`.",
+    ),
 }

@@ -149,6 +149,29 @@ def nixl_is_not_encrypted(job: JobConfig, _files: ListFiles | None) -> Iterator[
             yield Finding(("checkpoint", "tiers", index, "transport"), message, hint)
 
 
+def ranks_can_be_done_without(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
+    path: Path = ("restart", "policy")
+    if job.restart.policy == "wait":
+        if job.restart.samples != "constant":
+            message = "healthy ranks wait for those that are missing, so no step has fewer samples"
+            yield Finding(("restart", "samples"), message, "write `policy: continue`, or remove it")
+        return
+    wait = "write `policy: wait`"
+    if job.mode != "ours":
+        yield Finding(path, f"mode {job.mode} restarts all ranks; none continues", f"write `mode: ours`, or {wait}")
+    if job.elastic is not None:
+        message = "an elastic job goes on with fewer nodes in its own way, and the two do not combine"
+        yield Finding(path, message, f"remove elastic, or {wait}")
+    if (copy := job.parallelism.ranks_per_copy) > 1:
+        message = f"{copy} ranks share one copy of the model, so each of them is needed for the next step"
+        yield Finding(path, message, wait)
+    if job.world_size == 1:
+        yield Finding(path, "the job has one rank: none is left that could continue", wait)
+    if any(tier.kind == "peer" and tier.parity is not None for tier in job.checkpoint.tiers):
+        message = "parity cannot be cut for another number of ranks"
+        yield Finding(path, message, f"write how many `replicas` there are to be in place of parity, or {wait}")
+
+
 def faults_hit_ranks_that_exist(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
     for field in ("faults", "inject"):
         for index, fault in enumerate(getattr(job.chaos, field) if job.chaos else ()):
@@ -205,6 +228,11 @@ CHECKS: dict[str, tuple[Check, ...]] = {
             (("checkpoint", "tiers", "*", "transport"), _TIER_KINDS, ("network", "tls")),
             nixl_is_not_encrypted,
             "HPX013",
+        ),
+        Check(
+            (("restart",), ("mode",), ("elastic",), ("parallelism",), ("checkpoint", "tiers"), *_WORLD),
+            ranks_can_be_done_without,
+            "HPX014",
         ),
         Check((("chaos", "*", "*", "rank"), *_WORLD), faults_hit_ranks_that_exist, "HPX006"),
         Check((("env",),), own_variables_are_left_alone, "HPX007"),

@@ -50,6 +50,12 @@ Command = Annotated[str | tuple[str, ...], PlainValidator(_command, json_schema_
 class RestartPolicy(Config):
     """What happens after a fault, and how often."""
 
+    policy: Literal["wait", "continue"] = "wait"
+    """What healthy ranks do when another one, or a node, is lost: `wait` until it has been replaced; or `continue` with
+    the next steps, and the replacement joins between two of them. Each rank must hold the whole state, as with DDP."""
+    samples: Literal["constant", "fewer"] = "constant"
+    """Samples of a step while ranks are missing, with `policy: continue`: all of them, shared by the ranks that are
+    left; or only as many micro-batches as those ranks have anyway."""
     max_restarts: NonNegativeInt = 10
     """Faults the job recovers from before it gives up, over its whole life. 0: the first fault ends it."""
     max_restarts_in_window: PositiveInt | None = None

@@ -59,7 +59,7 @@ class RuntimeConfig(Config):
     checkpoint: CheckpointPolicy = CheckpointPolicy()
     """Where snapshots go."""
     restart: RestartPolicy = RestartPolicy()
-    """What happens after a fault."""
+    """What happens after a fault. `policy` and `samples` are left out of the text where healthy ranks wait."""
     chaos: Chaos | None = None
     """Faults to rehearse."""
     metrics: Metrics | None = None
@@ -72,6 +72,8 @@ class RuntimeConfig(Config):
     @model_serializer(mode="wrap")
     def _without_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         dumped: dict[str, Any] = dump(self)
+        for name in ("policy", "samples") if self.restart.policy == "wait" else ():
+            dumped.get("restart", {}).pop(name, None)
         return {name: value for name, value in dumped.items() if value or name not in _LEFT_OUT}
 
     @classmethod

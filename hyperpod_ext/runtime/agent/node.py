@@ -381,7 +381,10 @@ class Node:
             case c.PrepareWorker(rank=rank, world_size=world_size):
                 self._start_worker(rank, world_size)
             case c.EndWorkers():
-                self._workers.kill_all()
+                if self._own_ranks:
+                    self._workers.end_joining()
+                else:
+                    self._workers.kill_all()
             case c.MembersReleased(world_size=world_size):
                 ranks = tuple(self._workers.ranks)
                 await self._memory.ask(r.ReleaseDeparted(ranks=ranks, world_size=world_size))
@@ -435,8 +438,9 @@ class Node:
         await self._memory.ask(r.Fence(generation=self._workers.generation))
         if isinstance(order, c.BeginGeneration):
             await self._memory.ask(r.PeerSchedule(step=order.peer_step))
-        if self._config.elastic is not None:
-            await self._memory.ask(r.Rescale(nodes=self._nodes_in_use))
+        if self._config.elastic is not None or self._config.restart.policy == "continue":
+            owners = len(self._own_ranks) or self._config.workers_per_node
+            await self._memory.ask(r.Rescale(nodes=self._nodes_in_use, owners=owners))
 
     async def _take_note(self, news: c.JobNews) -> None:
         """The job has other nodes than before, or this one is in it now."""

@@ -55,6 +55,7 @@ class _Worker:
     pid: int
     log: Path
     liveness_lock: LivenessLock | None
+    local_rank: int
     joining: bool = False
     """Whether it waits for the next rank assignment."""
     step: int = 0
@@ -97,7 +98,9 @@ class Workers:
         self.moved_in = 0
         """Generation in which ranks last got other numbers, as far as those here go by them."""
         self._leaving: dict[int, asyncio.Event] = {}
-        """Of ranks whose next worker needs what the former still has: set when that is free."""
+        """By local rank, where the next worker needs what the former still has: set when that is free."""
+        self._starting: dict[int, int] = {}
+        """Local rank of each rank whose process is being forked."""
         self._starts: dict[int, int] = {}
         """Of each rank that is wanted here, the newest start."""
         self.finishing = False
@@ -161,7 +164,7 @@ class Workers:
         self._gathering.drop()
         self.generation = order.generation
         if order.drop_joining:  # another coordinator knows nothing of the rank assignment that they wait for
-            self.keep_only([rank for rank, worker in self._workers.items() if not worker.joining])
+            self.end_joining()
         if order.moved_in > self.moved_in:
             self._renumber(order.moved, order.moved_in)
         self.send(order)
@@ -172,7 +175,12 @@ class Workers:
             asyncio.get_running_loop().call_later(wait_s, self._end_stuck, worker, self.generation)
 
     def _renumber(self, moved: Mapping[int, int], generation: int) -> None:
-        """Ranks have got other numbers. Workers without one are ended by an order of their own."""
+        """Ranks have got other numbers. Workers without one are ended by an order of their own, unless another worker
+        here has theirs from now on."""
+        here = self._workers.items()
+        used = {moved[rank] for rank, worker in here if rank in moved and not worker.joining}
+        out = {rank for rank, worker in here if rank not in moved and rank in used and not worker.joining}
+        self.keep_only(self._workers.keys() - out)
         numbers = {rank: rank if worker.joining else moved.get(rank, rank) for rank, worker in self._workers.items()}
         self.monitor.renumber({rank: now for rank, now in numbers.items() if not self._workers[rank].joining})
         self._workers = {numbers[rank]: worker for rank, worker in self._workers.items()}
@@ -184,6 +192,10 @@ class Workers:
         """Rank and step of what has happened in the job: of rehearsed faults, each does once."""
         for rank, step in faults:
             self._kill.forget(rank, step)
+
+    def end_joining(self) -> None:
+        """SIGKILL to those that wait for the next rank assignment; nobody is told of these deaths."""
+        self.keep_only([rank for rank, worker in self._workers.items() if not worker.joining])
 
     def kill_all(self) -> None:
         """SIGKILL to each; nobody is told of these deaths."""
@@ -223,10 +235,11 @@ class Workers:
 
         None stays where it was expected once more meanwhile, or is not wanted any longer.
         """
-        if (leaving := self._leaving.get(rank)) is not None:
+        if (leaving := self._leaving.get(self._local_rank(rank))) is not None:
             await leaving.wait()
         if self._starts.get(rank) != this:
             return
+        local_rank = self._local_rank(rank)
         if (old := self._workers.pop(rank, None)) is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(old.pid, signal.SIGKILL)
@@ -234,7 +247,7 @@ class Workers:
         each = self._config.workers_per_node
         env = {
             "RANK": str(rank),
-            "LOCAL_RANK": str(rank % each),
+            "LOCAL_RANK": str(local_rank),
             "WORLD_SIZE": str(world_size or self.world_size),
             "LOCAL_WORLD_SIZE": str(each),
             "GROUP_RANK": str(rank // each),
@@ -245,19 +258,32 @@ class Workers:
         }
         lock = LivenessLock(Path(env[ENV_HEARTBEAT]))
         lock.prepare()
+        self._starting[rank] = local_rank
         pid, was_warm = await fork_server.fork(argv=self._settings.argv, env=env, cwd=Path.cwd(), log=log)
+        self._starting.pop(rank, None)
         if self._starts.get(rank) != this:
             fork_server.on_exit(pid, lambda status: None)
             with contextlib.suppress(ProcessLookupError):  # a warm spare that has ended
                 os.kill(pid, signal.SIGKILL)
             return
-        worker = _Worker(rank, pid, log, lock, joining)
+        worker = _Worker(rank, pid, log, lock, local_rank, joining)
         async with self._known:
             self._workers[rank] = worker
             self._known.notify_all()
         self.monitor.started(rank, pid, log)
         self._event("worker_started", rank=rank, pid=pid, warm=was_warm)
         fork_server.on_exit(pid, lambda status: self._exited(worker, status, fork_server))
+
+    def _local_rank(self, rank: int) -> int:
+        """That of the process which `rank` has here, or else its place among the ranks of a node, or the first that is
+        free where another process has that: numbers change, devices of processes do not."""
+        if (old := self._workers.get(rank)) is not None:
+            return old.local_rank
+        each = self._config.workers_per_node
+        used = {worker.local_rank for worker in self._workers.values()}
+        used |= {local for other, local in self._starting.items() if other != rank}
+        wanted = rank % each
+        return next((local for local in (wanted, *range(each)) if local not in used), wanted)
 
     def _exited(self, worker: _Worker, status: int, fork_server: ForkServer) -> None:
         """A worker's process has ended."""
@@ -316,7 +342,7 @@ class Workers:
             return
         exit_cause = self.monitor.exit_cause(rank, status, worker.step, _last_log_line(worker.log) if code > 0 else "")
         if not worker.gone.is_set() and (exit_cause["kind"] == "out-of-memory" or has_gpu()):
-            self._leaving[rank] = worker.gone
+            self._leaving[worker.local_rank] = worker.gone
         hint = f"The whole story is in {worker.log}." if code >= 0 else ""
         unable = never_joined and code > 0  # a script that ends before its training does so each time
         self._tell(c.Died(rank=rank, exit_code=code, final=unable, hint=hint, t=seen, **exit_cause))

@@ -47,6 +47,8 @@ class Generation:
     """Whether this process is the same rank no more, or one of another number of ranks, and keeps what it has."""
     memory_every: int | None = None
     """Steps between two snapshots in memory, in this generation; None: as the spec says."""
+    full_size: int | None = None
+    """Ranks that there are when none is missing; None: none is."""
 
 
 class ControlPlane(Protocol):
@@ -124,7 +126,7 @@ class Session:
                 every = order.memory_every
                 self._peers = dict(order.peers)
                 addresses = LookedUp(self._addresses, order.world_size, self._look_up, lambda: self.aborted)
-                return Generation(self.generation, decision, addresses, self._peers, moved, every)
+                return Generation(self.generation, decision, addresses, self._peers, moved, every, order.full_size)
 
     def _decision(self, order: c.BeginGeneration | c.TryNext) -> Decision:
         """What this rank needs to know of a decision."""

@@ -131,6 +131,7 @@ class Actions:
     def _begin(self, decision: Decision) -> None:
         membership = self._membership
         world_size, generation = len(membership.nodes), membership.generation
+        full_size = membership.full_size if membership.continuing.is_short else None
         self._log("generation", generation=generation, step=decision.step, world_size=world_size)
         self._ranks.steps.clear()
         every = self._schedule.begins(time.monotonic())
@@ -141,6 +142,7 @@ class Actions:
                 generation=generation,
                 decision=part,
                 world_size=world_size,
+                full_size=full_size,
                 addresses=addresses,
                 follows=follows,
                 peers=peers,
@@ -184,6 +186,8 @@ class Actions:
         return node
 
     def _write(self, event: str, fields: Mapping[str, Any]) -> None:
+        if event == "world" and self._membership.continuing.enabled:
+            fields = {**fields, "full_size": self._membership.full_size, "samples": self._run.config.restart.samples}
         self._log(event, **fields)
         if event == "world":
             refused = self.resize_clock.reassigned(fields, self._membership.renumbering.last)

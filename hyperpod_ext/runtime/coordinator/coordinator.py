@@ -87,7 +87,9 @@ class Coordinator:
         """That of a job which begins."""
         nodes = {rank: rank // config.workers_per_node for rank in range(config.world_size)}
         durable, budgets = bool(config.checkpoint.durable()), Budgets.of(config.restart)
-        membership = Membership(nodes, budgets, durable=durable, scale=_scale(config), reserve=config.spares)
+        membership = Membership(
+            nodes, budgets, durable=durable, scale=_scale(config), reserve=config.spares, continues=_continues(config)
+        )
         earlier = set(read_orders(run_dir))  # before there is an event log: who orders waits for that
         run = JobRun(config, node, run_dir, master_port, secrets.token_hex(8))
         made = cls(run, membership, Members(node, memberships=[{node}]))
@@ -111,6 +113,7 @@ class Coordinator:
             committed=max(handshake.committed for handshake in handshakes),
             scale=_scale(config),
             reserve=config.spares,
+            continues=_continues(config),
         )
         term = max(int(job_state["term"]) for job_state in job_states) + 1
         run = JobRun(config, node, run_dir, int(job_state["master_port"]), str(job_state["run"]), term)
@@ -405,6 +408,11 @@ class Coordinator:
 
     def _tell_stop(self, node: int, why: str, hint: str = "") -> None:
         self._outbox.send(node, c.StopNode(why=why, hint=hint))
+
+
+def _continues(config: RuntimeConfig) -> bool:
+    """Whether the others go on while lost ranks are replaced."""
+    return config.restart.policy == "continue"
 
 
 def _scale(config: RuntimeConfig) -> Scale:

@@ -197,7 +197,7 @@ class ElasticDataLoader:
         cursor = self.sampler.cursor
         samples: Iterator[Any] | None = None
         while epochs is None or cursor.epoch < epochs:
-            batch = self.sampler.global_batch_size
+            batch = self.sampler.step_size
             here = f"step {cursor.step + 1}, epoch {cursor.epoch}, sample {cursor.place} of the stream and after"
             try:
                 samples = iter(source.open(cursor.place)) if samples is None else samples

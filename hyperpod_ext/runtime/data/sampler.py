@@ -31,7 +31,7 @@ from hyperpod_ext.runtime.data.positions import (
 from hyperpod_ext.runtime.data.saved import Saved, read_state
 from hyperpod_ext.runtime.data.shuffle import Shuffle, ids_at, name_of, order_of
 from hyperpod_ext.runtime.data.sources import fingerprint_of, length_of
-from hyperpod_ext.runtime.data.world import world_of_this_process
+from hyperpod_ext.runtime.data.world import part_of, world_of_this_process
 
 Uneven = Literal["ghost", "ragged", "error"]
 
@@ -105,6 +105,12 @@ class ElasticBatchSampler:
         return self._batch[0]
 
     @property
+    def step_size(self) -> int:
+        """The same of the step to be made next: fewer, while ranks are missing from a job that says so."""
+        batch, micro = self._batch
+        return batch if self._given is not None else micro * part_of(batch // micro)
+
+    @property
     def micro_batch_size(self) -> int:
         """Samples of one slot."""
         return self._batch[1]
@@ -125,7 +131,7 @@ class ElasticBatchSampler:
 
         available: samples that a stream still has, when that is less than a batch.
         """
-        batch = self._batch[0]
+        batch = self.step_size
         length = None if self.endless else self.length
         if available is not None and available < batch:
             length = cursor.place + available
@@ -284,7 +290,7 @@ class ElasticBatchSampler:
         """Micro-batches of this rank in a whole epoch."""
         if self.length is None or self.endless:
             raise TypeError("a stream or mixture has no number of batches")
-        batch, micro = self._batch
+        batch, micro = self.step_size, self._batch[1]
         rank, world_size = self.world
         steps = steps_per_epoch(self.length, batch, self.drop_last)
         last = min(batch, self.length - (steps - 1) * batch)
@@ -321,7 +327,7 @@ class ElasticBatchSampler:
     @property
     def _most_samples(self) -> int:
         """Of any step; less than a batch where an epoch has no whole one."""
-        return self._batch[0] if self.length is None or self.endless else min(self._batch[0], self.length)
+        return self.step_size if self.length is None or self.endless else min(self.step_size, self.length)
 
     def _check_shares(self, slots: int, world_size: int, full: bool = True) -> None:
         """`full`: of a step that no other one exceeds. A rank that never had a micro-batch would plan without end."""

@@ -201,6 +201,24 @@ class ResizeBegun(Resizing):
     joining: Listed[Count]
 
 
+class RejoinBegun(ByCoordinator):
+    """Processes are started for ranks that the job continues without."""
+
+    event: Literal["rejoin_begun"] = "rejoin_begun"
+    ranks: Listed[Count]
+    """Numbers that they will have."""
+    nodes: Listed[Count]
+    """Node of each."""
+
+
+class RejoinGivenUp(ByCoordinator):
+    """Missing ranks do not come back before another fault, or another node, changes something."""
+
+    event: Literal["rejoin_given_up"] = "rejoin_given_up"
+    missing: Count
+    why: str
+
+
 class ResizePrepared(ByCoordinator):
     """The workers of joining nodes are ready."""
 
@@ -242,10 +260,15 @@ class Resize(Resizing):
     world_size: Count
     of: Count
     """Nodes that the job had."""
-    cause: Literal["order", "nodes", "leave", "lost", "move"]
-    """Why: somebody ordered it, nodes came, a node left or was lost, ranks moved to a spare."""
+    cause: Literal["order", "nodes", "leave", "lost", "move", "continued", "rejoined"]
+    """Why: somebody ordered it, nodes came, a node left or was lost, ranks moved to a spare, the job continues without
+    ranks that were lost, these are back."""
     local_share: float
     """Share of the state that stays on its node."""
+    full_size: Count | None = None
+    """Ranks that there are when none is missing; null: none ever is, as healthy ranks wait."""
+    samples: Literal["constant", "fewer"] = "constant"
+    """Samples of a step while ranks are missing."""
 
 
 class RanksReassigned(Resize):

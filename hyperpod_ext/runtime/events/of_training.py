@@ -171,6 +171,8 @@ class Begun(ByWorker):
     """The job's last step."""
     sharing: str = ""
     """How states of ranks relate: same, own or shard; empty: it is not known yet."""
+    reproducible: bool = False
+    """Whether gradients are summed without an order, as with `reproducible=True`."""
 
 
 class Kept(ByWorker):

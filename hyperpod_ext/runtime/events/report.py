@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hyperpod_ext.runtime.events.breakdown import breakdown
-from hyperpod_ext.runtime.events.capacity import capacity_of, find_resizes
+from hyperpod_ext.runtime.events.capacity import capacity_of, differences, find_continued, find_resizes
 from hyperpod_ext.runtime.events.durable_steps import durable_steps, left_out
 from hyperpod_ext.runtime.events.event import Events
 from hyperpod_ext.runtime.events.of_faults import Aborted, Fault, Injected, Killed
@@ -36,6 +36,7 @@ def make_report(events: Events, *, state: str, error: Any, world_size: int) -> d
     recoveries = find_recoveries(events, world_size)
     intervals = kept_steps(events)
     seconds = account(events, intervals, recoveries)
+    continued = find_continued(events, max(intervals, default=0))
     return {
         "state": state,
         "error": error,
@@ -48,6 +49,7 @@ def make_report(events: Events, *, state: str, error: Any, world_size: int) -> d
         "seconds": {name: round(value, 4) for name, value in seconds.items()},
         "recoveries": recoveries,
         "resizes": find_resizes(events),
+        "continued": continued,
         "network": {
             str(event.node): {"interface": event.interface, "address": event.address} for event in events.of(Network)
         },
@@ -62,7 +64,7 @@ def make_report(events: Events, *, state: str, error: Any, world_size: int) -> d
         "pids": {str(event.rank): event.pid for event in events.of(Joined)},
         **breakdown(events, recoveries),
         "durable": durable_steps(events),
-        "warnings": [*left_out(events), *map(_beyond_parity, events.of(ParityShort))],
+        "warnings": [*left_out(events), *differences(continued), *map(_beyond_parity, events.of(ParityShort))],
     }
 
 

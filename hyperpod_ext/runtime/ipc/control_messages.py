@@ -604,7 +604,7 @@ class PrepareWorker(Order):
 
 
 class EndWorkers(Order):
-    """End the processes here: of a resize that has come to nothing."""
+    """End the processes here that wait for the next rank assignment: it has come to nothing."""
 
     type: Literal["end_workers"] = "end_workers"
 
@@ -690,6 +690,8 @@ class BeginGeneration(GenerationOrder):
     type: Literal["begin"] = "begin"
     decision: RestoreDecision
     world_size: Count
+    full_size: Count | None = None
+    """Ranks that there are when none is missing; null: none is."""
     addresses: ByNumber[Address]
     """Where ranks serve their keys: in a small world all of them, in a large one those that are new since the one
     that it follows. Others are looked up."""

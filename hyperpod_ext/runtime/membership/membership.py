@@ -7,6 +7,9 @@
 Every message carries the generation its sender believes in; older ones are ignored. A lost node's ranks go to a spare;
 where the job may have fewer nodes, it goes on without; else they wait for a node to come. The coordinator calls this
 (`coordinator/reports.py`) and carries out what it returns (`coordinator/actions.py`); the simulator does, too.
+
+Where the job continues without lost ranks (`continuing.py`), the others form the next generation at once, and the lost
+ones come back as joining nodes do.
 """
 
 from __future__ import annotations
@@ -36,13 +39,13 @@ from hyperpod_ext.runtime.membership.actions import (
     Restore,
     TakeOver,
 )
+from hyperpod_ext.runtime.membership.continuing import Continuing
 from hyperpod_ext.runtime.membership.escalation import Budgets, give_up, level_of, no_node
-from hyperpod_ext.runtime.membership.node_states import HAD_RANKS, WITH_RANKS, NodeState, NodeStates, Why
+from hyperpod_ext.runtime.membership.node_states import HAD_RANKS, WITH_RANKS, NodeState, NodeStates, Retention, Why
 from hyperpod_ext.runtime.membership.rank_assignment import Scale
 from hyperpod_ext.runtime.membership.renumbering import Renumbering, numbers_json
 from hyperpod_ext.runtime.membership.rescaling import PlannedRescale, Reassignment, Rescaling
 from hyperpod_ext.runtime.membership.restoring import RestoreNegotiation
-from hyperpod_ext.runtime.membership.retention import Retention
 from hyperpod_ext.runtime.snapshot.select import Decision, Offer
 
 OPERATOR = "operator"
@@ -58,6 +61,7 @@ class Membership:
         scale: numbers of nodes that the job may have; None: the one that `nodes` has.
         reserve: spares that are not taken for growth.
         states: of the nodes; None: all that have ranks are there.
+        continues: whether the others go on while lost ranks are replaced.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class Membership:
         began: Mapping[int, int] | None = None,
         faults: Collection[Fault] = (),
         spares_used: int = 0,
+        continues: bool = False,
     ) -> None:
         self.nodes, self.budgets, self.durable = dict(nodes), budgets, durable
         self.states = states if states is not None else NodeStates(members=nodes.values())
@@ -91,6 +96,7 @@ class Membership:
         self.restoring = RestoreNegotiation(durable)
         scale = scale or Scale((self.size,), max(1, len(self.nodes) // max(1, self.size)))
         self.rescaling = Rescaling(scale, reserve, wanted=self.size, desired=self.size)
+        self.continuing = Continuing(continues)
         self.renumbering = Renumbering()
         self.retention = Retention()
         self.held: set[int] = set()
@@ -108,6 +114,11 @@ class Membership:
         """Ranks that wait for a node to come."""
         gone = {node for node in set(self.nodes.values()) if self.states[node] not in WITH_RANKS}
         return {rank for rank, node in self.nodes.items() if node in gone} if gone else set()
+
+    @property
+    def full_size(self) -> int:
+        """Ranks that the job has when none is missing."""
+        return self.continuing.size(self.nodes, self.rescaling.each)
 
     @property
     def decision(self) -> Decision | None:
@@ -198,7 +209,8 @@ class Membership:
         self.began[self.generation] = step  # not before: an attempt that failed gives up no steps
         self.committed = step  # what was made after it is given up
         self.retention.went_on(step, sharded=self.sharded)
-        return [Go(step), *self.release_retained(step), *self.reconcile()]
+        unneeded = [Release(())] if self.continuing.enabled and self.renumbering.newest == self.generation else []
+        return [Go(step), *unneeded, *self.release_retained(step), *self.reconcile()]
 
     def step_committed(self, step: int) -> None:
         self.committed = max(self.committed, step)
@@ -224,6 +236,9 @@ class Membership:
         met = self._escalate(replace(fault, node=node))
         if isinstance(met, Fail):
             return [*actions, self._end(met)]
+        lost = self.ranks_on(node) if met is EscalationLevel.NODE else [fault.rank]
+        if met is not EscalationLevel.IN_PROCESS and fault.died and self._can_do_without(lost):
+            return [*actions, *self._do_without(lost, node if met is EscalationLevel.NODE else None)]
         if not left_already and self.phase is not JobPhase.FORMING:
             actions.append(self._leave(fault.rank))
         # else nobody trains, so there is nothing to abort: the others go on waiting for this rank
@@ -275,6 +290,7 @@ class Membership:
     def _grow(self) -> list[Action]:
         """Another spare is there: take it where more nodes were asked for."""
         rescaling = self.rescaling
+        self.continuing.gave_up = False
         if rescaling.change is not None:
             return []
         if self.size < rescaling.desired and rescaling.wanted == self.size:
@@ -290,16 +306,19 @@ class Membership:
         self.restoring.forget_node(node)
         if self.phase is JobPhase.ENDED:
             return []
-        if was is NodeState.JOINING:
+        if was is NodeState.JOINING or (not ranks and self.rescaling.prepares_on(node)):
             return self._joining_lost(f"node {node} was lost on its way in: {cause}")
         if not ranks:
-            return self._begin_if_complete()
+            return self._begin_if_complete() or (self._refill_now() if self.continuing.is_short else [])
         if was_held and not others_wait and (rest := self.rescaling.staying_without(node, self.nodes, self.states)):
             return self._shrink(rest)  # nobody trains, so nothing is lost but this node
         actions = self.rescaling.drop(self.states)
         met = self._escalate(self._loss(node, ranks[0], cause, at))
         if isinstance(met, Fail):
             return [*actions, self._end(met)]
+        if not others_wait and self._can_do_without(ranks):
+            self.states.count_loss(node)
+            return [*actions, *self._do_without(ranks)]
         staying = None if others_wait else self.rescaling.staying_without(node, self.nodes, self.states)
         if staying is not None:
             return [*actions, *self._go_on_without(node, staying)]
@@ -332,6 +351,37 @@ class Membership:
         earlier = self.faults[: self.faults.index(fault)]
         return [self._end(no_node(fault, earlier, waited_s, self.spares_used))]
 
+    # --- without ranks that are lost, for a while -------------------------------------------------
+
+    def _can_do_without(self, lost: Collection[int]) -> bool:
+        """Whether the others go on by themselves: they have trained, and each of them has all of the state."""
+        able = self.continuing.can_do_without(self.nodes, lost)
+        return able and bool(self.began) and not (self.sharded or self.held or self.unassigned - set(lost))
+
+    def _do_without(self, lost: Collection[int], failing: int | None = None) -> list[Action]:
+        """From here on, ranks are those that are left. `failing`: the node of the others, which gives them up."""
+        rank = min(lost)
+        left = self.continuing.lose(self.nodes, lost, self.rescaling.each)
+        self.rescaling.try_anew()
+        actions = self._reassign(Reassignment(left.after, left.moved, (), 1.0), "continued", rank)
+        if failing is None:
+            return actions
+        self.states.count_loss(failing)
+        self.states.set_state(failing, NodeState.DECOMMISSIONED, Why.FAILED)
+        return [*actions, Decommission(failing)]
+
+    def _refill_now(self) -> list[Action]:
+        """Have the missing ranks come back, as far as there are nodes for them."""
+        if self.phase is not JobPhase.RUNNING or self.unassigned or self.rescaling.change is not None:
+            return []
+        refill = self.continuing.refill(self.nodes, self.states, self.rescaling.each)
+        return self.rescaling.prepare(refill, self.nodes, self.states, self.committed) if refill is not None else []
+
+    def _go_on_short(self, why: str) -> Log:
+        """The missing ranks do not come back before another fault, or another node, changes something."""
+        self.continuing.gave_up = True
+        return Log("rejoin_given_up", {"missing": self.full_size - len(self.nodes), "why": why})
+
     def _move(self, node: int, ranks: Collection[int]) -> list[Action]:
         """All ranks of `node` to a spare, or to a node that comes."""
         self.states.count_loss(node)
@@ -345,6 +395,7 @@ class Membership:
         self.states.set_state(spare, NodeState.MEMBER)
         self.spares_used += 1
         self.nodes = {**self.nodes, **dict.fromkeys(ranks, spare)}
+        self.continuing.give(lost, spare)
         return [TakeOver(spare, ranks), *(Replace(rank) for rank in ranks)]
 
     def release_retained(self, step: int, *, late: bool = False) -> list[Action]:
@@ -416,7 +467,8 @@ class Membership:
     def move(self, node: int, order: str) -> list[Action]:
         """Somebody wants the ranks of `node` on a spare."""
         over, size = self.phase is JobPhase.ENDED, self.size
-        if why := "the job is over" if over else self.rescaling.why_no_move(node, size, self.states):
+        short = "ranks are missing since a fault; order it again once they are back" if self.continuing.is_short else ""
+        if why := "the job is over" if over else short or self.rescaling.why_no_move(node, size, self.states):
             return [Log("resize_refused", {"order": order, "nodes": size, "why": why})]
         self.rescaling.move(node, order, self.states)
         return [Log("resize_asked", {"order": order, "nodes": size, "of": size, "moving": node}), *self.reconcile()]
@@ -473,6 +525,8 @@ class Membership:
         """What brings the job nearer to the number of nodes that is wanted."""
         if self.phase is not JobPhase.RUNNING or self.unassigned:
             return []
+        if self.continuing.is_short:
+            return self._refill_now()
         called_off = self.rescaling.call_off_move(self.states)
         nearer = self.rescaling.reconcile(self.nodes, self.states, self.committed, sharded=self.sharded)
         return [*called_off, *nearer]
@@ -490,6 +544,8 @@ class Membership:
         gives_up = self.rescaling.gives_up()
         dropped = self.rescaling.drop(self.states)
         if gives_up:
+            if self.continuing.is_short:
+                return [*dropped, self._go_on_short(why)]
             return [*dropped, self.rescaling.stay(self.size, why, self.states)]
         return [*dropped, *(self._without_departing() or self.reconcile())]
 
@@ -498,8 +554,10 @@ class Membership:
         actions = self.rescaling.stop_answered(rank, number, can, making, over, self.committed)
         if actions is not None:
             return actions
-        dropped = self.rescaling.drop(self.states)
-        return [*dropped, self.rescaling.stay(self.size, "the job is about to end", self.states)]
+        dropped, why = self.rescaling.drop(self.states), "the job is about to end"
+        if self.continuing.is_short:
+            return [*dropped, self._go_on_short(why)]
+        return [*dropped, self.rescaling.stay(self.size, why, self.states)]
 
     def stopped(self, rank: int, number: int) -> list[Action]:
         """`rank` has stopped at the step that was agreed on, and has saved what only it holds."""
@@ -516,6 +574,10 @@ class Membership:
             cause = "move"
             self.spares_used += 1
         late = [Replace(rank) for rank in change.joining if rank not in change.ready]
+        if change.refill is not None:
+            cause = "rejoined"
+            self.spares_used += len(self.states.those(NodeState.JOINING))
+            self.continuing.filled(change.refill)
         return [*self._reassign(change.to, cause), *late]
 
     def _go_on_without(self, node: int, staying: Collection[int]) -> list[Action]:
@@ -569,6 +631,7 @@ class Membership:
             "moves": self.renumbering.to_json(),
             "moved_in": self.renumbering.newest,
             "sharded": self.sharded,
+            **self.continuing.to_json(self.states, self.nodes),
         }
 
     @classmethod
@@ -582,6 +645,7 @@ class Membership:
         committed: int,
         scale: Scale | None = None,
         reserve: int = 0,
+        continues: bool = False,
     ) -> tuple[Self, list[Action]]:
         """The membership under a new coordinator, and what everybody is told first.
 
@@ -591,6 +655,7 @@ class Membership:
         """
         nodes = {int(rank): int(node) for rank, node in data["nodes"].items()}
         members = {node for rank, node in nodes.items() if rank not in data["unassigned"]}
+        members |= set(data.get("idle", ()))
         losses = {int(node): int(count) for node, count in data["losses"].items()}
         retained = set(data["retained"]) - members
         membership = cls(
@@ -606,7 +671,9 @@ class Membership:
             committed=max(committed, int(data["committed"])),
             began={int(its): int(step) for its, step in data["began"].items()},
             spares_used=int(data["spares_used"]),
+            continues=continues,
         )
+        membership.continuing.places = [int(node) for node in data.get("places", ())]
         membership.rescaling.learn(data)
         membership.renumbering = Renumbering.from_json(data["moves"])
         membership.sharded = bool(data["sharded"])

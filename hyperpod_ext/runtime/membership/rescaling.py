@@ -25,6 +25,7 @@ from hyperpod_ext.runtime.membership.actions import (
     WantNodes,
     WithdrawStop,
 )
+from hyperpod_ext.runtime.membership.continuing import Refill
 from hyperpod_ext.runtime.membership.node_states import NodeState, NodeStates
 from hyperpod_ext.runtime.membership.rank_assignment import (
     Scale,
@@ -83,6 +84,8 @@ class PlannedRescale:
     stop: StopAgreement
     ready: set[int] = field(default_factory=set)
     """Of those ranks, the ones that wait for it."""
+    refill: Refill | None = None
+    """Ranks that the job went on without come back by it."""
 
 
 @dataclass(slots=True)
@@ -187,16 +190,32 @@ class Rescaling:
         to = Reassignment.of(nodes, {*staying, *joining}, self.each, sharded=sharded)
         new = {rank: node for rank, node in to.after.items() if node in joining}
         self.change = PlannedRescale(to, new, StopAgreement(len(nodes), _AHEAD, _FARTHEST))
-        for node in joining:
-            states.set_state(node, NodeState.JOINING)
-        fields = {"order": self.order, "nodes": self.wanted, "of": len(before), "leaving": list(to.left_out)}
-        preparing = [Prepare(rank, node, len(to.after)) for rank, node in new.items()]
+        fields = {"order": self.order, "nodes": to.size, "of": len(before), "leaving": list(to.left_out)}
         begun = Log("resize_begun", {**fields, "joining": joining})
-        return [begun, *(preparing or self._ask_stop(self.change, committed))]
+        return [begun, *self._begin(self.change, states, committed)]
+
+    def prepare(self, refill: Refill, nodes: Mapping[int, int], states: NodeStates, committed: int) -> list[Action]:
+        """Ranks that the job goes on without come back."""
+        to, stop = Reassignment(refill.after, refill.moved, (), 1.0), StopAgreement(len(nodes), _AHEAD, _FARTHEST)
+        self.change = PlannedRescale(to, dict(refill.joining), stop, refill=refill)
+        ranks = sorted(refill.joining)
+        begun = Log("rejoin_begun", {"ranks": ranks, "nodes": [refill.joining[rank] for rank in ranks]})
+        return [begun, *self._begin(self.change, states, committed)]
+
+    def _begin(self, change: PlannedRescale, states: NodeStates, committed: int) -> list[Action]:
+        """Start the workers that are new, or ask for a step to stop at where none is."""
+        for node in states.spares.intersection(change.joining.values()):
+            states.set_state(node, NodeState.JOINING)
+        preparing = [Prepare(rank, node, len(change.to.after)) for rank, node in change.joining.items()]
+        return [*preparing] or self._ask_stop(change, committed)
 
     def is_joining(self, rank: int, node: int) -> bool:
         """Whether a worker of `rank` on `node` is one that waits for the next rank assignment."""
         return self.change is not None and self.change.joining.get(rank) == node
+
+    def prepares_on(self, node: int) -> bool:
+        """Whether workers of `node` are started for the next rank assignment."""
+        return self.change is not None and node in self.change.joining.values()
 
     def prepared(self, rank: int, committed: int) -> list[Action]:
         """A joining worker has its imports done and waits."""
@@ -205,6 +224,10 @@ class Rescaling:
         if self.change.stop.number or self.change.ready < self.change.joining.keys():
             return []
         return [Log("resize_prepared", {"ranks": sorted(self.change.ready)}), *self._ask_stop(self.change, committed)]
+
+    def try_anew(self) -> None:
+        """What was tried before counts no more."""
+        self._tries = 0
 
     def gives_up(self) -> bool:
         """A joining worker or node was lost once more; whether that was once too often."""

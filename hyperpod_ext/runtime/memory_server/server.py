@@ -99,8 +99,9 @@ class Server:
                 self._memory.stepped(request.owner)
                 return
             if isinstance(request, r.Map):
-                connection.writers.add((request.owner, connection.pid))
-                self._change_writers(connection.writers, set())
+                # one that has got another number saves as its former rank no more, which a new process may be by now
+                before, connection.writers = connection.writers, {(request.owner, connection.pid)}
+                self._change_writers(connection.writers, before - connection.writers)
             answered, descriptor = self._answer(request)
             answer = encode(answered)
         except (HyperpodExtError, wire.WireError) as error:
@@ -207,7 +208,7 @@ class Server:
             case r.Peers():
                 memory.set_peers(order.peers, order.domains, order.servers_lost, order.group)
             case r.Rescale():
-                memory.rescale(order.nodes)
+                memory.rescale(order.nodes, order.owners)
             case r.ReleaseDeparted():
                 memory.release_departed(order.ranks, order.world_size)
             case r.KeepOnly():

@@ -65,7 +65,7 @@ class NodeMemory:
         memory = policy.memory()
         limit = memory.budget_mib << 20 if memory is not None and memory.budget_mib is not None else None
         self._budget = Budget(limit, usable_bytes)
-        self._node, self._owners = node, owners
+        self._node = node
         self.number = node
         """Of this node by now, where no agent tells."""
         self.event_log: NodeEventLog | None = None
@@ -208,10 +208,11 @@ class NodeMemory:
             for owner in left:
                 self.own.drop(owner)
 
-    def rescale(self, nodes: int) -> None:
-        """The job has so many nodes from now on; an upload under way is of as many as when it was sealed."""
+    def rescale(self, nodes: int, owners: int) -> None:
+        """The job has so many nodes from now on, and this one so many ranks; an upload under way is of as many as when
+        it was sealed."""
         for uploader in self.uploaders:
-            uploader.resize(self._node, nodes, self._owners)
+            uploader.resize(self._node, nodes, owners)
 
     def release_departed(self, ranks: Collection[int], world_size: int) -> None:
         """Give back the memory of ranks that are not on this node any more, since the job was resized."""

@@ -71,6 +71,7 @@ class Replicated(Reproducible):
             held.add(gradient, bin_of(most))
             parameter.grad = None
         self.count += 1
+        self.after_backward()
 
     @torch.no_grad()
     def reduce(self) -> None:

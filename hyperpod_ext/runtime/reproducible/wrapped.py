@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -35,6 +35,8 @@ class Reproducible(torch.nn.Module):
         self.module = module
         self.count = 0
         """Micro-batches of this rank that have been added since the last `reduce`."""
+        self.after_backward: Callable[[], None] = lambda: None
+        """Called when a micro-batch has been added; what it raises ends the step."""
         self._owned = {id(parameter) for parameter in module.parameters()}
         if not _wrapped:
             _watch_optimizers()

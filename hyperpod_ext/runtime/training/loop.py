@@ -172,7 +172,9 @@ class _Loop:
             raise AbortedError(f"generation {generation.number} is over")
         member.link.enter(generation.decision, store, generation.peers)
         fresh = generation.decision.source(rank).kind == "fresh"
-        member.run.enter(generation.number, fresh=fresh, memory_every=generation.memory_every)
+        member.run.enter(
+            generation.number, fresh=fresh, memory_every=generation.memory_every, full_size=generation.full_size
+        )
         self._session.event("groups_open", rank=rank)
 
     def _leave(self, error: Exception | SystemExit, member: _Member) -> bool:

@@ -18,6 +18,7 @@ from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
 from hyperpod_ext.runtime.control_plane.agent import AbortedError
+from hyperpod_ext.runtime.data import world
 from hyperpod_ext.runtime.memory_server.protocol.requests import WhenBusy
 from hyperpod_ext.runtime.snapshot.manifest import save_id_of
 from hyperpod_ext.runtime.state import ddp_buckets as buckets
@@ -77,6 +78,8 @@ class Run:
         """Of an elastic job, it may be another one in the next call of the training function; so may `world_size`."""
         self.local_rank = local_rank
         self.world_size = world_size or config.world_size
+        self.full_size = self.world_size
+        """Ranks that there are when none is missing: with `restart.policy: continue` there may be fewer for a while."""
         self.generation = 0
         """Rises at each fault; 1 in an undisturbed run."""
         self.step = 0
@@ -107,6 +110,8 @@ class Run:
         self._objects: dict[str, Stateful] = {}
         """What was handed to `restore`."""
         self._wrapped: list[DistributedDataParallel] = []
+        self._order_matters: list[bool] = []
+        """Of each wrapper of this generation: whether its sums of gradients depend on their order."""
         self._layouts: dict[int, buckets.Buckets] = {}
         self._layouts_since: dict[int, int] = {}
         """Step that each became known after: where that is made again, so is the layout."""
@@ -123,6 +128,15 @@ class Run:
         """This rank's share of the job's global_batch_size, in samples."""
         if self.config.global_batch_size is None:
             raise JobFailedError("batch_size: the job has no global_batch_size", hint="Set it in the job's spec.")
+        restart = self.config.restart
+        if restart.policy == "continue" and restart.samples == "fewer":
+            return self.config.global_batch_size // self.full_size
+        if restart.policy == "continue" and (ranks := _uneven(self.config.global_batch_size, self.full_size)):
+            raise JobFailedError(
+                f"batch_size: {self.config.global_batch_size} samples do not divide among {ranks} ranks, and with "
+                "restart.policy: continue so many may be left",
+                hint="Take samples and weights from ElasticDataLoader, which shares them; or write samples: fewer.",
+            )
         return self.config.global_batch_size // self.world_size
 
     def keep(self, build: Callable[[], Kept]) -> Kept:
@@ -197,10 +211,14 @@ class Run:
         number of ranks; for FSDP2 modules, too. Call `reduce()` of the result before the optimizer's step.
         """
         options.setdefault("init_sync", self.step == 0)
+        self._order_matters.append(not reproducible)
         if reproducible:
             from hyperpod_ext.runtime import reproducible as without_order
 
-            return without_order.reproducible(module, **options)
+            ordered = without_order.reproducible(module, **options)
+            if self.config.restart.policy == "continue":
+                ordered.after_backward = self._leave_if_over
+            return ordered
         wrapped = buckets.wrap(module, self._layouts.get(len(self._wrapped)), **options)
         self._wrapped.append(wrapped)
         return wrapped
@@ -222,7 +240,9 @@ class Run:
         self._commit(self.step)
         self._see_unsaved(sys._getframe().f_back)
         sharing = self._captured[1].sharing if self._captured is not None else ""
-        self._link.event("begun", rank=self.rank, step=self.step, of=total, sharing=sharing)
+        self._refuse_shards(sharing)
+        reproducible = bool(self._order_matters) and not any(self._order_matters)
+        self._link.event("begun", rank=self.rank, step=self.step, of=total, sharing=sharing, reproducible=reproducible)
         self._report_kept()
         self._link.stop_at_step.begin(self.step + 1, total)
         for step in range(self.step + 1, total + 1):
@@ -277,14 +297,19 @@ class Run:
 
     # --- called by the loop ---------------------------------------------------------------------
 
-    def enter(self, generation: int, *, fresh: bool, memory_every: int | None = None) -> None:
+    def enter(
+        self, generation: int, *, fresh: bool, memory_every: int | None = None, full_size: int | None = None
+    ) -> None:
         """A generation begins.
 
         Args:
             fresh: no state anywhere, so what was kept may be half-changed; build it anew.
             memory_every: steps between two snapshots in memory, as every rank is told; None: as the spec says.
+            full_size: ranks that there are when none is missing; None: none is.
         """
-        self.generation = generation
+        self.generation, self.full_size, self._order_matters = generation, full_size or self.world_size, []
+        fewer = self.config.restart.policy == "continue" and self.config.restart.samples == "fewer"
+        world.share_of(self.full_size if fewer else None)
         if memory_every is not None:
             self._policy = self.config.checkpoint.with_memory_every(memory_every)
         self._watchdog.enter(generation)
@@ -390,6 +415,27 @@ class Run:
         if not self.device_steps.wait():
             raise AbortedError(f"generation {self.generation} is over")
         self._report_done()
+
+    def _leave_if_over(self) -> None:
+        """A reduction is due that cannot be: the micro-batches that are left would be made in vain.
+
+        Raises:
+            AbortedError: the generation is over.
+        """
+        if self._link.over:
+            raise AbortedError(f"generation {self.generation} is over")
+
+    def _refuse_shards(self, sharing: str) -> None:
+        """
+        Raises:
+            JobFailedError: the others cannot go on without a rank that holds what no other has.
+        """
+        if self.config.restart.policy == "continue" and ("shard" in sharing or ":" in sharing):
+            raise JobFailedError(
+                f"restart.policy: continue needs the whole state on every rank; rank {self.rank} holds a part of it "
+                f"({sharing}), as with FSDP, HSDP or tensor parallelism",
+                hint="Write restart.policy: wait, or train with DistributedDataParallel.",
+            )
 
     def _may_change(self) -> None:
         """An optimizer is about to change the state.
@@ -513,6 +559,11 @@ class Run:
     def _extras(self) -> dict[str, Any]:
         layouts = {str(index): layout for index, layout in self._layouts.items()}
         return {"ddp_buckets": layouts, "gradients": self._gradients}
+
+
+def _uneven(batch: int, ranks: int) -> int:
+    """The largest number of ranks, up to `ranks`, that `batch` samples do not divide among; 0: there is none."""
+    return next((count for count in range(ranks, 0, -1) if batch % count), 0)
 
 
 def _number(value: float | torch.Tensor) -> float | None:

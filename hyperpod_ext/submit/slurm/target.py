@@ -66,6 +66,7 @@ def capabilities() -> Capabilities:
         tiers_reason="",
         image=True,
         process_restart=True,
+        continues=True,
         spares=True,
         elastic=True,
         command=True,

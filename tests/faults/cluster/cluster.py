@@ -8,7 +8,7 @@ import gc
 import io
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier, PeerTier
@@ -49,7 +49,13 @@ class Cluster:
             nodes=setting.nodes,
             workers_per_node=setting.workers_per_node,
             spares=setting.spares,
-            restart=RestartPolicy(lease_s=LEASE_S, node_wait_s=15.0, form_timeout_s=30.0, leave_timeout_s=5.0),
+            restart=RestartPolicy(
+                policy="continue" if setting.continues else "wait",
+                lease_s=LEASE_S,
+                node_wait_s=15.0,
+                form_timeout_s=30.0,
+                leave_timeout_s=5.0,
+            ),
             checkpoint=CheckpointPolicy(tiers=(MemoryTier(), PeerTier(every_steps=1))),
         )
         self.story: list[str] = []
@@ -152,16 +158,19 @@ _COLLECTED = 10
 """After so many seeds garbage is collected."""
 
 
-def run_seed(seed: int, *, tells: bool = False, passes: bool | None = None) -> Outcome:
+def run_seed(seed: int, *, tells: bool = False, passes: bool | None = None, continues: bool = False) -> Outcome:
     """One schedule. The same seed gives the same story, which is told where it is asked for, or something is violated.
 
     Args:
         passes: whether messages are handed over as objects; None: of most seeds.
+        continues: in a job that goes on without lost ranks.
     """
 
     def run(tells: bool) -> Outcome:
         rng = random.Random(seed)
         setting = setting_of(rng)
+        if continues:
+            setting = replace(setting, continues=True, sharing="same")
         as_objects = seed % _ENCODED != 0 if passes is None else passes
         return _run(seed, rng, setting, lambda: draw(rng, setting, _FAULTS), tells=tells, passes=as_objects)
 
@@ -184,16 +193,16 @@ def _run(
         return Outcome(seed, setting, cluster.violations, cluster.judge.states, cluster.story, cluster.loop.time())
 
 
-def run_seeds(first: int, last: int) -> Iterator[Outcome]:
+def run_seeds(first: int, last: int, *, continues: bool = False) -> Iterator[Outcome]:
     """One after the other. Garbage, of which a cluster leaves little before its end, is looked for seldom."""
     before = gc.get_threshold()
     gc.set_threshold(0)
-    gc.freeze()
+    gc.collect()
+    gc.freeze()  # for good: of a test run, all that was collected is frozen already
     try:
         for seed in range(first, last):
-            yield run_seed(seed)
+            yield run_seed(seed, continues=continues)
             if seed % _COLLECTED == 0:
                 gc.collect()
     finally:
-        gc.unfreeze()
         gc.set_threshold(*before)

@@ -33,6 +33,8 @@ class Setting:
     sharing: str
     steps: int
     step_s: float
+    continues: bool = False
+    """Whether healthy ranks go on while lost ones are replaced."""
 
 
 @dataclass(frozen=True, slots=True)

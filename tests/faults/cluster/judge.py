@@ -163,7 +163,7 @@ class Judge:
         if state is None or state.step != step:
             self.violated(f"{worker} goes on from step {step}, and has {state}")
             return
-        ranks = self.cluster.config.world_size
+        ranks = worker.world_size
         ready = [one for rank in range(ranks) if (one := self.members.get((generation, rank))) and one.has_restored]
         if generation not in self.went_on and len(ready) < ranks:
             self.violated(f"generation {generation} goes on, and only {len(ready)} of {ranks} ranks have restored")

@@ -258,7 +258,8 @@ class _Monitor:
         self._pids.pop(rank, None)
 
     def renumber(self, moved: Mapping[int, int]) -> None:
-        pass
+        kept = {rank: pid for rank, pid in self._pids.items() if rank not in moved}
+        self._pids = kept | {now: self._pids[rank] for rank, now in moved.items() if rank in self._pids}
 
     def heard(self, rank: int, report: c.Event) -> None:
         pass

@@ -47,6 +47,11 @@ class Worker(Process):
         """Whether no other rank is needed any more for the step that it makes."""
         self.raises = False
         """Whether it raises at its next step."""
+        self._making = -1
+        """Step that it makes, or makes next; -1: none yet."""
+        self._stop: int | None = None
+        """Step that it stops after, if all agree to."""
+        self._stop_number, self._stop_agreed = 0, False
         self._inbox: deque[c.ToWorker] = deque()
         self._waiting: asyncio.Future[Any] | None = None
 
@@ -90,7 +95,7 @@ class Worker(Process):
                 sharing=state.sharing,
                 world_size=state.world_size,
             )
-        self.is_waiting = True
+        self.is_waiting, self._making, self._stop = True, -1, None
         self._report(c.Join, live=live, store_port=1)
         while True:
             order = await self._pop()
@@ -155,6 +160,7 @@ class Worker(Process):
         cluster = self.cluster
         step = self.state.step
         self._event("begun", generation=self.generation, step=step, of=cluster.steps, sharing=cluster.sharing)
+        self._making = step + 1
         while self.state.step < cluster.steps:
             if self.aborted:
                 raise AbortedError
@@ -171,6 +177,29 @@ class Worker(Process):
                 raise AbortedError
             self.state = made
             self._event("step", generation=self.generation, step=step, of=cluster.steps, began=began)
+            await self._stop_after(step)
+
+    async def _stop_after(self, step: int) -> None:
+        """Stand after this step, if all have agreed to, until the generation is over."""
+        stands = 0
+        while self._stop is not None and self._stop <= step and not self.aborted:
+            if self._stop_agreed and stands != self._stop_number:
+                stands = self._stop_number
+                self._report(c.RankStopped, number=stands, step=step)
+            await self._something()
+        self._making = step + 1
+
+    def _hear_of_stop(self, order: c.AskStop | c.StopAtStep | c.WithdrawStop) -> None:
+        match order:
+            case c.AskStop(number=number, step=step):
+                over = self._making >= 0 and step >= self.cluster.steps
+                can = not over and not self.aborted and 0 <= self._making <= step
+                self._stop_number, self._stop_agreed, self._stop = number, False, step if can else None
+                self._report(c.StopAnswer, number=number, can=can, at=self._making, over=over)
+            case c.StopAtStep(number=number):
+                self._stop_agreed |= number == self._stop_number
+            case c.WithdrawStop(number=number):
+                self._stop = None if number == self._stop_number else self._stop
 
     # --- its line to the agent ------------------------------------------------------------------
 
@@ -185,8 +214,10 @@ class Worker(Process):
                 return
             order = c.WORKER_ORDERS.decode(message)
             if isinstance(order, c.AbortGeneration):
-                self.newest = order.generation
+                self.newest, self._stop = order.generation, None
                 self.cluster.collectives.leave(self)
+            if isinstance(order, c.AskStop | c.StopAtStep | c.WithdrawStop):
+                self._hear_of_stop(order)
             self._inbox.append(order)
             if self._waiting is not None and not self._waiting.done():
                 if self.aborted and not self.is_waiting and not self.finishes_step:

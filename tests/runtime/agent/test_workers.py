@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.runtime.agent.children import on_exit
 from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.agent.workers import Workers
+from hyperpod_ext.runtime.ipc import control_messages as c
 
 
 class ForkServer:
@@ -32,6 +34,19 @@ class ForkServer:
     on_exit = staticmethod(on_exit)
 
 
+class Recording(ForkServer):
+    """Forks at once, and remembers what with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may.set()
+        self.envs: list[dict[str, str]] = []
+
+    async def fork(self, *, env: dict[str, str], **more: Any) -> tuple[int, bool]:
+        self.envs.append(env)
+        return await super().fork(**more)
+
+
 def workers_in(folder: Path, events: list[str]) -> Workers:
     config = RuntimeConfig(name="a", nodes=1, workers_per_node=2)
     settings = NodeSettings(config, 0, "127.0.0.1", 1, ["train.py"], folder, folder, folder / "secret", b"secret")
@@ -41,6 +56,13 @@ def workers_in(folder: Path, events: list[str]) -> Workers:
         events.append(name)
 
     return Workers(settings, memory, tell=event, event=event, spawn=lambda work: work.close())
+
+
+def is_ended(pid: int) -> bool:
+    """Whether it has been killed, whether that was heard of or not."""
+    stat = Path(f"/proc/{pid}/stat")
+    until(lambda: not stat.exists() or stat.read_text().split()[2] in "SZ")
+    return not stat.exists() or stat.read_text().split()[2] == "Z"
 
 
 def is_reaped(pid: int) -> bool:
@@ -100,3 +122,27 @@ def test_a_worker_that_is_wanted_stays(tmp_path: Path) -> None:
 
     asyncio.run(asyncio.wait_for(run(), 60))
     assert events[0] == "worker_started"
+
+
+def test_a_replacement_gets_the_device_that_is_free_though_numbers_have_changed(tmp_path: Path) -> None:
+    """Rank 0 dies, and 1 is called 0 until another one joins, as 1."""
+
+    async def run() -> None:
+        workers = workers_in(tmp_path, [])
+        fork_server: Any = Recording()
+        for rank in (0, 1):
+            await workers.start(rank, workers.expect(rank), fork_server)
+        lost, kept = fork_server.pids
+        workers.leave(c.AbortGeneration(generation=2, rank=0, moved={1: 0}, moved_in=2))
+        assert workers.ranks == [0]
+        assert is_ended(lost), "its number is another one's"
+        await workers.start(1, workers.expect(1), fork_server, joining=True)
+        assert [env["LOCAL_RANK"] for env in fork_server.envs] == ["0", "1", "0"]
+        workers.end_joining()
+        assert workers.ranks == [0]
+        assert not is_ended(kept)
+        workers.kill_all()
+        while not all(map(is_reaped, fork_server.pids)):
+            await asyncio.sleep(0.005)
+
+    asyncio.run(asyncio.wait_for(run(), 60))

@@ -14,6 +14,7 @@ from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.data.positions import GHOST
 from hyperpod_ext.runtime.data.sampler import ElasticBatchSampler
 from hyperpod_ext.runtime.data.sources import Shards, Stream, fingerprint_of
+from hyperpod_ext.runtime.data.world import share_of
 
 Slots = list[tuple[int, tuple[int, ...]]]
 
@@ -314,3 +315,32 @@ def test_shards_are_read_whole_and_kept_for_a_while() -> None:
     with pytest.raises(JobFailedError, match="shard 0 has 10 samples, not 11"):
         Shards([11], read)[3]
     assert fingerprint_of(shards) != fingerprint_of(Shards([10, 20], read))
+
+
+def test_a_world_that_lacks_ranks_makes_fewer_micro_batches_and_every_sample_still_comes_once(monkeypatch):
+    """Six of each step by four ranks; three make four of them, one makes one."""
+    seen: list[int] = []
+    state: dict[str, Any] | None = None
+    sizes = []
+    try:
+        for world_size, whole in ((4, None), (3, 4), (1, 4), (4, None), (4, 4)):
+            share_of(whole)
+            samplers = []
+            for rank in range(world_size):
+                monkeypatch.setenv("RANK", str(rank))
+                monkeypatch.setenv("WORLD_SIZE", str(world_size))
+                one = sampler_of(range(61), rank=None, world_size=None)
+                if state is not None:
+                    one.load_state_dict(state)
+                slots = one.step()
+                seen += [sample for slot in slots if slot.index != GHOST for sample in slot.ids]
+                samplers.append((one, sum(slot.weight for slot in slots)))
+                one.ack()
+            assert sum(weight for _, weight in samplers) == pytest.approx(1.0)
+            state = samplers[0][0].state_dict()
+            sizes.append(len(seen))
+    finally:
+        share_of(None)
+    assert sizes == [12, 20, 22, 34, 46]
+    assert len(set(seen)) == len(seen), "none comes twice"
+    assert samplers[0][0].cursor.place == len(seen), "and none is passed over"

@@ -6,6 +6,7 @@ import json
 import random
 
 import pytest
+from made_membership import LIVE_STEP, begin, kinds, logged, stop
 
 from hyperpod_ext.runtime.membership import actions as m
 from hyperpod_ext.runtime.membership.escalation import Budgets
@@ -13,9 +14,6 @@ from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.membership.node_states import NodeState
 from hyperpod_ext.runtime.membership.rank_assignment import Scale
 from hyperpod_ext.runtime.snapshot.select import Offer
-
-LIVE_STEP = 7
-
 
 BUDGETS = Budgets(10)
 
@@ -27,38 +25,6 @@ def elastic(
     made = Membership(ranks, budgets, scale=Scale(sizes, each))
     begin(made, live=False)
     return made
-
-
-def begin(membership: Membership, *, live: bool = True) -> list[m.Action]:
-    """Everybody joins, restores, and goes on."""
-    commands = []
-    for rank, node in membership.nodes.items():
-        offer = Offer("live", LIVE_STEP, rank, node, f"g{membership.generation - 1}-s{LIVE_STEP}") if live else None
-        commands += membership.join(rank, offer, [])
-    for rank in membership.nodes:
-        commands += membership.restore_reported(rank, membership.generation, membership.attempt, "")
-    assert membership.phase is m.JobPhase.RUNNING
-    membership.step_committed(LIVE_STEP)
-    return commands
-
-
-def kinds(commands: list[m.Action]) -> list[type]:
-    return [type(command) for command in commands if not isinstance(command, m.Log)]
-
-
-def logged(commands: list[m.Action], event: str) -> dict:
-    (found,) = [command.fields for command in commands if isinstance(command, m.Log) and command.event == event]
-    return dict(found)
-
-
-def stop(membership: Membership, commands: list[m.Action]) -> list[m.Action]:
-    """All can stop where they are asked to, and do."""
-    (asked,) = [command for command in commands if isinstance(command, m.AskStop)]
-    ranks = list(membership.nodes)
-    answers = [membership.stop_answered(rank, asked.number, True, asked.step - 1, False) for rank in ranks]
-    assert answers[:-1] == [[]] * (len(ranks) - 1)
-    assert answers[-1] == [m.StopAt(asked.number)]
-    return [command for rank in ranks for command in membership.stopped(rank, asked.number)]
 
 
 def test_to_shrink_all_stop_after_one_step_and_those_who_stay_keep_their_ranks():

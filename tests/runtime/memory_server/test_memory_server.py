@@ -25,7 +25,7 @@ from hyperpod_ext.errors import (
 )
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
-from hyperpod_ext.runtime.memory_server.protocol.requests import WaitIdle
+from hyperpod_ext.runtime.memory_server.protocol.requests import Held, WaitIdle
 from hyperpod_ext.runtime.memory_server.slots.budget import Budget
 from hyperpod_ext.runtime.memory_server.slots.regions import Regions
 from hyperpod_ext.runtime.snapshot.manifest import check_bytes
@@ -164,6 +164,14 @@ def test_what_a_dead_writer_had_asked_to_seal_is_sealed(server):
 
     forked(die_after_asking)
     assert server.held_steps() == [7]
+
+
+def test_a_writer_that_has_another_number_is_not_waited_for_under_its_former_one(server):
+    moved = server.client()
+    moved.attach(7)
+    moved.attach(3)
+    held = server.client().ask(Held(owner=7, pid=0))  # asked when a new process is rank 7
+    assert held.snapshots == ()
 
 
 def test_a_flipped_bit_is_found_before_a_byte_is_used(server):

@@ -312,12 +312,14 @@ class Peers(Request[Done]):
 
 
 class Rescale(Request[Done]):
-    """A generation of an elastic job begins."""
+    """A generation begins of a job whose number of ranks changes."""
 
     sender = "agent"
     op: Literal["rescale"] = "rescale"
     nodes: Count
     """How many there are from now on."""
+    owners: Count
+    """Ranks of this one."""
 
 
 class ReleaseDeparted(Request[Done]):
