@@ -180,11 +180,17 @@ class _Coordinator(Coordinator):
 # --- what an agent finds in place of the machine ----------------------------------------------------
 
 
+class _ForkServerProcess:
+    @classmethod
+    def start(cls, preload: object, environ: object) -> Self:
+        return cls()
+
+
 class _ForkServer:
     pid = 1
 
     @classmethod
-    async def start(cls, preload: object, environ: object) -> Self:
+    async def of(cls, process: object, environ: object) -> Self:
         return cls()
 
     async def ready(self) -> float:
@@ -305,6 +311,7 @@ def simulated_machines() -> Iterator[None]:
             agent_node,
             Coordinator=_Coordinator,
             ForkServer=_ForkServer,
+            ForkServerProcess=_ForkServerProcess,
             MemoryServer=_MemoryServer,
             AsyncMemoryClient=lambda path: here().memory,
             on_exit=lambda pid, tell: None,
