@@ -169,20 +169,20 @@ class Layout:
 def views(plan: Plan, buffer: Any, start: int = 0) -> list[torch.Tensor]:
     """A tensor for each item over `buffer`, whose image begins at byte `start`. They share its memory."""
     image = torch.frombuffer(buffer, dtype=torch.uint8, count=plan.nbytes, offset=start)
-    return [_view(image, item) for item in plan.items]
+    return [_view(image[item.data : item.data + item.nbytes], item) for item in plan.items]
 
 
 def view(buffer: Any, item: Item) -> torch.Tensor:
     """A tensor for an item over a buffer that has its bytes alone."""
-    image = torch.frombuffer(buffer, dtype=torch.uint8) if item.nbytes else torch.empty(0, dtype=torch.uint8)
-    return _view(image, item._replace(data=0))
+    raw = torch.frombuffer(buffer, dtype=torch.uint8) if item.nbytes else torch.empty(0, dtype=torch.uint8)
+    return _view(raw, item)
 
 
-def _view(image: torch.Tensor, item: Item) -> torch.Tensor:
+def _view(raw: torch.Tensor, item: Item) -> torch.Tensor:
     dtype = getattr(torch, item.dtype)
     if item.nbytes == 0:
         return torch.empty(item.sizes, dtype=dtype)
-    return image[item.data : item.data + item.nbytes].view(dtype).view(item.sizes)
+    return raw.view(dtype).view(item.sizes)
 
 
 # --- the pickle inside each archive ---------------------------------------------------------------
