@@ -40,6 +40,7 @@ NOT_TORCH = {
     "reproducible/sharded.py": {"_counted"},  # of its owner
     "reproducible/wrapped.py": {"_hpx_reproducible"},  # what is ours on a module, and on a view
     "snapshot/snapshot.py": {"_replace"},  # of a named tuple
+    "snapshot/part_reads.py": {"_replace"},  # of a named tuple
     "state/training_state.py": {"_keeps_alive"},
 }
 """Private names of others, by the file that uses them."""
