@@ -140,7 +140,7 @@ def earlier_faults(events: Events) -> list[Fault]:
 
 
 def _budgets(spec: Mapping[str, Any]) -> Budgets:
-    from hyperpod_ext.config.job.job import RestartPolicy
+    from hyperpod_ext.config.restart import RestartPolicy
     from hyperpod_ext.runtime.membership.escalation import Budgets
 
     return Budgets.of(RestartPolicy.model_validate_json(json.dumps(spec["restart"])))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
+import tempfile
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import warm
 
 HP_EXT = str(Path(sys.executable).with_name("hp-ext"))
 
@@ -35,6 +39,35 @@ def hp_ext(*arguments: str | Path, cwd: Path | None = None, timeout_s: float = 6
     done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=timeout_s, check=False)
     assert "Traceback" not in done.stderr, done.stderr
     return Done(done.returncode, done.stdout, done.stderr)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A command that runs."""
+
+    process: warm.Forked | subprocess.Popen[bytes]
+    outputs: tuple[IO[bytes], IO[bytes]]
+
+    def wait(self, timeout_s: float = 90.0) -> Done:
+        """To its end."""
+        code = self.process.wait(timeout_s)
+        texts = []
+        for output in self.outputs:
+            output.seek(0)
+            texts.append(output.read().decode())
+            output.close()
+        assert "Traceback" not in texts[1], texts[1]
+        return Done(code, *texts)
+
+
+def begin_hp_ext(*arguments: str | Path, cold: bool = False) -> Begun:
+    """Start it. Unless `cold`, this process and all that a local job of it starts are forked from one with the imports
+    done."""
+    outputs = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115  (`Begun.wait` closes them)
+    words = [str(argument) for argument in arguments]
+    if cold:
+        return Begun(subprocess.Popen([HP_EXT, *words], stdout=outputs[0], stderr=outputs[1]), outputs)
+    return Begun(warm.start("warm_terminal", words, env=os.environ, log=outputs[0], errors=outputs[1]), outputs)
 
 
 def call_hp_ext(*arguments: str | Path, cwd: Path | None = None) -> Done:

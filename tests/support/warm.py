@@ -107,19 +107,22 @@ def start(
     *,
     env: Mapping[str, str],
     log: IO[bytes] | None = None,
+    errors: IO[bytes] | None = None,
+    cwd: Path | None = None,
     modules: Sequence[str] = WHOLE,
 ) -> Forked | subprocess.Popen[bytes]:
-    """Run `python -m module` in this folder, its output to `log` (default: with ours)."""
+    """Run `python -m module` in this folder, its output to `log` (default: with ours), errors with it or apart."""
     if os.environ.get("HPX_TEST_COLD"):
         command = [sys.executable, "-m", module.removesuffix(".__main__"), *arguments]
-        return subprocess.Popen(command, env=dict(env), stdout=log, stderr=log)
+        return subprocess.Popen(command, env=dict(env), stdout=log, stderr=errors or log, cwd=cwd)
     line = _line(tuple(modules), os.getpid())
     reading, writing = os.pipe()
-    output = 2 if log is None else log.fileno()
-    order = {"module": module, "arguments": list(arguments), "environ": dict(env), "cwd": str(Path.cwd())}
+    outputs = [2 if log is None else log.fileno()]
+    outputs.append(outputs[0] if errors is None else errors.fileno())
+    order = {"module": module, "arguments": list(arguments), "environ": dict(env), "cwd": str(cwd or Path.cwd())}
     text = json.dumps(order).encode()
     assert len(text) < _LONGEST_ORDER
-    socket.send_fds(line, [text], [output, writing])
+    socket.send_fds(line, [text], [*outputs, writing])
     os.close(writing)
     pid = int(line.recv(64) or b"0")
     assert pid, "the process that forks others ended; its last words are above"
@@ -199,26 +202,27 @@ class _Server:
 
     def _fork(self, descriptor: int) -> None:
         line = self._lines[descriptor]
-        text, descriptors, _, _ = socket.recv_fds(line, _LONGEST_ORDER, 2)
+        text, descriptors, _, _ = socket.recv_fds(line, _LONGEST_ORDER, 3)
         if not text:
             self._poll.unregister(descriptor)
             self._lines.pop(descriptor).close()
             return
-        output, ended = descriptors
+        *outputs, ended = descriptors
         pid = os.fork()
         if pid == 0:
-            self._become(json.loads(text), output)
-        os.close(output)
+            self._become(json.loads(text), outputs)
+        for output in outputs:
+            os.close(output)
         handle = os.pidfd_open(pid)
         self._children[handle] = pid, ended
         self._poll.register(handle, select.POLLIN)
         line.send(str(pid).encode())
 
-    def _become(self, order: dict[str, Any], output: int) -> None:
+    def _become(self, order: dict[str, Any], outputs: Sequence[int]) -> None:
         from hyperpod_ext.runtime.agent import children
 
-        os.dup2(output, 1)
-        os.dup2(output, 2)
+        for number, output in enumerate(outputs, 1):
+            os.dup2(output, number)
         os.chdir(order["cwd"])
         module = importlib.import_module(order["module"])  # what nearly all need is there
         children.become_module(module, order["arguments"], order["environ"])

@@ -6,10 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
-    NonNegativeFloat,
     NonNegativeInt,
     PlainValidator,
-    PositiveFloat,
     PositiveInt,
     ValidationError,
     model_validator,
@@ -19,7 +17,6 @@ from pydantic_core import InitErrorDetails
 from hyperpod_ext.config.base import Config
 from hyperpod_ext.config.budgets import LogRule, Relaunch, Timeouts
 from hyperpod_ext.config.checkpoint import CheckpointPolicy
-from hyperpod_ext.config.detection import HangPolicy, HealthPolicy, NanPolicy
 from hyperpod_ext.config.elastic import Elastic
 from hyperpod_ext.config.fault_injection import Chaos
 from hyperpod_ext.config.job.kubernetes import Kubernetes
@@ -31,9 +28,9 @@ from hyperpod_ext.config.job.scheduling import NodeGroup, Scheduling
 from hyperpod_ext.config.job.slurm import Slurm
 from hyperpod_ext.config.job.volumes import Volume
 from hyperpod_ext.config.metrics import Metrics
-from hyperpod_ext.config.names import AbsolutePath, EnvName, LabelKey, LabelValue
-
-JobName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
+from hyperpod_ext.config.names import AbsolutePath, DnsLabel, EnvName, LabelKey, LabelValue
+from hyperpod_ext.config.network import Network
+from hyperpod_ext.config.restart import RestartPolicy
 
 
 def _command(value: Any) -> str | tuple[str, ...]:
@@ -47,60 +44,6 @@ def _command(value: Any) -> str | tuple[str, ...]:
 Command = Annotated[str | tuple[str, ...], PlainValidator(_command, json_schema_input_type=str | list[str])]
 
 
-class RestartPolicy(Config):
-    """What happens after a fault, and how often."""
-
-    policy: Literal["wait", "continue"] = "wait"
-    """What healthy ranks do when another one, or a node, is lost: `wait` until it has been replaced; or `continue` with
-    the next steps, and the replacement joins between two of them. Each rank must hold the whole state, as with DDP."""
-    samples: Literal["constant", "fewer"] = "constant"
-    """Samples of a step while ranks are missing, with `policy: continue`: all of them, shared by the ranks that are
-    left; or only as many micro-batches as those ranks have anyway."""
-    max_restarts: NonNegativeInt = 10
-    """Faults the job recovers from before it gives up, over its whole life. 0: the first fault ends it."""
-    max_restarts_in_window: PositiveInt | None = None
-    """Faults within `window_s` that the job recovers from before it gives up, beside `max_restarts`: a limit on their
-    rate, which a job of months does not come to by its age. Default: no such limit."""
-    window_s: PositiveFloat = 3600.0
-    """Seconds over which `max_restarts_in_window` counts; older faults are forgotten."""
-    leave_timeout_s: PositiveFloat = 30.0
-    """Seconds a worker has, after a fault elsewhere, to leave the step it is making. One that hangs longer
-    is ended and replaced as if it had died."""
-    lease_s: Annotated[PositiveFloat, Field(ge=1.0)] = 6.0
-    """Seconds in which a node that is cut off from the majority of the others has stopped by itself. One that
-    was not heard of for half of that counts as lost."""
-    node_wait_s: NonNegativeFloat = 30.0
-    """Seconds the job waits, when a node is lost and no spare is left, for another one in its place. Pods of
-    hyperpod-eks with `kubernetes.launcher: ours` wait 900 unless this is written."""
-    form_timeout_s: PositiveFloat = 600.0
-    """Seconds in which a rank must be ready, at the start and after a fault; one that is not is replaced."""
-    max_in_process: NonNegativeInt = 3
-    """Exceptions of one rank in a row that are met in its process; at the next, the process is replaced."""
-    max_on_node: NonNegativeInt = 3
-    """Deaths of processes of one node in a row that are met there; at the next, a spare takes its ranks."""
-    max_node_losses: NonNegativeInt = 3
-    """Nodes the job goes on without before it gives up."""
-    quarantine_after: PositiveInt = 2
-    """Times that a node is lost before it is not taken again."""
-    calm_steps: PositiveInt = 20
-    """Faults are in a row while fewer steps than these lie between one and the next."""
-    hang: HangPolicy = HangPolicy()
-    """When a worker hangs, and what is done then."""
-    nan: NanPolicy = NanPolicy()
-    """What becomes of steps whose numbers are not finite."""
-    health: HealthPolicy = HealthPolicy()
-    """What a node is asked before a worker starts on it."""
-    compare_replicas_every: NonNegativeInt = 100
-    """Ranks that should hold the same state compare checksums of it at the first step and each time this many
-    steps have been made. 0: never."""
-    preload: tuple[str, ...] = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo")
-    """Modules each node imports once, ahead of need: a replacement worker is forked from there and
-    skips its imports, which are most of a restart. They must not start threads or touch a GPU."""
-    warm_spares: bool = False
-    """Whether each node keeps, for each worker with a GPU, a process that has a CUDA context and takes its place when
-    it dies. It takes a context's memory on the GPU. A script that sets CUDA_VISIBLE_DEVICES itself comes too late."""
-
-
 class Rendezvous(Config):
     """Where the nodes meet."""
 
@@ -108,22 +51,10 @@ class Rendezvous(Config):
     """TCP port on the first node. 0: any free one, where the target can choose."""
 
 
-class Network(Config):
-    """What nodes reach each other by, and whether others on the way can read it."""
-
-    interface: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,14}$", examples=["ens5"])] | None = None
-    """Interface of every node, for snapshots between nodes, the ranks' key-value servers, gloo, and NCCL's own sockets.
-    `env` may name others by GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME. Default: that by which
-    a node reaches the first one."""
-    tls: bool = False
-    """Whether agents, and memory servers, encrypt what they say to each other: messages and snapshots, by TLS 1.3.
-    Gradients are not: gloo and NCCL of PyTorch's builds have no TLS. It takes `cryptography` in the image."""
-
-
 class JobConfig(Config):
     """One training job: what runs, on how many machines, and what happens when one fails."""
 
-    name: Annotated[JobName, Field(examples=["tiny-gpt"])]
+    name: Annotated[DnsLabel, Field(examples=["tiny-gpt"])]
     """Name of the job: lower-case letters, digits and dashes, at most 63 characters."""
     script: Annotated[str, Field(examples=["train.py"])] = ""
     """Python file that trains, relative to this file."""

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import (
     ConfigDict,
@@ -23,9 +23,14 @@ from hyperpod_ext.config.budgets import LogRule
 from hyperpod_ext.config.checkpoint import CheckpointPolicy
 from hyperpod_ext.config.elastic import Elastic
 from hyperpod_ext.config.fault_injection import Chaos
-from hyperpod_ext.config.job.job import JobConfig, JobName, Network, RestartPolicy
 from hyperpod_ext.config.metrics import Metrics
+from hyperpod_ext.config.names import DnsLabel
+from hyperpod_ext.config.network import Network
+from hyperpod_ext.config.restart import RestartPolicy
 from hyperpod_ext.errors import ConfigError, Problem
+
+if TYPE_CHECKING:  # no process of a running job needs all of it, and its models take a quarter of a second
+    from hyperpod_ext.config.job.job import JobConfig
 
 ENV_RUNTIME = "HPX_RUNTIME"
 _LEFT_OUT = ("elastic", "log_rules", "metrics", "network", "process_group_backend")
@@ -36,7 +41,7 @@ class RuntimeConfig(Config):
 
     model_config = ConfigDict(extra="ignore")
 
-    name: JobName
+    name: DnsLabel
     """Name of the job; namespace of its snapshots."""
     nodes: PositiveInt
     """Machines the job runs on."""

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 
-from hyperpod_ext.config.job.job import RestartPolicy
+from hyperpod_ext.config.restart import RestartPolicy
 from hyperpod_ext.runtime.detection.failure_causes import NO_PROGRESS
 from hyperpod_ext.runtime.membership.actions import EscalationLevel, Fail, Fault
 

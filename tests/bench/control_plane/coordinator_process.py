@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier, PeerTier
-from hyperpod_ext.config.job.job import RestartPolicy
 from hyperpod_ext.config.job.runtime import RuntimeConfig
+from hyperpod_ext.config.restart import RestartPolicy
 from hyperpod_ext.processes import collect_seldom
 from hyperpod_ext.runtime.agent.election import ElectionListener, places_for
 from hyperpod_ext.runtime.coordinator.coordinator import Coordinator

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier, PeerTier
-from hyperpod_ext.config.job.job import RestartPolicy
 from hyperpod_ext.config.job.runtime import RuntimeConfig
+from hyperpod_ext.config.restart import RestartPolicy
 from hyperpod_ext.scratch import scratch_folder
 
 from .event_loop import SimulatedLoop, StandstillError, simulated_time

@@ -16,8 +16,8 @@ import pytest
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, MemoryTier, PeerTier
 from hyperpod_ext.config.elastic import Elastic
-from hyperpod_ext.config.job.job import RestartPolicy
 from hyperpod_ext.config.job.runtime import RuntimeConfig
+from hyperpod_ext.config.restart import RestartPolicy
 from hyperpod_ext.runtime.agent.election import ElectionListener
 from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
 from hyperpod_ext.runtime.coordinator.job_run import JobRun

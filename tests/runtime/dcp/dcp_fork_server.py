@@ -13,7 +13,10 @@ import signal
 import sys
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[2] / "support"))
 
 
 def main() -> None:
@@ -22,6 +25,9 @@ def main() -> None:
     import torch
     import torch._dynamo  # what FSDP and optimizers import on first use; it takes longer than the rest of a test
 
+    from hyperpod_ext.runtime.memory_server.client import start
+
+    start.subprocess = SimpleNamespace(Popen=_start_memory_server, DEVNULL=None)  # type: ignore[assignment]
     torch.set_num_threads(1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the ranks here
     print("ready", flush=True)
@@ -33,6 +39,14 @@ def main() -> None:
             os.setsid()
             os._exit(_be_rank(dcp_scenes, request))
         print(pid, flush=True)
+
+
+def _start_memory_server(command: list[str], *, env: dict[str, str], stdout: int, **_: Any) -> Any:
+    """As `subprocess.Popen`, forked from the run's process that has the imports done; a rank has threads, and may not."""
+    import warm
+
+    with os.fdopen(os.dup(stdout), "wb") as log:
+        return warm.start(warm.MEMORY_SERVER, command[3:], env=env, log=log, modules=warm.LIGHT)
 
 
 def _be_rank(scenes: Any, request: dict[str, Any]) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ext.config.job.job import RestartPolicy
+from hyperpod_ext.config.restart import RestartPolicy
 from hyperpod_ext.runtime.coordinator.members import Agent, Members
 from hyperpod_ext.runtime.ipc.control_messages import AgentHandshake
 from hyperpod_ext.runtime.membership.actions import EscalationLevel, Fail, Fault

@@ -6,11 +6,10 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
-from command import HP_EXT, Done, hp_ext
+from command import Begun, begin_hp_ext, call_hp_ext
 from event_log import events_in
 from local_place import LocalPlace
 from waiting import until
@@ -38,16 +37,16 @@ def spec(root: Path, tmp_path: Path) -> Path:
     return tmp_path / "job.yaml"
 
 
-def create_job(spec: Path, *options: str, steps: int = 100_000) -> subprocess.Popen[str]:
+def create_job(spec: Path, *options: str, steps: int = 100_000, cold: bool = False) -> Begun:
+    """One that does not end by itself leaves the machine to the commands that look at it."""
+    if steps > 1000:
+        script, loop = spec.with_name("train.py"), "run.steps(args.steps):\n"
+        text = script.read_text()
+        script.write_text(text.replace(loop, f"{loop}        __import__('time').sleep(0.05)\n"))
     arguments = json.dumps(["--steps", str(steps), *SMALL])
-    command = [HP_EXT, "create-job", "-f", str(spec), "--set", f"args={arguments}", "--wait", "-o", "json", *options]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def wait(process: subprocess.Popen[str]) -> Done:
-    stdout, stderr = process.communicate(timeout=90)
-    assert "Traceback" not in stderr, stderr
-    return Done(process.returncode, stdout, stderr)
+    return begin_hp_ext(
+        "create-job", "-f", spec, "--set", f"args={arguments}", "--wait", "-o", "json", *options, cold=cold
+    )
 
 
 def wait_for_step(place: LocalPlace, step: int = 3) -> None:
@@ -65,7 +64,7 @@ def _ordered(events: Path) -> str:
 
 def test_the_example_survives_its_fault_and_is_equal_to_the_undisturbed_run(place: LocalPlace, spec: Path) -> None:
     before = in_shared_memory()
-    done = wait(create_job(spec, steps=20))
+    done = create_job(spec, steps=20).wait()
     assert done.code == 0, done.stderr
     result = done.json
     assert (result["steps"], result["steps_lost"], len(result["recoveries"])) == (20, 0, 1)
@@ -82,19 +81,19 @@ def test_the_example_survives_its_fault_and_is_equal_to_the_undisturbed_run(plac
 )
 def test_a_job_that_is_ended_in_the_middle_leaves_nothing(place: LocalPlace, spec: Path, how: str) -> None:
     before = in_shared_memory()
-    process = create_job(spec, "--no-kill")
+    running = create_job(spec, "--no-kill")
     wait_for_step(place)
     if how == "ctrl-c":
-        os.kill(process.pid, signal.SIGINT)
+        os.kill(running.process.pid, signal.SIGINT)
     elif how == "cancel":
-        assert hp_ext("cancel", "tiny-gpt").stdout == "tiny-gpt: cancelled\n"
+        assert call_hp_ext("cancel", "tiny-gpt").stdout == "tiny-gpt: cancelled\n"
     else:
         keeper = (place.home / "local" / "tiny-gpt" / "0001" / "engine.pid").read_text().strip()
         engine = Path(f"/proc/{keeper}/task/{keeper}/children").read_text()
         os.kill(int(engine), signal.SIGKILL)
-    done = wait(process)
+    done = running.wait()
     assert done.code == (130 if how == "ctrl-c" else 7)
-    state = hp_ext("status", "tiny-gpt", "-o", "json").json["state"]
+    state = call_hp_ext("status", "tiny-gpt", "-o", "json").json["state"]
     assert state == ("failed" if how == "engine killed" else "cancelled")
     assert place.leftovers() == []
     assert in_shared_memory() <= before
@@ -102,7 +101,7 @@ def test_a_job_that_is_ended_in_the_middle_leaves_nothing(place: LocalPlace, spe
 
 def test_a_script_that_raises_fails_the_job_with_its_error(place: LocalPlace, spec: Path) -> None:
     (spec.parent / "train.py").write_text("raise RuntimeError('no such luck')\n")
-    done = wait(create_job(spec, "--no-kill", *ONE_NODE))
+    done = create_job(spec, "--no-kill", *ONE_NODE).wait()
     assert (done.code, done.json["state"]) == (7, "failed")
     assert "no such luck" in done.stderr
     assert place.leftovers() == []
@@ -115,17 +114,17 @@ def test_a_job_ends_with_its_last_step_in_the_durable_tier_and_all_commands_say_
     """Every fiftieth step is due there, and the job makes 23."""
     tiers = [{"kind": "memory"}, {"kind": "file", "path": str(tmp_path / "durable"), "every_steps": 50}]
     options = ("--no-kill", *ONE_NODE, "--set", f"checkpoint.tiers={json.dumps(tiers)}")
-    done = wait(create_job(spec, *options, steps=23))
+    done = create_job(spec, *options, steps=23).wait()
     assert (done.code, done.json["state"]) == (0, "succeeded"), done.stderr
     assert "step 23 goes to the durable tiers\n" in done.stderr
     assert (done.json["durable"][0]["newest_step"], done.json["warnings"]) == (23, [])
     assert (
         f"newest durable step                23, in {tmp_path}/durable/tiny-gpt\n"
-        in hp_ext("report", "tiny-gpt").stdout
+        in call_hp_ext("report", "tiny-gpt").stdout
     )
-    listed = hp_ext("checkpoints", "list", "tiny-gpt", "-o", "json").json["places"][0]["checkpoints"]
+    listed = call_hp_ext("checkpoints", "list", "tiny-gpt", "-o", "json").json["places"][0]["checkpoints"]
     assert [(one["step"], one["state"]) for one in listed] == [(23, "complete"), (0, "complete")]
-    assert hp_ext("checkpoints", "verify", "tiny-gpt").code == 0
+    assert call_hp_ext("checkpoints", "verify", "tiny-gpt").code == 0
 
 
 def agent_pid(place: LocalPlace, node: int) -> int:
@@ -144,24 +143,24 @@ def test_node_0_of_two_killed_is_the_cause_and_the_steps_that_were_made_are_in_t
     running = create_job(spec, "--no-kill")
     wait_for_step(place)
     os.kill(agent_pid(place, 0), signal.SIGKILL)
-    done = wait(running)
+    done = running.wait()
     message = done.json["error"]["message"]
     assert (done.code, done.json["state"]) == (7, "failed")
     assert ": node 0 was killed by SIGKILL (9), and was started again. Then: node 1 stops: " in message
     assert done.json["steps"] >= 3
-    assert message in hp_ext("status", "tiny-gpt").stdout
+    assert message in call_hp_ext("status", "tiny-gpt").stdout
     assert not place.leftovers()
 
 
 def test_an_engine_that_was_killed_leaves_the_figures_of_the_job(spec: Path, place: LocalPlace) -> None:
-    running = create_job(spec, "--no-kill", *ONE_NODE)
+    running = create_job(spec, "--no-kill", *ONE_NODE, cold=True)
     wait_for_step(place)
     keeper = int((place.home / "local/tiny-gpt/0001/engine.pid").read_text())
     (engine_pid,) = map(int, Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split())
     os.kill(engine_pid, signal.SIGKILL)
-    done = wait(running)
+    done = running.wait()
     assert (done.code, done.json["state"]) == (7, "failed")
     assert "engine died: killed by SIGKILL (9)" in done.json["error"]["message"]
     assert done.json["steps"] >= 3
-    assert hp_ext("report", "tiny-gpt", "-o", "json").json["steps"] == done.json["steps"]
+    assert call_hp_ext("report", "tiny-gpt", "-o", "json").json["steps"] == done.json["steps"]
     assert not place.leftovers()
