@@ -12,12 +12,7 @@ import pytest
 from cdk_app import Templates, new_app, synthesise
 from cfn_account import REGION, Account
 from clusters import EKS, GROUP, PLAN, ROLE, ROLLOUT, SLURM, STORAGE, VPC
-from constructs import Construct
 from deployments import CASES, IMPORTED, deployment
-from hyperpod_cdk.cluster import ClusterStack
-from hyperpod_cdk.eks import existing_eks
-from hyperpod_cdk.network import existing_places
-from hyperpod_cdk.storage import BucketLocation, Stored
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -162,6 +157,12 @@ def generated(number: int) -> list[ClusterConfig]:
 
 def properties_of(configs: list[ClusterConfig], folder: Path) -> list[dict[str, Any]]:
     """The cluster's properties in the template of each, all synthesised at once."""
+    from constructs import Construct  # not above: it starts node, and all processes of a test run collect this file
+    from hyperpod_cdk.cluster import ClusterStack
+    from hyperpod_cdk.eks import existing_eks
+    from hyperpod_cdk.network import existing_places
+    from hyperpod_cdk.storage import BucketLocation, Stored
+
     app = new_app(folder, validate=False)
     stored = Stored(None, BucketLocation(""), BucketLocation(""), None, None)  # type: ignore[arg-type]  # roles are given: nobody asks
     names = []

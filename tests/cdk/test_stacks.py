@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from cdk_app import CDK, Templates, synthesise
 from deployments import CASES, EKS, deployment
-from hyperpod_cdk.subnets import plan_subnets
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -76,6 +75,8 @@ def test_zones_are_given_by_id_where_the_config_does(synthesised: Callable[..., 
 def test_subnets_are_apart_and_stay_where_they_are_when_a_zone_is_added(second: int, length: int, zones: int) -> None:
     cidr = f"10.{second}.0.0/{length}"
     names = ["a", "b", "c"][:zones]
+    from hyperpod_cdk.subnets import plan_subnets  # not above: its package starts node
+
     plans = plan_subnets(cidr, names)
     ranges = [ipaddress.ip_network(one) for plan in plans for one in (plan.machines, plan.control, plan.public)]
     whole = ipaddress.ip_network(cidr)

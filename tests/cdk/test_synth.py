@@ -1,4 +1,7 @@
-"""Every kind of cluster synthesises without a network, and three validators have nothing to say against it."""
+"""Every kind of cluster synthesises without a network, and three validators have nothing to say against it.
+
+Tests import the CDK where they use it: it starts node, and all processes of a test run collect this file.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import aws_cdk as cdk
 import pytest
 from cdk_app import CDK, Templates, new_app, synthesise
-from cdk_nag import AwsSolutionsChecks
-from cfnlint.api import lint
 from deployments import CASES, deployment
 
 from hyperpod_ext.config.clusters.cluster import ClusterConfig
@@ -60,6 +60,9 @@ ALIKE = {"10-cluster-eks", "11-cluster-slurm"}
     "name", [pytest.param(name, marks=[pytest.mark.thorough] if name in ALIKE else []) for name in CLUSTERS]
 )
 def test_no_validator_has_anything_against_a_cluster(name: str, tmp_path: Path) -> None:
+    from cdk_nag import AwsSolutionsChecks
+    from cfnlint.api import lint
+
     templates = synthesise(CLUSTERS[name], tmp_path, validate=True, plugins=[AwsSolutionsChecks])
     without_code(templates, tmp_path)
     found = reports(tmp_path)
@@ -81,6 +84,8 @@ WRONG: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_the_validator_is_set_to_fail(name: str, tmp_path: Path) -> None:
+    import aws_cdk as cdk
+
     app = new_app(tmp_path, validate=True)
     stack = cdk.Stack(app, "Wrong", env=cdk.Environment(region="us-west-2"))
     group = {"InstanceGroupName": "a", "InstanceType": "ml.p5.48xlarge", "InstanceCount": 1}
@@ -92,6 +97,9 @@ def test_the_validator_is_set_to_fail(name: str, tmp_path: Path) -> None:
 
 
 def test_a_finding_that_nobody_accepted_fails(tmp_path: Path) -> None:
+    import aws_cdk as cdk
+    from cdk_nag import AwsSolutionsChecks
+
     app = new_app(tmp_path)
     stack = cdk.Stack(app, "Open")
     cdk.aws_s3.Bucket(stack, "Bucket")

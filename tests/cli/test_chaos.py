@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import waiting
-from command import HP_EXT, hp_ext
-from local_place import LocalPlace
+from command import Begun, begin_hp_ext
+from command import call_hp_ext as hp_ext
+from local_place import LocalPlace, slow_down
 from nodes import events_in
 from stopped import stopped
 
@@ -49,9 +49,9 @@ def spec(root: Path, tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_faults_are_inflicted_while_the_job_runs_and_told_afterwards(place: LocalPlace, spec: Path) -> None:
     arguments = json.dumps(["--steps", "100000", *SMALL])  # until it is cancelled: commands may take their time
-    command = [HP_EXT, "create-job", "-f", str(spec), "--set", f"args={arguments}", "--no-kill", "--wait"]
-    command += ["--set", "chaos.compare=false"]
-    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    slow_down(spec.with_name("train.py"))
+    options = ("--set", f"args={arguments}", "--set", "chaos.compare=false")
+    job = begin_hp_ext("create-job", "-f", spec, "--no-kill", "--wait", *options)
     events = place.home / "local" / "tiny-gpt" / "0001" / "main" / "events.jsonl"
     until(events, "step")
     refused = hp_ext("chaos", "tiny-gpt", "--sigkill", "--rank", "4")
@@ -64,7 +64,7 @@ def test_faults_are_inflicted_while_the_job_runs_and_told_afterwards(place: Loca
     assert hp_ext("chaos", "tiny-gpt", "--sigkill", "--rank", "1").stdout == "sigkill ordered for rank 1\n"
     until(events, "step", generation=3)
     assert hp_ext("cancel", "tiny-gpt").code == 0
-    job.communicate()
+    job.wait()
     faults = hp_ext("report", "tiny-gpt", "-o", "json").json["faults"]
     assert [(fault["rank"], fault["kind"]) for fault in faults] == [(2, "exception"), (1, "signal")]
     assert (faults[0]["step"], faults[0]["phase"]) == (int(step), "backward")
@@ -75,10 +75,9 @@ def test_faults_are_inflicted_while_the_job_runs_and_told_afterwards(place: Loca
     assert (ended.code, "does not run" in ended.stderr) == (5, True)
 
 
-def start(spec: Path, *more: str) -> subprocess.Popen[str]:
+def start(spec: Path, *more: str) -> Begun:
     """The job of `spec`, and once more undisturbed, to compare with."""
-    command = [HP_EXT, "create-job", "-f", str(spec), "--no-kill", "--wait", "--set", "chaos.compare=true", *more]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return begin_hp_ext("create-job", "-f", spec, "--no-kill", "--wait", "--set", "chaos.compare=true", *more)
 
 
 @contextmanager
@@ -105,12 +104,12 @@ def test_a_node_is_lost_at_a_word_and_the_spare_takes_its_ranks(place: LocalPlac
     until(events, "step")
     with standing_still(events):
         assert hp_ext("chaos", "tiny-gpt", "--sigkill", "--node", "1").stdout == "sigkill ordered for node 1\n"
-    stdout, stderr = job.communicate(timeout=110)
-    assert job.returncode == 0, stderr
+    done = job.wait(110)
+    assert done.code == 0, done.stderr
     (recovery,) = hp_ext("report", "tiny-gpt", "-o", "json").json["recoveries"]
     assert (recovery["escalation_level"], recovery["fault"]["node"], recovery["fault"]["kind"]) == ("node", 1, "lost")
     assert [event["node"] for event in events_in(events, "node_replaced")] == [2]
-    assert re.search(r"weights equal +yes", stdout)
+    assert re.search(r"weights equal +yes", done.stdout)
     assert place.leftovers() == []
 
 
@@ -135,10 +134,10 @@ def test_corrupted_memory_is_refused_when_it_is_needed_and_a_peers_copy_is_taken
         step = max(event["step"] for event in events_in(events, "step")) + 20
         for order in (("--corrupt-memory", "--phase", "forward"), ("--sigkill", "--phase", "backward")):
             assert hp_ext("chaos", "sharded", *order, "--rank", "2", "--step", str(step)).code == 0
-    stdout, stderr = job.communicate(timeout=110)
-    assert job.returncode == 0, stderr
+    done = job.wait(110)
+    assert done.code == 0, done.stderr
     (recovery,) = hp_ext("report", "sharded", "-o", "json").json["recoveries"]
     assert (recovery["fault"]["rank"], recovery["fault"]["step"], recovery["source"]) == (2, step, "peer")
     refused = events_in(events, "restore_failed")
     assert {one["rank"] for one in refused} == {2}
-    assert re.search(r"weights equal +yes", stdout)
+    assert re.search(r"weights equal +yes", done.stdout)

@@ -165,8 +165,16 @@ def test_what_a_recovery_gives_up_is_held_by_nobody_after_it() -> None:
 # --- it agrees with the closed forms ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("steps", [20, 85, 300])
-@pytest.mark.parametrize("latency", [0.0, 15.0])
+@pytest.mark.parametrize(
+    ("steps", "latency"),
+    [
+        (85, 15.0),
+        *(
+            pytest.param(*one, marks=pytest.mark.thorough)
+            for one in ((20, 0.0), (20, 15.0), (85, 0.0), (300, 0.0), (300, 15.0))
+        ),
+    ],
+)
 def test_one_tier_is_what_the_closed_form_says(steps: int, latency: float) -> None:
     mtbf, cost = 3600.0, 1.0
     one = {"durable": SimulatedTier(steps, cost, latency, 5.0)}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from command import hp_ext
+from command import begin_hp_ext, call_hp_ext
 from local_place import LocalPlace
 
 from hyperpod_ext.config.files.load import read_text
@@ -164,10 +164,10 @@ def test_a_command_runs_here_once_for_each_worker(place: LocalPlace, tmp_path: P
     spec.write_text(
         "name: raw\nmode: plain\nworkers_per_node: 2\ncommand: 'echo \"rank=$RANK of $WORLD_SIZE\"; test $RANK = 0'\n"
     )
-    done = hp_ext("create-job", "-f", spec, "--target", "local", "--wait")
+    done = begin_hp_ext("create-job", "-f", spec, "--target", "local", "--wait").wait()
     assert done.code != 0
     assert "rank 1 (node 0) at step 0: rank=1 of 2 (exit code 1)" in done.stdout + done.stderr
     spec.write_text(spec.read_text().replace("test $RANK = 0", "true"))
-    assert hp_ext("create-job", "-f", spec, "--target", "local", "--wait").code == 0
-    printed = hp_ext("logs", "raw").stdout.splitlines()
+    assert begin_hp_ext("create-job", "-f", spec, "--target", "local", "--wait").wait().code == 0
+    printed = call_hp_ext("logs", "raw").stdout.splitlines()
     assert sorted(printed) == ["rank 0 | rank=0 of 2", "rank 1 | rank=1 of 2"]

@@ -9,6 +9,12 @@ from pathlib import Path
 from waiting import PATIENCE_S
 
 
+def slow_down(script: Path) -> None:
+    """Have the example's script wait a moment in each step: it leaves the machine to the commands that look at it."""
+    loop = "run.steps(args.steps):\n"
+    script.write_text(script.read_text().replace(loop, f"{loop}        __import__('time').sleep(0.05)\n"))
+
+
 @dataclass(frozen=True)
 class LocalPlace:
     """A machine of one's own: where local jobs are kept, and what they leave behind."""

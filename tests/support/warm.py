@@ -245,6 +245,7 @@ def main() -> None:
         importlib.import_module(module)
     if "hyperpod_ext.runtime.agent.fork_server" in modules:
         importlib.import_module("hyperpod_ext.runtime.process_group.store").rehearse()
+    importlib.import_module("hyperpod_ext.runtime.ipc.declared").build_all()
     if importlib.util.find_spec("botocore") is not None:  # another torch's environment does without
         sys.modules[S3]._make_client(1)  # so that what the client library reads from its files is read once
     gc.collect()

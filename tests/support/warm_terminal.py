@@ -76,12 +76,13 @@ def _start_node(node: local_nodes.NodeCommand, *, again: bool) -> _Forked:
     if pid := os.fork():
         return _Forked(pid)
     die_with_parent(parent)
-    env["HPX_PYTHON"] = str(TOLD)
+    env |= {"HPX_PYTHON": str(TOLD), "HPX_TOLD_PYTHON": sys.executable}
     said = subprocess.run(node.command, env=env, stdout=subprocess.PIPE, check=True).stdout
     cwd, count, *words = map(os.fsdecode, said.split(b"\0")[:-1])
     arguments, variables = words[: int(count)], words[int(count) :]
     os.chdir(cwd)
-    environ = dict(word.split("=", 1) for word in variables) | {"HPX_PYTHON": sys.executable}
+    environ = dict(word.split("=", 1) for word in variables)
+    environ["HPX_PYTHON"] = environ.pop("HPX_TOLD_PYTHON")
     log = os.open(node.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     _become(agent, arguments[2:], environ, output=log)
 

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from hyperpod_ext.config.files.field_docs import description
@@ -24,32 +25,31 @@ def explain(model: type[BaseModel], path: str) -> dict[str, Any]:
         NotFoundError: there is no such field; names the nearest.
     """
     holders: list[type[BaseModel]] = [model]
-    explained: dict[str, Any] = {
-        "path": model.__name__,
-        "description": _words(model.__doc__),
-        "type": None,
-        "default": None,
-        "example": None,
-    }
     walked: list[str] = []
+    asked: tuple[type[BaseModel], FieldInfo] | None = None
     for part in [one for one in path.split(".") if one and not one.isdecimal()]:
         names = [name for holder in holders for name in holder.model_fields]
         holder = next((one for one in holders if part in one.model_fields), None)
         if holder is None:
             place = ".".join(walked) or model.__name__
             raise NotFoundError(f"`{place}` has no field `{part}`", hint=suggest(part, dict.fromkeys(names)))
-        info = holder.model_fields[part]
         walked.append(part)
-        default = info.default
-        explained = {
-            "path": ".".join(walked),
-            "description": _words(description(holder, part)),
-            "type": _type_of(info.rebuild_annotation()),
-            "default": None if default is PydanticUndefined or isinstance(default, BaseModel) else _shown(default),
-            "example": _shown(info.examples[0]) if info.examples else None,
-        }
-        holders = _models_below(info.annotation)
-    return explained | {"fields": list(dict.fromkeys(name for holder in holders for name in holder.model_fields))}
+        asked = holder, holder.model_fields[part]
+        holders = _models_below(asked[1].annotation)
+    below = list(dict.fromkeys(name for holder in holders for name in holder.model_fields))
+    if asked is None:
+        of_model = {"path": model.__name__, "description": _words(model.__doc__)}
+        return of_model | {"type": None, "default": None, "example": None, "fields": below}
+    holder, info = asked
+    default = info.default
+    return {
+        "path": ".".join(walked),
+        "description": _words(description(holder, walked[-1])),
+        "type": _type_of(info.rebuild_annotation()),
+        "default": None if default is PydanticUndefined or isinstance(default, BaseModel) else _shown(default),
+        "example": _shown(info.examples[0]) if info.examples else None,
+        "fields": below,
+    }
 
 
 def _models_below(annotation: Any) -> list[type[BaseModel]]:

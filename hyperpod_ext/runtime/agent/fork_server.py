@@ -26,6 +26,7 @@ from typing import Any, NoReturn, TextIO
 from hyperpod_ext.processes import die_with_parent
 from hyperpod_ext.runtime.agent import worker_main as worker
 from hyperpod_ext.runtime.agent.warm_spares import WarmSpares
+from hyperpod_ext.runtime.ipc.declared import build_all
 
 _OURS = (
     "hyperpod_ext.runtime.training.loop",  # with everything a worker of ours needs
@@ -76,6 +77,7 @@ def preload(modules: Iterable[str], cuda_device: str = _CUDA_DEVICE) -> dict[str
         if (opened := _opened(cuda_device)) is not None:
             return {"error": _initialized_cuda(module, opened)}
     importlib.import_module("hyperpod_ext.runtime.process_group.store").rehearse()  # it needs torch
+    build_all()
     # shared pages stay shared: no collector writes into what all workers inherit
     gc.collect()
     gc.freeze()

@@ -111,6 +111,14 @@ class Kinds(Generic[D]):
         return read(kind, message, str(name))
 
 
+def build_all(of: type[Declared] = Declared) -> None:
+    """Build what checks each kind that has been imported. Processes that are forked from this one need not: a new worker
+    joins sooner."""
+    for kind in of.__subclasses__():
+        kind.model_rebuild()
+        build_all(kind)
+
+
 def name_of(kind: type[Declared], key: str) -> str:
     """By what a kind is known on the wire."""
     return str(kind.model_fields[key].default)

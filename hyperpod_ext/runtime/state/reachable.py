@@ -100,8 +100,14 @@ def is_of_script(module: str) -> bool:
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
         return True
-    installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return not any(Path(file).resolve().is_relative_to(Path(each).resolve()) for each in installed)
+    return not any(Path(file).resolve().is_relative_to(each) for each in _installed())
+
+
+@functools.cache
+def _installed() -> set[Path]:
+    """Where modules that are installed lie: to look that up takes longer than to look at most of them."""
+    paths = sysconfig.get_paths()
+    return {Path(paths[name]).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 
 
 def _is_ours(module: str) -> bool:

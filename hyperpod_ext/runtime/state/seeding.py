@@ -21,7 +21,10 @@ def seed_of(seed: int, step: int, rank: int) -> int:
 def seed_step(seed: int, step: int, rank: int) -> None:
     """Set torch's, Python's and (where it is in use) numpy's global generators for this step."""
     value = seed_of(seed, step, rank)
-    torch.manual_seed(value)
+    if torch.accelerator.is_available():
+        torch.manual_seed(value)
+    else:  # which is ten times as quick: the other one keeps the stack of its caller for a GPU that might come
+        torch.default_generator.manual_seed(value)
     random.seed(value)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(value % (1 << 32))

@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _start_memory_server(command: list[str], *, env: dict[str, str], stdout: int, **_: Any) -> Any:
-    """As `subprocess.Popen`, forked from the run's process that has the imports done; a rank has threads, and may not."""
+    """As `subprocess.Popen`, forked from the run's process with the imports done: a rank has threads, and may not."""
     import warm
 
     with os.fdopen(os.dup(stdout), "wb") as log:

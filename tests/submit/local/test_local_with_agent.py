@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from command import Begun, begin_hp_ext, call_hp_ext
 from event_log import events_in
-from local_place import LocalPlace
+from local_place import LocalPlace, slow_down
 from waiting import until
 
 pytestmark = pytest.mark.slow
@@ -38,11 +38,8 @@ def spec(root: Path, tmp_path: Path) -> Path:
 
 
 def create_job(spec: Path, *options: str, steps: int = 100_000, cold: bool = False) -> Begun:
-    """One that does not end by itself leaves the machine to the commands that look at it."""
     if steps > 1000:
-        script, loop = spec.with_name("train.py"), "run.steps(args.steps):\n"
-        text = script.read_text()
-        script.write_text(text.replace(loop, f"{loop}        __import__('time').sleep(0.05)\n"))
+        slow_down(spec.with_name("train.py"))
     arguments = json.dumps(["--steps", str(steps), *SMALL])
     return begin_hp_ext(
         "create-job", "-f", spec, "--set", f"args={arguments}", "--wait", "-o", "json", *options, cold=cold
