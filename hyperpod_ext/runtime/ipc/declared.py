@@ -112,8 +112,7 @@ class Kinds(Generic[D]):
 
 
 def build_all(of: type[Declared] = Declared) -> None:
-    """Build what checks each kind that has been imported. Processes that are forked from this one need not: a new worker
-    joins sooner."""
+    """Build what checks each kind that has been imported, so that processes that are forked from this one need not."""
     for kind in of.__subclasses__():
         kind.model_rebuild()
         build_all(kind)
