@@ -23,16 +23,18 @@ export PYTHONDONTWRITEBYTECODE
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# most of what is installed is never imported, and need not be compiled
+PIP = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: catalog setup environments cdk ready ready-with-cdk run check static test test-thorough test-sdks test-integrations test-nixl soak bench bench-costs bench-recovery bench-rendezvous bench-resize bench-continue bench-operator bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible bench-control-plane bench-tls bench-transport golden clean test-mutants test-series test-torch test-gpu bench-gpu
+.PHONY: catalog setup environments cdk collected ready ready-with-cdk run check static test test-thorough test-sdks test-integrations test-nixl soak bench bench-costs bench-recovery bench-rendezvous bench-resize bench-continue bench-operator bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible bench-control-plane bench-tls bench-transport golden clean test-mutants test-series test-torch test-gpu bench-gpu
 
 setup: $(READY) environments
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check '$(TORCH)'
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(PIP) '$(TORCH)'
+	$(PIP) -e '.[dev]'
 	@touch $@
 
 # what tests need in environments of their own: a server of S3 and one of AWS's APIs, hyperpodrun, AWS's own client;
@@ -42,7 +44,11 @@ environments: $(READY)
 
 # the CDK, its validators and node, for `hp-ext cluster` and tests/cdk, which say so where they are missing
 cdk: $(READY)
-	-@test $(VENV)/.cdk -nt $(READY) || { $(BIN)/pip install --quiet --disable-pip-version-check -e '.[cdk]' && touch $(VENV)/.cdk; }
+	-@test $(VENV)/.cdk -nt $(READY) || { $(PIP) -e '.[cdk]' && touch $(VENV)/.cdk; }
+
+# once: the workers of a first run would all compile the same modules and tests at the same time
+collected: cdk
+	-@test $(VENV)/.collected -nt $(READY) || { $(BIN)/pytest -q --collect-only > /dev/null 2>&1; touch $(VENV)/.collected; }
 
 run: $(READY)
 	$(BIN)/hp-ext create-job -f $(JOB) --target local --wait $(ARGS)
@@ -59,7 +65,7 @@ ready: $(READY)
 	@$(MAKE) --no-print-directory -j3 static environments
 
 ready-with-cdk: $(READY)
-	@$(MAKE) --no-print-directory -j3 static environments cdk
+	@$(MAKE) --no-print-directory -j3 static environments collected
 
 check: ready
 	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m 'not slow and $(APART)'
@@ -83,7 +89,7 @@ test-sdks: $(READY)
 # copies to peers by NIXL, which it installs: 68 MB; two minutes
 NIXL := $(READY) $(VENV)/.nixl
 $(VENV)/.nixl: pyproject.toml
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[nixl]'
+	$(PIP) -e '.[nixl]'
 	@touch $@
 
 test-nixl: $(NIXL)

@@ -32,7 +32,15 @@ def install(name: str) -> Path:
         places = {"base": str(venv), "platbase": str(venv)}
         theirs = Path(sysconfig.get_path("purelib", vars=places))
         (theirs / "ours.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
-        pip = [str(venv / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", "-r", str(pins)]
+        pip = [
+            str(venv / "bin" / "pip"),
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-compile",
+            "-r",
+            str(pins),
+        ]
         subprocess.run(pip, check=True, capture_output=True, text=True, timeout=900)
         command.write_text(f"#!{venv / 'bin' / 'python'}\n{HP_EXT}")
         command.chmod(0o755)

@@ -56,7 +56,15 @@ def install() -> None:
     if READY.exists() and READY.read_text() == PINS.read_text():
         return
     shutil.rmtree(VENV, ignore_errors=True)
-    pip = [str(VENV / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", "-r", str(PINS)]
+    pip = [
+        str(VENV / "bin" / "pip"),
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-compile",
+        "-r",
+        str(PINS),
+    ]
     try:
         for command in ([sys.executable, "-m", "venv", str(VENV)], pip):
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)

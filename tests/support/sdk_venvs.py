@@ -43,7 +43,14 @@ def _install(name: str) -> Path:
     ready = venv / ".ready"
     if not ready.exists() or ready.read_text() != wanted:
         shutil.rmtree(venv, ignore_errors=True)
-        pip = [str(venv / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", *wanted.split()]
+        pip = [
+            str(venv / "bin" / "pip"),
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-compile",
+            *wanted.split(),
+        ]
         try:
             for command in ([sys.executable, "-m", "venv", str(venv)], pip):
                 subprocess.run(command, check=True, capture_output=True, text=True, timeout=900)

@@ -24,7 +24,7 @@ def make_venv(folder: Path, pins: Path, timeout_s: float) -> Path:
     own = next(folder.glob("lib/python*/site-packages"))
     own.joinpath("ours.pth").write_text(f"import site; site.addsitedir({str(packages)!r})\n")
     install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"]
-    install += ["--ignore-installed", "--disable-pip-version-check", "-r", str(pins)]
+    install += ["--ignore-installed", "--disable-pip-version-check", "--no-compile", "-r", str(pins)]
     try:
         done = subprocess.run(install, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired as error:
