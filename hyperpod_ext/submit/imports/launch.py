@@ -75,6 +75,14 @@ class Launch:
         """Nodes, as written."""
         return next((self.options[name] for name in _NODES if name in self.options), None)
 
+    def on_each_node(self, count: int, nodes: int) -> int:
+        """Of `count` workers that it starts, those of one node: accelerate counts those of all its machines."""
+        if self.launcher != "accelerate":
+            return count
+        named = self.nodes or ""
+        machines = int(named) if named.isdecimal() and int(named) else nodes
+        return count // machines if count % machines == 0 else count
+
     def starts(self) -> dict[str, Any]:
         """What it starts, as fields of a spec: a script with its arguments, or a command once for each worker."""
         if self.is_module:
@@ -93,11 +101,21 @@ _FORKED = "hyperpod_ext.runtime.prefork"
 """What rendered jobs have between `hyperpodrun` and their script."""
 
 
+_LAUNCHERS = ("torchrun", "hyperpodrun", "deepspeed", "composer")
+
+
+def launcher_in(words: Sequence[str]) -> str | None:
+    """The first launcher among `words`, whatever it starts."""
+    names = [word.rpartition("/")[2] for word in words]
+    found = [name for name in names if name in _LAUNCHERS]
+    return found[0] if found else "accelerate" if "accelerate launch" in " ".join(names) else None
+
+
 def parse_launch(words: Sequence[str]) -> Launch | None:
     """What `words` start, or None where that is no Python file."""
     for at, word in enumerate(words):
         name = word.rpartition("/")[2]
-        if name in ("torchrun", "hyperpodrun", "deepspeed", "composer"):
+        if name in _LAUNCHERS:
             return _with_options(name, word, words[at + 1 :], words[:at])
         if name == "accelerate" and words[at + 1 : at + 2] == ["launch"]:
             return _with_options(name, word, words[at + 2 :], words[:at])
@@ -121,7 +139,7 @@ def _python(program: str, rest: list[str], before: list[str]) -> Launch | None:
             found = _with_options("torchrun", program, rest, before)
         if module in ("accelerate.commands.launch", "deepspeed.launcher.runner"):
             found = _with_options(module.partition(".")[0], program, rest, before)
-    elif rest and rest[0].rpartition("/")[2] in ("torchrun", "hyperpodrun", "deepspeed", "composer"):
+    elif rest and rest[0].rpartition("/")[2] in _LAUNCHERS:
         found = _with_options(rest[0].rpartition("/")[2], program, rest[1:], before)
     elif rest and rest[0].endswith(".py"):
         found = Launch("python", rest[0], rest[1:], before=before, program=program)

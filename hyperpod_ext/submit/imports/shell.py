@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import fnmatch
 import operator
+import posixpath
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from hyperpod_ext.submit.imports.shell_parts import assigned_in, branch, end_of,
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _CLUSTER = "/opt/sagemaker_cluster"
-_QUIET = {"set", "echo", ":", "true", "["}
+_QUIET = {"set", "echo", ":", "true", "[", "wait"}
 _MAKES = {"mkdir", "touch", "chmod", "ln", "cp", "mv", "rm"}
 """Commands that do the same wherever the first node runs them: no variables of the script change what they do."""
 _EMPTY = r"\[\[?\s*(!?)\s*-([nz])\s+\"?\$\{?([A-Za-z_]\w*)(?::?-)?\}?\"?\s*\]\]?"
@@ -26,6 +27,8 @@ _OF_SLURM = r"\$\{?SLURM_\w+\}?"
 _NUMERIC = {"-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le}
 _NUMERIC |= {"-gt": operator.gt, "-ge": operator.ge}
 
+_DEEPEST = 8
+"""How deep functions that call each other are followed."""
 _SIGNS = {"<": "-lt", "<=": "-le", ">": "-gt", ">=": "-ge", "==": "-eq", "!=": "-ne"}
 
 
@@ -42,6 +45,10 @@ class Script:
     """Commands before the first step that make folders and files, whose words are all known."""
     strict: bool = False
     """Whether a command that fails ends the script, `set -e`."""
+    hidden: list[tuple[str, int]] = field(default_factory=list)
+    """Steps in loops and the like, which are not followed."""
+    folders: list[str | None] = field(default_factory=list)
+    """Where each step is run, if the script has gone to a folder that is known."""
     in_background: set[int] = field(default_factory=set)
     """Lines of steps that others run beside."""
     literal: set[str] = field(default_factory=set)
@@ -90,6 +97,11 @@ class _Reader:
         """The variable that is being assigned."""
         self.moved = False
         """Whether it has left the folder that it was submitted from."""
+        self._functions: dict[str, Any] = {}
+        self._called: list[str] = []
+        """Functions that are being followed, the innermost last."""
+        self._arguments: list[str] | None = None
+        """Those of the innermost function; None outside, where sbatch may be given some for the file."""
 
     def walk(self, node: Any) -> None:
         for child in node.named_children:
@@ -134,19 +146,73 @@ class _Reader:
                 self._case(node, line, text)
             case "unset_command":
                 self._unset(node, line, text)
-            case "compound_statement" | "variable_assignments" | "subshell":
+            case "compound_statement" | "variable_assignments":
                 self.walk(node)
+            case "subshell":
+                folder, moved = self.values.get("PWD"), self.moved
+                self.walk(node)
+                self._go_to(folder, moved)
+            case "function_definition":
+                self._define(node)
             case "test_command":
                 return
             case _:
                 self._not_followed(node, line, text)
 
     def _not_followed(self, node: Any, line: int, text: str) -> None:
-        """A loop, a function: what it sets is not known from here on."""
+        """A loop, a command: what it sets is not known from here on."""
         self.found.others.append((text, line))
+        if node.type != "command" and self._has_step(node):
+            self.found.hidden.append((text, line))
         for name in assigned_in(node):
             self.values.pop(name, None)
             self.found.exports.pop(name, None)
+
+    def _define(self, node: Any) -> None:
+        name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
+        if name is not None and body is not None:
+            self._functions[name.text.decode()] = body
+
+    def _call(self, name: str, arguments: list[str]) -> None:
+        """What a function does, as if its lines stood here."""
+        before, self._arguments = self._arguments, arguments
+        self._called.append(name)
+        self._statement(self._functions[name])
+        self._called.pop()
+        self._arguments = before
+
+    def _has_step(self, node: Any, depth: int = 0) -> bool:
+        """Whether a step is somewhere in it, or in a function that it calls."""
+        left = [node]
+        while left:
+            one = left.pop()
+            if one.type == "command":
+                words = [child.text.decode() for child in one.children if child.type != "variable_assignment"]
+                body = self._functions.get(words[0]) if words else None
+                if self._starts(words) or (body is not None and depth < _DEEPEST and self._has_step(body, depth + 1)):
+                    return True
+            left += one.named_children
+        return False
+
+    def _go_to(self, folder: list[str] | None, moved: bool) -> None:
+        self.moved = moved
+        if folder is None:
+            self.values.pop("PWD", None)
+        else:
+            self.values["PWD"] = folder
+
+    def _changes_folder(self, words: list[str]) -> bool:
+        """Whether `cd` goes to a folder that is known; then later words are read from there."""
+        if words[0] != "cd" or len(words) != 2 or re.search(r"[`*?~]", words[1]):
+            return False
+        if re.fullmatch(r"\$\{?SLURM_SUBMIT_DIR\}?", words[1]) and not self.moved:
+            return True  # where it begins
+        here = " ".join(self.values.get("PWD", []))
+        if "$" in words[1] or not (words[1].startswith("/") or here.startswith("/")):
+            return False
+        folder = posixpath.normpath(posixpath.join(here, words[1]))
+        self._go_to([folder], [folder] != self.values.get("SLURM_SUBMIT_DIR"))
+        return True
 
     def _unset(self, node: Any, line: int, text: str) -> None:
         names = [child.text.decode() for child in node.named_children if child.type == "variable_name"]
@@ -213,7 +279,7 @@ class _Reader:
         self.found.notes.append((text, line))
 
     def _command(self, node: Any, line: int, text: str) -> None:
-        words = [word for child in node.children if child.is_named for word in self._words(child)]
+        words = self._words_of(node)
         named = [child for child in node.named_children if child.type == "variable_assignment"]
         called = node.child_by_field_name("name")
         if called is not None and (
@@ -224,7 +290,7 @@ class _Reader:
             named = [one for one in named if one not in apart]
             first = (named or [called])[0]
             line, text = first.start_point[0] + 1, text.encode()[first.start_byte - node.start_byte :].decode()
-            words = [word for child in node.children if child.is_named for word in self._words(child)]
+            words = self._words_of(node)
             self.line = line
         given, words = _variables_of_env(words)
         head = [word.rpartition("/")[2] for word in words]
@@ -239,6 +305,11 @@ class _Reader:
                 self.found.exports[assigned] = (" ".join(self.values[assigned]), line)
         if step:
             self.found.steps.append((words, line))
+            self.found.folders.append(" ".join(self.values["PWD"]) if self.moved and "PWD" in self.values else None)
+        elif head and words[0] in self._functions and words[0] not in self._called and len(self._called) < _DEEPEST:
+            self._call(words[0], words[1:])
+        elif head and self._changes_folder(words):
+            return
         elif head[:1] == ["set"] and ("errexit" in words or any(re.fullmatch(r"-[a-z]*e[a-z]*", w) for w in words)):
             self.found.strict = True
         elif head[:1] == ["set"] and (
@@ -248,7 +319,8 @@ class _Reader:
         elif head and words[0] in _MAKES and not self.moved and not self.found.steps and is_known(words):
             self.found.prepare.append(words)
         elif not head or head[0] not in _QUIET:
-            self.moved |= head[:1] in (["cd"], ["pushd"])
+            if head[:1] in (["cd"], ["pushd"], ["popd"]):
+                self._go_to(None, True)
             if head[:1] in (["source"], ["."]) and is_known(words):
                 text = " ".join(words)  # with the values of its variables
             self._not_followed(node, line, text)
@@ -362,6 +434,8 @@ class _Reader:
                 return [text[1:-1]]
             case "string":
                 inner = text[1:-1].replace("\\\n", "")
+                if inner == "$@":
+                    return self._given()
                 if array := re.fullmatch(r"\$\{(\w+)\[@\]\}", inner):
                     return self._array(array[1])
                 return [self._expand(inner).replace('\\"', '"')]
@@ -373,13 +447,51 @@ class _Reader:
                 return [word]
             case "command_name":
                 return [word for child in node.children for word in self._words(child)]
+            case "command_substitution":
+                known = self._of_path(text.strip("$`()").strip())
+                return [text if known is None else known]
             case "arithmetic_expansion":
                 return [self._expand(text)]
+            case "simple_expansion" if text in ("$@", "$*"):
+                return self._given()
             case "simple_expansion" | "expansion":
                 if array := re.fullmatch(r"\$\{(\w+)\[[@*]\]\}", text):
                     return self._array(array[1])
                 return split_words(self._expand(text))
         return [self._expand(text).replace("\\", "") if "$(" not in text else text]
+
+    def _given(self) -> list[str]:
+        """`$@`: the arguments of the function, or of the file."""
+        if self._arguments is None:
+            self._note("$@: arguments that sbatch is given for the file: taken as none")
+        return list(self._arguments or [])
+
+    def _argument(self, name: str) -> str:
+        """`$1`: an argument of the function, or of the file."""
+        if self._arguments is not None:
+            return self._arguments[int(name) - 1] if int(name) <= len(self._arguments) else ""
+        self._note(f"${name}: an argument that sbatch is given for the file: taken as empty ({HOW.format(name=name)})")
+        return ""
+
+    def _note(self, text: str) -> None:
+        """Once, where a value is used that nothing in the file gives."""
+        if not any(text == other for other, _line in self.found.notes):
+            self.found.notes.append((text, self.line))
+
+    def _words_of(self, command: Any) -> list[str]:
+        """Words of a command; the parser takes `$A/$1` for two, and nothing is between them."""
+        found: list[str] = []
+        children = [child for child in command.children if child.is_named and not child.type.endswith("redirect")]
+        at = 0
+        while at < len(children):
+            first = last = children[at]
+            while at + 1 < len(children) and children[at + 1].start_byte == last.end_byte:
+                at, last = at + 1, children[at + 1]
+            at += 1
+            text = command.text[first.start_byte - command.start_byte : last.end_byte - command.start_byte].decode()
+            joined = first is not last and first.type != "variable_assignment"
+            found += split_words(self._expand(text)) if joined else self._words(first)
+        return found
 
     def _array(self, name: str) -> list[str]:
         """One that nothing has set is empty: arrays do not come from the environment."""
@@ -403,14 +515,18 @@ class _Reader:
     def _value(self, part: str) -> str:
         if part.startswith("$(("):
             return self._worked_out(part)
+        if part.startswith("$("):
+            return self._of_path(part[2:-1]) or part
         match = re.fullmatch(r"\$(?:\{(\w+)(?:(:?[-=])(.*))?\}|(\w+))", part, re.DOTALL)
         if match is None:
             return part
         name = match[1] or match[4]
         if name in self.values and (self.values[name] != [""] or not (match[2] or "").startswith(":")):
             return " ".join(self.values[name])
+        if name.isdecimal() and int(name) and name not in self.values and (match[2] is None or self._arguments):
+            return self._argument(name)
         if match[2] is None:
-            return "" if name in self.values or name.isdecimal() else part
+            return "" if name in self.values else part
         if name == self._sets and name.endswith("PATH") and "=" not in match[2]:
             return part  # the nodes have one of their own
         default = self._expand(match[3]).strip("\"'")
@@ -418,6 +534,23 @@ class _Reader:
         if "=" in match[2]:
             self.values[name] = [default]
         return default
+
+    def _of_path(self, command: str) -> str | None:
+        """What `pwd`, `dirname A`, `basename A` and `cd A && pwd` print, where the path is known."""
+        words = [self._expand(word.strip("\"'")) for word in command.split()]
+        if any(re.search(r"[$`*?~]", word) for word in words):
+            return None
+        here = " ".join(self.values.get("PWD", []))
+        match words:
+            case ["pwd"] | ["pwd", "-P"]:
+                return here or None
+            case ["dirname", path] if path.startswith("/"):
+                return posixpath.dirname(path.rstrip("/")) or "/"
+            case ["basename", path]:
+                return posixpath.basename(path.rstrip("/"))
+            case ["cd", path, "&&", "pwd"] if (here or path).startswith("/"):
+                return posixpath.normpath(posixpath.join(here, path))
+        return None
 
     def _worked_out(self, part: str) -> str:
         """`$((2 * NODES))`, if all of it is known; else as it is written."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 import shlex
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import ConfigError, Problem
 from hyperpod_ext.submit.contract.rank_variables import changes_ranks, is_of_ranks
 from hyperpod_ext.submit.imports.launch import Launch
+from hyperpod_ext.submit.imports.placeholders import HOW, names_in
 from hyperpod_ext.submit.imports.shell import Script, read_script
 from hyperpod_ext.submit.imports.shell_parts import shown
 from hyperpod_ext.submit.kubernetes.imports.import_pod import place_script
@@ -56,7 +58,8 @@ def import_sbatch(text: str, source: str, values: Mapping[str, Any] | None = Non
     document: dict[str, Any] = {"mode": "plain", "slurm": {}}
     left_out: list[str] = []
     # nodes first: tasks are counted by them
-    for name, value, line_number in sorted(_options(text), key=lambda option: option[0] != "nodes"):
+    order = {"nodes": 0, "ntasks-per-node": 1}
+    for name, value, line_number in sorted(_options(text), key=lambda option: order.get(option[0], 2)):
         left_out = []
         _take(document, name, value, left_out)
         left += [f"{source}:{line_number}: {one}" for one in left_out]
@@ -149,7 +152,9 @@ def _take(document: dict[str, Any], name: str, value: str, left: list[str]) -> N
             document["tasks"] = value
             if value != "1":
                 left.append(f"--ntasks-per-node={value}: one task a node starts the workers")
-        case "ntasks" if value.isdecimal() and int(value) > 0 and int(value) % document.get("nodes", 1) == 0:
+        case "ntasks" if (
+            value.isdecimal() and int(value) > 0 and int(value) % _nodes_of(int(value), document, left) == 0
+        ):
             tasks = int(value) // document.get("nodes", 1)
             document.setdefault("tasks", str(tasks))
             if tasks != 1:
@@ -167,10 +172,14 @@ def _take(document: dict[str, Any], name: str, value: str, left: list[str]) -> N
                 if equals and re.fullmatch(r"[A-Za-z_]\w*", variable):
                     document.setdefault("env", {})[variable] = text
             others = [variable for variable, equals, _text in pairs if not equals and variable != "ALL"]
+            if value == "ALL":
+                return  # so sbatch has it
             why = (
                 f"of the submitter's variables, {', '.join(others)} alone are passed there" if others else "in env now"
             )
             left.append(f"--export={value}: {why}")
+        case "chdir" if value in (".", "./", "$PWD", "$(pwd)"):
+            return
         case "signal":
             left.append(f"--signal={value}: the rendered file asks for its own, before the time limit")
         case "requeue" | "no-requeue":
@@ -185,6 +194,16 @@ def _take(document: dict[str, Any], name: str, value: str, left: list[str]) -> N
             left.append(f"--{name}{'=' if value else ''}{value}: {REFUSED_OF_BATCH[name][0]}")
         case _:
             slurm.setdefault("sbatch", {})[name] = value
+
+
+def _nodes_of(tasks: int, document: dict[str, Any], left: list[str]) -> int:
+    """Nodes of a file that may name tasks alone: Slurm counts them by the tasks of a node."""
+    each = document.get("tasks", "")
+    if "nodes" not in document and each.isdecimal() and int(each) and tasks % int(each) == 0:
+        document["nodes"] = tasks // int(each)
+    elif "nodes" not in document and tasks > 1:
+        left.append(f"nodes: the file names {tasks} tasks and no nodes, which Slurm counts by them; 1 is taken")
+    return int(document.get("nodes", 1))
 
 
 def _seconds(match: re.Match[str]) -> int:
@@ -202,19 +221,21 @@ _SRUN_QUIET = {"label", "no-container-mount-home", "cpu-bind", "unbuffered"}
 
 def _commands(text: str, document: dict[str, Any], left: list[str], source: str, given: Mapping[str, str]) -> None:
     """What the file runs: exports become variables, srun's options fields, and its launcher script and arguments."""
+    given = _of_folder(given)
     script = read_script(text, source, {**_set_by_slurm(document), **given})
     left += [f"{source}:{line or 1}: {note}" for note, line in script.notes]
+    on_nodes: list[tuple[str, str]] = []
     for name, (value, line) in script.exports.items():
         if name.startswith("HPX_"):
             left.append(f"{source}:{line}: export {name}: the launcher sets it")
-        elif not re.search(r"\$[\w({]|`", value):
+        elif not _at_run_time(value):
             document.setdefault("env", {})[name] = value
         elif "\n" in value or "[" in value or "RANDOM" in value:
             left.append(f"{source}:{line}: export {name}={value[:80]}: is worked out by bash when the job runs")
         else:
             quoted = value.replace('"', '\\"') if "$(" not in value else value
             document["slurm"].setdefault("setup", []).append(f'export {name}="{quoted}"')
-            left.append(f"{source}:{line}: export {name}: is worked out on each node, by slurm.setup, not on the first")
+            on_nodes.append((f"{source}:{line}: export {name}: is worked out on each node, by slurm.setup", value))
     for words in script.prepare:
         # a line of `before` that fails ends the job, as here only with `set -e`
         command = shlex.join(words) + ("" if script.strict else " || true")
@@ -258,7 +279,11 @@ def _commands(text: str, document: dict[str, Any], left: list[str], source: str,
     own_job = {("jobid", name) for name in ("$SLURM_JOB_ID", "$SLURM_JOBID", "${SLURM_JOB_ID}", "${SLURM_JOBID}")}
     as_rendered = {"ntasks": nodes, "nodes": nodes, "ntasks-per-node": "1", "tasks-per-node": "1"}
     options = [one for one in step.options if as_rendered.get(one[0]) != one[1] and one not in own_job]
-    _srun(options, document, left, where)
+    _srun(options, document, left, where, given)
+    left += [f"{one}, not on the first" for one, value in on_nodes if "image" in document or _OWN_OF_NODE.search(value)]
+    folder = script.folders[steps.index(step)]
+    if folder is not None and "image" not in document:
+        document.setdefault("working_dir", folder)  # in a container, a step begins in that of the image
     tasks = tasks_of(step, document.get("nodes", 1), tasks)
     if step.launch is None:
         words = [word if word in script.literal else unescaped(word) for word in step.program]
@@ -271,10 +296,34 @@ def _commands(text: str, document: dict[str, Any], left: list[str], source: str,
         _launched(step.launch, tasks, document, left, where)
         words = [step.launch.script, *step.launch.args, step.launch.interpreter or ""]
     left += [
-        f"{where}: {word}: is worked out when the job runs; the spec passes it as text"
+        f"{where}: {word}: is worked out when the job runs; the spec passes it as text{_hint(word)}"
         for word in [*words, document.get("image", ""), document.get("working_dir", "")]
-        if re.search(r"\$[\w({]|`", word)
+        if _at_run_time(word)
     ]
+
+
+_OF_RANKS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "HOSTNAME"}
+_OWN_OF_NODE = re.compile(r"`|\$\(|\$\{?(HOST|SLURMD_|SLURM_(NODEID|PROCID|LOCALID|TASK)|RANDOM|BASH|PPID|UID)")
+"""What is other on each node, or in each of its processes."""
+_FOLDER = re.compile(r"\$\{?(PWD|SLURM_SUBMIT_DIR)\b|\$\(\s*pwd\b|`pwd`|\$\(cd ")
+
+
+def _at_run_time(text: str) -> bool:
+    return re.search(r"\$[\w({]|`", text) is not None
+
+
+def _hint(text: str) -> str:
+    """How what `text` refers to can be given."""
+    if _FOLDER.search(text):
+        return " (give the folder that it is submitted from with --set PWD=/FOLDER)"
+    names = [name for name in names_in(text) if not name.startswith("SLURM") and name not in _OF_RANKS]
+    return f" ({HOW.format(name=names[0])})" if names and not re.search(r"\$\(|\[", text) else ""
+
+
+def _of_folder(given: Mapping[str, str]) -> dict[str, str]:
+    """With the folder that it is submitted from under both of its names."""
+    folder = given.get("PWD") or given.get("SLURM_SUBMIT_DIR")
+    return {**given, "PWD": folder, "SLURM_SUBMIT_DIR": folder} if folder else dict(given)
 
 
 def _before(step: Step, script: Script) -> str | None:
@@ -322,9 +371,7 @@ def _launched(launch: Launch, tasks: str | None, document: dict[str, Any], left:
     nodes = document.get("nodes", 1)
     if workers is not None and workers.isdecimal() and int(workers) > 0:
         count = int(workers)
-        if launch.launcher == "accelerate" and count % nodes == 0:
-            count //= nodes
-        document["workers_per_node"] = count
+        document["workers_per_node"] = launch.on_each_node(count, nodes)
     elif workers is not None:
         count = document.get("workers_per_node", 1)
         left.append(f"{where}: workers_per_node: {workers} depends on the node; {count} is taken")
@@ -334,7 +381,8 @@ def _launched(launch: Launch, tasks: str | None, document: dict[str, Any], left:
         count = document.setdefault("workers_per_node", 1)
         left.append(f"{where}: workers_per_node: {count} is taken, as the command of {launch.launcher} names none")
     for name, value in launch.other_options().items():
-        left.append(f"{where}: --{name} {value} of {launch.launcher}: a spec has no field that says it")
+        said = f"--{name} {value}".rstrip()
+        left.append(f"{where}: {said} of {launch.launcher}: a spec has no field that says it")
     if launch.nodes is not None and launch.nodes.isdecimal() and int(launch.nodes) != nodes:
         left.append(f"{where}: the launcher's {launch.nodes} nodes: --nodes is {nodes}, which counts")
     elif launch.nodes is not None and ":" in launch.nodes:
@@ -367,7 +415,9 @@ def _set_by_slurm(document: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _srun(options: list[tuple[str, str]], document: dict[str, Any], left: list[str], where: str) -> None:
+def _srun(
+    options: list[tuple[str, str]], document: dict[str, Any], left: list[str], where: str, given: Mapping[str, str]
+) -> None:
     document["slurm"]["auto_resume"] = False
     for name, value in options:
         match name:
@@ -381,17 +431,19 @@ def _srun(options: list[tuple[str, str]], document: dict[str, Any], left: list[s
                 for mount in value.split(","):
                     host, _, inside = mount.partition(":")
                     inside, _, flags = (inside or host).partition(":")
-                    if re.search(r"\$[\w({]|`", mount):
-                        left.append(
-                            f"{where}: volume {mount}: is worked out when the job runs; the spec has it as text"
-                        )
+                    if host.startswith(".") and "PWD" in given:
+                        host = posixpath.normpath(posixpath.join(given["PWD"], host))
                     if host.startswith("/") and inside.startswith("/"):
                         volume = {"kind": "host", "path": inside, "host_path": host}
                         document.setdefault("volumes", []).append(
                             volume | ({"read_only": True} if flags == "ro" else {})
                         )
+                        if _at_run_time(mount):
+                            how = "is worked out when the job runs; the spec has it as text"
+                            left.append(f"{where}: volume {mount}: {how}{_hint(mount)}")
                     else:
-                        left.append(f"{where}: volume {mount}: the folder is worked out when the job runs")
+                        how = _hint("$PWD" if host.startswith(".") else mount)
+                        left.append(f"{where}: volume {mount}: its folder is known only when the job runs{how}")
             case "export":
                 for one in value.split(","):
                     variable, equals, text = one.partition("=")
@@ -405,7 +457,10 @@ def _srun(options: list[tuple[str, str]], document: dict[str, Any], left: list[s
                 overlay = document.setdefault("overlay", {}).setdefault("slurm", {})
                 overlay.setdefault("srun", {})[name] = value
             case _ if name not in _SRUN_QUIET:
-                left.append(f"{where}: srun --{name}{'=' if value else ''}{value}: a spec has no field that says it")
+                why = "a spec has no field that says it"
+                if name in REFUSED_OF_STEP:
+                    why = "the rendered step has its own, an agent or launcher on each node with the job's files"
+                left.append(f"{where}: srun --{name}{'=' if value else ''}{value}: {why}")
 
 
 def _is_carried(name: str, value: str) -> bool:

@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hyperpod_ext.errors import ConfigError, Problem
-from hyperpod_ext.submit.imports.launch import Launch, parse_launch
+from hyperpod_ext.submit.imports.launch import Launch, launcher_in, parse_launch
+from hyperpod_ext.submit.imports.placeholders import HOW, names_in
 from hyperpod_ext.submit.imports.shell import Script
 from hyperpod_ext.submit.kubernetes.imports.command import SHELLS, Started, read_words
 
@@ -35,7 +36,6 @@ _FLAGS |= {"container-writable", "container-readonly", "container-entrypoint", "
 _STARTED_BY = {"exec", "time", "command"}
 """Words before srun that change nothing for what it starts."""
 _SOME_NODES = ("nodelist", "exclude", "relative", "multi-prog", "het-group", "nodefile")
-_STEP = re.compile(r"\b(srun|torchrun|torch\.distributed)\b")
 _MPI = re.compile(r"(?:^|[\s;&|/])(mpirun|mpiexec)\b")
 
 
@@ -125,9 +125,17 @@ def raw_step(steps: Sequence[Step], script: Script, nodes: int, tasks: str | Non
     Raises:
         ConfigError: it has none, several, or one that a command is not.
     """
-    if not steps or any(_STEP.search(text) for text, _line in script.others):
+    if not steps or script.hidden:
         raise _no_step(script, source)
     step = steps[-1]
+    if (launcher := launcher_in(step.program)) is not None and (missing := _unset_names(step.program)):
+        what = f"{launcher} starts no file that can be told: nothing in the file sets {{name}}"
+        raise ConfigError(
+            [
+                Problem(what.format(name=name), source=source, line=step.line, hint=HOW.format(name=name))
+                for name in missing
+            ]
+        )
     count = tasks_of(step, nodes, tasks)
     some = next((name for name in _SOME_NODES if step.option(name) is not None), None)
     on = step.option("nodes")
@@ -148,6 +156,12 @@ def raw_step(steps: Sequence[Step], script: Script, nodes: int, tasks: str | Non
     raise ConfigError([Problem(f"{why} ({step.shown()})", source=source, line=step.line, hint=hint)])
 
 
+def _unset_names(words: Sequence[str]) -> list[str]:
+    """Variables that the words need and that nothing sets, besides those that each task has."""
+    text = re.sub(r"\$\([^()]*\)|`[^`]*`", "", " ".join(words))
+    return [name for name in dict.fromkeys(names_in(text)) if not name.startswith("SLURM")]
+
+
 def tasks_of(step: Step, nodes: int, of_file: str | None) -> str | None:
     """Tasks of a node: those of the step count, then those of the file."""
     if (found := step.option("ntasks-per-node", "tasks-per-node")) is not None:
@@ -160,11 +174,11 @@ def tasks_of(step: Step, nodes: int, of_file: str | None) -> str | None:
 
 def _no_step(script: Script, source: str) -> ConfigError:
     hint = "run it with sbatch as before; import reads files that train by srun or a launcher"
+    for text, line in script.hidden:
+        message = f"a step is in what is not followed, a loop or the like: {text.strip().splitlines()[0][:80]}"
+        hint = "write it outside, with the values that it has, or write a spec"
+        return ConfigError([Problem(message, source=source, line=line, hint=hint)])
     for text, line in script.others:
-        if _STEP.search(text):
-            message = "the step is in a loop, a function or a condition, which is not followed"
-            hint = "write it outside, with the values that it has, or write a spec"
-            return ConfigError([Problem(message, source=source, line=line, hint=hint)])
         if found := _MPI.search(text):
             message = f"{found[1]} starts the processes of all nodes from the first one; a spec's command is on each"
             return ConfigError([Problem(message, source=source, line=line, hint=hint)])

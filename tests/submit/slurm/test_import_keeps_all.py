@@ -13,7 +13,7 @@ from hyperpod_ext.submit.slurm.script import job_script
 
 LAUNCHER = {"nnodes", "nproc-per-node", "rdzv-id", "rdzv-backend", "rdzv-endpoint", "rdzv-conf", "node-rank"}
 LAUNCHER |= {"master-addr", "master-port", "num-machines", "num-processes", "machine-rank", "main-process-ip"}
-LAUNCHER |= {"main-process-port", "standalone", "nproc"}
+LAUNCHER |= {"main-process-port", "standalone", "nproc", "world-size"}
 """The rendered file has them in words of its own; numbers of nodes and workers are compared below."""
 SHOWN = {"label", "unbuffered", "cpu-bind", "no-container-mount-home", "container-workdir", "export"}
 """How srun shows output, what the rendered file always says, and what is compared below."""

@@ -8,6 +8,7 @@ from hyperpod_ext.submit.import_any import import_file
 from hyperpod_ext.submit.kubernetes.imports.import_job import Imported
 
 pytest.importorskip("tree_sitter_bash")
+HEAD = "#!/bin/bash\n#SBATCH --job-name=a --nodes=2"
 STEP = 'srun torchrun --nproc_per_node=$N train.py --size "$SIZE"'
 
 
@@ -99,8 +100,53 @@ def test_an_environment_whose_path_is_known_is_made(line: str) -> None:
         ("if [ -f /a ]; then\n  export A=1\n  B=2\nfi", "A, B: set under a condition that is taken as no"),
         ('if [ -n "$IMAGE" ]; then\n  export A=1\nfi', "A: set under a condition that is taken as no"),
         ("for i in 1; do\n  export A=$i\ndone", "for i in 1; do (exports A): a command besides the step"),
-        ("f() {\n  export A=1\n}\nf", "f() { (exports A): a command besides the step"),
     ],
 )
 def test_what_is_not_run_is_named_with_what_it_would_set(lines: str, named: str) -> None:
     assert named in "\n".join(read("SIZE=s", lines).left_out)
+
+
+def test_a_function_is_followed_where_it_is_called() -> None:
+    lines = ['say() { export A="$1" B="$2"; }', "never() { export C=1; }", "say 1 'x y'"]
+    found = read("SIZE=s", *lines)
+    assert (found.job.env, found.left_out) == ({"A": "1", "B": "x y"}, [])
+    run = ["run() {", 'srun --nodelist=$NODE composer --nproc 8 --node_rank $1 t.py "${@}"', "}"]
+    loop = ["for ((R=1; R<2; R++)); do", "NODE=${NODES[$R]}; run $R &", "done", "NODE=${NODES[0]}; run 0"]
+    found = import_file("\n".join([HEAD, *run, *loop]), "a.sbatch")
+    assert (found.job.script, found.job.workers_per_node, found.job.nodes) == ("t.py", 8, 2)
+    assert "for ((R=1; R<2; R++)); do: a command besides the step is not run" in "\n".join(found.left_out)
+    assert "srun --nodelist=" in "\n".join(found.left_out)
+
+
+def test_arguments_of_the_file_are_named_and_can_be_given() -> None:
+    line = 'srun torchrun t.py --data $1/$2 "$@"'
+    found = import_file(f"{HEAD}\n{line}\n", "a.sbatch")
+    assert found.job.args == ("--data", "/")
+    for name in ("$1", "$2", "$@"):
+        assert f"{name}: a" in "\n".join(found.left_out)
+    found = import_file(f"{HEAD}\n{line}\n", "a.sbatch", {"1": "/fsx", "2": "c4"})
+    assert found.job.args == ("--data", "/fsx/c4")
+
+
+@pytest.mark.parametrize(
+    ("lines", "values", "args"),
+    [
+        (["cd /fsx/a", "cd ../b"], {}, ("/fsx/b", "/fsx/b/t", "/fsx")),
+        (["cd sub"], {"PWD": "/fsx"}, ("/fsx/sub", "/fsx/sub/t", "/fsx")),
+        (["(cd /x && make)"], {"PWD": "/fsx/a"}, ("/fsx/a", "/fsx/a/t", "/fsx")),
+        (['cd "${SLURM_SUBMIT_DIR}"'], {}, ("$(pwd)", "$PWD/t", '$(dirname "$PWD")')),
+        (["cd $SLURM_SUBMIT_DIR"], {"PWD": "/fsx/a"}, ("/fsx/a", "/fsx/a/t", "/fsx")),
+    ],
+)
+def test_the_folder_that_the_file_is_in_is_followed(lines: list[str], values: dict[str, str], args: object) -> None:
+    last = 'srun torchrun t.py $(pwd) "$PWD/t" $(dirname "$PWD")'
+    found = import_file("\n".join([HEAD, *lines, last]), "a.sbatch", values)
+    assert found.job.args == args
+    assert found.job.working_dir == (args[0] if lines[0].startswith(("cd /", "cd sub")) else None)  # type: ignore[index]
+    assert not any("cd " in one for one in found.left_out)
+    assert any("--set PWD=" in one for one in found.left_out) == ("$(pwd)" in args)  # type: ignore[operator]
+
+
+def test_a_folder_that_is_not_known_is_named() -> None:
+    named = "\n".join(read("SIZE=s", "cd $UNKNOWN/src").left_out)
+    assert "cd $UNKNOWN/src: a command besides the step is not run" in named

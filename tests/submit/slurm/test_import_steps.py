@@ -56,8 +56,12 @@ def test_the_port_of_the_file_is_kept_and_other_variables_of_ranks_are_named() -
         (["srun ./a", "srun ./b"], "it has 2 steps, of which none starts a Python file"),
         (["mpirun -n 16 ./all_reduce"], "mpirun starts the processes of all nodes from the first one"),
         (["docker build -t a ."], "so it prepares or tests on its first node alone: docker build"),
-        (["srun ./a", "for i in 1 2; do srun python t.py; done"], "the step is in a loop, a function or a condition"),
-        (["run() { srun python t.py; }", "run"], "the step is in a loop, a function or a condition"),
+        (
+            ["srun ./a", "for i in 1 2; do srun python t.py; done"],
+            "a step is in what is not followed, a loop or the like: for i in 1 2",
+        ),
+        (["run() { srun python t.py; }", "for i in 1; do run; done"], "a step is in what is not followed"),
+        (["srun accelerate launch --num_machines 2 $FILE"], "nothing in the file sets FILE (give it with --set FILE="),
         (["srun"], "starts no Python file"),
     ],
 )
@@ -99,6 +103,21 @@ def test_a_launcher_that_names_no_number_is_not_given_one_in_silence() -> None:
 
 def test_options_of_the_interpreter_are_named() -> None:
     assert "options of the interpreter: -O -X dev" in "\n".join(read("srun python -O -u -X dev train.py").left_out)
+
+
+def test_processes_of_accelerate_are_those_of_its_machines() -> None:
+    found = read("srun --nodes=1 --nodelist=$ONE accelerate launch --num_processes 4 --num_machines 1 t.py")
+    assert (found.job.nodes, found.job.workers_per_node) == (2, 4)
+    assert "the launcher's 1 nodes: --nodes is 2, which counts" in "\n".join(found.left_out)
+
+
+def test_nodes_are_counted_by_tasks_as_slurm_does() -> None:
+    text = "#!/bin/bash\n#SBATCH -n 16 {}\nsrun python t.py\n"
+    found = import_file(text.format("--ntasks-per-node=8"), "a.sbatch")
+    assert (found.job.nodes, found.job.workers_per_node) == (2, 8)
+    found = import_file(text.format(""), "a.sbatch")
+    assert found.job.nodes == 1
+    assert "a.sbatch:2: nodes: the file names 16 tasks and no nodes" in "\n".join(found.left_out)
 
 
 def test_tasks_of_the_step_are_its_processes() -> None:

@@ -6,7 +6,6 @@ import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 
 from hyperpod_ext.submit.imports.launch import Launch, parse_launch
 from hyperpod_ext.submit.imports.placeholders import VARIABLE
@@ -105,12 +104,8 @@ def _of_script(text: str, known: Mapping[str, str]) -> Started:
             started.left_out.append(f"export {name}={value[:80]}: is worked out when the job runs")
         else:
             started.exports[name] = value
-    for other, at in script.others:
-        folder = _folder(other, known) if at <= line else None
-        if folder is not None and (folder.startswith("/") or started.folder is not None):
-            started.folder = str(PurePosixPath(started.folder or "/") / folder)
-        else:
-            started.left_out.append(f"{not_run}: {shown(other)}")
+    started.folder = script.folders[chosen] or started.folder
+    started.left_out += [f"{not_run}: {shown(other)}" for other, _line in script.others]
     started.left_out += [f"{not_run}: {shlex.join(one)[:100]}" for one in script.prepare]
     others = [words for at, (words, _line, _started) in enumerate(steps) if at != chosen]
     started.left_out += [f"{not_run}: {shlex.join(words)[:100]}" for words in others]
@@ -129,12 +124,3 @@ def _of_script(text: str, known: Mapping[str, str]) -> Started:
             started.left_out.append(f"{one[:100]}: is worked out when the job runs; the spec has it as text")
     started.missing = list(dict.fromkeys(started.missing))
     return started
-
-
-def _folder(command: str, known: Mapping[str, str]) -> str | None:
-    """Where a `cd` goes, if that is known."""
-    match = re.fullmatch(r"cd\s+([\"']?)([^\s\"'`;&|]+)\1", command.strip())
-    if match is None:
-        return None
-    found = VARIABLE.sub(lambda one: known.get(one[1] or one[3], one[0]), match[2])
-    return None if "$" in found or "~" in found else found

@@ -138,6 +138,8 @@ def read_command(
         raise _not_read("names no command: the image starts by itself, and a spec names a script", "")
     nodes = str(document.get("nodes", 1))
     known = {"NNODES": nodes, "PET_NNODES": nodes, "WORLD_SIZE": nodes, **document.get("env", {})}
+    if "working_dir" in document:
+        known["PWD"] = document["working_dir"]
     started = read_words(words, known, elsewhere)
     found = started.launch
     if found is None and not command:
@@ -182,10 +184,7 @@ def read_command(
             document["launched_least"] = least
     if (workers := found.workers) is not None:
         if workers.isdecimal() and int(workers) > 0:
-            count = int(workers)
-            if found.launcher == "accelerate" and count % document.get("nodes", 1) == 0:
-                count //= document.get("nodes", 1)  # its processes are those of all machines
-            document["launched_workers"] = count
+            document["launched_workers"] = found.on_each_node(int(workers), document.get("nodes", 1))
         elif workers not in ("auto", "gpu"):
             raise _not_read(f"the number of workers is {workers}, which is no number", shlex.join(words))
     elif found.launcher == "python" and found.program:
