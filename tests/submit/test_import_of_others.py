@@ -13,7 +13,9 @@ from public_jobs import PUBLIC
 from hyperpod_ext.config.job.overlay import KubernetesOverlay
 from hyperpod_ext.errors import ConfigError
 from hyperpod_ext.submit.import_any import import_file
+from hyperpod_ext.submit.kubernetes.imports.import_job import Imported
 from hyperpod_ext.submit.kubernetes.own_words import own_words
+from hyperpod_ext.submit.plan import make_plan
 
 TEMPLATE = """\
 apiVersion: v1
@@ -116,6 +118,57 @@ def test_what_is_no_job_is_refused_with_the_reason(text: str, said: str) -> None
     with pytest.raises(ConfigError) as refused:
         import_file(text, "file", {"NUM_NODES": "2", "IMAGE": "a"})
     assert said == "3000" or said in str(refused.value)
+
+
+def job_of(command: str, more: str = "") -> Imported:
+    """Two nodes of a job whose container starts `command`."""
+    container = f"{{name: pytorch, image: repo/a, command: {command}{more}}}"
+    worker = f"Worker: {{replicas: 2, template: {{spec: {{containers: [{container}]}}}}}}"
+    return import_file(
+        f"kind: PyTorchJob\nmetadata: {{name: a}}\nspec: {{pytorchReplicaSpecs: {{{worker}}}}}\n", "a.yaml"
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "named"),
+    [
+        ("cd /a && make && torchrun t.py || sleep 60", "|| sleep 60: is run where the command before it fails"),
+        ("if [ $RANK = 0 ]; then python /prep.py; fi; torchrun t.py", "taken as no, so `python /prep.py` is not run"),
+        ("torchrun --log_dir=/l t.py", "a.yaml:3: --log-dir=/l of torchrun"),
+    ],
+)
+def test_what_a_shell_would_do_besides_is_named(script: str, named: str) -> None:
+    assert named in "\n".join(job_of(f'[sh, -c, "{script}"]').left_out)
+
+
+def test_arguments_of_functions_and_of_env_are_carried() -> None:
+    job = job_of('[bash, -c, "t() { torchrun --nproc_per_node=$1 t.py \\"${@:2}\\"; }; t 4 --a \'b c\'"]').job
+    assert (job.workers_per_node, job.args) == (4, ("--a", "b c"))
+    found = job_of("[env, A=1, torchrun, --nproc_per_node=4, t.py]")
+    assert (found.job.env, found.left_out) == ({"A": "1"}, [])
+
+
+def test_a_command_that_starts_processes_of_its_own_has_the_operators_number() -> None:
+    found = job_of("[bash, /code/train.sh]")
+    assert (found.job.words, found.left_out) == (["bash", "/code/train.sh"], [])
+    assert "nprocPerNode: auto" in make_plan(found.job, target="kubeflow").files["job.yaml"].replace('"', "")
+
+
+def test_an_image_that_the_file_does_not_name_is_named() -> None:
+    text = "kind: TrainJob\nmetadata: {name: a}\nspec:\n  runtimeRef: {name: b, kind: ClusterTrainingRuntime}\n"
+    found = import_file(f"{text}  trainer: {{numProcPerNode: 4, command: [torchrun, /t.py]}}\n", "a.yaml")
+    named = "\n".join(found.left_out)
+    assert "a.yaml:1: image: the file names none" in named
+    assert "runtimeRef" not in named
+
+
+def test_where_pods_differ_is_said_once() -> None:
+    worker = "{replicas: 1, template: {spec: {containers: [{name: a, image: b, command: [torchrun, /t.py]%s}]}}}"
+    text = "kind: PyTorchJob\nmetadata: {name: a}\nspec:\n  pytorchReplicaSpecs:\n"
+    text += f"    Master: {worker % ''}\n    Worker: {worker % ', env: [{name: A, value: x}]'}\n"
+    (said,) = [one for one in import_file(text, "a.yaml").left_out if "env" in one]
+    assert "a.yaml:6: " in said
+    assert "container env A is not in Master" in said
 
 
 HELM = """\

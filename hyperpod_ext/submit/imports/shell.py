@@ -228,12 +228,13 @@ class _Reader:
         text = left.text.decode()
         if left.type == "list":
             done = self._list(left)
+            if done and sign == "||" and not left.children[-1].type.startswith("variable_assignment"):
+                self._on_failure(right)
         elif not _is_condition(left):
             self._statement(left)
             done = True
-            if sign == "||" and not re.match(r"(exit|return|true|:|echo|\{|\()", right.text.decode()):
-                what = f"|| {right.text.decode()[:80]}: is run where the command before it fails: not carried"
-                self.found.notes.append((what, right.start_point[0] + 1))
+            if sign == "||":
+                self._on_failure(right)
         else:
             holds = self._holds(text)
             if holds is None and sign == "&&" and re.match(r"(source|\.)\s", right.text.decode()):
@@ -249,6 +250,11 @@ class _Reader:
             return self._list(right)
         self._statement(right)
         return True
+
+    def _on_failure(self, right: Any) -> None:
+        if not re.match(r"(exit|return|true|:|echo|\{|\()", right.text.decode()):
+            what = f"|| {right.text.decode()[:80]}: is run where the command before it fails: not carried"
+            self.found.notes.append((what, right.start_point[0] + 1))
 
     def _case(self, node: Any, line: int, text: str) -> None:
         """The first pattern that a known value matches."""
@@ -273,10 +279,12 @@ class _Reader:
             text = f"{', '.join(names)}: set under a condition that is taken as no"
             self.found.notes.append((text, branch.start_point[0] + 1))
 
-    def _assume(self, condition: str, yes: bool, line: int) -> None:
+    def _assume(self, condition: str, yes: bool, line: int, body: Sequence[Any] = ()) -> None:
         shown = " ".join(condition.split())[:80]
+        runs = [one.text.decode().splitlines()[0] for one in body if one.type in ("command", "pipeline", "list")]
+        runs = [one for one in runs if one.partition(" ")[0] not in (*_QUIET, "exit")]
         text = f"whether `{shown}` holds is not known here: taken as {'yes' if yes else 'no'}"
-        self.found.notes.append((text, line))
+        self.found.notes.append((text + (f", so `{runs[0][:80]}` is not run" if runs else ""), line))
 
     def _command(self, node: Any, line: int, text: str) -> None:
         words = self._words_of(node)
@@ -292,7 +300,7 @@ class _Reader:
             line, text = first.start_point[0] + 1, text.encode()[first.start_byte - node.start_byte :].decode()
             words = self._words_of(node)
             self.line = line
-        given, words = _variables_of_env(words)
+        given, words = variables_of_env(words)
         head = [word.rpartition("/")[2] for word in words]
         step = self._starts(words)
         if step:
@@ -353,7 +361,7 @@ class _Reader:
             if head is not None and not holds and (holds is None or len(self.found.notes) > before):
                 self._not_set(one, body)
             if holds is None and head is not None:
-                self._assume(head.text.decode(), False, head.start_point[0] + 1)
+                self._assume(head.text.decode(), False, head.start_point[0] + 1, body)
             elif holds:
                 for child in body:
                     self._statement(child)
@@ -434,8 +442,8 @@ class _Reader:
                 return [text[1:-1]]
             case "string":
                 inner = text[1:-1].replace("\\\n", "")
-                if inner == "$@":
-                    return self._given()
+                if every := re.fullmatch(r"\$@|\$\{@(?::(\d+))?\}", inner):
+                    return self._given(int(every[1] or 1))
                 if array := re.fullmatch(r"\$\{(\w+)\[@\]\}", inner):
                     return self._array(array[1])
                 return [self._expand(inner).replace('\\"', '"')]
@@ -460,11 +468,11 @@ class _Reader:
                 return split_words(self._expand(text))
         return [self._expand(text).replace("\\", "") if "$(" not in text else text]
 
-    def _given(self) -> list[str]:
-        """`$@`: the arguments of the function, or of the file."""
+    def _given(self, first: int = 1) -> list[str]:
+        """`$@`, `${@:2}`: the arguments of the function, or of the file."""
         if self._arguments is None:
             self._note("$@: arguments that sbatch is given for the file: taken as none")
-        return list(self._arguments or [])
+        return list(self._arguments or [])[max(first - 1, 0) :]
 
     def _argument(self, name: str) -> str:
         """`$1`: an argument of the function, or of the file."""
@@ -570,7 +578,7 @@ def _is_condition(node: Any) -> bool:
     return node.type in ("test_command", "negated_command") or text.startswith(("test ", "[ "))
 
 
-def _variables_of_env(words: list[str]) -> tuple[dict[str, str], list[str]]:
+def variables_of_env(words: list[str]) -> tuple[dict[str, str], list[str]]:
     """What `env A=1 COMMAND` sets, and the command."""
     given: dict[str, str] = {}
     if words[:1] != ["env"]:

@@ -81,7 +81,8 @@ def _pytorch_job(job: JobConfig) -> str:
         "kubeflow/pytorchjob.yaml.j2",
         title=title(job),
         metadata=_metadata(job, **resume),
-        workers_per_node=job.workers_per_node,
+        # a command that starts processes of its own finds the operator's default in PET_NPROC_PER_NODE
+        workers_per_node="auto" if without_launcher(job) and job.mode == "plain" else job.workers_per_node,
         run_policy=_run_policy(job),
         elastic_policy=_elastic_policy(job),
         roles=[(role, replicas) for role, replicas in roles if replicas],

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from hyperpod_ext.submit.imports.launch import Launch, parse_launch
 from hyperpod_ext.submit.imports.placeholders import VARIABLE
-from hyperpod_ext.submit.imports.shell import read_script
+from hyperpod_ext.submit.imports.shell import read_script, variables_of_env
 from hyperpod_ext.submit.imports.shell_parts import shown
 
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
@@ -41,7 +41,8 @@ def read_words(words: Sequence[str], known: Mapping[str, str], elsewhere: Collec
     if _shell_at(given) is not None:
         started = _of_shell(given, known)
     else:
-        started = Started(parse_launch(given))
+        variables, given = variables_of_env(given)
+        started = Started(parse_launch(given), exports=variables)
         started.missing = list(dict.fromkeys(match[1] or match[3] for one in given for match in VARIABLE.finditer(one)))
     for word in words:
         for name in re.findall(r"(?<!\$)\$\((\w+)\)", word):

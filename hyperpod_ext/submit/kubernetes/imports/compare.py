@@ -46,7 +46,9 @@ def differences(original: dict[str, Any], rendered: dict[str, Any], document: Do
             found.append(document.problem(path, message))
         else:
             found.append(document.problem(path, f"is not carried: {_short(value)}"))
-    return [*found, *_between_groups(original, document)]
+    between = list(_between_groups(original, document))
+    places = {one.path for one in between}
+    return [*(one for one in found if not any(at.startswith(f"{one.path}.") for at in places)), *between]
 
 
 def additions(original: dict[str, Any], rendered: dict[str, Any], document: Document) -> list[Problem]:
@@ -85,11 +87,11 @@ def _between_groups(job: dict[str, Any], document: Document) -> Iterator[Problem
             if {key: str(value) for key, (_at, value) in there.items()} == {k: str(v) for k, (_at, v) in here.items()}:
                 continue
             where = next(iter(here.values()), (at, None))[0]
-            what = (
-                f"{' '.join(shown)} is other than that of {first}"
-                if here
-                else f"has no {' '.join(shown)}, as {first} has"
-            )
+            what = f"{' '.join(shown)} is other than that of {first}"
+            if not there:
+                what = f"{' '.join(shown)} is not in {first}"
+            elif not here:
+                what = f"has no {' '.join(shown)}, as {first} has"
             yield document.problem(where, f"{what}: a spec has one kind of pod, and {name} gets what {first} has")
 
 
@@ -155,6 +157,7 @@ def _walk(value: Any, key: Key, path: Path) -> Iterator[tuple[Key, Path, Any]]:
             elif name == "volumeMounts" and isinstance(below, list):
                 for index, one in enumerate(below):
                     options = {k: v for k, v in one.items() if k not in ("name", "mountPath")}
+                    yield ("volume", str(one.get("mountPath")), "mounted"), (*at, index), True
                     yield from _walk(options, ("volume", str(one.get("mountPath"))), (*at, index))
             elif name in _ROLES:
                 roles = below.items() if isinstance(below, dict) else enumerate(below)

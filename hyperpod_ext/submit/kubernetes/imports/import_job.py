@@ -71,6 +71,7 @@ _OF_SERVER = {"uid", "resourceVersion", "creationTimestamp", "generation", "mana
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _SAME_VALUE = ", which it comes to"
 """Of a variable that refers to others, whose values the spec has."""
+_OF_RUNTIMES = {"kind": "ClusterTrainingRuntime", "apiGroup": "trainer.kubeflow.org"}
 _CLEAN = {"All": "all", "OnlyComplete": "completed", "Running": "completed", "None": "none"}
 
 
@@ -112,6 +113,7 @@ def import_job(text: str, source: str, values: Mapping[str, Any] | None = None) 
     recorded = read_note(metadata) if isinstance(metadata, dict) else None
     if recorded is not None and _still_says(recorded, target, found):
         return Imported(recorded, target)
+    found = _without_defaults(found)
     shape = Shape(document, placeholders=recorded is None)
     found = shape.read(found, path)
     if shape.problems:
@@ -127,7 +129,11 @@ def import_job(text: str, source: str, values: Mapping[str, Any] | None = None) 
     ]
     job = with_job_fields(job, target, found, _rendered(job, target))
     rendered = _rendered(job, target)
-    left += [str(one) for one in differences(found, rendered, _below(document, path))]
+    told = {at for at, said in (("spec.nprocPerNode", "spec.nprocPerNode: "),) if any(said in one for one in left)}
+    left += [str(one) for one in differences(found, rendered, _below(document, path)) if one.path not in told]
+    if job.image is None:
+        line = document.location(path).line
+        left.append(f"{source}:{line}: image: the file names none; write it as image")
     same = [one for one in left if _SAME_VALUE in one]
     left = [one for one in left if _SAME_VALUE not in one]
     more = [str(one) for one in additions(found, rendered, _below(document, path))]
@@ -148,6 +154,16 @@ def _as_written(found: dict[str, Any]) -> dict[str, Any]:
             metadata["annotations"] = {name: value for name, value in notes.items() if name != _LAST_APPLIED}
         kept["metadata"] = metadata
     return kept
+
+
+def _without_defaults(found: dict[str, Any]) -> dict[str, Any]:
+    """Without what a TrainJob says of its runtime as it would be without a word."""
+    spec = found.get("spec")
+    runtime = spec.get("runtimeRef") if isinstance(spec, dict) else None
+    if found.get("kind") != "TrainJob" or not isinstance(spec, dict) or not isinstance(runtime, dict):
+        return found
+    kept = {name: value for name, value in runtime.items() if _OF_RUNTIMES.get(name) != value}
+    return {**found, "spec": {**spec, "runtimeRef": kept}}
 
 
 def _job(document: dict[str, Any], source: str) -> JobConfig:
@@ -181,8 +197,9 @@ def _line_of(text: str, document: Document, path: Path) -> int | None:
         if places:
             return places[0].line
     for word in [word for word in words if (len(word) > 2 and not word.islower()) or word.startswith("--")]:
+        name = word.partition("=")[0]
         for place in document.locations.values():
-            if place.text is not None and word.partition("=")[0] in place.text:
+            if place.text is not None and (name in place.text or name in place.text.replace("_", "-")):
                 return place.line
     return document.location(path).line
 
