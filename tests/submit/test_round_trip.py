@@ -9,9 +9,10 @@ from job_configs import jobs
 
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.runtime import RuntimeConfig
+from hyperpod_ext.submit.contract.targets import get_target
 from hyperpod_ext.submit.contract.yaml_text import read_all
 from hyperpod_ext.submit.kubernetes.schemas import check_yaml
-from hyperpod_ext.submit.plan import find_problems, make_plan
+from hyperpod_ext.submit.plan import find_problems
 
 QUIET = (HealthCheck.too_slow, HealthCheck.filter_too_much)
 DROPS = {
@@ -38,7 +39,7 @@ def mended(job: JobConfig, target: str) -> JobConfig | None:
 
 
 def goes_round(job: JobConfig, target: str) -> None:
-    files = make_plan(job, target=target).files
+    files = get_target(target).render(job, None)  # `mended` has asked the rules
     for name, text in files.items():
         check_yaml(name, text)
     round_trip.goes_round(job, target, dict(files))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hyperpod_ext.config.files.load import load_text
 from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.submit.contract.targets import get_target
 from hyperpod_ext.submit.import_any import import_file
-from hyperpod_ext.submit.plan import make_plan
 
 FILES = {
     "hyperpod-eks": "job.yaml",
@@ -22,4 +22,4 @@ def goes_round(job: JobConfig, target: str, files: dict[str, str]) -> None:
     assert (found.job, found.target, found.left_out) == (job, target, [])
     again = load_text(JobConfig, found.to_yaml())
     assert again == job
-    assert make_plan(again, target=target).files == files
+    assert get_target(target).render(again, None) == files

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import textwrap
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import yaml
 
 _PLAIN = re.compile(r"[A-Za-z/][-A-Za-z0-9_./]*")
+_WIDTH = 10_000
+_LONGEST_KEY = 100
 _OTHER_THAN_TEXT = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"})
 """Words that some reader of YAML 1.1 or 1.2 takes for something else than text."""
 
@@ -25,20 +28,21 @@ class _Dumper(yaml.SafeDumper):
         super().increase_indent(flow, False)
 
 
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = '"'
+def _style(text: str) -> str | None:
     if _PLAIN.fullmatch(text) and text.lower() not in _OTHER_THAN_TEXT:
-        style = ""
-    elif "\n" in text.rstrip("\n") and _is_block(text):
-        style = "|"
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style or None)
+        return None
+    return "|" if "\n" in text.rstrip("\n") and _is_block(text) else '"'
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=_style(text))
 
 
 def _is_block(text: str) -> bool:
-    """Whether a literal block shows `text` as it is: no trailing blanks, no odd characters, no leading blank."""
-    return all(line == line.rstrip() and line.isprintable() for line in text.split("\n")) and not text.startswith(
-        (" ", "\n")
-    )
+    """Whether a literal block shows `text` as it is: no trailing blanks or empty lines, no odd characters."""
+    lines = text.removesuffix("\n").split("\n")
+    shown = all(line == line.rstrip() and line.isprintable() for line in lines)
+    return shown and bool(lines[-1]) and lines[0][:1] > " "
 
 
 _Dumper.add_representer(str, _text)
@@ -51,10 +55,57 @@ def read_all(text: str) -> list[Any]:
 
 def to_yaml(data: object, indent: int = 0) -> str:
     """`data` as YAML in the order it has, each line indented by `indent`; ends without a newline."""
-    dumped = yaml.dump(
-        data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10_000, default_flow_style=False
-    )
-    return textwrap.indent(dumped.rstrip("\n").removesuffix("\n..."), " " * indent)
+    try:
+        first, *rest = _lines(data)
+        pad = "" if isinstance(data, dict | list) else "  "
+        text = "\n".join([first, *(f"{pad}{line}" if line else "" for line in rest)])
+    except _OddError:
+        text = dumped(data)
+    return textwrap.indent(text, " " * indent)
+
+
+def dumped(data: object) -> str:
+    """What PyYAML writes: `to_yaml` writes the same, some ten times faster."""
+    text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=_WIDTH, default_flow_style=False)
+    return text.rstrip("\n").removesuffix("\n...")
+
+
+class _OddError(Exception):
+    """Keys and lines that PyYAML breaks in two."""
+
+
+def _lines(data: object) -> list[str]:
+    if isinstance(data, str):
+        return _words(data)
+    if not isinstance(data, dict | list) or not data:
+        return [str(data) if type(data) is int else dumped(data)]
+    found: list[str] = []
+    for key, value in data.items() if isinstance(data, dict) else (("-", one) for one in data):
+        head = "-" if isinstance(data, list) else f"{_key(key)}:"
+        first, *rest = _lines(value)
+        if isinstance(value, dict | list) and value and isinstance(data, dict):
+            found += [head, f"  {first}"]
+        else:
+            found.append(f"{head} {first}")
+        found += [f"  {line}" if line else "" for line in rest]
+    return found
+
+
+def _key(key: object) -> str:
+    if not isinstance(key, str) or len(key) > _LONGEST_KEY or not key or not key.isprintable():
+        raise _OddError
+    return _words(key)[0]
+
+
+@functools.lru_cache(maxsize=4096)
+def _words(text: str) -> list[str]:
+    """Lines of a text; those of a block are indented by what they are in."""
+    if _style(text) == "|":
+        return ["|" if text.endswith("\n") else "|-", *text.removesuffix("\n").split("\n")]
+    shown = dumped(text)
+    if len(shown) > _WIDTH // 2:
+        raise _OddError
+    return [shown]
 
 
 def literal(text: str) -> str:
