@@ -17,7 +17,7 @@ from hyperpod_ext.errors import Problem
 
 Severity = Literal["error", "warning"]
 Group = InstanceGroup | RestrictedGroup
-_MODULES = ("capacity", "places", "regions", "set_up")
+_MODULES = ("capacity", "places", "regions", "set_up", "uses")
 
 
 @dataclass(frozen=True, slots=True)

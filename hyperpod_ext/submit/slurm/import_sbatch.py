@@ -381,8 +381,8 @@ def _launched(launch: Launch, tasks: str | None, document: dict[str, Any], left:
         count = document.setdefault("workers_per_node", 1)
         left.append(f"{where}: workers_per_node: {count} is taken, as the command of {launch.launcher} names none")
     for name, value in launch.other_options().items():
-        said = f"--{name} {value}".rstrip()
-        left.append(f"{where}: {said} of {launch.launcher}: a spec has no field that says it")
+        shown_option = f"--{name} {value}".rstrip()
+        left.append(f"{where}: {shown_option} of {launch.launcher}: a spec has no field that says it")
     if launch.nodes is not None and launch.nodes.isdecimal() and int(launch.nodes) != nodes:
         left.append(f"{where}: the launcher's {launch.nodes} nodes: --nodes is {nodes}, which counts")
     elif launch.nodes is not None and ":" in launch.nodes:

@@ -118,6 +118,24 @@ WRONG: dict[str, tuple[str, str, Any, dict[str, Any]]] = {
     "a plan of another type": ("HPX214", "instance_groups.0.instance_type", "ml.p5en.48xlarge", PLANNED),
     "a plan in another zone": ("HPX214", "account.subnets.subnet-0.zone", "usw2-az1", PLANNED),
     "a plan of fewer": ("HPX214", "instance_groups.0.count", 5, PLANNED),
+    "EFA of machines without": (
+        "HPX217",
+        "instance_groups.0.instance_type",
+        "ml.g5.xlarge",
+        LEAST | {"instance_groups": [GROUP | {"network_interface": "efa"}]},
+    ),
+    "a path taken twice": (
+        "HPX218",
+        "instance_groups.0.storage.1.path",
+        "/fsx/",
+        LEAST | {"instance_groups": [GROUP | {"storage": [FSX | {"path": "/fsx"}, FSX | {"path": "/data"}]}]},
+    ),
+    "spares alone": (
+        "HPX219",
+        "instance_groups.0.spares",
+        4,
+        LEAST | {"instance_groups": [GROUP | {"spares": 1}]},
+    ),
     "a file system elsewhere": (
         "HPX215",
         "account.file_systems.fs-0123456789abcdef0",
@@ -134,7 +152,7 @@ def with_value(spec: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     *parents, last = path.split(".")
     for name in parents:
         at = at[int(name) if name.isdigit() else name]
-    at[last] = value
+    at[int(last) if last.isdigit() else last] = value
     return changed
 
 
@@ -196,6 +214,24 @@ def test_a_quota_is_a_warning_with_its_code() -> None:
     (told,) = findings(config(with_value(ACCOUNT, "instance_groups.0.count", 80)), "warning", ())
     assert (told.rule, told.path) == ("HPX216", "instance_groups.0.count")
     assert "L-0123ABCD" in told.message
+
+
+@pytest.mark.parametrize(
+    ("check", "path", "wrong", "right"),
+    [
+        ("HPX220", "instance_groups.0.instance_type", "ml.g5.xlarge", SLURM),
+        (
+            "HPX221",
+            "instance_groups.0.other_types.0",
+            "ml.g5.xlarge",
+            LEAST | {"instance_groups": [GROUP | {"other_types": ["ml.p5e.48xlarge"]}]},
+        ),
+    ],
+)
+def test_what_stands_idle_is_a_warning(check: str, path: str, wrong: str, right: dict[str, Any]) -> None:
+    assert [*both(config(right))] == []
+    (told,) = both(config(with_value(right, path, wrong)))
+    assert (told.rule, told.path) == (check, path)
 
 
 def made(**fields: Any) -> ClusterConfig:
