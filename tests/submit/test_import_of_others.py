@@ -286,3 +286,46 @@ def test_a_file_with_broken_lines_is_imported_or_refused() -> None:
                 lines[at] = lines[at].partition(":")[0] + chance.choice(broken)
             with contextlib.suppress(ConfigError):
                 import_file("\n".join(lines), "file", {"NUM_NODES": "2", "IMAGE": "a"})
+
+
+JINJA = """\
+kind: PyTorchJob
+metadata: {name: {{ NAME }}}
+spec:
+  pytorchReplicaSpecs:
+    Worker:
+      replicas: {{ NODES | default(2) }}
+      template: {spec: {containers: [{name: a, image: repo/a, command: [torchrun, --nproc_per_node=8, /t.py], env: [
+{% for name in ["A", "B"] %}{name: {{ name }}, value: x{{ loop.index }}},{% endfor %}
+{% if DEBUG is defined %}{name: D, value: "1"}{% endif %}]}]}}
+"""
+
+
+def test_a_template_of_jinja_is_filled_and_its_defaults_are_named() -> None:
+    found = import_file(JINJA, "a.yaml", {"NAME": "a"})
+    assert (found.job.name, found.job.nodes, found.job.env) == ("a", 2, {"A": "x1", "B": "x2"})
+    assert [one.partition(": nothing")[0] for one in found.left_out] == ["a.yaml:9: DEBUG", "a.yaml:6: NODES"]
+    found = import_file(JINJA, "a.yaml", {"NAME": "a", "NODES": 4, "DEBUG": 1})
+    assert (found.job.nodes, found.job.env["D"], found.left_out) == (4, "1", [])
+    with pytest.raises(ConfigError, match=r"a.yaml:2: NAME: the template needs a value for NAME"):
+        import_file(JINJA, "a.yaml")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{{ "a" * 10**10 }}',
+        "{{ 9**9**9**9 }}",
+        '{{ "%99999999999d"|format(1) }}',
+        '{{ "a".ljust(10**10) }}',
+        '{% set a = "aa" %}{% set a = a ~ a %}',
+        "{% for i in range(9) %}{% for j in range(9) %}{% for k in range(9) %}{% endfor %}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for i in range(999) %}{% for j in range(999) %}0123456789{% endfor %}{% endfor %}",
+        "{% macro a() %}{% endmacro %}",
+        '{% include "/etc/passwd" %}',
+    ],
+)
+def test_a_template_that_is_a_bomb_or_a_program_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"more than|template of Helm"):
+        import_file(f"kind: PyTorchJob\na: {text}\n", "a.yaml")

@@ -14,13 +14,13 @@ from typing import Any
 from hyperpod_ext.config.files.document import parse
 from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
 from hyperpod_ext.submit.imports.helm import fill_plain, is_plain
+from hyperpod_ext.submit.imports.how import HOW
 
 VARIABLE = re.compile(r"(?<!\$)\$(?:\{(\w+)(?::?-([^{}]*))?\}|([A-Za-z_]\w*))")
 """A variable of the shell, and its default."""
 _HELM = re.compile(r"\{\{-?\s*(?:if|range|with|include|define|template|end|else|tpl|toYaml|/\*|[.$(])")
 _HELM_VALUE = re.compile(r"(?:\.Values|\$config|\.Release|\.Chart)(?:\.[A-Za-z_]\w*)+")
 _JINJA = re.compile(r"\{\{|\{%")
-HOW = "give it with --set {name}=VALUE, or those of a file with --env-file FILE or --values FILE"
 
 
 def read_values(sets: Iterable[str], values_file: str | None, env_file: str | None) -> dict[str, Any]:
@@ -68,7 +68,9 @@ def fill(text: str, values: Mapping[str, Any], source: str) -> tuple[str, list[P
         hint = "fill it first: helm template CHART --values FILE | hp-ext import -"
         raise ConfigError([Problem(f"is a template of Helm, which asks for {shown or 'values'}", "", source, 1, hint)])
     elif _JINJA.search(text):
-        text = _fill_jinja(text, values, source)
+        from hyperpod_ext.submit.imports.jinja import fill_jinja
+
+        text, notes = fill_jinja(text, values, source)
 
     def value_of(match: re.Match[str]) -> str:
         name = match[1] or match[3]
@@ -92,27 +94,6 @@ def names_in(text: str) -> Iterator[str]:
     """Variables of the shell in `text`."""
     for match in VARIABLE.finditer(text):
         yield match[1] or match[3]
-
-
-def _fill_jinja(text: str, values: Mapping[str, Any], source: str) -> str:
-    from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError, UndefinedError, meta
-    from jinja2.sandbox import SandboxedEnvironment
-
-    environment = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
-    try:
-        missing = sorted(meta.find_undeclared_variables(environment.parse(text)) - set(values))
-        if not missing:
-            return environment.from_string(text).render(**values)
-    except TemplateSyntaxError as error:
-        hint = "render it first, and import what comes out"
-        raise ConfigError(
-            [Problem(f"is no template of Jinja: {error.message}", "", source, error.lineno, hint)]
-        ) from None
-    except (UndefinedError, TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
-        raise ConfigError([Problem(f"the template cannot be filled: {error}", source=source)]) from None
-    raise ConfigError(
-        [Problem(f"the template needs a value for {name}", name, source, 1, HOW.format(name=name)) for name in missing]
-    )
 
 
 def _read_env(text: str, source: str) -> dict[str, str]:

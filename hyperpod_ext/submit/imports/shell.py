@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hyperpod_ext.errors import ConfigError, Problem
-from hyperpod_ext.submit.imports.placeholders import HOW
+from hyperpod_ext.submit.imports.how import HOW
 from hyperpod_ext.submit.imports.shell_parts import assigned_in, branch, end_of, is_known, number_of, split_words
 
 _NAME = re.compile(r"[A-Za-z_]\w*")

@@ -14,8 +14,9 @@ from hyperpod_ext.config.files.document import dotted
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import ConfigError, Problem
 from hyperpod_ext.submit.contract.rank_variables import changes_ranks, is_of_ranks
+from hyperpod_ext.submit.imports.how import HOW
 from hyperpod_ext.submit.imports.launch import Launch
-from hyperpod_ext.submit.imports.placeholders import HOW, names_in
+from hyperpod_ext.submit.imports.placeholders import names_in
 from hyperpod_ext.submit.imports.shell import Script, read_script
 from hyperpod_ext.submit.imports.shell_parts import shown
 from hyperpod_ext.submit.kubernetes.imports.import_pod import place_script

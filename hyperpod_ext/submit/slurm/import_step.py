@@ -7,8 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hyperpod_ext.errors import ConfigError, Problem
+from hyperpod_ext.submit.imports.how import HOW
 from hyperpod_ext.submit.imports.launch import Launch, launcher_in, parse_launch
-from hyperpod_ext.submit.imports.placeholders import HOW, names_in
+from hyperpod_ext.submit.imports.placeholders import names_in
 from hyperpod_ext.submit.imports.shell import Script
 from hyperpod_ext.submit.kubernetes.imports.command import SHELLS, Started, read_words
 

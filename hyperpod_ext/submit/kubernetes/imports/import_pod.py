@@ -10,7 +10,7 @@ from typing import Any
 
 from hyperpod_ext.catalog import labels
 from hyperpod_ext.errors import ConfigError, Problem
-from hyperpod_ext.submit.imports.placeholders import HOW
+from hyperpod_ext.submit.imports.how import HOW
 from hyperpod_ext.submit.kubernetes.imports.command import expanded, read_words
 from hyperpod_ext.submit.kubernetes.imports.raw_command import STARTS_NO_PYTHON, raw_command, starts_no_python
 from hyperpod_ext.submit.kubernetes.imports.volumes_by_name import take_named

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from hyperpod_ext.errors import ConfigError, Problem
-from hyperpod_ext.submit.imports.placeholders import HOW, names_in
+from hyperpod_ext.submit.imports.how import HOW
+from hyperpod_ext.submit.imports.placeholders import names_in
 
 STARTS_NO_PYTHON = "the command starts no Python file by a launcher"
 _OPERATOR_PORT = 23456

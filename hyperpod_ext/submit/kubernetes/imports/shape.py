@@ -8,7 +8,8 @@ from typing import Any
 
 from hyperpod_ext.config.files.document import Document, Path
 from hyperpod_ext.errors import Problem
-from hyperpod_ext.submit.imports.placeholders import HOW, names_in
+from hyperpod_ext.submit.imports.how import HOW
+from hyperpod_ext.submit.imports.placeholders import names_in
 
 _MAPPINGS = {"metadata", "spec", "template", "runPolicy", "elasticPolicy", "resources", "requests", "limits", "labels"}
 _MAPPINGS |= {
