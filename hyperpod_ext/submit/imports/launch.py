@@ -29,7 +29,7 @@ _WORKERS = {
 _NODES = ("nnodes", "num-machines", "num-nodes")
 _OURS = {"nproc-per-node", "rdzv-id", "rdzv-backend", "rdzv-endpoint", "rdzv-conf", "node-rank", "master-addr"}
 _OURS |= {"master-port", "machine-rank", "main-process-ip", "main-process-port", "num-processes", "num-machines", "n"}
-_OURS |= {"nnodes", "num-gpus", "num-nodes", "nproc", "world-size", "inprocess-restart", "no-python"}
+_OURS |= {"nnodes", "num-gpus", "num-nodes", "nproc", "world-size", "inprocess-restart", "no-python", "standalone"}
 """Options that the rendered file settles itself."""
 
 

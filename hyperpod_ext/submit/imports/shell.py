@@ -13,7 +13,17 @@ from typing import Any
 
 from hyperpod_ext.errors import ConfigError, Problem
 from hyperpod_ext.submit.imports.how import HOW
-from hyperpod_ext.submit.imports.shell_parts import assigned_in, branch, end_of, is_known, number_of, split_words
+from hyperpod_ext.submit.imports.shell_parts import (
+    assigned_in,
+    branch,
+    changed,
+    end_of,
+    heredoc,
+    is_known,
+    number_of,
+    path_printed,
+    split_words,
+)
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _CLUSTER = "/opt/sagemaker_cluster"
@@ -49,6 +59,8 @@ class Script:
     """Steps in loops and the like, which are not followed."""
     folders: list[str | None] = field(default_factory=list)
     """Where each step is run, if the script has gone to a folder that is known."""
+    alone: list[tuple[list[str], int]] = field(default_factory=list)
+    """Commands among the others that start a Python file by no launcher."""
     in_background: set[int] = field(default_factory=set)
     """Lines of steps that others run beside."""
     literal: set[str] = field(default_factory=set)
@@ -132,6 +144,8 @@ class _Reader:
                 self._command(node, line, text)
             case "if_statement":
                 self._if(node, line)
+            case "redirected_statement" if self._reads(text) is not None:
+                return
             case "redirected_statement":
                 before, steps = len(self.found.others), len(self.found.steps)
                 self.walk(node)
@@ -167,6 +181,15 @@ class _Reader:
         for name in assigned_in(node):
             self.values.pop(name, None)
             self.found.exports.pop(name, None)
+
+    def _reads(self, text: str) -> str | None:
+        """The variable of `read -r -d '' NAME <<END`, which has the text that follows from here on."""
+        match = re.match(r"read\s+(?:-\w+\s+)*-d\s*(?:''|\"\")\s+([A-Za-z_]\w*)\s", text)
+        given = heredoc(text) if match else None
+        if match is None or given is None:
+            return None
+        self.values[match[1]] = [self._expand(given[0]) if given[1] else given[0]]
+        return match[1]
 
     def _define(self, node: Any) -> None:
         name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
@@ -327,6 +350,8 @@ class _Reader:
         elif head and words[0] in _MAKES and not self.moved and not self.found.steps and is_known(words):
             self.found.prepare.append(words)
         elif not head or head[0] not in _QUIET:
+            if head and re.fullmatch(r"python[0-9.]*", head[0]) and any(word.endswith(".py") for word in words):
+                self.found.alone.append((words, line))
             if head[:1] in (["cd"], ["pushd"], ["popd"]):
                 self._go_to(None, True)
             if head[:1] in (["source"], ["."]) and is_known(words):
@@ -456,8 +481,8 @@ class _Reader:
             case "command_name":
                 return [word for child in node.children for word in self._words(child)]
             case "command_substitution":
-                known = self._of_path(text.strip("$`()").strip())
-                return [text if known is None else known]
+                known = self._printed(text[1:-1] if text[0] == "`" else text[2:-1])
+                return [text] if known is None else split_words(known)
             case "arithmetic_expansion":
                 return [self._expand(text)]
             case "simple_expansion" if text in ("$@", "$*"):
@@ -524,10 +549,12 @@ class _Reader:
         if part.startswith("$(("):
             return self._worked_out(part)
         if part.startswith("$("):
-            return self._of_path(part[2:-1]) or part
+            known = self._printed(part[2:-1])
+            return part if known is None else known
         match = re.fullmatch(r"\$(?:\{(\w+)(?:(:?[-=])(.*))?\}|(\w+))", part, re.DOTALL)
         if match is None:
-            return part
+            known = self._changed(part) if part.startswith("${") else None
+            return part if known is None else known
         name = match[1] or match[4]
         if name in self.values and (self.values[name] != [""] or not (match[2] or "").startswith(":")):
             return " ".join(self.values[name])
@@ -543,22 +570,32 @@ class _Reader:
             self.values[name] = [default]
         return default
 
-    def _of_path(self, command: str) -> str | None:
-        """What `pwd`, `dirname A`, `basename A` and `cd A && pwd` print, where the path is known."""
+    def _printed(self, command: str) -> str | None:
+        """What a command in `$(...)` prints, where that is known: a path, or a word under a condition."""
+        if (said := re.fullmatch(r"\s*(\[.*\])\s*&&\s*echo\s+([^;|&]*)", command, re.DOTALL)) is not None:
+            holds = self._holds(said[1])
+            return None if holds is None else self._expand(said[2].strip().strip("\"'")) if holds else ""
+        if command.lstrip().startswith("cat") and (given := heredoc(command)) is not None:
+            return self._expand(given[0]) if given[1] else given[0]
         words = [self._expand(word.strip("\"'")) for word in command.split()]
-        if any(re.search(r"[$`*?~]", word) for word in words):
+        known = not any(re.search(r"[$`*?~]", word) for word in words)
+        return path_printed(words, " ".join(self.values.get("PWD", []))) if known else None
+
+    def _changed(self, part: str) -> str | None:
+        """`${A##*/}`, `${#A}`, `${A[1]}` of values that are known."""
+        match = re.fullmatch(r"\$\{(#?)([A-Za-z_]\w*)(?:\[([^\]]*)\])?(.*)\}", part, re.DOTALL)
+        values = self.values.get(match[2]) if match else None
+        if match is None or values is None or not all(is_known([one]) for one in values):
             return None
-        here = " ".join(self.values.get("PWD", []))
-        match words:
-            case ["pwd"] | ["pwd", "-P"]:
-                return here or None
-            case ["dirname", path] if path.startswith("/"):
-                return posixpath.dirname(path.rstrip("/")) or "/"
-            case ["basename", path]:
-                return posixpath.basename(path.rstrip("/"))
-            case ["cd", path, "&&", "pwd"] if (here or path).startswith("/"):
-                return posixpath.normpath(posixpath.join(here, path))
-        return None
+        value = " ".join(values)
+        if match[3] is not None:
+            at = self._expand(match[3])
+            if not at.isdecimal() or match[1] or int(at) >= len(values):
+                return str(len(values)) if match[1] and at in ("@", "*") and not match[4] else None
+            value = values[int(at)]
+        if match[1]:
+            return None if match[4] else str(len(value))
+        return changed(value, self._expand(match[4])) if match[4] else value
 
     def _worked_out(self, part: str) -> str:
         """`$((2 * NODES))`, if all of it is known; else as it is written."""

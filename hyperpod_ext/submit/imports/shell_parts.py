@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import fnmatch
 import operator
+import posixpath
 import re
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +23,57 @@ def number_of(node: ast.expr) -> int:
         if 0 <= found < 2**63:
             return found
     raise ValueError("no number that is worked out here")
+
+
+def changed(value: str, how: str) -> str | None:
+    """`${value%.yaml}` and its like: a known value, cut or replaced; None where that is not followed here."""
+    if match := re.fullmatch(r"(%%?|##?)(.*)", how, re.DOTALL):
+        return _cut(value, match[1], match[2])
+    if match := re.fullmatch(r":\s*(\d+)(?::\s*(\d+))?", how):
+        return value[int(match[1]) :][: int(match[2]) if match[2] else None]
+    if (match := re.fullmatch(r"/(/?)([^/]+)/([^/]*)", how)) and not re.search(r"[*?\[]", match[2]):
+        return value.replace(match[2], match[3], -1 if match[1] else 1)
+    cases: dict[str, Callable[[str], str]] = {"^^": str.upper, ",,": str.lower}
+    return cases[how](value) if how in cases else None
+
+
+def _cut(value: str, sign: str, pattern: str) -> str:
+    """Without the shortest, or longest (`%%`, `##`), end or beginning that the pattern matches."""
+    places = range(len(value) + 1)
+    if sign[0] == "%":
+        found = [at for at in places if fnmatch.fnmatchcase(value[at:], pattern)]
+        return value[: (min if len(sign) == 2 else max)(found)] if found else value
+    found = [at for at in places if fnmatch.fnmatchcase(value[:at], pattern)]
+    return value[(max if len(sign) == 2 else min)(found) :] if found else value
+
+
+def path_printed(words: list[str], here: str) -> str | None:
+    """What `pwd`, `dirname A`, `basename A .b` and `cd A && pwd` print, in the folder `here`, where that is known."""
+    match words:
+        case ["pwd"] | ["pwd", "-P"]:
+            return here or None
+        case ["dirname", path] if path.startswith("/"):
+            return posixpath.dirname(path.rstrip("/")) or "/"
+        case ["basename", path]:
+            return posixpath.basename(path.rstrip("/"))
+        case ["basename", path, ending]:
+            return posixpath.basename(path.rstrip("/")).removesuffix(ending)
+        case ["cd", path, "&&", "pwd"] if (here or path).startswith("/"):
+            return posixpath.normpath(posixpath.join(here, path))
+    return None
+
+
+_HEREDOC = re.compile(
+    r"<<-?\s*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)[^\n]*\n(?P<text>.*)\n\s*(?P=end)\s*\)?\s*\Z", re.DOTALL
+)
+
+
+def heredoc(text: str) -> tuple[str, bool] | None:
+    """The text that a command is given by `<<END`, and whether its variables are expanded."""
+    match = _HEREDOC.search(text)
+    if match is None:
+        return None
+    return (match["text"], False) if match["quote"] else (match["text"].replace("\\\n", ""), True)
 
 
 def is_known(words: list[str]) -> bool:

@@ -16,7 +16,7 @@ from hyperpod_ext.errors import ConfigError, Problem
 from hyperpod_ext.submit.contract.rank_variables import changes_ranks, is_of_ranks
 from hyperpod_ext.submit.imports.how import HOW
 from hyperpod_ext.submit.imports.launch import Launch
-from hyperpod_ext.submit.imports.placeholders import names_in
+from hyperpod_ext.submit.imports.placeholders import VARIABLE, names_in
 from hyperpod_ext.submit.imports.shell import Script, read_script
 from hyperpod_ext.submit.imports.shell_parts import shown
 from hyperpod_ext.submit.kubernetes.imports.import_pod import place_script
@@ -56,6 +56,8 @@ def import_sbatch(text: str, source: str, values: Mapping[str, Any] | None = Non
             if job_script(job) == text:
                 return job, []
             return _changed(job, text, source)
+    text, notes = _filled(text, values or {}, source)
+    left += [str(one) for one in notes]
     document: dict[str, Any] = {"mode": "plain", "slurm": {}}
     left_out: list[str] = []
     # nodes first: tasks are counted by them
@@ -67,7 +69,8 @@ def import_sbatch(text: str, source: str, values: Mapping[str, Any] | None = Non
     document["slurm"].setdefault("exclusive", False)
     given = {name: str(value) for name, value in (values or {}).items() if isinstance(value, str | int | float)}
     _commands(text, document, left, source, given)
-    document.pop("tasks", None)
+    for name in ("tasks", "called"):
+        document.pop(name, None)
     document.setdefault("name", "job")
     left_out = []
     if "image" in document:  # without one, both files begin in the folder that they were submitted from
@@ -80,6 +83,26 @@ def import_sbatch(text: str, source: str, values: Mapping[str, Any] | None = Non
     except ValidationError as error:
         problems = [Problem(str(one["msg"]), path=dotted(one["loc"]), source=source) for one in error.errors()]
         raise ConfigError(problems) from None
+
+
+_JINJA = re.compile(r"\{\{-?\s*[A-Za-z_]\w*\s*(?:\|[^{}]*)?-?\}\}|^#SBATCH.*\{\{", re.MULTILINE)
+"""Not docker's `{{.Name}}`."""
+
+
+def _filled(text: str, values: Mapping[str, Any], source: str) -> tuple[str, list[Problem]]:
+    """With what is given for placeholders: those of Jinja, and variables in options, which sbatch does not expand."""
+    notes: list[Problem] = []
+    if _JINJA.search(text):
+        from hyperpod_ext.submit.imports.jinja import fill_jinja
+
+        text, notes = fill_jinja(text, values, source)
+
+    def value_of(match: re.Match[str]) -> str:
+        value = values.get(match[1] or match[3])
+        return match[0] if value is None or isinstance(value, dict | list) else str(value)
+
+    options = re.compile(r"^#SBATCH.*$", re.MULTILINE)
+    return options.sub(lambda line: VARIABLE.sub(value_of, line[0]), text), notes
 
 
 def _changed(job: JobConfig, text: str, source: str) -> tuple[JobConfig, list[str]]:
@@ -130,6 +153,7 @@ def _take(document: dict[str, Any], name: str, value: str, left: list[str]) -> N
     slurm = document["slurm"]
     match name:
         case "job-name":
+            document["called"] = value
             document["name"] = re.sub(r"[^a-z0-9-]", "-", value.lower()).strip("-")[:63] or "job"
             if document["name"] != value:
                 left.append(f"--job-name={value}: the job is called {document['name']}")
@@ -175,6 +199,9 @@ def _take(document: dict[str, Any], name: str, value: str, left: list[str]) -> N
             others = [variable for variable, equals, _text in pairs if not equals and variable != "ALL"]
             if value == "ALL":
                 return  # so sbatch has it
+            if value == "NONE":
+                left.append("--export=NONE: the job has the variables of whoever submits it, too")
+                return
             why = (
                 f"of the submitter's variables, {', '.join(others)} alone are passed there" if others else "in env now"
             )
@@ -226,6 +253,10 @@ def _commands(text: str, document: dict[str, Any], left: list[str], source: str,
     script = read_script(text, source, {**_set_by_slurm(document), **given})
     left += [f"{source}:{line or 1}: {note}" for note, line in script.notes]
     on_nodes: list[tuple[str, str]] = []
+    if not script.steps and script.alone and document.get("nodes", 1) == 1 and not script.hidden:
+        words, line = script.alone[-1]  # on one node, nothing else need start it
+        script.steps, script.folders = [(words, line)], [None]
+        script.others = [(text, at) for text, at in script.others if at != line]
     for name, (value, line) in script.exports.items():
         if name.startswith("HPX_"):
             left.append(f"{source}:{line}: export {name}: the launcher sets it")
@@ -262,7 +293,7 @@ def _commands(text: str, document: dict[str, Any], left: list[str], source: str,
     step = trains[-1] if trains else raw_step(steps, script, document.get("nodes", 1), tasks, source)
     where = f"{source}:{step.line}"
     if step.inner is not None and trains:
-        left += [f"{where}: {one}" for one in step.inner.left_out]
+        left += [f"{where}: {one}" for one in step.inner.left_out if not one.endswith(_AS_TEXT)]  # said below
         document.setdefault("env", {}).update(step.inner.exports)
         if step.inner.folder is not None:
             document["working_dir"] = step.inner.folder
@@ -279,7 +310,9 @@ def _commands(text: str, document: dict[str, Any], left: list[str], source: str,
     nodes = str(document.get("nodes", 1))
     own_job = {("jobid", name) for name in ("$SLURM_JOB_ID", "$SLURM_JOBID", "${SLURM_JOB_ID}", "${SLURM_JOBID}")}
     as_rendered = {"ntasks": nodes, "nodes": nodes, "ntasks-per-node": "1", "tasks-per-node": "1"}
+    counted = {"ntasks", "ntasks-per-node", "tasks-per-node"} if _is_counted(step) else set()
     options = [one for one in step.options if as_rendered.get(one[0]) != one[1] and one not in own_job]
+    options = [one for one in options if one[0] not in counted]
     _srun(options, document, left, where, given)
     left += [f"{one}, not on the first" for one, value in on_nodes if "image" in document or _OWN_OF_NODE.search(value)]
     folder = script.folders[steps.index(step)]
@@ -353,6 +386,14 @@ def _without_ranks(document: dict[str, Any], left: list[str], source: str) -> No
         left.append(f"{source}:1: {line[:100]}: the rendered file sets it, by the step's nodes")
 
 
+_AS_TEXT = "is worked out when the job runs; the spec has it as text"
+
+
+def _is_counted(step: Step) -> bool:
+    """Whether srun's tasks are the job's workers."""
+    return step.launch is not None and step.launch.launcher == "python"
+
+
 def _launched(launch: Launch, tasks: str | None, document: dict[str, Any], left: list[str], where: str) -> None:
     """Script, arguments, and numbers of a launcher."""
     document |= launch.starts()
@@ -379,7 +420,8 @@ def _launched(launch: Launch, tasks: str | None, document: dict[str, Any], left:
     elif launch.launcher == "torchrun":
         document["workers_per_node"] = 1  # so torchrun has it
     else:
-        count = document.setdefault("workers_per_node", 1)
+        on_node = _set_by_slurm(document).get("SLURM_GPUS_ON_NODE", "1")
+        count = document.setdefault("workers_per_node", int(on_node))
         left.append(f"{where}: workers_per_node: {count} is taken, as the command of {launch.launcher} names none")
     for name, value in launch.other_options().items():
         shown_option = f"--{name} {value}".rstrip()
@@ -392,7 +434,9 @@ def _launched(launch: Launch, tasks: str | None, document: dict[str, Any], left:
 
 _ENVIRONMENT = re.compile(
     r"(?:\[\[? -[defs] [\w./+-]+ \]\]? && )?"
-    r"(?:(?:source|\.)\s+[\w./+-]+|conda activate|spack load)(?:\s+[\w./=:@+-]+)*"
+    r"(?:(?:source|\.)\s+[\w./+-]+|conda activate|spack load|micromamba activate)(?:\s+[\w./=:@+-]+)*"
+    r"|eval \"\$\((?:conda|mamba|micromamba) shell[\w. =-]*hook[\w. =-]*\)\""
+    r"|(?:source|\.) \"?\$\(conda info --base\)\"?/etc/profile\.d/conda\.sh"
 )
 
 
@@ -406,6 +450,8 @@ def _set_by_slurm(document: Mapping[str, Any]) -> dict[str, str]:
     """Variables that sbatch sets from the options of the file."""
     nodes, options = str(document.get("nodes", 1)), document["slurm"].get("sbatch", {})
     found = {"SLURM_JOB_NUM_NODES": nodes, "SLURM_NNODES": nodes}
+    if "called" in document:
+        found["SLURM_JOB_NAME"] = document["called"]
     if "tasks" in document:
         found["SLURM_NTASKS_PER_NODE"] = document["tasks"]
     if "gpus-per-node" in options:

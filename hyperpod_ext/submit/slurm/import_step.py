@@ -107,6 +107,7 @@ def _take_options(rest: list[str], options: list[tuple[str, str]]) -> None:
             return
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
+            name = name.replace("_", "-")  # as older manuals have them
         else:
             name, equals, value = _LONG.get(word[1], word[1]), word[2:], word[2:].removeprefix("=")
             if name in _FLAGS and name != "kill-on-bad-exit" and value:  # several letters, `-lu`
@@ -127,7 +128,7 @@ def raw_step(steps: Sequence[Step], script: Script, nodes: int, tasks: str | Non
         ConfigError: it has none, several, or one that a command is not.
     """
     if not steps or script.hidden:
-        raise _no_step(script, source)
+        raise _no_step(script, nodes, source)
     step = steps[-1]
     if (launcher := launcher_in(step.program)) is not None and (missing := _unset_names(step.program)):
         what = f"{launcher} starts no file that can be told: nothing in the file sets {{name}}"
@@ -141,6 +142,9 @@ def raw_step(steps: Sequence[Step], script: Script, nodes: int, tasks: str | Non
     some = next((name for name in _SOME_NODES if step.option(name) is not None), None)
     on = step.option("nodes")
     all_tasks = step.option("ntasks")
+    if step.is_srun and not some and count not in (None, "1") and (module := _module(step.program)) is not None:
+        step.launch = module
+        return step
     if not step.is_srun or not step.program:
         why = "it starts no Python file that can be told"
     elif len(steps) > 1:
@@ -173,7 +177,17 @@ def tasks_of(step: Step, nodes: int, of_file: str | None) -> str | None:
     return of_file
 
 
-def _no_step(script: Script, source: str) -> ConfigError:
+def _module(words: Sequence[str]) -> Launch | None:
+    """`python -m package` as each task of srun starts it."""
+    if len(words) < 3 or not re.fullmatch(r"python[0-9.]*", words[0].rpartition("/")[2]):
+        return None
+    at = 2 if words[1] == "-u" else 1
+    if words[at] != "-m" or len(words) < at + 2:
+        return None
+    return Launch("python", words[at + 1], list(words[at + 2 :]), program=words[0], is_module=True)
+
+
+def _no_step(script: Script, nodes: int, source: str) -> ConfigError:
     hint = "run it with sbatch as before; import reads files that train by srun or a launcher"
     for text, line in script.hidden:
         message = f"a step is in what is not followed, a loop or the like: {text.strip().splitlines()[0][:80]}"
@@ -183,6 +197,11 @@ def _no_step(script: Script, source: str) -> ConfigError:
         if found := _MPI.search(text):
             message = f"{found[1]} starts the processes of all nodes from the first one; a spec's command is on each"
             return ConfigError([Problem(message, source=source, line=line, hint=hint)])
+    if script.alone:
+        words, line = script.alone[-1]
+        message = f"{' '.join(words)[:80]} runs on the first of {nodes} nodes alone"
+        hint = "write srun before it, or --nodes=1"
+        return ConfigError([Problem(message, source=source, line=line, hint=hint)])
     first = next((text.strip().splitlines()[0][:80] for text, _line in script.others if text.strip()), "nothing")
     line = script.others[0][1] if script.others else 1
     message = f"has no step of srun or a launcher, so it prepares or tests on its first node alone: {first}"

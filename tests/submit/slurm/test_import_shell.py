@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+
 import pytest
 
 from hyperpod_ext.submit.import_any import import_file
@@ -150,3 +153,34 @@ def test_the_folder_that_the_file_is_in_is_followed(lines: list[str], values: di
 def test_a_folder_that_is_not_known_is_named() -> None:
     named = "\n".join(read("SIZE=s", "cd $UNKNOWN/src").left_out)
     assert "cd $UNKNOWN/src: a command besides the step is not run" in named
+
+
+@pytest.mark.parametrize(
+    ("lines", "word", "value"),
+    [
+        ("C=/fsx/a/llama.yaml", "${C##*/}", "llama.yaml"),
+        ("C=/fsx/a/llama.yaml", "${C%/*}", "/fsx/a"),
+        ("C=a.b.c", "${C%%.*}${C#*.}", "ab.c"),
+        ("C=llama", "${C^^}-${C:1:2}-${#C}-${C//l/L}-${C/l/L}", "LLAMA-la-5-LLama-Llama"),
+        ("C=(a b c)", "${C[1]}${#C[@]}", "b3"),
+        ("C=/a/b.yaml", "$(basename $C .yaml)", "b"),
+        ("C=$( [ -d /opt/sagemaker_cluster ] && echo yes )", "$C", "yes"),
+        ("read -r -d '' C <<END\none $N\\\n two\nEND", "$C", "one 8 two"),
+        ("C=$(cat <<'END'\n$N\nEND\n)", "$C", "$N"),
+        ("A=x", "$SLURM_JOB_NAME", "a"),
+    ],
+)
+def test_values_are_changed_as_the_shell_changes_them(lines: str, word: str, value: str) -> None:
+    script = f'{HEAD}\nN=8\n{lines}\nsrun torchrun t.py "{word}"\n'
+    assert import_file(script, "a.sbatch").job.args == (value,)
+    known = {"SLURM_JOB_NAME": "a", "PATH": os.environ["PATH"]}
+    made = lines.replace("[ -d /opt/sagemaker_cluster ]", "[ 1 ]")
+    done = subprocess.run(["bash", "-c", f'N=8\n{made}\nprintf %s "{word}"'], env=known, capture_output=True, text=True)
+    assert done.stdout.rstrip("\n") == value
+
+
+@pytest.mark.parametrize("word", ["${C##*/}", "${C[0]}", "${#C}", "${C^^}"])
+def test_a_value_that_is_not_known_is_not_changed(word: str) -> None:
+    found = import_file(f"{HEAD}\nC=$(hostname)\nsrun torchrun t.py {word}\n", "a.sbatch")
+    assert found.job.args == (word,)
+    assert f"{word}: is worked out when the job runs" in "\n".join(found.left_out)

@@ -156,3 +156,35 @@ def test_nodes_that_the_step_alone_names_are_the_jobs() -> None:
 def test_a_second_step_of_a_line_is_not_lost() -> None:
     named = "\n".join(read("srun torchrun t.py; srun torchrun u.py --x").left_out)
     assert "srun torchrun t.py: a spec has one step" in named
+
+
+def test_a_file_of_one_node_needs_no_srun() -> None:
+    head = "#!/bin/bash\n#SBATCH --nodes={}\n"
+    found = import_file(head.format(1) + "python prepare.py\npython train.py --lr 1\n", "a.sbatch")
+    assert (found.job.script, found.job.args, found.job.world_size) == ("train.py", ("--lr", "1"), 1)
+    assert "python prepare.py: a command besides the step is not run" in "\n".join(found.left_out)
+    with pytest.raises(ConfigError, match=r"python train\.py runs on the first of 2 nodes alone"):
+        import_file(head.format(2) + "python train.py\n", "a.sbatch")
+
+
+def test_a_module_in_each_task_is_a_command_for_each_worker() -> None:
+    found = read("srun --ntasks-per-node=8 --cpu_bind=v python -u -m package.train --lr 1")
+    assert (found.job.words, found.job.workers_per_node) == (["python", "-m", "package.train", "--lr", "1"], 8)
+    assert not any("cpu" in one or "ntasks" in one for one in found.left_out)
+
+
+def test_options_and_placeholders_of_a_template_are_filled() -> None:
+    text = (
+        "#!/bin/bash\n#SBATCH --nodes=$NODES\n#SBATCH --partition={{ queue }}\nsrun torchrun {{ script }} --n $NODES\n"
+    )
+    values = {"NODES": "4", "queue": "dev", "script": "t.py"}
+    found = import_file(text, "a.sbatch", values)
+    assert (found.job.nodes, found.job.scheduling.queue, found.job.script) == (4, "dev", "t.py")
+    assert (found.job.args, found.left_out) == (("--n", "4"), [])
+    with pytest.raises(ConfigError, match=r"a.sbatch:3: queue: the template needs a value for queue"):
+        import_file(text, "a.sbatch", {"NODES": "4"})
+
+
+def test_the_environment_of_conda_is_made_with_its_functions() -> None:
+    (line,) = read('eval "$(conda shell.bash hook)"', "conda activate a", "srun torchrun t.py").job.overlay.slurm.before
+    assert line.index("conda shell.bash hook") < line.index("conda activate a")
