@@ -102,7 +102,10 @@ def test_placeholders_without_a_value_are_refused_by_name() -> None:
         ("kind: Job\napiVersion: batch.volcano.sh/v1alpha1\n", "a job of Volcano"),
         ("kind: Kustomization\n", "kubectl kustomize DIR | hp-ext import -"),
         (TEMPLATE.replace("command: [torchrun", "args: [--a").replace("/app/train.py, ", ""), "names arguments and no"),
-        ("{{ $config := .Values.trainingConfig }}\nname: {{ $config.jobName }}\n", "template of Helm"),
+        (
+            "{{ $config := .Values.trainingConfig }}\nname: {{ $config.jobName }}\n",
+            "needs a value for trainingConfig.jobName",
+        ),
         ("kind: PyTorchJob\nmetadata: {name: {{ NAME }}}\n", "needs a value for NAME"),
         ("kind: PyTorchJob\nspec: [1]\n", "fields belong here"),
         ("kind: PyTorchJob\nspec: {pytorchReplicaSpecs: {Worker: {}, Other: [1]}}\n", "fields belong here"),
@@ -329,3 +332,99 @@ def test_a_template_of_jinja_is_filled_and_its_defaults_are_named() -> None:
 def test_a_template_that_is_a_bomb_or_a_program_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"more than|template of Helm"):
         import_file(f"kind: PyTorchJob\na: {text}\n", "a.yaml")
+
+
+CHART = """\
+{{- $config := .Values.job }}
+{{- define "more" }}
+            - {name: MORE, value: {{ .name | upper | quote }}}
+{{- end }}
+kind: PyTorchJob
+metadata:
+  name: {{ $config.name }}
+  {{- if $config.labels }}
+  labels:
+    {{- toYaml $config.labels | nindent 4 }}
+  {{- end }}
+spec:
+  pytorchReplicaSpecs:
+    Worker:
+      replicas: {{ $config.nodes }}
+      template:
+        spec:
+          {{- if and $config.pool (not (hasPrefix "x" $config.pool)) }}
+          nodeSelector: {pool: {{ $config.pool }}}
+          {{- else if $config.zone }}
+          nodeSelector: {zone: {{ $config.zone }}}
+          {{- end }}
+          hostname: one
+          containers:
+          - name: pytorch
+            image: {{ printf "%s:%s" .Values.image ($config.tag | default "1") }}
+            command: [torchrun, --nproc_per_node={{ if gt (int $config.gpus) 4 }}8{{ else }}4{{ end }}, /t.py]
+            env:
+            {{- $index := 0 }}
+            {{- range $key, $value := $config.env }}
+            {{- $index = add $index 1 }}
+            - {name: {{ $key }}, value: "{{ $index }}{{ $value }}"}
+            {{- end }}
+            {{- range .Values.names }}{{- template "more" . }}{{ end }}
+"""
+VALUES = {
+    "image": "repo/a",
+    "names": [{"name": "b"}],
+    "job": {"name": "a", "nodes": 4, "gpus": "8", "labels": {"team": "x"}, "env": {"A": "x", "B": 2}, "pool": "p5"},
+}
+
+
+def test_conditions_loops_and_parts_of_a_chart_are_filled() -> None:
+    found = import_file(CHART, "a.yaml", VALUES)
+    job = found.job
+    assert (job.name, job.nodes, job.image, job.workers_per_node) == ("a", 4, "repo/a:1", 8)
+    assert job.env == {"A": "1x", "B": "22", "MORE": "B"}
+    assert (job.labels, job.scheduling.node_selector) == ({"team": "x"}, {"pool": "p5"})
+    named = "\n".join(found.left_out)
+    assert "a.yaml:26: job.tag: its default '1' is taken" in named
+    assert "a.yaml:23: spec.pytorchReplicaSpecs.Worker.template.spec.hostname" in named  # the template's line
+    fewer = VALUES | {"job": {"name": "a", "nodes": 4, "pool": "x", "zone": "b"}}
+    found = import_file(CHART, "a.yaml", fewer)
+    assert (found.job.workers_per_node, found.job.scheduling.node_selector) == (4, {"zone": "b"})
+    assert "a.yaml:8: job.labels: nothing gives it: taken as empty" in "\n".join(found.left_out)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("{{ $config.name }}", "{{ $config.title | quote }}", "a.yaml:7: the template needs a value for job.title"),
+        ("{{ $config.name }}", "{{ lookup $config.name }}", "a.yaml:7: the template of Helm uses the function lookup"),
+        ("{{ $config.name }}", "{{ $config.env }}", "needs a value for job.env"),
+        ("{{ $config.name }}", "{{ index $config.env.A 7 }}", "a.yaml:7: the template of Helm cannot be filled"),
+        ("{{ $config.name }}", "{{ end }}", "a.yaml:7: the template of Helm has end without a beginning"),
+        ("spec:", "{{ if .Values.image }}", "the template of Helm has a beginning without an end"),
+        ("{{ $config.name }}", '{{ template "none" . }}', "which the file does not have"),
+        ("value: {{ .name", 'value: {{ template "more" . }}{{ .name', "uses itself"),
+        ("{{ $config.name }}", '{{ regexMatch "(a+)+$" .Values.image }}', "regexMatch"),
+        ("{{ $config.name }}", '{{ nindent 999999 "a" }}', "an indent of"),
+    ],
+)
+def test_what_of_a_chart_cannot_be_filled_is_told(old: str, new: str, why: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        import_file(CHART.replace(old, new, 1), "a.yaml", VALUES)
+    assert why in str(refused.value)
+
+
+def test_a_chart_that_doubles_is_refused() -> None:
+    doubled = '{{- $a = printf "%s%s" $a $a }}' * 40
+    with pytest.raises(ConfigError, match="comes to more than"):
+        import_file('{{- $a := "aa" }}' + doubled + "{{ $a }}" + CHART, "a.yaml", VALUES)
+
+
+def test_a_type_of_node_that_is_none_of_sagemakers_stays_a_label() -> None:
+    spec = "spec: {nodeSelector: {node.kubernetes.io/instance-type: g5.8xlarge}, "
+    text = (
+        "kind: PyTorchJob\nmetadata: {name: a}\nspec: {pytorchReplicaSpecs: {Worker: {restartPolicy: Never, template: {"
+    )
+    text += spec + "containers: [{name: a, image: b, command: [torchrun, --nproc_per_node=1, /t.py]}]}}}}}\n"
+    found = import_file(text, "a.yaml")
+    assert found.job.scheduling.node_selector == {"node.kubernetes.io/instance-type": "g5.8xlarge"}
+    assert (found.job.relaunch.max_times, found.left_out) == (0, [])

@@ -1,79 +1,394 @@
-"""Placeholders of Helm: `{{ .Values.name | default 4 | quote }}`, without what only Helm itself can do. Pure."""
+"""Templates of Helm, filled as Helm fills them: values, conditions, loops and the functions that job files use. Pure.
+
+What a template needs and nobody gives is named. A function that is not known here is refused by its name: Helm itself
+fills such a template.
+"""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from hyperpod_ext.errors import ConfigError, Problem
+from hyperpod_ext.submit.imports.helm_functions import FUNCTIONS, is_true
 
-_ACTION = re.compile(r"\{\{-?\s*(?P<inner>.*?)\s*-?\}\}", re.DOTALL)
-_COMMENT = re.compile(r"/\*.*\*/", re.DOTALL)
-_VALUE = re.compile(r"\.(?P<root>Values|Release|Chart)(?P<path>(?:\.[A-Za-z_]\w*)+)(?P<pipes>(?:\s*\|\s*[^|]+)*)")
-_DEFAULT = re.compile(r"default\s+(?P<value>\"[^\"]*\"|[\w.:/-]+)")
-_QUOTES = {"quote", "squote"}
-_SAME = {"int", "int64", "toString", "trim"}
+_ACTION = re.compile(r"\{\{(-\s)?(.*?)(\s-)?\}\}", re.DOTALL)
+_WORD = re.compile(
+    r"""\s+|(?P<word>"(?:[^"\\]|\\.)*"|`[^`]*`|-?\d+(?:\.\d+)?(?![\w.])|:=|[()|,=]"""
+    r"""|\$\w*(?:\.\w+)*|(?:\.\w+)+|\.|[A-Za-z_]\w*)""",
+    re.DOTALL,
+)
+_OPENS = ("if", "range", "with", "define", "block")
+_DEEPEST = 8
+"""Templates that use each other."""
+_LARGEST = 4 * 2**20
+"""Characters; no job file is as large."""
+_HOW = "give it with --set {name}=VALUE, or those of a chart with --values FILE"
+_BY_HELM = "fill it first: helm template CHART --values FILE | hp-ext import -"
 
 
-def is_plain(text: str) -> bool:
-    """Whether it has values to fill in, and no conditions, loops or functions besides."""
-    actions = [match["inner"] for match in _ACTION.finditer(text)]
-    return bool(actions) and all(_COMMENT.fullmatch(one) or _parts(one) is not None for one in actions)
+@dataclass
+class _Node:
+    """Text, or an action with what lies inside of it."""
+
+    line: int
+    words: list[str] = field(default_factory=list)
+    text: str = ""
+    inside: list[_Node] = field(default_factory=list)
+    otherwise: list[_Node] = field(default_factory=list)
 
 
-def fill_plain(text: str, values: Mapping[str, Any], source: str) -> tuple[str, list[Problem]]:
-    """`text` with the values in it, and what was settled by a default.
+@dataclass(frozen=True)
+class _Value:
+    """A value, and where it is in the values that were given."""
+
+    value: Any
+    place: str = ""
+
+
+@dataclass
+class Filled:
+    """A template with its values in it."""
+
+    text: str
+    lines: list[int]
+    """Of each line of `text`, that of the template."""
+    notes: list[Problem]
+    """What was settled by a default, and what nothing gives."""
+
+
+def fill_helm(text: str, values: Mapping[str, Any], source: str) -> Filled:
+    """`text` with the values in it.
 
     Args:
         values: as in a values.yaml; below `Release` and `Chart` those of the release.
 
     Raises:
-        ConfigError: a value is missing; names each.
+        ConfigError: a value is missing, and names each; or it does what only Helm itself can.
     """
-    missing: list[Problem] = []
-    notes: list[Problem] = []
+    filler = _Filler(values, source)
+    try:
+        filler.run(_tree(text, source))
+    except RecursionError:
+        raise _beyond("is nested too deep", source, 1) from None
+    if filler.needed:
+        raise ConfigError([filler.problem(name, line, needed=True) for name, line in filler.needed.items()])
+    notes = [filler.problem(name, line, default) for name, (line, default) in filler.settled.items()]
+    return Filled("".join(filler.parts), filler.lines, notes)
 
-    def value_of(match: re.Match[str]) -> str:
-        if _COMMENT.fullmatch(match["inner"]):
-            return ""
-        parts = _parts(match["inner"])
-        assert parts is not None, "the caller has asked is_plain"
-        name, pipes = parts
-        value: Any = values
-        for part in name.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
-        default = next((found["value"] for pipe in pipes if (found := _DEFAULT.fullmatch(pipe))), None)
+
+def _beyond(message: str, source: str, line: int) -> ConfigError:
+    return ConfigError([Problem(f"the template of Helm {message}", "", source, line, _BY_HELM)])
+
+
+def _tree(text: str, source: str) -> list[_Node]:
+    top: list[_Node] = []
+    stack: list[tuple[_Node, list[_Node]]] = []
+    here, at, trims = top, 0, False
+    for match in [*_ACTION.finditer(text), None]:
+        before = text[at : match.start() if match else len(text)]
+        line = text.count("\n", 0, at) + 1
+        if trims:
+            line += before[: len(before) - len(before.lstrip())].count("\n")
+            before = before.lstrip()
+        before = before.rstrip() if match and match[1] else before
+        if before:
+            here.append(_Node(line, text=before))
+        if match is None:
+            break
+        at, trims = match.end(), bool(match[3])
         line = text.count("\n", 0, match.start()) + 1
-        hint = f"give it with --set {name}=VALUE, or those of a chart with --values FILE"
-        if value in (None, "") and default is not None:
-            value = default.strip('"')
-            notes.append(Problem(f"its default {value!r} is taken", name, source, line, hint))
-        if value is None or isinstance(value, Mapping | list):
-            missing.append(Problem(f"the template needs a value for {name}", "", source, line, hint))
+        if match[2].strip().startswith("/*"):
+            continue
+        node = _Node(line, _words(match[2], source, line))
+        head = node.words[0] if node.words else ""
+        if head in _OPENS:
+            here.append(node)
+            stack.append((node, here))
+            here = node.inside
+        elif head in ("else", "end") and not stack:
+            raise _beyond(f"has {head} without a beginning", source, line)
+        elif head == "else" and len(node.words) > 1:  # else if: an if inside, which the same end closes
+            opened, _above = stack[-1]
+            node.words = node.words[1:]
+            opened.otherwise.append(node)
+            stack[-1] = (node, stack[-1][1])
+            here = node.inside
+        elif head == "else":
+            here = stack[-1][0].otherwise
+        elif head == "end":
+            here = stack.pop()[1]
+        else:
+            here.append(node)
+    if stack:
+        raise _beyond("has a beginning without an end", source, stack[-1][0].line)
+    return top
+
+
+def _words(action: str, source: str, line: int) -> list[str]:
+    found, at = [], 0
+    while at < len(action):
+        match = _WORD.match(action, at)
+        if match is None:
+            raise _beyond(f"has `{action.strip()[:60]}`, which is not read here", source, line)
+        found += [match["word"]] if match["word"] else []
+        at = match.end()
+    return found
+
+
+class _Filler:
+    def __init__(self, values: Mapping[str, Any], source: str) -> None:
+        self._source = source
+        self._root = _Value({"Values": values, "Release": values.get("Release"), "Chart": values.get("Chart")})
+        self._variables: list[dict[str, _Value]] = [{"$": self._root}]
+        self._templates: dict[str, list[_Node]] = {}
+        self._line = 1
+        self._depth = self._size = 0
+        self._blank = True
+        self.parts: list[str] = []
+        self.lines: list[int] = [1]
+        self.needed: dict[str, int] = {}
+        self.settled: dict[str, tuple[int, str | None]] = {}
+
+    def problem(self, name: str, line: int, default: str | None = None, needed: bool = False) -> Problem:
+        """What is said of a value that nothing gives."""
+        hint = _HOW.format(name=name)
+        if needed:
+            return Problem(f"the template needs a value for {name}", "", self._source, line, hint)
+        what = f"its default {default!r} is taken" if default is not None else "nothing gives it: taken as empty"
+        return Problem(what, name, self._source, line, hint)
+
+    def run(self, nodes: Sequence[_Node]) -> None:
+        """All of a template, whose parts that have names may come after their use."""
+        for node in nodes:
+            if node.words[:1] in (["define"], ["block"]):
+                self._templates[_text(node.words[1])] = node.inside
+        self._run(nodes, self._root)
+
+    def _run(self, nodes: Sequence[_Node], dot: _Value) -> None:
+        for node in nodes:
+            self._line = node.line
+            try:
+                self._one(node, dot)
+            except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, re.error) as error:
+                raise _beyond(f"cannot be filled: {error}", self._source, node.line) from None
+
+    def _one(self, node: _Node, dot: _Value) -> None:
+        head, *words = node.words or [""]
+        match head:
+            case "":
+                self._write(node.text, node.line, literal=True)
+            case "if":
+                self._branch(node, dot, dot, self._truth(words, dot))
+            case "with":
+                found = self._pipeline(words, dot)
+                self._branch(node, found, dot, is_true(found.value))
+            case "range":
+                self._range(node, words, dot)
+            case "template":
+                self._run_named(words, dot)
+            case "define":
+                return
+            case "block":
+                self._branch(node, self._pipeline(words[1:], dot), dot, True)
+            case _:
+                if not self._assigns(node.words, dot):
+                    self._write(self._shown(self._pipeline(node.words, dot)), node.line)
+
+    def _branch(self, node: _Node, inside: _Value, outside: _Value, holds: bool) -> None:
+        self._variables.append({})
+        self._run(node.inside if holds else node.otherwise, inside if holds else outside)
+        self._variables.pop()
+
+    def _truth(self, words: list[str], dot: _Value) -> bool:
+        found = self._pipeline(words, dot)
+        if found.value is None and found.place:
+            self._settle(found.place, None)
+        return is_true(found.value)
+
+    def _range(self, node: _Node, words: list[str], dot: _Value) -> None:
+        names: list[str] = []
+        if ":=" in words:
+            names = [word for word in words[: words.index(":=")] if word != ","]
+            words = words[words.index(":=") + 1 :]
+        found = self._pipeline(words, dot)
+        if found.value is None and found.place:
+            self._settle(found.place, None)
+        rounds: Iterator[tuple[Any, Any]] = iter(())
+        if isinstance(found.value, Mapping):
+            rounds = ((key, found.value[key]) for key in sorted(found.value, key=str))
+        elif isinstance(found.value, list):
+            rounds = iter(enumerate(found.value))
+        elif found.value is not None:
+            raise TypeError(f"range over {str(found.value)[:40]!r}")
+        any_round = False
+        for key, value in rounds:
+            any_round, item = True, _Value(value, f"{found.place}.{key}" if found.place else "")
+            own = {names[-1]: item} if names else {}
+            if len(names) > 1:
+                own[names[0]] = _Value(key)
+            self._variables.append(own)
+            self._run(node.inside, item)
+            self._variables.pop()
+        if not any_round:
+            self._run(node.otherwise, dot)
+
+    def _run_named(self, words: list[str], dot: _Value) -> None:
+        """Fill a named part of the template, where it is used."""
+        body = self._templates.get(_text(words[0]))
+        if self._depth >= _DEEPEST:
+            raise _beyond(f"has the part {words[0]}, which uses itself", self._source, self._line)
+        if body is None:
+            raise _beyond(f"uses the part {words[0]}, which the file does not have", self._source, self._line)
+        given = self._pipeline(words[1:], dot) if words[1:] else _Value(None)
+        self._depth += 1
+        self._variables.append({"$": given})
+        self._run(body, given)
+        self._variables.pop()
+        self._depth -= 1
+
+    def _named(self, words: list[str], dot: _Value) -> str:
+        """What a named part of the template comes to."""
+        kept, self.parts = self.parts, []
+        lines, self.lines = self.lines, [self._line]
+        self._run_named(words, dot)
+        text, self.parts, self.lines = "".join(self.parts), kept, lines
+        return text
+
+    def _assigns(self, words: list[str], dot: _Value) -> bool:
+        if len(words) < 3 or words[1] not in (":=", "="):
+            return False
+        value = self._pipeline(words[2:], dot)
+        scopes = reversed(self._variables) if words[1] == "=" else iter(self._variables[-1:])
+        scope = next((one for one in scopes if words[1] == ":=" or words[0] in one), self._variables[-1])
+        scope[words[0]] = value
+        return True
+
+    def _pipeline(self, words: list[str], dot: _Value) -> _Value:
+        result: _Value | None = None
+        for command in _split(words):
+            result = self._command(command, dot, result)
+        return result or _Value(None)
+
+    def _command(self, words: list[str], dot: _Value, piped: _Value | None) -> _Value:
+        if not words:
+            raise ValueError("an empty action")
+        head = words[0]
+        if not re.fullmatch(r"[A-Za-z_]\w*", head) or head in ("true", "false", "nil"):
+            found, rest = self._operand(words, dot)
+            if rest or piped is not None:
+                raise ValueError(f"`{' '.join(words)[:60]}`")
+            return found
+        if head == "include":
+            return _Value(self._named(words[1:], dot))
+        given: list[_Value] = []
+        rest = words[1:]
+        while rest:
+            value, rest = self._operand(rest, dot)
+            given.append(value)
+        return self._call(head, [*given, *([piped] if piped is not None else [])])
+
+    def _call(self, name: str, given: list[_Value]) -> _Value:
+        if name not in FUNCTIONS:
+            raise _beyond(f"uses the function {name}, which is not known here", self._source, self._line)
+        last = given[-1] if given else _Value(None)
+        if name == "default" and len(given) == 2:
+            if is_true(last.value):
+                return last
+            if last.place and last.value is None:
+                self._settle(last.place, str(given[0].value))
+            return given[0]
+        if name in ("and", "or"):
+            stop = next((one for one in given if is_true(one.value) == (name == "or")), given[-1])
+            return stop
+        if name in ("quote", "squote", "toString", "join", "required") and last.value is None:
+            return last  # and needed
+        for one in given:
+            if one.value is None and one.place:
+                self._settle(one.place, None)
+        found = FUNCTIONS[name](*(one.value for one in given))
+        if isinstance(found, str) and len(found) > _LARGEST:
+            raise _beyond(f"comes to more than {_LARGEST} characters", self._source, self._line)
+        return _Value(found)
+
+    def _operand(self, words: list[str], dot: _Value) -> tuple[_Value, list[str]]:
+        head = words[0]
+        if head == "(":
+            depth = 0
+            for at, word in enumerate(words):
+                depth += (word == "(") - (word == ")")
+                if depth == 0:
+                    return self._pipeline(words[1:at], dot), words[at + 1 :]
+            raise ValueError("a parenthesis that is not closed")
+        rest = words[1:]
+        if head[0] in '"`':
+            return _Value(_text(head)), rest
+        if re.fullmatch(r"-?\d+(\.\d+)?", head):
+            return _Value(float(head) if "." in head else int(head)), rest
+        if head in ("true", "false", "nil"):
+            return _Value({"true": True, "false": False}.get(head)), rest
+        if head.startswith("$"):
+            name, _, path = head.partition(".")
+            scope = next((one for one in reversed(self._variables) if name in one), None)
+            if scope is None:
+                raise ValueError(f"{name} is not set")
+            return _below(scope[name], path), rest
+        if head.startswith("."):
+            return _below(dot, head[1:]), rest
+        raise ValueError(f"`{head}`")
+
+    def _settle(self, name: str, default: str | None) -> None:
+        self.settled.setdefault(name, (self._line, default))
+
+    def _shown(self, found: _Value) -> str:
+        if found.value is None or isinstance(found.value, Mapping | list):
+            name = found.place or "what line holds here"
+            self.needed.setdefault(name, self._line)
+            self.settled.pop(name, None)
             return ""
-        shown = str(value).lower() if isinstance(value, bool) else str(value)
-        for pipe in pipes:
-            if pipe == "quote":
-                shown = json.dumps(shown)
-            elif pipe == "squote":
-                shown = "'" + shown.replace("'", "''") + "'"
-        return shown
+        return str(found.value).lower() if isinstance(found.value, bool) else str(found.value)
 
-    filled = _ACTION.sub(value_of, text)
-    if missing:
-        raise ConfigError(list(dict.fromkeys(missing)))
-    return filled, notes
+    def _write(self, text: str, line: int, literal: bool = False) -> None:
+        """Add to what is filled; `literal`: lines of the template itself, which go on in it."""
+        self._size += len(text)
+        if self._size > _LARGEST:
+            raise _beyond(f"comes to more than {_LARGEST} characters", self._source, line)
+        self.parts.append(text)
+        for step, part in enumerate(text.split("\n")):
+            here = line + step if literal else line
+            if step:
+                self.lines.append(here)
+                self._blank = True
+            if self._blank and part.strip():
+                self.lines[-1], self._blank = here, False
 
 
-def _parts(action: str) -> tuple[str, list[str]] | None:
-    """Name of the value and what it goes through; None where that is more than a value."""
-    match = _VALUE.fullmatch(action)
-    if match is None:
-        return None
-    pipes = [pipe.strip() for pipe in match["pipes"].split("|")[1:]]
-    if not all(pipe in _QUOTES or pipe in _SAME or _DEFAULT.fullmatch(pipe) for pipe in pipes):
-        return None
-    path = match["path"].removeprefix(".")
-    return (path if match["root"] == "Values" else f"{match['root']}.{path}"), pipes
+def _below(found: _Value, path: str) -> _Value:
+    """The value at `path` below another; None where there is none."""
+    value, place = found.value, found.place
+    for name in filter(None, path.split(".")):
+        value = value.get(name) if isinstance(value, Mapping) else None
+        top = name == "Values" and not place
+        place = "" if top else f"{place}.{name}" if place else name
+    return _Value(value, place)
+
+
+def _split(words: list[str]) -> list[list[str]]:
+    """Commands between the pipes that are in no parentheses."""
+    found: list[list[str]] = [[]]
+    depth = 0
+    for word in words:
+        depth += (word == "(") - (word == ")")
+        if word == "|" and depth == 0:
+            found.append([])
+        else:
+            found[-1].append(word)
+    return found
+
+
+def _text(word: str) -> str:
+    if word[0] == "`":
+        return word[1:-1]
+    return re.sub(r"\\(.)", lambda match: {"n": "\n", "t": "\t"}.get(match[1], match[1]), word[1:-1])

@@ -13,13 +13,12 @@ from typing import Any
 
 from hyperpod_ext.config.files.document import parse
 from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
-from hyperpod_ext.submit.imports.helm import fill_plain, is_plain
+from hyperpod_ext.submit.imports.helm import Filled, fill_helm
 from hyperpod_ext.submit.imports.how import HOW
 
 VARIABLE = re.compile(r"(?<!\$)\$(?:\{(\w+)(?::?-([^{}]*))?\}|([A-Za-z_]\w*))")
 """A variable of the shell, and its default."""
 _HELM = re.compile(r"\{\{-?\s*(?:if|range|with|include|define|template|end|else|tpl|toYaml|/\*|[.$(])")
-_HELM_VALUE = re.compile(r"(?:\.Values|\$config|\.Release|\.Chart)(?:\.[A-Za-z_]\w*)+")
 _JINJA = re.compile(r"\{\{|\{%")
 
 
@@ -53,20 +52,17 @@ def read_values(sets: Iterable[str], values_file: str | None, env_file: str | No
     return found
 
 
-def fill(text: str, values: Mapping[str, Any], source: str) -> tuple[str, list[Problem]]:
-    """`text` with the values in it, and what was settled by a default.
+def fill(text: str, values: Mapping[str, Any], source: str) -> Filled:
+    """`text` with the values in it.
 
     Raises:
-        ConfigError: a template of Helm, or one of Jinja that lacks values; names each.
+        ConfigError: a template that lacks values, and names each; or one that does more than to use them.
     """
     notes: list[Problem] = []
-    if _HELM.search(text) and is_plain(text):
-        text, notes = fill_plain(text, values, source)
-    elif _HELM.search(text):
-        names = sorted({found[0] for found in _HELM_VALUE.finditer(text)})
-        shown = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
-        hint = "fill it first: helm template CHART --values FILE | hp-ext import -"
-        raise ConfigError([Problem(f"is a template of Helm, which asks for {shown or 'values'}", "", source, 1, hint)])
+    lines: list[int] = []
+    if _HELM.search(text):
+        found = fill_helm(text, values, source)
+        text, notes, lines = found.text, found.notes, found.lines
     elif _JINJA.search(text):
         from hyperpod_ext.submit.imports.jinja import fill_jinja
 
@@ -87,7 +83,7 @@ def fill(text: str, values: Mapping[str, Any], source: str) -> tuple[str, list[P
     for name, value in values.items():
         if isinstance(value, str | int | float):
             filled = filled.replace(f"<{name}>", str(value))
-    return filled, notes
+    return Filled(filled, lines, notes)
 
 
 def names_in(text: str) -> Iterator[str]:

@@ -20,7 +20,7 @@ from hyperpod_ext.submit.kubernetes.imports.carry import carried, is_carried
 from hyperpod_ext.submit.kubernetes.imports.carry_job import with_job_fields
 from hyperpod_ext.submit.kubernetes.imports.changed import read_changed
 from hyperpod_ext.submit.kubernetes.imports.compare import additions, differences
-from hyperpod_ext.submit.kubernetes.imports.import_pod import read_pod
+from hyperpod_ext.submit.kubernetes.imports.import_pod import is_machine, read_pod
 from hyperpod_ext.submit.kubernetes.imports.shape import Shape
 
 _OF_THE_COMMAND = (
@@ -99,17 +99,19 @@ def import_job(text: str, source: str, values: Mapping[str, Any] | None = None) 
         ConfigError: there is none, or what it says is no valid job; names every field.
     """
     notes: list[Problem] = []
+    lines: list[int] = []
     if (ours := _letter_for_letter(text)) is not None:
         return ours
     if ANNOTATION not in text:  # ours is no template: its shell has variables of its own
-        text, notes = fill(text, values or {}, source)
-    documents = parse_all(text, source)
+        filled = fill(text, values or {}, source)
+        text, notes, lines = filled.text, filled.notes, filled.lines
+    documents = [_as_in_template(one, lines) for one in parse_all(text, source)]
     if problems := [problem for document in documents for problem in document.problems]:
         raise ConfigError(problems)
     objects = [found for document in documents for found in _objects(document, document.data, ())]
     jobs = [found for found in objects if str(found[2].get("kind")) in _TARGETS]
     if not jobs:
-        raise ConfigError([_no_job(objects, source)])
+        raise ConfigError([_no_job(objects, source), *notes])  # a part may be missing with a value
     (document, path, found), target = jobs[0], _TARGETS[str(jobs[0][2]["kind"])]
     found = _as_written(found)
     metadata = found.get("metadata")
@@ -147,6 +149,19 @@ def import_job(text: str, source: str, values: Mapping[str, Any] | None = None) 
             message = f"{one.get('kind')} {name}: another object of the file; a spec is one job, so apply it beside it"
             left.append(f"{source}:{other.location(at).line}: {message}")
     return Imported(job, target, list(dict.fromkeys(left)), list(dict.fromkeys([*same, *more])))
+
+
+def _as_in_template(document: Document, lines: Sequence[int]) -> Document:
+    """With the lines of the template that the document was made of."""
+
+    def line_of(line: int | None) -> int | None:
+        return lines[line - 1] if line is not None and 0 < line <= len(lines) else line
+
+    if not lines:
+        return document
+    places = {at: replace(one, line=line_of(one.line)) for at, one in document.locations.items()}
+    problems = [replace(one, line=line_of(one.line)) for one in document.problems]
+    return replace(document, locations=places, problems=problems)
 
 
 def _as_written(found: dict[str, Any]) -> dict[str, Any]:
@@ -427,6 +442,8 @@ class _Reader:
             return [{"spec": {"containers": [container]}}]
         if roles := spec.pop("pytorchReplicaSpecs", None):
             document["nodes"] = self._counted(sum(int(role.get("replicas", 1)) for role in _roles(roles)))
+            if {role.get("restartPolicy") for role in _roles(roles)} == {"Never"}:
+                document.setdefault("relaunch", {}).setdefault("max_times", 0)  # so it is rendered
             return [dict(role.get("template") or {}) for role in _roles(roles)]
         groups = [dict(one) for one in spec.pop("replicaSpecs", None) or []]
         if not groups:
@@ -461,6 +478,8 @@ def _group(group: Mapping[str, Any]) -> dict[str, Any]:
         "pod_priority_class": pod.get("priorityClassName"),
         "instance_type": (pod.get("nodeSelector") or {}).get(labels.INSTANCE_TYPE),
     }
+    if not is_machine(found["instance_type"]):
+        del found["instance_type"]
     return {name: value for name, value in found.items() if value is not None}
 
 

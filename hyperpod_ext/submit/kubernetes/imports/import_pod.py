@@ -81,8 +81,9 @@ def read_pod(
         kubernetes["privileged"] = True
     container.pop("ports", None)
     selector = dict(spec.pop("nodeSelector", None) or {})
-    instance_type = selector.pop(labels.INSTANCE_TYPE, None) or selector.get(_OLD_INSTANCE_TYPE)
-    if instance_type:
+    instance_type = selector.get(labels.INSTANCE_TYPE) or selector.get(_OLD_INSTANCE_TYPE)
+    if is_machine(instance_type):  # others, `g5.8xlarge`, are no machines of SageMaker, and stay a label of nodes
+        selector.pop(labels.INSTANCE_TYPE, None)
         document.setdefault("resources", {})["instance_type"] = instance_type
     if selector:
         scheduling["node_selector"] = selector
@@ -103,6 +104,11 @@ def read_pod(
         scheduling["healthy_only"] = False
     if not is_own(affinity.get("podAntiAffinity")):
         scheduling["spread"] = False
+
+
+def is_machine(name: object) -> bool:
+    """Whether a node's type is one of SageMaker's, which a spec has as instance_type."""
+    return re.fullmatch(r"ml\.[a-z0-9-]+\.[a-z0-9-]+", str(name)) is not None
 
 
 def _is_our_file(pod: Mapping[str, Any]) -> bool:
