@@ -75,7 +75,7 @@ def fill_helm(text: str, values: Mapping[str, Any], source: str) -> Filled:
         raise _beyond("is nested too deep", source, 1) from None
     if filler.needed:
         raise ConfigError([filler.problem(name, line, needed=True) for name, line in filler.needed.items()])
-    notes = [filler.problem(name, line, default) for name, (line, default) in filler.settled.items()]
+    notes = [filler.problem(name, line, default) for name, (line, default) in filler.defaults.items()]
     return Filled("".join(filler.parts), filler.lines, notes)
 
 
@@ -150,7 +150,7 @@ class _Filler:
         self.parts: list[str] = []
         self.lines: list[int] = [1]
         self.needed: dict[str, int] = {}
-        self.settled: dict[str, tuple[int, str | None]] = {}
+        self.defaults: dict[str, tuple[int, str | None]] = {}
 
     def problem(self, name: str, line: int, default: str | None = None, needed: bool = False) -> Problem:
         """What is said of a value that nothing gives."""
@@ -205,7 +205,7 @@ class _Filler:
     def _truth(self, words: list[str], dot: _Value) -> bool:
         found = self._pipeline(words, dot)
         if found.value is None and found.place:
-            self._settle(found.place, None)
+            self._without_value(found.place, None)
         return is_true(found.value)
 
     def _range(self, node: _Node, words: list[str], dot: _Value) -> None:
@@ -215,7 +215,7 @@ class _Filler:
             words = words[words.index(":=") + 1 :]
         found = self._pipeline(words, dot)
         if found.value is None and found.place:
-            self._settle(found.place, None)
+            self._without_value(found.place, None)
         rounds: Iterator[tuple[Any, Any]] = iter(())
         if isinstance(found.value, Mapping):
             rounds = ((key, found.value[key]) for key in sorted(found.value, key=str))
@@ -298,7 +298,7 @@ class _Filler:
             if is_true(last.value):
                 return last
             if last.place and last.value is None:
-                self._settle(last.place, str(given[0].value))
+                self._without_value(last.place, str(given[0].value))
             return given[0]
         if name in ("and", "or"):
             stop = next((one for one in given if is_true(one.value) == (name == "or")), given[-1])
@@ -307,7 +307,7 @@ class _Filler:
             return last  # and needed
         for one in given:
             if one.value is None and one.place:
-                self._settle(one.place, None)
+                self._without_value(one.place, None)
         found = FUNCTIONS[name](*(one.value for one in given))
         if isinstance(found, str) and len(found) > _LARGEST:
             raise _beyond(f"comes to more than {_LARGEST} characters", self._source, self._line)
@@ -339,14 +339,14 @@ class _Filler:
             return _below(dot, head[1:]), rest
         raise ValueError(f"`{head}`")
 
-    def _settle(self, name: str, default: str | None) -> None:
-        self.settled.setdefault(name, (self._line, default))
+    def _without_value(self, name: str, default: str | None) -> None:
+        self.defaults.setdefault(name, (self._line, default))
 
     def _shown(self, found: _Value) -> str:
         if found.value is None or isinstance(found.value, Mapping | list):
             name = found.place or "what line holds here"
             self.needed.setdefault(name, self._line)
-            self.settled.pop(name, None)
+            self.defaults.pop(name, None)
             return ""
         return str(found.value).lower() if isinstance(found.value, bool) else str(found.value)
 

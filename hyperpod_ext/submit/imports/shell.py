@@ -572,9 +572,9 @@ class _Reader:
 
     def _printed(self, command: str) -> str | None:
         """What a command in `$(...)` prints, where that is known: a path, or a word under a condition."""
-        if (said := re.fullmatch(r"\s*(\[.*\])\s*&&\s*echo\s+([^;|&]*)", command, re.DOTALL)) is not None:
-            holds = self._holds(said[1])
-            return None if holds is None else self._expand(said[2].strip().strip("\"'")) if holds else ""
+        if (printed := re.fullmatch(r"\s*(\[.*\])\s*&&\s*echo\s+([^;|&]*)", command, re.DOTALL)) is not None:
+            holds = self._holds(printed[1])
+            return None if holds is None else self._expand(printed[2].strip().strip("\"'")) if holds else ""
         if command.lstrip().startswith("cat") and (given := heredoc(command)) is not None:
             return self._expand(given[0]) if given[1] else given[0]
         words = [self._expand(word.strip("\"'")) for word in command.split()]

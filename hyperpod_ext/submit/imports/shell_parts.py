@@ -28,7 +28,7 @@ def number_of(node: ast.expr) -> int:
 def changed(value: str, how: str) -> str | None:
     """`${value%.yaml}` and its like: a known value, cut or replaced; None where that is not followed here."""
     if match := re.fullmatch(r"(%%?|##?)(.*)", how, re.DOTALL):
-        return _cut(value, match[1], match[2])
+        return _trimmed(value, match[1], match[2])
     if match := re.fullmatch(r":\s*(\d+)(?::\s*(\d+))?", how):
         return value[int(match[1]) :][: int(match[2]) if match[2] else None]
     if (match := re.fullmatch(r"/(/?)([^/]+)/([^/]*)", how)) and not re.search(r"[*?\[]", match[2]):
@@ -37,7 +37,7 @@ def changed(value: str, how: str) -> str | None:
     return cases[how](value) if how in cases else None
 
 
-def _cut(value: str, sign: str, pattern: str) -> str:
+def _trimmed(value: str, sign: str, pattern: str) -> str:
     """Without the shortest, or longest (`%%`, `##`), end or beginning that the pattern matches."""
     places = range(len(value) + 1)
     if sign[0] == "%":
