@@ -37,6 +37,12 @@ _OF_SLURM = r"\$\{?SLURM_\w+\}?"
 _NUMERIC = {"-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le}
 _NUMERIC |= {"-gt": operator.gt, "-ge": operator.ge}
 
+_REMARK = re.compile(r"`#[^`\n]*`")
+"""A remark between the words of a command; it comes to nothing."""
+_RUNNERS = {"time", "exec", "nohup", "command", "nice", "ionice", "timeout", "stdbuf", "sudo"}
+"""They start the command that follows, behind options and numbers of their own."""
+_EXPANDED = re.compile(r"(?<!\\)[*?]|\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}|^~")
+"""What the shell makes other words of: file names, lists, a home folder."""
 _DEEPEST = 8
 """How deep functions that call each other are followed."""
 _SIGNS = {"<": "-lt", "<=": "-le", ">": "-gt", ">=": "-ge", "==": "-eq", "!=": "-ne"}
@@ -76,7 +82,10 @@ Starts = Callable[[Sequence[str]], bool]
 def is_step(words: Sequence[str]) -> bool:
     """Whether a command of an sbatch file starts workers: srun, or a launcher."""
     head = [word.rpartition("/")[2] for word in words]
-    return "srun" in head[:2] or (bool(head) and head[0] in ("torchrun", "accelerate", "deepspeed", "hyperpodrun"))
+    at = 0
+    while at < len(head) and (head[at] in _RUNNERS or (at and re.fullmatch(r"-\S*|\d\S*", head[at]))):
+        at += 1
+    return head[at : at + 1] in (["srun"], ["torchrun"], ["accelerate"], ["deepspeed"], ["hyperpodrun"])
 
 
 def read_script(text: str, source: str, known: Mapping[str, str] | None = None, starts: Starts = is_step) -> Script:
@@ -91,6 +100,7 @@ def read_script(text: str, source: str, known: Mapping[str, str] | None = None, 
     except ImportError:
         hint = "pip install tree-sitter tree-sitter-bash"
         raise ConfigError([Problem("shell is read with a parser that is missing", source=source, hint=hint)]) from None
+    text = _REMARK.sub(lambda remark: " " * len(remark[0]), text)
     root = Parser(Language(tree_sitter_bash.language())).parse(text.encode()).root_node
     reader = _Reader(starts)
     reader.values |= {name: [value] for name, value in (known or {}).items()}
@@ -323,6 +333,8 @@ class _Reader:
             line, text = first.start_point[0] + 1, text.encode()[first.start_byte - node.start_byte :].decode()
             words = self._words_of(node)
             self.line = line
+        if words[:1] == ["eval"] and not re.search(r"[;&|<>`]", re.sub(r"\$\([^()]*\)", "", " ".join(words))):
+            words = split_words(" ".join(words[1:]))  # the words of a value, as a command
         given, words = variables_of_env(words)
         head = [word.rpartition("/")[2] for word in words]
         step = self._starts(words)
@@ -335,6 +347,7 @@ class _Reader:
             if step and assigned is not None:  # for this command alone
                 self.found.exports[assigned] = (" ".join(self.values[assigned]), line)
         if step:
+            self._expansions(node)
             self.found.steps.append((words, line))
             self.found.folders.append(" ".join(self.values["PWD"]) if self.moved and "PWD" in self.values else None)
         elif head and words[0] in self._functions and words[0] not in self._called and len(self._called) < _DEEPEST:
@@ -356,7 +369,17 @@ class _Reader:
                 self._go_to(None, True)
             if head[:1] in (["source"], ["."]) and is_known(words):
                 text = " ".join(words)  # with the values of its variables
+                text = f"set -a; {text}; set +a" if self._exports_all else text
             self._not_followed(node, line, text)
+
+    def _expansions(self, node: Any) -> None:
+        """Words without quotes that the shell replaces by others, which a spec passes on as they are."""
+        for child in node.named_children:
+            parts = child.named_children if child.type == "concatenation" else [child]
+            plain = "".join(one.text.decode() for one in parts if one.type in ("word", "brace_expression"))
+            if child.type in ("word", "brace_expression", "concatenation") and _EXPANDED.search(plain):
+                shown = child.text.decode()[:80]
+                self._note(f"{shown}: the shell makes other words of it; the spec passes it as text")
 
     def _redirected(self, node: Any) -> None:
         for child in node.named_children:
@@ -397,6 +420,8 @@ class _Reader:
         if condition.startswith("!") and not re.search(r"&&|\|\|", condition):
             holds = self._holds(condition[1:])
             return None if holds is None else not holds
+        if condition in self._functions:
+            return self._holds(self._functions[condition].text.decode().strip("{}; \n\t"))
         if condition.startswith("test "):
             condition = f"[ {condition[5:]} ]"
         if "&&" in condition or "||" in condition:

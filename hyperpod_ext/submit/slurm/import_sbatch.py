@@ -275,7 +275,7 @@ def _commands(text: str, document: dict[str, Any], left: list[str], source: str,
     prepared = _environment_lines(script)
     if prepared:
         # bash itself makes the environment, which the step then has: `sh` knows no `source`, and no functions of conda
-        lines = ("set -e; " if script.strict else "") + "; ".join(f"{text} >&2" for text, _line in prepared)
+        lines = ("set -e; " if script.strict else "") + "; ".join(f"{_quiet(text)}" for text, _line in prepared)
         command = f'made=$(bash -c {shlex.quote(f"{lines}; set -o posix; export -p")}) && eval "$made"'
         document.setdefault("overlay", {}).setdefault("slurm", {}).setdefault("before", []).append(command)
     for other, line in script.others:
@@ -415,7 +415,7 @@ def _launched(launch: Launch, tasks: str | None, document: dict[str, Any], left:
         count = int(workers)
         document["workers_per_node"] = launch.on_each_node(count, nodes)
     elif workers is not None:
-        count = document.get("workers_per_node", 1)
+        count = document.setdefault("workers_per_node", int(_set_by_slurm(document).get("SLURM_GPUS_ON_NODE", "1")))
         left.append(f"{where}: workers_per_node: {workers} depends on the node; {count} is taken")
     elif launch.launcher == "torchrun":
         document["workers_per_node"] = 1  # so torchrun has it
@@ -434,10 +434,17 @@ def _launched(launch: Launch, tasks: str | None, document: dict[str, Any], left:
 
 _ENVIRONMENT = re.compile(
     r"(?:\[\[? -[defs] [\w./+-]+ \]\]? && )?"
-    r"(?:(?:source|\.)\s+[\w./+-]+|conda activate|spack load|micromamba activate)(?:\s+[\w./=:@+-]+)*"
+    r"(?:set -a; )?"
+    r"(?:(?:source|\.)\s+[\w./+-]+|conda activate|spack load|micromamba activate)(?:\s+[\w./=:@+-]+)*(?:; set \+a)?"
     r"|eval \"\$\((?:conda|mamba|micromamba) shell[\w. =-]*hook[\w. =-]*\)\""
     r"|(?:source|\.) \"?\$\(conda info --base\)\"?/etc/profile\.d/conda\.sh"
 )
+
+
+def _quiet(text: str) -> str:
+    """What it prints is no part of the environment."""
+    first, _, rest = text.partition("; set +a")
+    return f"{first} >&2" + ("; set +a" if _ and not rest else "")
 
 
 def _environment_lines(script: Script) -> list[tuple[str, int]]:
@@ -452,8 +459,11 @@ def _set_by_slurm(document: Mapping[str, Any]) -> dict[str, str]:
     found = {"SLURM_JOB_NUM_NODES": nodes, "SLURM_NNODES": nodes}
     if "called" in document:
         found["SLURM_JOB_NAME"] = document["called"]
+    tasks = document.get("tasks", "1")
+    if tasks.isdecimal():
+        found["SLURM_NTASKS"] = found["SLURM_NPROCS"] = str(int(tasks) * int(nodes))
     if "tasks" in document:
-        found["SLURM_NTASKS_PER_NODE"] = document["tasks"]
+        found["SLURM_NTASKS_PER_NODE"] = tasks
     if "gpus-per-node" in options:
         found["SLURM_GPUS_PER_NODE"] = options["gpus-per-node"]
     of_node = options.get("gpus-per-node") or document["slurm"].get("gres") or ""

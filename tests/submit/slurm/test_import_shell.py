@@ -184,3 +184,48 @@ def test_a_value_that_is_not_known_is_not_changed(word: str) -> None:
     found = import_file(f"{HEAD}\nC=$(hostname)\nsrun torchrun t.py {word}\n", "a.sbatch")
     assert found.job.args == (word,)
     assert f"{word}: is worked out when the job runs" in "\n".join(found.left_out)
+
+
+@pytest.mark.parametrize("word", ["/data/*.bin", "{1,2}", "~/data", "a{1..3}", '"a b"*'])
+def test_words_that_the_shell_makes_others_of_are_named(word: str) -> None:
+    found = import_file(f"{HEAD}\nsrun torchrun t.py {word}\n", "a.sbatch")
+    assert any("the shell makes other words of it" in one for one in found.left_out)
+    quoted = import_file(f"{HEAD}\nsrun torchrun t.py '{word.replace(chr(34), '')}'\n", "a.sbatch")
+    assert quoted.left_out == []
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        'CMD="srun torchrun --nproc_per_node=4 t.py --a 1"\neval "$CMD"',
+        'RUN=srun\nL="torchrun --nproc_per_node=4 --rdzv_endpoint $(hostname | head -1)"\neval $RUN $L t.py --a 1',
+        "srun torchrun --nproc_per_node=4 `# on each node` \\\n  t.py `# the script` --a 1",
+        "nohup srun torchrun --nproc_per_node=4 t.py --a 1",
+        "GPUS=$(nvidia-smi -L | wc -l)\n#\nsrun torchrun --nproc_per_node=$GPUS t.py --a 1",
+        "srun torchrun --nproc_per_node=gpu t.py --a 1",
+    ],
+)
+def test_a_step_is_found_in_all_its_forms(lines: str) -> None:
+    found = import_file(f"{HEAD} --gres=gpu:4\n{lines}\n", "a.sbatch")
+    assert (found.job.script, found.job.args, found.job.workers_per_node) == ("t.py", ("--a", "1"), 4)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "on() { [ -d /opt/sagemaker_cluster ]; }\nif on; then R=--auto-resume=1; fi",
+        'R=$( [ -d /opt/sagemaker_cluster ] && echo "--auto-resume=1" )',
+        '[[ -d /opt/sagemaker_cluster ]] && R="--auto-resume=1" || R=""',
+        'R=--auto-resume=1\nif [ ! -d "/opt/sagemaker_cluster" ]; then R=""; fi',
+        "if test -d /opt/sagemaker_cluster\nthen R=(--auto-resume 1)\nfi",
+    ],
+)
+def test_auto_resume_is_kept_under_every_test_for_hyperpod(lines: str) -> None:
+    found = import_file(f"{HEAD}\n{lines}\nsrun ${{R[@]}} torchrun t.py\n", "a.sbatch")
+    assert (found.job.slurm.auto_resume, found.left_out) == (True, [])
+
+
+def test_a_file_of_variables_is_exported_where_the_file_exports_all() -> None:
+    (before,) = read("SIZE=s", "set -a; source ./a.env; set +a").job.overlay.slurm.before
+    assert "set -a; source ./a.env >&2; set +a" in before
+    assert read("SIZE=s", "A=$SLURM_NTASKS", "export A").job.env == {"A": "2"}
