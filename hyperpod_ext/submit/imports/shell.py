@@ -602,6 +602,8 @@ class _Reader:
             return None if holds is None else self._expand(printed[2].strip().strip("\"'")) if holds else ""
         if command.lstrip().startswith("cat") and (given := heredoc(command)) is not None:
             return self._expand(given[0]) if given[1] else given[0]
+        if not re.match(r"\s*(pwd|dirname|basename|cd)\b", command):
+            return None
         words = [self._expand(word.strip("\"'")) for word in command.split()]
         known = not any(re.search(r"[$`*?~]", word) for word in words)
         return path_printed(words, " ".join(self.values.get("PWD", []))) if known else None

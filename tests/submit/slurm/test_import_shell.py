@@ -109,6 +109,12 @@ def test_what_is_not_run_is_named_with_what_it_would_set(lines: str, named: str)
     assert named in "\n".join(read("SIZE=s", lines).left_out)
 
 
+def test_dollars_of_other_programs_are_no_arguments_of_the_file() -> None:
+    found = read("SIZE=s", "export A=$(ip route | awk '{print $5}')")
+    assert found.job.slurm.setup == ("export A=\"$(ip route | awk '{print $5}')\"",)
+    assert not any("$5: an argument" in one for one in found.left_out)
+
+
 def test_a_function_is_followed_where_it_is_called() -> None:
     lines = ['say() { export A="$1" B="$2"; }', "never() { export C=1; }", "say 1 'x y'"]
     found = read("SIZE=s", *lines)

@@ -73,6 +73,7 @@ _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _SAME_VALUE = ", which it comes to"
 """Of a variable that refers to others, whose values the spec has."""
 _OF_RUNTIMES = {"kind": "ClusterTrainingRuntime", "apiGroup": "trainer.kubeflow.org"}
+_IMAGE_OF_THE_CLUSTER = "image-of-the-cluster"
 _CLEAN = {"All": "all", "OnlyComplete": "completed", "Running": "completed", "None": "none"}
 
 
@@ -136,7 +137,11 @@ def import_job(text: str, source: str, values: Mapping[str, Any] | None = None) 
     rendered = _rendered(job, target)
     workers = any("spec.nprocPerNode: " in one for one in left)
     lost = differences(found, rendered, _below(document, path))
-    left += [str(one) for one in lost if not (workers and one.path == "spec.nprocPerNode")]
+    left += [
+        str(one)
+        for one in lost
+        if not (workers and one.path == "spec.nprocPerNode") and _IMAGE_OF_THE_CLUSTER not in one.message
+    ]
     if job.image is None:
         line = document.location(path).line
         left.append(f"{source}:{line}: image: the file names none; write it as image")
@@ -194,7 +199,7 @@ def _job(document: dict[str, Any], source: str) -> JobConfig:
 
 
 def _rendered(job: JobConfig, target: str) -> dict[str, Any]:
-    shown = job if job.image else job.model_copy(update={"image": "image-of-the-cluster"})
+    shown = job if job.image else job.model_copy(update={"image": _IMAGE_OF_THE_CLUSTER})
     (found,) = read_all(_rendered_text(shown, target))
     return dict(found)
 
