@@ -20,6 +20,7 @@ from hyperpod_ext.submit.imports.shell_parts import (
     end_of,
     heredoc,
     is_known,
+    is_quick,
     number_of,
     path_printed,
     split_words,
@@ -43,6 +44,10 @@ _RUNNERS = {"time", "exec", "nohup", "command", "nice", "ionice", "timeout", "st
 """They start the command that follows, behind options and numbers of their own."""
 _EXPANDED = re.compile(r"(?<!\\)[*?]|\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}|^~")
 """What the shell makes other words of: file names, lists, a home folder."""
+_LONGEST = 100_000
+"""Characters of a value; what the shell would do with a longer one is no job's business."""
+_MOST_STATEMENTS = 20_000
+"""Functions that call each other many times make as many of a few lines."""
 _DEEPEST = 8
 """How deep functions that call each other are followed."""
 _SIGNS = {"<": "-lt", "<=": "-le", ">": "-gt", ">=": "-ge", "==": "-eq", "!=": "-ne"}
@@ -104,8 +109,18 @@ def read_script(text: str, source: str, known: Mapping[str, str] | None = None, 
     root = Parser(Language(tree_sitter_bash.language())).parse(text.encode()).root_node
     reader = _Reader(starts)
     reader.values |= {name: [value] for name, value in (known or {}).items()}
-    reader.walk(root)
+    try:
+        reader.walk(root)
+    except RecursionError:
+        raise ConfigError([Problem("the shell is nested too deep to be read", source=source)]) from None
+    except _TooLongError:
+        message = f"a value comes to more than {_LONGEST} characters, or what it runs to more than {_MOST_STATEMENTS}"
+        raise ConfigError([Problem(message, source=source, line=reader.line)]) from None
     return reader.found
+
+
+class _TooLongError(Exception):
+    """A few lines would make more than a machine can hold: values that double, functions that call each other."""
 
 
 class _Reader:
@@ -119,6 +134,7 @@ class _Reader:
         """The variable that is being assigned."""
         self.moved = False
         """Whether it has left the folder that it was submitted from."""
+        self._statements = 0
         self._functions: dict[str, Any] = {}
         self._called: list[str] = []
         """Functions that are being followed, the innermost last."""
@@ -130,6 +146,9 @@ class _Reader:
             self._statement(child)
 
     def _statement(self, node: Any) -> None:
+        self._statements += 1
+        if self._statements > _MOST_STATEMENTS:
+            raise _TooLongError
         line, text = node.start_point[0] + 1, node.text.decode()
         self.line = line
         match node.type:
@@ -299,6 +318,9 @@ class _Reader:
         for item in (child for child in node.named_children if child.type == "case_item"):
             closed = next((at for at, child in enumerate(item.children) if child.type == ")"), 0)
             patterns = [child.text.decode().strip("\"'") for child in item.children[:closed] if child.is_named]
+            if not all(is_quick(words[0], pattern) for pattern in patterns):
+                self._not_followed(node, line, text)
+                return
             if any(fnmatch.fnmatchcase(words[0], pattern) for pattern in patterns):
                 for child in item.children[closed:]:
                     if child.is_named:
@@ -314,7 +336,7 @@ class _Reader:
 
     def _assume(self, condition: str, yes: bool, line: int, body: Sequence[Any] = ()) -> None:
         shown = " ".join(condition.split())[:80]
-        runs = [one.text.decode().splitlines()[0] for one in body if one.type in ("command", "pipeline", "list")]
+        runs = [one.text.decode().partition("\n")[0] for one in body if one.type in ("command", "pipeline", "list")]
         runs = [one for one in runs if one.partition(" ")[0] not in (*_QUIET, "exit")]
         text = f"whether `{shown}` holds is not known here: taken as {'yes' if yes else 'no'}"
         self.found.notes.append((text + (f", so `{runs[0][:80]}` is not run" if runs else ""), line))
@@ -480,6 +502,8 @@ class _Reader:
         self._sets = None
         more = any(child.type == "+=" for child in node.children)
         self.values[name] = (self.values.get(name, []) if more else []) + words
+        if sum(map(len, self.values[name])) > _LONGEST:
+            raise _TooLongError
         return name
 
     def _words(self, node: Any) -> list[str]:

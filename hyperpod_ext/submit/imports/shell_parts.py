@@ -25,13 +25,24 @@ def number_of(node: ast.expr) -> int:
     raise ValueError("no number that is worked out here")
 
 
+_LONGEST = 4096
+"""Characters of a value that is matched; paths are shorter."""
+
+
+def is_quick(value: str, pattern: str) -> bool:
+    """Whether a pattern is found, or not, in no time: each star is looked for behind each other."""
+    return len(value) <= _LONGEST and pattern.count("*") <= 3
+
+
 def changed(value: str, how: str) -> str | None:
     """`${value%.yaml}` and its like: a known value, cut or replaced; None where that is not followed here."""
     if match := re.fullmatch(r"(%%?|##?)(.*)", how, re.DOTALL):
-        return _trimmed(value, match[1], match[2])
+        return _trimmed(value, match[1], match[2]) if is_quick(value, match[2]) else None
     if match := re.fullmatch(r":\s*(\d+)(?::\s*(\d+))?", how):
         return value[int(match[1]) :][: int(match[2]) if match[2] else None]
     if (match := re.fullmatch(r"/(/?)([^/]+)/([^/]*)", how)) and not re.search(r"[*?\[]", match[2]):
+        if value.count(match[2]) * len(match[3]) > _LONGEST:
+            return None
         return value.replace(match[2], match[3], -1 if match[1] else 1)
     cases: dict[str, Callable[[str], str]] = {"^^": str.upper, ",,": str.lower}
     return cases[how](value) if how in cases else None

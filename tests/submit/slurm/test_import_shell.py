@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from hyperpod_ext.errors import ConfigError
 from hyperpod_ext.submit.import_any import import_file
 from hyperpod_ext.submit.kubernetes.imports.import_job import Imported
 
@@ -235,3 +236,15 @@ def test_a_file_of_variables_is_exported_where_the_file_exports_all() -> None:
     (before,) = read("SIZE=s", "set -a; source ./a.env; set +a").job.overlay.slurm.before
     assert "set -a; source ./a.env >&2; set +a" in before
     assert read("SIZE=s", "A=$SLURM_NTASKS", "export A").job.env == {"A": "2"}
+
+
+CALLS = "".join(f"f{at}() {{ {f'f{at + 1};' * 20} }}\n" for at in range(8)) + "f8() { A=1; }\nf0\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["A=$A$A\n" * 60, "A=($A $A)\n" * 60, CALLS, "B=" + "${C:-" * 3000 + "}" * 3000 + "\n"],
+)
+def test_a_value_that_grows_without_bound_is_refused(line: str) -> None:
+    with pytest.raises(ConfigError, match=r"comes to more than 100000 characters|nested too deep"):
+        import_file(f"{HEAD}\nA=x\n{line}srun torchrun t.py $A\n", "a.sbatch")
