@@ -8,36 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ext.errors import ConfigError, Problem
 from hyperpod_ext.submit.imports.helm_functions import FUNCTIONS, is_true
+from hyperpod_ext.submit.imports.helm_tree import Node, beyond, commands_of, text_of, tree
 
-_ACTION = re.compile(r"\{\{(-\s)?(.*?)(\s-)?\}\}", re.DOTALL)
-_WORD = re.compile(
-    r"""\s+|(?P<word>"(?:[^"\\]|\\.)*"|`[^`]*`|-?\d+(?:\.\d+)?(?![\w.])|:=|[()|,=]"""
-    r"""|\$\w*(?:\.\w+)*|(?:\.\w+)+|\.|[A-Za-z_]\w*)""",
-    re.DOTALL,
-)
-_OPENS = ("if", "range", "with", "define", "block")
 _DEEPEST = 8
 """Templates that use each other."""
 _LARGEST = 4 * 2**20
 """Characters; no job file is as large."""
 _HOW = "give it with --set {name}=VALUE, or those of a chart with --values FILE"
-_BY_HELM = "fill it first: helm template CHART --values FILE | hp-ext import -"
-
-
-@dataclass
-class _Node:
-    """Text, or an action with what lies inside of it."""
-
-    line: int
-    words: list[str] = field(default_factory=list)
-    text: str = ""
-    inside: list[_Node] = field(default_factory=list)
-    otherwise: list[_Node] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -70,72 +52,13 @@ def fill_helm(text: str, values: Mapping[str, Any], source: str) -> Filled:
     """
     filler = _Filler(values, source)
     try:
-        filler.run(_tree(text, source))
+        filler.run(tree(text, source))
     except RecursionError:
-        raise _beyond("is nested too deep", source, 1) from None
+        raise beyond("is nested too deep", source, 1) from None
     if filler.needed:
         raise ConfigError([filler.problem(name, line, needed=True) for name, line in filler.needed.items()])
     notes = [filler.problem(name, line, default) for name, (line, default) in filler.defaults.items()]
     return Filled("".join(filler.parts), filler.lines, notes)
-
-
-def _beyond(message: str, source: str, line: int) -> ConfigError:
-    return ConfigError([Problem(f"the template of Helm {message}", "", source, line, _BY_HELM)])
-
-
-def _tree(text: str, source: str) -> list[_Node]:
-    top: list[_Node] = []
-    stack: list[tuple[_Node, list[_Node]]] = []
-    here, at, trims = top, 0, False
-    for match in [*_ACTION.finditer(text), None]:
-        before = text[at : match.start() if match else len(text)]
-        line = text.count("\n", 0, at) + 1
-        if trims:
-            line += before[: len(before) - len(before.lstrip())].count("\n")
-            before = before.lstrip()
-        before = before.rstrip() if match and match[1] else before
-        if before:
-            here.append(_Node(line, text=before))
-        if match is None:
-            break
-        at, trims = match.end(), bool(match[3])
-        line = text.count("\n", 0, match.start()) + 1
-        if match[2].strip().startswith("/*"):
-            continue
-        node = _Node(line, _words(match[2], source, line))
-        head = node.words[0] if node.words else ""
-        if head in _OPENS:
-            here.append(node)
-            stack.append((node, here))
-            here = node.inside
-        elif head in ("else", "end") and not stack:
-            raise _beyond(f"has {head} without a beginning", source, line)
-        elif head == "else" and len(node.words) > 1:  # else if: an if inside, which the same end closes
-            opened, _above = stack[-1]
-            node.words = node.words[1:]
-            opened.otherwise.append(node)
-            stack[-1] = (node, stack[-1][1])
-            here = node.inside
-        elif head == "else":
-            here = stack[-1][0].otherwise
-        elif head == "end":
-            here = stack.pop()[1]
-        else:
-            here.append(node)
-    if stack:
-        raise _beyond("has a beginning without an end", source, stack[-1][0].line)
-    return top
-
-
-def _words(action: str, source: str, line: int) -> list[str]:
-    found, at = [], 0
-    while at < len(action):
-        match = _WORD.match(action, at)
-        if match is None:
-            raise _beyond(f"has `{action.strip()[:60]}`, which is not read here", source, line)
-        found += [match["word"]] if match["word"] else []
-        at = match.end()
-    return found
 
 
 class _Filler:
@@ -143,7 +66,7 @@ class _Filler:
         self._source = source
         self._root = _Value({"Values": values, "Release": values.get("Release"), "Chart": values.get("Chart")})
         self._variables: list[dict[str, _Value]] = [{"$": self._root}]
-        self._templates: dict[str, list[_Node]] = {}
+        self._templates: dict[str, list[Node]] = {}
         self._line = 1
         self._depth = self._size = 0
         self._blank = True
@@ -160,22 +83,22 @@ class _Filler:
         what = f"its default {default!r} is taken" if default is not None else "nothing gives it: taken as empty"
         return Problem(what, name, self._source, line, hint)
 
-    def run(self, nodes: Sequence[_Node]) -> None:
+    def run(self, nodes: Sequence[Node]) -> None:
         """All of a template, whose parts that have names may come after their use."""
         for node in nodes:
             if node.words[:1] in (["define"], ["block"]):
-                self._templates[_text(node.words[1])] = node.inside
+                self._templates[text_of(node.words[1])] = node.inside
         self._run(nodes, self._root)
 
-    def _run(self, nodes: Sequence[_Node], dot: _Value) -> None:
+    def _run(self, nodes: Sequence[Node], dot: _Value) -> None:
         for node in nodes:
             self._line = node.line
             try:
                 self._one(node, dot)
             except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, re.error) as error:
-                raise _beyond(f"cannot be filled: {error}", self._source, node.line) from None
+                raise beyond(f"cannot be filled: {error}", self._source, node.line) from None
 
-    def _one(self, node: _Node, dot: _Value) -> None:
+    def _one(self, node: Node, dot: _Value) -> None:
         head, *words = node.words or [""]
         match head:
             case "":
@@ -197,7 +120,7 @@ class _Filler:
                 if not self._assigns(node.words, dot):
                     self._write(self._shown(self._pipeline(node.words, dot)), node.line)
 
-    def _branch(self, node: _Node, inside: _Value, outside: _Value, holds: bool) -> None:
+    def _branch(self, node: Node, inside: _Value, outside: _Value, holds: bool) -> None:
         self._variables.append({})
         self._run(node.inside if holds else node.otherwise, inside if holds else outside)
         self._variables.pop()
@@ -208,7 +131,7 @@ class _Filler:
             self._without_value(found.place, None)
         return is_true(found.value)
 
-    def _range(self, node: _Node, words: list[str], dot: _Value) -> None:
+    def _range(self, node: Node, words: list[str], dot: _Value) -> None:
         names: list[str] = []
         if ":=" in words:
             names = [word for word in words[: words.index(":=")] if word != ","]
@@ -237,11 +160,11 @@ class _Filler:
 
     def _run_named(self, words: list[str], dot: _Value) -> None:
         """Fill a named part of the template, where it is used."""
-        body = self._templates.get(_text(words[0]))
+        body = self._templates.get(text_of(words[0]))
         if self._depth >= _DEEPEST:
-            raise _beyond(f"has the part {words[0]}, which uses itself", self._source, self._line)
+            raise beyond(f"has the part {words[0]}, which uses itself", self._source, self._line)
         if body is None:
-            raise _beyond(f"uses the part {words[0]}, which the file does not have", self._source, self._line)
+            raise beyond(f"uses the part {words[0]}, which the file does not have", self._source, self._line)
         given = self._pipeline(words[1:], dot) if words[1:] else _Value(None)
         self._depth += 1
         self._variables.append({"$": given})
@@ -268,7 +191,7 @@ class _Filler:
 
     def _pipeline(self, words: list[str], dot: _Value) -> _Value:
         result: _Value | None = None
-        for command in _split(words):
+        for command in commands_of(words):
             result = self._command(command, dot, result)
         return result or _Value(None)
 
@@ -292,7 +215,7 @@ class _Filler:
 
     def _call(self, name: str, given: list[_Value]) -> _Value:
         if name not in FUNCTIONS:
-            raise _beyond(f"uses the function {name}, which is not known here", self._source, self._line)
+            raise beyond(f"uses the function {name}, which is not known here", self._source, self._line)
         last = given[-1] if given else _Value(None)
         if name == "default" and len(given) == 2:
             if is_true(last.value):
@@ -310,7 +233,7 @@ class _Filler:
                 self._without_value(one.place, None)
         found = FUNCTIONS[name](*(one.value for one in given))
         if isinstance(found, str) and len(found) > _LARGEST:
-            raise _beyond(f"comes to more than {_LARGEST} characters", self._source, self._line)
+            raise beyond(f"comes to more than {_LARGEST} characters", self._source, self._line)
         return _Value(found)
 
     def _operand(self, words: list[str], dot: _Value) -> tuple[_Value, list[str]]:
@@ -324,7 +247,7 @@ class _Filler:
             raise ValueError("a parenthesis that is not closed")
         rest = words[1:]
         if head[0] in '"`':
-            return _Value(_text(head)), rest
+            return _Value(text_of(head)), rest
         if re.fullmatch(r"-?\d+(\.\d+)?", head):
             return _Value(float(head) if "." in head else int(head)), rest
         if head in ("true", "false", "nil"):
@@ -354,7 +277,7 @@ class _Filler:
         """Add to what is filled; `literal`: lines of the template itself, which go on in it."""
         self._size += len(text)
         if self._size > _LARGEST:
-            raise _beyond(f"comes to more than {_LARGEST} characters", self._source, line)
+            raise beyond(f"comes to more than {_LARGEST} characters", self._source, line)
         self.parts.append(text)
         for step, part in enumerate(text.split("\n")):
             here = line + step if literal else line
@@ -373,22 +296,3 @@ def _below(found: _Value, path: str) -> _Value:
         top = name == "Values" and not place
         place = "" if top else f"{place}.{name}" if place else name
     return _Value(value, place)
-
-
-def _split(words: list[str]) -> list[list[str]]:
-    """Commands between the pipes that are in no parentheses."""
-    found: list[list[str]] = [[]]
-    depth = 0
-    for word in words:
-        depth += (word == "(") - (word == ")")
-        if word == "|" and depth == 0:
-            found.append([])
-        else:
-            found[-1].append(word)
-    return found
-
-
-def _text(word: str) -> str:
-    if word[0] == "`":
-        return word[1:-1]
-    return re.sub(r"\\(.)", lambda match: {"n": "\n", "t": "\t"}.get(match[1], match[1]), word[1:-1])

@@ -10,7 +10,7 @@ from hyperpod_ext.errors import ConfigError, Problem
 from hyperpod_ext.submit.imports.how import HOW
 from hyperpod_ext.submit.imports.launch import Launch, launcher_in, parse_launch
 from hyperpod_ext.submit.imports.placeholders import names_in
-from hyperpod_ext.submit.imports.shell import Script
+from hyperpod_ext.submit.imports.shell_values import Script
 from hyperpod_ext.submit.kubernetes.imports.command import SHELLS, Started, read_words
 
 _LONG = {"n": "ntasks", "N": "nodes", "c": "cpus-per-task", "w": "nodelist", "x": "exclude", "p": "partition"}
