@@ -54,7 +54,7 @@ def client(service: str, region: str | None) -> Any:
         region = region or os.environ.get("AWS_REGION")  # boto3 itself reads AWS_DEFAULT_REGION
         return boto3.session.Session().client(service, region_name=region, config=config)
     except BotoCoreError as error:
-        hint = "write sagemaker.region in the spec, or set AWS_REGION"
+        hint = "set AWS_REGION, or write sagemaker.region in the spec; commands on clusters and nodes take --region"
         raise UnreachableError(f"{service}: {error}", hint=hint) from None
 
 
