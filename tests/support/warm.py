@@ -114,7 +114,8 @@ def start(
     """Run `python -m module` in this folder, its output to `log` (default: with ours), errors with it or apart."""
     if os.environ.get("HPX_TEST_COLD"):
         command = [sys.executable, "-m", module.removesuffix(".__main__"), *arguments]
-        return subprocess.Popen(command, env=dict(env), stdout=log, stderr=errors or log, cwd=cwd)
+        own = {"PYTHONPATH": os.pathsep.join(filter(None, (str(Path(__file__).parent), env.get("PYTHONPATH", ""))))}
+        return subprocess.Popen(command, env={**env, **own}, stdout=log, stderr=errors or log, cwd=cwd)
     line = _line(tuple(modules), os.getpid())
     reading, writing = os.pipe()
     outputs = [2 if log is None else log.fileno()]

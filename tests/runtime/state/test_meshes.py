@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 
 import pytest
+import warm_code
 
 from hyperpod_ext.runtime.torch_requirements.private_names import Feature, missing
 
@@ -35,8 +34,7 @@ open_groups()
 
 def run(body: str) -> str:
     """What `body` prints."""
-    program = PRELUDE + textwrap.dedent(body)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=100)
+    done = warm_code.run(PRELUDE + textwrap.dedent(body))
     assert done.returncode == 0, done.stderr
     return done.stdout
 
