@@ -58,13 +58,14 @@ class Forked:
     running: ClassVar[set[int]] = set()
     """Process ids of those that have not been seen to end."""
 
-    def __init__(self, pid: int, ended: int, args: Sequence[str]) -> None:
+    def __init__(self, pid: int, handle: int, ended: int, args: Sequence[str]) -> None:
         self.pid, self.args = pid, list(args)
         self.running.add(pid)
         self.returncode: int | None = None
+        self._handle = handle
+        """Its pidfd, of the process that forked it: it may have ended by now, and have been waited for."""
         self._ended = ended
         """Pipe that gets the exit status."""
-        self._handle = os.pidfd_open(pid)
 
     def poll(self) -> int | None:
         return self._look(0)
@@ -125,9 +126,9 @@ def start(
     assert len(text) < _LONGEST_ORDER
     socket.send_fds(line, [text], [*outputs, writing])
     os.close(writing)
-    pid = int(line.recv(64) or b"0")
-    assert pid, "the process that forks others ended; its last words are above"
-    return Forked(pid, reading, [module, *arguments])
+    text, handles, _, _ = socket.recv_fds(line, 64, 1)
+    assert text, "the process that forks others ended; its last words are above"
+    return Forked(int(text), handles[0], reading, [module, *arguments])
 
 
 def parent_of(modules: Sequence[str]) -> int:
@@ -217,7 +218,7 @@ class _Server:
         handle = os.pidfd_open(pid)
         self._children[handle] = pid, ended
         self._poll.register(handle, select.POLLIN)
-        line.send(str(pid).encode())
+        socket.send_fds(line, [str(pid).encode()], [handle])
 
     def _become(self, order: dict[str, Any], outputs: Sequence[int]) -> None:
         from hyperpod_ext.runtime.agent import children
