@@ -232,7 +232,8 @@ def test_three_tiers_of_a_large_job_are_what_the_planner_expects() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("often", [15.0, *(pytest.param(often, marks=pytest.mark.thorough) for often in (5.0, 45.0))])
+@pytest.mark.thorough
+@pytest.mark.parametrize("often", [5.0, 15.0, 45.0])
 def test_auto_beats_half_and_double_over_a_month(often: float) -> None:
     """Seeds are shared, so that the same failures strike all three."""
     scenario = planned(often=often)
