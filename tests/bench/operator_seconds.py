@@ -10,8 +10,8 @@ another number of nodes without the flag, as the operator's elastic policy wants
 from __future__ import annotations
 
 import argparse
+import json
 import os
-import statistics
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -25,12 +25,13 @@ sys.path.insert(0, str(HERE.parent / "support"))
 import hyperpod_operator as operators  # noqa: E402
 import launched  # noqa: E402
 from hyperpodrun_env import hyperpodrun  # noqa: E402
+from operator_page import LAUNCHERS, make_document, make_page, make_table  # noqa: E402
 from random_pods import STEP_S, Kill, pods  # noqa: E402
 
 SECOND = 2
 """Both find a hang after so many: our agent by its watch, AWS's by a rule on what is printed."""
 FAULT_STEP = 12
-LAUNCHERS = ("ours", "hyperpodrun")
+RESULTS = HERE.parents[1] / "docs" / "benchmarks"
 RULE = {"name": "steps", "logPattern": "step [0-9]+.*", "expectedRecurringFrequencyInSeconds": SECOND}
 ELASTIC = HERE.parent / "faults" / "elastic_bitwise.py"
 SIZES, ELASTIC_STEPS = (2, 3, 1), 400
@@ -125,10 +126,11 @@ def operators_events(job: launched.Launched, *, ours: bool) -> list[dict[str, An
     return launched.events_in(job.folder / "events.jsonl") if ours else job.events()
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="how often each is done; medians are shown")
-    parser.add_argument("--only", nargs="*", choices=[*FAULTS, "resize"], help="of these alone")
+    parser.add_argument("--only", nargs="*", choices=[*FAULTS, "resize"], help="of these alone; writes no page")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     arguments = parser.parse_args()
     os.environ["HPX_TEST_COLD"] = "1"
     wanted = arguments.only or [*FAULTS, "resize"]
@@ -147,19 +149,14 @@ def main() -> None:
                     seconds.setdefault(what, {}).setdefault(launcher, []).append(gap)
                 print(f"round {number + 1}, {launcher}: {gaps}", file=sys.stderr, flush=True)
     equal = all(result == results[0] for results in came_to.values() for result in results)
-    print(table(seconds))
-    print(f"all runs came to the same numbers, bit for bit: {'yes' if equal else 'NO'}")
-    sys.exit(not equal)
-
-
-def table(seconds: dict[str, dict[str, list[float]]]) -> str:
-    """Medians, and how many times as long AWS's agent takes."""
-    lines = ["| fault | ours, s | hyperpodrun, s | times |", "|---|---|---|---|"]
-    for name, by_launcher in seconds.items():
-        ours, theirs = (statistics.median(by_launcher.get(launcher, [float("nan")])) for launcher in LAUNCHERS)
-        lines.append(f"| {name} | {ours:.2f} | {theirs:.2f} | {theirs / max(ours, 1e-3):.1f} |")
-    return "\n".join(lines)
+    document = make_document(seconds, equal, f"python tests/bench/operator_seconds.py --rounds {arguments.rounds}")
+    print(make_table(document))
+    if arguments.only is None:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        (arguments.out / "operator.json").write_text(json.dumps(document, indent=1) + "\n")
+        (arguments.out / "operator.md").write_text(make_page(document))
+    return 0 if equal else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""operator.md and operator.json: what was measured on pods of HyperPod EKS, and which aims that meets. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from recovery_page import _describe_machine as describe_machine
+
+OURS, HYPERPODRUN = "ours", "hyperpodrun"
+LAUNCHERS = (OURS, HYPERPODRUN)
+KILL = "kill -9"
+SHARE, KILL_S = 0.2, 1.0
+"""Aims: our agent's share of hyperpodrun's seconds, and a `kill -9` under hyperpodrun."""
+
+Seconds = Mapping[str, Mapping[str, Sequence[float]]]
+"""By fault and launcher, one for each round."""
+
+
+def make_document(seconds: Seconds, equal: bool, command: str) -> dict[str, Any]:
+    """Medians of all rounds, and which aims they meet."""
+    medians = {what: {who: statistics.median(each) for who, each in by.items()} for what, by in seconds.items()}
+    both = {what: by for what, by in medians.items() if by.keys() >= set(LAUNCHERS)}
+    aims = {
+        f"{what}: our agent takes at most 1/{1 / SHARE:.0f} of hyperpodrun's seconds": _share(by) <= SHARE
+        for what, by in both.items()
+    }
+    if KILL in both:
+        aims[f"{KILL} under hyperpodrun: at most {KILL_S:.1f} s"] = both[KILL][HYPERPODRUN] <= KILL_S
+    aims["all runs came to the same losses and weights, bit for bit"] = equal
+    return {
+        "about": "seconds from the last step before a fault to the first new one, less one ordinary step",
+        "machine": describe_machine(),
+        "command": command,
+        "medians": medians,
+        "rounds": seconds,
+        "aims": aims,
+    }
+
+
+def _share(by: Mapping[str, float]) -> float:
+    return by[OURS] / max(by[HYPERPODRUN], 1e-3)
+
+
+def make_table(document: Mapping[str, Any]) -> str:
+    """Medians with their ranges, and how many times as long AWS's agent takes; then the aims."""
+    lines = [f"| fault | {OURS}, s | {HYPERPODRUN}, s | times |", "|---|---|---|---|"]
+    for what, by in document["medians"].items():
+        cells = [_cell(document["rounds"][what].get(who, ())) for who in LAUNCHERS]
+        times = f"{1 / max(_share(by), 1e-3):.1f}" if by.keys() >= set(LAUNCHERS) else "-"
+        lines.append(f"| {what} | {' | '.join(cells)} | {times} |")
+    lines += ["", *(f"- {'met' if met else 'NOT met'}: {aim}" for aim, met in document["aims"].items())]
+    return "\n".join(lines)
+
+
+def _cell(each: Sequence[float]) -> str:
+    return f"{statistics.median(each):.2f} ({min(each):.2f} to {max(each):.2f})" if each else "-"
+
+
+def make_page(document: Mapping[str, Any]) -> str:
+    """The page in docs/benchmarks."""
+    machine = document["machine"]
+    rounds = max((len(each) for by in document["rounds"].values() for each in by.values()), default=0)
+    return f"""\
+# Faults on pods of HyperPod EKS, under our agent and under hyperpodrun
+
+`make bench-operator` writes this page, and [operator.json](operator.json) with every round.
+
+{make_table(document)}
+
+Medians of {rounds} rounds with their ranges, both launchers in turn. Seconds are from the last step before the fault
+to the first new one, less one ordinary step.
+
+- 2 pods with 2 ranks each, and a spare where a pod is lost; a resize has one rank in each pod. A small model on gloo;
+  the state is in the nodes' memory, in a peer's, and in a shared directory.
+- The operator is a stand-in that asks every 50 ms; what AWS's own takes until it acts is not in these figures.
+- `hyperpodrun` 1.1.3 is the real one, with `--inprocess-restart` and our fork server, as `hp-ext` renders it; for
+  another number of nodes without the flag, as the operator's elastic policy wants it.
+- Both find a hang after 2 s: our agent by its watch, AWS's by a rule on what is printed.
+- Every process starts as on a machine that runs nothing yet; pods and ranks share the machine's cores.
+
+Measured on {machine["cores"]} cores ({machine["cpu"]}), Python {machine["python"]}, torch {machine["torch"]},
+load average {machine["load_average"][0]:g} at the end.
+
+```
+{document["command"]}
+```
+"""
