@@ -15,7 +15,9 @@ from hyperpod_ext.runtime.memory_server.protocol.peer_requests import PEER_REQUE
 from hyperpod_ext.runtime.memory_server.protocol.requests import REQUESTS
 
 PAGE = "docs/protocol.md"
-CONTROL_MESSAGES = Kinds("control message", "type", [c.AgentHandshake, *c.AGENT_REPORTS, *c.AGENT_ORDERS])
+CONTROL_MESSAGES = Kinds(
+    "control message", "type", [c.AgentHandshake, c.AskNumber, c.FreeNumber, *c.AGENT_REPORTS, *c.AGENT_ORDERS]
+)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,8 @@ Examples:
   hp-ext chaos tiny-gpt --sigkill --rank 1
   hp-ext chaos tiny-gpt --exception --rank 2 --step 40 --phase backward
   hp-ext chaos tiny-gpt --hang --rank 0 --how deadlock
-  hp-ext chaos tiny-gpt --sigkill --node 1""",
+  hp-ext chaos tiny-gpt --sigkill --node 1
+  hp-ext chaos hyperpod-eks://team-a@eks/gpt-7b --sigkill --rank 9 --yes""",
 )
 @click.argument("job", metavar="NAME|URL")
 @_kinds
@@ -48,6 +49,7 @@ Examples:
 @click.option("--how", type=click.Choice(["stop", "deadlock", "loop", "gil"]), help="Of --hang. Default: stop.")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Of --slow. Default: 0.2.")
 @click.option("--steps", type=click.IntRange(min=1), help="Of --slow. Default: 1.")
+@click.option("--yes", is_flag=True, help="Do not ask, where machines cost money.")
 @output_option()
 def command(
     job: str,
@@ -59,14 +61,14 @@ def command(
     how: str | None,
     seconds: float | None,
     steps: int | None,
+    yes: bool,
     output: str,
 ) -> None:
-    """Inflict a fault on a job that runs, to see what it does. Only where machines cost nothing."""
+    """Inflict a fault on a job that runs, to see what it does: on target local, and on hyperpod-eks, with kubectl."""
     from hyperpod_ext.config.fault_injection import InjectedFault, NodeFault
-    from hyperpod_ext.errors import Problem, UnsupportedError
+    from hyperpod_ext.submit.contract.fault_orders import get_order
     from hyperpod_ext.submit.contract.handle import JobHandle
     from hyperpod_ext.submit.contract.targets import get_target
-    from hyperpod_ext.submit.local import fault_injection as local_chaos
 
     if kind is None:
         raise click.UsageError(f"Name one fault: {', '.join(f'--{name}' for name in _KINDS)}.")
@@ -75,9 +77,7 @@ def command(
     given = {"step": step, "phase": phase, "how": how, "seconds": seconds, "steps": steps}
     more = {name: value for name, value in given.items() if value is not None}
     handle = JobHandle.parse(job)
-    if not get_target(handle.target).capabilities().chaos:
-        hint = "rehearse with --target local"
-        raise UnsupportedError([Problem(f"{handle.target} does not rehearse faults: machines cost money", hint=hint)])
+    order = get_order(handle.target)
     fault: InjectedFault | NodeFault
     if node is None:
         fault = InjectedFault.model_validate({"kind": kind, "rank": rank, **more})
@@ -85,7 +85,9 @@ def command(
         raise click.UsageError("A whole node takes --sigkill, --hang or --cut-network, and nothing else.")
     else:
         fault = NodeFault.model_validate({"kind": kind, "node": node})
-    name = local_chaos.order(handle, fault)
     where = f"rank {rank}" if node is None else f"node {node}"
+    if not yes and not get_target(handle.target).capabilities().chaos:
+        click.confirm(f"{handle.name} runs where machines cost money. {kind} for {where}?", abort=True, err=True)
+    name = order(handle, fault)
     when = f" in step {step}" if step is not None else ""
     print_result({"order": name, **fault.model_dump()}, output, f"{kind} ordered for {where}{when}")

@@ -138,4 +138,6 @@ class Chaos(Config):
     inject: tuple[InjectedFault, ...] = ()
     """Faults that workers inflict on themselves. Each strikes once in a job."""
     compare: bool = True
-    """Run the job once more without the faults, and compare every loss and the final weights."""
+    """Run the job once more without the faults, and compare every loss and the final weights. On target local."""
+    on_clusters: bool = False
+    """Inflict them on clusters, too, where machines cost money. Other targets than local refuse faults without."""

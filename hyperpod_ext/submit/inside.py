@@ -30,7 +30,7 @@ def exec_command(handle: JobHandle, node: int, words: Sequence[str], terminal: b
         UnsupportedError: nothing can be run in jobs of this target.
     """
     if handle.target in _KUBERNETES:
-        return [*_kubectl(handle), "exec", "-it" if terminal else "-i", _pod(handle, node), "--", *words]
+        return in_pod(handle, _pod(handle, node), words, terminal=terminal)
     if handle.target == _SLURM:
         job, host = _slurm_host(handle, node)
         step = ["srun", f"--jobid={job}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host}"]
@@ -38,6 +38,11 @@ def exec_command(handle: JobHandle, node: int, words: Sequence[str], terminal: b
     get_target(handle.target)
     message = f"nothing can be run in jobs of target {handle.target}"
     raise UnsupportedError([Problem(message, hint=_INSTEAD[handle.target])])
+
+
+def in_pod(handle: JobHandle, pod: str, words: Sequence[str], *, terminal: bool = False) -> list[str]:
+    """What runs `words` in a pod of the job."""
+    return [*_kubectl(handle), "exec", "-it" if terminal else "-i", pod, "--", *words]
 
 
 def forward_command(handle: JobHandle, node: int, ports: Sequence[str]) -> list[str]:

@@ -68,6 +68,8 @@ def test_faults_are_refused_where_machines_cost_money(variable):
     with pytest.raises(JobFailedError, match="cost money"):
         armed_faults(config(InjectedFault.parse("oom:rank=0")), {variable: "x"})
     assert armed_faults(config(), {variable: "x"}) == ()
+    meant = Chaos(inject=(InjectedFault.parse("oom:rank=0"),), on_clusters=True)
+    assert len(armed_faults(config().model_copy(update={"chaos": meant}), {variable: "x"})) == 1
 
 
 @pytest.mark.parametrize(

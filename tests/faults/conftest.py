@@ -209,6 +209,15 @@ def alike(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return report
 
 
+@pytest.fixture(scope="session")
+def wanted_on_pods(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """As `alike`, with as many steps as jobs on `random_pods` have."""
+    env = {"HPX_TEST_NORM": "LayerNorm", "HPX_TEST_STEPS": "40"}
+    folder = tmp_path_factory.mktemp("wanted")
+    report: dict[str, Any] = whole_run.once("wanted on pods", lambda: _report_of(folder, env=env))
+    return report
+
+
 @pytest.fixture
 def sharded(job: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A function that makes jobs of the sharded script; all of one test have the same name and secret."""

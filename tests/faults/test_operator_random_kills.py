@@ -9,8 +9,7 @@ import os
 from typing import Any
 
 import pytest
-import whole_run
-from random_pods import STEPS, plan, pods
+from random_pods import plan, pods
 
 ONE = os.environ.get("HPX_PODS_SEED")
 OF_OURS = 44
@@ -32,22 +31,9 @@ def seeds() -> list[Any]:
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-@pytest.fixture(scope="session")
-def wanted(tmp_path_factory: pytest.TempPathFactory, job_class: Any) -> dict[str, Any]:
-    """Report of the same job with nothing going wrong."""
-
-    def run() -> dict[str, Any]:
-        env = {"HPX_TEST_NORM": "LayerNorm", "HPX_TEST_STEPS": str(STEPS)}
-        report: dict[str, Any] = job_class(tmp_path_factory.mktemp("wanted") / "job", env=env).start().wait()
-        assert report["state"] == "succeeded", report["error"]
-        return report
-
-    return whole_run.once("wanted on pods", run)
-
-
 @pytest.mark.parametrize("seed", seeds())
-def test_no_job_is_lost_whatever_is_killed(seed: int, wanted: dict[str, Any]) -> None:
+def test_no_job_is_lost_whatever_is_killed(seed: int, wanted_on_pods: dict[str, Any]) -> None:
     with pods("hyperpodrun" if seed >= OF_OURS else "ours") as running:
         running.run(plan(seed), spares=seed % 2)
-        running.assert_equal(wanted)
+        running.assert_equal(wanted_on_pods)
         running.assert_nothing_left()

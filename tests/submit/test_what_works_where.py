@@ -13,6 +13,7 @@ from typing import Any
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import UnsupportedError
 from hyperpod_ext.submit.contract.capabilities import unused
+from hyperpod_ext.submit.contract.fault_orders import get_order
 from hyperpod_ext.submit.contract.resize import get_mover, get_resizer
 from hyperpod_ext.submit.contract.targets import TARGETS, get_target
 from hyperpod_ext.submit.plan import find_problems
@@ -108,6 +109,7 @@ MEMORY, PEER = "tier: this node's memory", "tier: a peer's memory"
 FILE, S3 = "tier: a shared directory", "tier: S3"
 MANAGED, CHECKPOINTLESS = "AWS's managed tier", "AWS's checkpointless recovery"
 CHAOS, REPLAY = "faults are rehearsed (`chaos`)", "faults of an earlier run are made again (replay)"
+ORDERED = "`hp-ext chaos`: a fault in a job that runs"
 METRICS, LOG_RULES = "numbers for Prometheus (`metrics`)", "rules about what is printed (`log_rules`)"
 RESIZE, MOVE = "`hp-ext resize` of a job that runs", "`hp-ext move`: a node's ranks go to a spare, without a fault"
 REPORT = "`hp-ext report`: faults, goodput, where the time went"
@@ -131,7 +133,8 @@ ASKED: dict[str, dict[str, Any]] = {
     S3: {"checkpoint": {"tiers": [_MEMORY, {"kind": "s3", "uri": "s3://bucket/a"}]}},
     MANAGED: {"mode": "aws-managed-tier"},
     CHECKPOINTLESS: {"mode": "aws-checkpointless"},
-    CHAOS: {"chaos": {"faults": [{"rank": 0, "step": 1}]}},
+    CHAOS: {"chaos": {"inject": [{"kind": "sigkill", "rank": 0, "step": 1}], "on_clusters": True}},
+    ORDERED: {},
     REPLAY: {},
     METRICS: {"metrics": {"port": 9464}},
     LOG_RULES: {"log_rules": [{"name": "loss", "pattern": "loss", "every_s": 60}]},
@@ -167,6 +170,7 @@ WHY_NOT: dict[str, dict[str, str]] = {
         "torchrun": "a job's settings say how many nodes it has: start it anew with others",
     },
     CHAOS: {"torchrun": _NO_AGENT},
+    ORDERED: {"torchrun": _NO_JOB},
     MANAGED: {"torchrun": "AWS offers it on HyperPod with EKS alone"},
     CHECKPOINTLESS: {"torchrun": "AWS offers it on HyperPod with EKS alone"},
     REPLAY: dict.fromkeys(COLUMNS, "no command does it: write the faults of the report as `chaos.faults`"),
@@ -215,6 +219,10 @@ _RENDERED = Rendered(
 )
 _EKS_RESIZE = (
     "tests/submit/kubernetes/test_eks_resize.py::test_the_operator_gets_other_bounds_and_it_is_waited_for_its_pods"
+)
+_FROM_OUTSIDE = (
+    "tests/submit/kubernetes/test_life_of_pods.py::"
+    "test_what_is_told_of_a_job_while_its_pods_live_and_after_they_are_deleted"
 )
 _NUMBERS = "tests/submit/kubernetes/test_job_numbers.py::"
 _KEPT = f"{_NUMBERS}test_places_do_without_any_cluster"
@@ -300,7 +308,12 @@ SHOWN: dict[str, dict[str, Shown]] = {
     },
     MANAGED: {"hyperpodrun": _RENDERED},
     CHECKPOINTLESS: {"hyperpodrun": _RENDERED},
-    CHAOS: {"local": COLUMNS["local"].test},
+    CHAOS: {**_BY_AGENT, "local": COLUMNS["local"].test, "hyperpodrun": _FROM_OUTSIDE, "ours": _FROM_OUTSIDE},
+    ORDERED: {
+        "local": "tests/cli/test_chaos.py::test_faults_are_inflicted_while_the_job_runs_and_told_afterwards",
+        "hyperpodrun": _FROM_OUTSIDE,
+        "ours": _FROM_OUTSIDE,
+    },
     METRICS: {
         **_BY_AGENT,
         "local": "tests/faults/test_metrics.py::test_a_kill_is_seen_in_the_numbers_of_the_job_that_goes_on",
@@ -370,6 +383,10 @@ SHOWN: dict[str, dict[str, Shown]] = {
 """What shows a promise in a column."""
 
 
+_FOUND_BY: dict[str, Callable[[str], object]] = {RESIZE: get_resizer, MOVE: get_mover, ORDERED: get_order}
+"""Promises that a command keeps, and what it finds for a target, or refuses."""
+
+
 def test_the_page_says_what_validate_says(golden_part: Callable[[str, str, str], None]) -> None:
     golden_part(PAGE, "columns", columns())
     golden_part(PAGE, "table", table())
@@ -401,8 +418,8 @@ def refusal(what: str, column: str) -> str:
     """What `validate` says of a job that asks for it, and not of one that does not; or why else it is not there. Empty:
     it is."""
     its = COLUMNS[column]
-    if what in (RESIZE, MOVE) and its.target:
-        return _refusal_of(get_resizer if what == RESIZE else get_mover, its.target)
+    if what in _FOUND_BY and its.target:
+        return _refusal_of(_FOUND_BY[what], its.target)
     why = WHY_NOT.get(what, {}).get(column, "")
     if not its.target or not ASKED[what]:
         return why

@@ -492,6 +492,12 @@ DIFFERENCES: list[Difference] = [
         "as other faults; most scripts print on rank 0 alone",
     ),
     Difference("`worker_data`, `progress` of `/start`", "handed to workers", "not used", "ranks agree themselves"),
+    Difference(
+        "`worker_data` of `/status`",
+        "with `--inprocess-restart` what each worker has sent",
+        "the newest step of each rank, and whether its fault is being mended",
+        "ranks agree themselves, and a person may look",
+    ),
     Difference("`pod_resourceconfig.json`", "written", "not written", "only AWS's containers read it"),
 ]
 

@@ -28,7 +28,8 @@ from waiting import PATIENCE_S, until
 from hyperpod_ext.processes import descendants, is_alive
 from hyperpod_ext.scratch import remove_abandoned
 
-STEPS = 40
+ELASTIC = launched.TINY.with_name("elastic_bitwise.py")
+STEPS, ELASTIC_STEPS = 40, 400
 STEP_S = 0.05
 NODES, EACH = 2, 2
 _LOOK_S = 0.01
@@ -120,6 +121,12 @@ class Pods:
     """When our agent takes a rank for hanging."""
     quiet: bool = False
     """Print nothing at the end."""
+    program: str = operator_process.__file__
+    """The operator's."""
+    inject: str = ""
+    """Faults that ranks inflict on themselves, as HPX_CHAOS has them."""
+    sizes: dict[int, int] = field(default_factory=dict)
+    """Numbers of nodes that the job is to have, by the step after which; such a job has one rank on each."""
     patience_s: float = 3 * PATIENCE_S
     """AWS's agent imports for long on a busy machine."""
     pods: list[Pod] = field(default_factory=list)
@@ -131,6 +138,8 @@ class Pods:
     """Of each step that was seen. One that is made twice has the same both times."""
     told: list[str] = field(default_factory=list)
     """What was done."""
+    asked_for: int = 0
+    """Nodes that the operator was asked for last; 0: none."""
 
     def __post_init__(self) -> None:
         self.job = launched.Launched(self.folder / "job", self.fault, "LayerNorm", durable=True, steps=STEPS)
@@ -140,6 +149,12 @@ class Pods:
         runtime = json.loads(env["HPX_RUNTIME"]) | {"restart": RESTART | {"hang": self.hang}}
         runtime["checkpoint"]["tiers"].append({"kind": "peer"})
         self.env = {**env, "HPX_RUNTIME": json.dumps(runtime), "HPX_TEST_SECONDS": str(STEP_S), "HPX_TEST_SAYS": "1"}
+        self.env |= {"HPX_CHAOS": self.inject} if self.inject else {}
+        self.each, self.script = (1, ELASTIC) if self.sizes else (EACH, launched.TINY)
+        if self.sizes:
+            self.job.steps = ELASTIC_STEPS
+            bounds = {"elastic": {"min_nodes": 1, "max_nodes": max(self.sizes.values())}}
+            self.env = self.job.elastic_env(NODES, restart=RESTART, **(bounds if self.launcher == "ours" else {}))
         first = {"nodes": NODES, "port": self.port, "phase": "begin", "version": 0, "faults": []}
         self._write("job.json", first | {"log_rules": self.log_rules})
 
@@ -155,6 +170,7 @@ class Pods:
             assert now < deadline, "the job does not come to its end"
             self._look(now)
             newest = self.newest_step()
+            self._resize(newest)
             if left and due is None and (left[0].beside or newest >= left[0].step):
                 due = (last if left[0].beside else now) + left[0].delay_s
             if left and due is not None and now >= due and self.phase not in ("end", "over"):
@@ -168,6 +184,19 @@ class Pods:
                 pod.runs.kill()
             elif "/shutdown" not in self._log(pod).read_text():
                 pod.runs.terminate()
+
+    def _resize(self, newest: int) -> None:
+        """Have the operator take another number of nodes, once the last one is what the job has."""
+        if self.script != ELASTIC or (self.asked_for and self.decided["nodes"] != self.asked_for):
+            return
+        worlds = [event["world"] for event in self.events() if event["event"] == "step"]
+        if not worlds or worlds[-1] != self.decided["nodes"]:
+            return
+        if not self.sizes:
+            (self.job.folder / "hurry").touch()
+        elif newest >= (after := min(self.sizes)):
+            self.asked_for = self.sizes.pop(after)
+            self._write("wants.json", self.asked_for)
 
     @property
     def phase(self) -> str:
@@ -220,7 +249,7 @@ class Pods:
             assert self.operator.returncode == 0, "the operator has failed"
         if (self.operator is None or self.operator.poll() is not None) and now >= self.operator_at:
             with (self.folder / "operator.log").open("ab") as log:
-                command = [sys.executable, "-S", operator_process.__file__, str(self.folder)]
+                command = [sys.executable, "-S", self.program, str(self.folder)]
                 self.operator = subprocess.Popen(command, stdout=log, stderr=log)
 
     def _add_pod(self) -> None:
@@ -233,17 +262,18 @@ class Pods:
 
     def _start(self, pod: Pod) -> None:
         at = ["--server-host", pod.ip, "--server-port", str(self.port)]
-        at += ["--nnodes", str(NODES), "--nproc-per-node", str(EACH)]
+        at += ["--nnodes", str(NODES), "--nproc-per-node", str(self.each)]
         environ = {**os.environ, **self.env, "TMPDIR": str(pod.folder / "tmp")}
         with self._log(pod).open("ab") as log:
             if self.launcher == "ours":
-                at += ["--rdzv-port", str(self.port + 1), "--", str(launched.TINY)]
+                at += ["--rdzv-port", str(self.port + 1), "--", str(self.script)]
                 pod.runs = warm.start(warm.OPERATOR_API, at, env=environ, log=log)
             else:
                 (pod.folder / "logs").mkdir(exist_ok=True)
-                at += ["--inprocess-restart", "--log_dir", str(pod.folder / "logs"), "--tee", "3", "--redirect", "3"]
+                at += [] if self.script == ELASTIC else ["--inprocess-restart"]
+                at += ["--log_dir", str(pod.folder / "logs"), "--tee", "3", "--redirect", "3"]
                 at += ["--rdzv-conf", f"resource_config_dir={pod.folder / 'logs'}", "--server-log-level", "warning"]
-                command = [str(hyperpodrun()), *at, "-m", "hyperpod_ext.runtime.prefork", str(launched.TINY)]
+                command = [str(hyperpodrun()), *at, "-m", "hyperpod_ext.runtime.prefork", str(self.script)]
                 environ |= {"NNODES": str(NODES), "HPX_PORT_BASE": str(self.port + 10)}
                 pod.runs = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
 

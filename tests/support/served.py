@@ -107,6 +107,18 @@ class Writer:
         return True
 
 
+def environ_of(folder: Path, *tiers: dict[str, Any], nodes: int = 1, workers: int = 1, **policy: Any) -> dict[str, str]:
+    """What a server of a job with these tiers is told. Its secret is in `folder`."""
+    folder.mkdir(exist_ok=True)
+    (secret := folder / "secret").touch(mode=0o600)
+    secret.write_bytes(SECRET)
+    checkpoint = {"tiers": tiers, **policy}
+    config = RuntimeConfig.model_validate(
+        {"name": JOB, "nodes": nodes, "workers_per_node": workers, "checkpoint": checkpoint}
+    )
+    return {**os.environ, ENV_RUNTIME: config.model_dump_json(exclude_unset=True), ENV_SECRET_FILE: str(secret)}
+
+
 @contextmanager
 def serve(
     folder: Path,
@@ -118,15 +130,7 @@ def serve(
     **policy: Any,
 ) -> Iterator[Served]:
     """A running server that keeps its socket and its secret in `folder`."""
-    folder.mkdir(exist_ok=True)
-    (secret := folder / "secret").touch(mode=0o600)
-    secret.write_bytes(SECRET)
-    checkpoint = {"tiers": tiers, **policy}
-    config = RuntimeConfig.model_validate(
-        {"name": JOB, "nodes": nodes, "workers_per_node": workers, "checkpoint": checkpoint}
-    )
-    environ = {**os.environ, ENV_RUNTIME: config.model_dump_json(exclude_unset=True), ENV_SECRET_FILE: str(secret)}
-    environ |= env or {}
+    environ = environ_of(folder, *tiers, nodes=nodes, workers=workers, **policy) | (env or {})
     path = folder / f"node{node}.memory"
     arguments = ["--socket", str(path), "--node", str(node), "--parent", str(warm.parent_of(warm.LIGHT))]
     served = Served(path, warm.start(warm.MEMORY_SERVER, arguments, env=environ, modules=warm.LIGHT).pid)

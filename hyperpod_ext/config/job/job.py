@@ -140,7 +140,7 @@ class JobConfig(Config):
     overlay: Overlay = Overlay()
     """What this spec has no field for, in the target's own words; applied last."""
     chaos: Chaos | None = None
-    """Faults to rehearse. Only for targets that cost nothing."""
+    """Faults to rehearse. On targets that cost money only with `on_clusters`."""
 
     @model_validator(mode="after")
     def _starts_something(self) -> JobConfig:

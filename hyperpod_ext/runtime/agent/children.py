@@ -133,14 +133,63 @@ def _session_of(pid: int) -> int:
         return os.getsid(0)
 
 
+_MEMORY_SERVER = "hyperpod_ext.runtime.memory_server.__main__"
+
+
+@dataclass(frozen=True)
+class MemoryServerProcess:
+    """One that imports, or has; nobody has told it yet which node's it is."""
+
+    pid: int
+    orders: int
+    """Where it is told."""
+    output: int
+    """Where its words are read."""
+
+    @classmethod
+    def start(cls, environ: Mapping[str, str]) -> MemoryServerProcess:
+        """Start it; its imports go on beside whatever the caller does next."""
+        (told, orders), (output, writing) = os.pipe(), os.pipe()
+        arguments = ["--orders", str(told), "--parent", str(os.getpid())]
+        pid = start_module(_MEMORY_SERVER, arguments, environ, pass_fds=[told], output=writing)
+        os.close(told)
+        os.close(writing)
+        return cls(pid, orders, output)
+
+    def begin(self, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
+        """Have it go on as if it were started with these. One that has ended is found by who waits for it."""
+        order = {"arguments": list(arguments), "environ": dict(environ)}
+        with os.fdopen(self.orders, "w") as line, contextlib.suppress(BrokenPipeError):
+            json.dump(order, line)
+            line.flush()
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Processes of a node that has none yet: what takes time is done before somebody waits for it."""
+
+    fork_server: ForkServerProcess
+    memory_server: MemoryServerProcess
+
+    @classmethod
+    def start(cls, preload: Sequence[str], environ: Mapping[str, str]) -> Prepared:
+        return cls(ForkServerProcess.start(preload, environ), MemoryServerProcess.start(environ))
+
+
 class MemoryServer:
     """This node's memory server. What it writes goes on to this process's stderr, and is quoted should it end."""
 
-    def __init__(self, path: Path, node: int, environ: Mapping[str, str]) -> None:
-        self._reading, writing = os.pipe()
+    def __init__(
+        self, path: Path, node: int, environ: Mapping[str, str], process: MemoryServerProcess | None = None
+    ) -> None:
         arguments = ["--socket", str(path), "--node", str(node), "--parent", str(os.getpid())]
-        self.pid = start_module("hyperpod_ext.runtime.memory_server.__main__", arguments, environ, output=writing)
-        os.close(writing)
+        if process is not None:
+            self.pid, self._reading = process.pid, process.output
+            process.begin(arguments, environ)
+        else:
+            self._reading, writing = os.pipe()
+            self.pid = start_module(_MEMORY_SERVER, arguments, environ, output=writing)
+            os.close(writing)
         self._lines: deque[str] = deque(maxlen=_QUOTED)
         self._listening = threading.Thread(target=self._listen, name="hpx-memory-words", daemon=True)
         self._listening.start()

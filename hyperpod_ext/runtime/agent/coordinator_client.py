@@ -252,12 +252,22 @@ class CoordinatorClient:
                 sys.stderr.write(f"node {self._settings.node} refused a message of the coordinator: {error}\n")
         return None
 
-    def know_lost(self, nodes: Collection[int]) -> None:
-        """Somebody outside of the job, whom it trusts, has put others in the place of these nodes. So they need not be
-        counted when it is asked who may coordinate, if the coordinator was one of them."""
-        if self.news is not None and self.news.coordinator in nodes:
-            self._lost = frozenset(nodes)
-            self.disconnect()
+    def know_gone(self, hosts: Collection[str], *, replaced: bool) -> None:
+        """Somebody outside of the job, whom it trusts, says that nodes at these addresses are none of its any more. So
+        they need not be counted when it is asked who may coordinate, if the coordinator was one of them.
+
+        Args:
+            replaced: others are in their place, so they are lost; else they may be about to leave.
+        """
+        if self.news is None:
+            return
+        members = self.job_state["members"] if self.job_state is not None else {}
+        known = {**self.news.candidates, **{int(node): its["address"] for node, its in members.items()}}
+        gone = frozenset(node for node, (host, _) in known.items() if host in hosts)
+        if self.news.coordinator in gone:
+            self._lost = gone
+            if replaced:
+                self.disconnect()
 
     def disconnect(self) -> None:
         """Lose the connection, as a network may."""

@@ -11,7 +11,7 @@ from hyperpod_ext.processes import allow_open_files
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc import unproven
-from hyperpod_ext.runtime.ipc.declared import checked_version, encode, read
+from hyperpod_ext.runtime.ipc.declared import checked_version, encode, name_of, read
 from hyperpod_ext.runtime.ipc.listener import Listener
 from hyperpod_ext.runtime.ipc.unproven import Unproven
 from hyperpod_ext.runtime.membership.quorum import may_take_over
@@ -35,6 +35,8 @@ class Serves(Protocol):
         writer: asyncio.StreamWriter,
     ) -> None: ...
 
+    async def free_number(self, wanted: int) -> int | None: ...
+
 
 def places_for(nodes: int) -> int:
     """Places for connections that have not shown the secret yet: all agents of a job of `nodes` nodes, spares included,
@@ -57,6 +59,7 @@ class ElectionListener:
         places: connections at a time that have not shown the secret yet, as `places_for` has it.
         encrypted: whether agents speak TLS.
         has_coordinator: whether this node has one elsewhere. Who is new in the job and looks for it is hung up on then.
+        news: what this node knows of the job.
     """
 
     def __init__(
@@ -67,8 +70,10 @@ class ElectionListener:
         *,
         encrypted: bool = False,
         has_coordinator: Callable[[], bool] = lambda: False,
+        news: Callable[[], c.JobNews | None] = lambda: None,
     ) -> None:
         self._secret, self._encrypted, self._has_coordinator = secret, encrypted, has_coordinator
+        self._news = news
         # not the connection: asyncio breaks when that is closed in the middle of a TLS handshake
         self._unproven: Unproven[asyncio.Task[Any]] = Unproven(unproven.places(places), asyncio.Task.cancel)
         self._listener = Listener(self._serve, on_error)
@@ -119,9 +124,13 @@ class ElectionListener:
         if (first := await wire.read(reader)) is None:
             return
         try:
-            handshake = read(
-                c.AgentHandshake, checked_version(first, "this node's agent", "the one that reached it"), "handshake"
-            )
+            first = checked_version(first, "this node's agent", "the one that reached it")
+            if first.get("type") == name_of(c.AskNumber, "type"):
+                answer = await self._number(read(c.AskNumber, first, "question").wanted)
+                writer.write(wire.encode(encode(answer)))
+                await writer.drain()
+                return
+            handshake = read(c.AgentHandshake, first, "handshake")
         except wire.WireError as error:
             sys.stderr.write(f"an agent was refused: {error}\n")
             writer.write(wire.encode(encode(c.StopNode(why=str(error), hint=""))))
@@ -135,6 +144,12 @@ class ElectionListener:
                 await self._coordinator.serve(handshake, reading, reader, writer)
         finally:
             reading.cancel()
+
+    async def _number(self, wanted: int) -> c.FreeNumber:
+        news = self._news()
+        node = await self._coordinator.free_number(wanted) if self._coordinator is not None else None
+        where = news.candidates.get(news.coordinator) if news is not None else None
+        return c.FreeNumber(node=node, knows_job=news is not None, coordinator=where)
 
     async def _keep(self, handshake: c.AgentHandshake, reading: asyncio.Task[wire.Message | None]) -> None:
         """Hold a vote until it counts, or is taken back: its node goes, or says more than it should."""

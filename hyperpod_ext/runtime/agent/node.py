@@ -23,6 +23,8 @@ from hyperpod_ext.runtime.agent.children import (
     ForkServerEndedError,
     ForkServerProcess,
     MemoryServer,
+    MemoryServerProcess,
+    Prepared,
     on_exit,
 )
 from hyperpod_ext.runtime.agent.coordinator_client import CoordinatorClient
@@ -71,9 +73,9 @@ class Node:
         settings: NodeSettings,
         watch: Callable[[c.ToAgent | c.FromAgent], None] | None = None,
         log_rules: Sequence[LogRule] = (),
-        fork_server: ForkServerProcess | None = None,
+        prepared: Prepared | None = None,
     ) -> None:
-        self._settings, self._watch, self._prepared = settings, watch, fork_server
+        self._settings, self._watch, self._prepared = settings, watch, prepared
         log, rules = (
             settings.run_dir / "logs" / "rank0.log",
             LogRules([*of_spec(settings.config.log_rules), *log_rules]),
@@ -121,6 +123,7 @@ class Node:
             places,
             encrypted=self._config.encrypted,
             has_coordinator=lambda: self._coordinator_client.has_coordinator,
+            news=lambda: self._coordinator_client.news,
         )
         self._coordinator_client = CoordinatorClient(settings, self._election, self._who, self._take_over)
 
@@ -150,11 +153,12 @@ class Node:
             await self._coordinate_first()
         self._memory_socket.unlink(missing_ok=True)  # of an agent that was killed
         environ = self._worker_environ()
-        process = self._prepared or ForkServerProcess.start(self._config.restart.preload, environ)
+        prepared = self._prepared
+        process = prepared.fork_server if prepared else ForkServerProcess.start(self._config.restart.preload, environ)
         fork_server = await ForkServer.of(process, dict(environ.items() - os.environ.items()))
         on_exit(fork_server.pid, lambda status: self._lose(f"the process that forks workers {describe_exit(status)}"))
         self._fork_server = fork_server
-        self._start_memory_server(self._memory_socket)
+        self._start_memory_server(self._memory_socket, prepared.memory_server if prepared else None)
         await self._listener.listen_unix(self._agent_socket)
         await self._coordinator_client.connect(self._endpoint, self._why_broken)
         address = address_of(interface) if interface else self._coordinator_client.own_address
@@ -209,14 +213,15 @@ class Node:
                 await self._workers.all_wait()
                 await self._memory.ask(r.WaitIdle(timeout_s=limit_s))
 
-    def resume(self, nodes: int, replaced: Collection[int] = ()) -> None:
-        """Let ranks train again, on `nodes` nodes if the job is elastic. Agents of `replaced` are gone for good."""
+    def resume(self, nodes: int, gone: Collection[str] = ()) -> None:
+        """Let ranks train again, on `nodes` nodes if the job is elastic. Those at the addresses `gone` are none of them
+        any more."""
         self._is_held = False
         if self._hold_ends is not None:
             self._hold_ends.cancel()
             self._hold_ends = None
-        self._coordinator_client.know_lost(replaced)
-        self._tell(c.ResumeTraining(nodes=nodes))
+        self._coordinator_client.know_gone(gone, replaced=nodes >= self._nodes_in_use)
+        self._tell(c.ResumeTraining(nodes=nodes, gone=tuple(sorted(gone))))
 
     @property
     def waits_for(self) -> str:
@@ -517,9 +522,9 @@ class Node:
 
     # --- the memory server ----------------------------------------------------------------------
 
-    def _start_memory_server(self, socket_path: Path) -> None:
+    def _start_memory_server(self, socket_path: Path, process: MemoryServerProcess | None = None) -> None:
         socket_path.unlink(missing_ok=True)
-        server = MemoryServer(socket_path, self._settings.node, self._worker_environ())
+        server = MemoryServer(socket_path, self._settings.node, self._worker_environ(), process)
         on_exit(server.pid, lambda status: self._spawn(self._memory_server_ended(server, status)))
 
     async def _memory_server_ended(self, server: MemoryServer, status: int) -> None:

@@ -50,6 +50,17 @@ class Admission:
             return f"it was lost {self._membership.states.losses[node]} times, and is not taken again"
         return ""
 
+    def free_number(self, wanted: int) -> int | None:
+        """Number of a node that is not there, `wanted` before others; None: all are."""
+        config, taken = self._run.config, self._members.agents
+        if self._members.stepped_down or self._end.ended.done():
+            return None
+        free = [node for node in range(config.most_nodes + config.spares) if node not in taken]
+        lost = {self._membership.nodes[rank] for rank in self._membership.unassigned}
+        may_return = self._members.expected
+        found = [node for node in free if not self._membership.is_shut_out(node)]
+        return min(found, key=lambda node: (node != wanted, node not in lost, node in may_return, node), default=None)
+
     def welcome(self, node: int, handshake: c.AgentHandshake, agent: Agent) -> None:
         """An agent is let in."""
         if self._end.ended.done():  # somebody cancelled before the first node was there

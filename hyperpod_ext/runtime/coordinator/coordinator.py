@@ -219,6 +219,14 @@ class Coordinator:
             if self.members.agents.get(node) is agent:
                 self._line_ended(node, "the connection to its agent closed")
 
+    async def free_number(self, wanted: int) -> int | None:
+        """Number that a node may have which has none yet: `wanted`, if nobody has it."""
+        if (free := self._admission.free_number(wanted)) is not None:
+            return free
+        if (former := self.members.agents.get(wanted)) is not None:
+            await former.doubted()  # its node may have been lost, and nobody has noticed
+        return self._admission.free_number(wanted)
+
     def _read(self, node: int, agent: Agent, message: wire.Message) -> None:
         """What is damaged is refused, and the next message is read."""
         try:

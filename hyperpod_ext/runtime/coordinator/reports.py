@@ -131,21 +131,22 @@ class Reports:
                 carry_out(membership.leave(node))
             case c.HoldTraining():
                 carry_out(membership.hold(node))
-            case c.ResumeTraining(nodes=nodes):
-                self._resume(node, nodes)
+            case c.ResumeTraining(nodes=nodes, gone=gone):
+                self._resume(node, nodes, gone)
             case c.CancelJob():
                 self._end.cancel()
             case c.NodeBroken():
                 self._broken(node, report)
 
-    def _resume(self, node: int, nodes: int) -> None:
+    def _resume(self, node: int, nodes: int, gone: Collection[str]) -> None:
         """Somebody outside wants ranks to train again, on `nodes` nodes: which says that others may be gone."""
         if lost := self._members.lost_while_held:
             self._members.lost_while_held = set()
             if nodes > len(self._members.members):
                 self._lose_majority(lost | self._members.members.keys())
                 return
-        self._actions.carry_out(self._membership.resume(node, nodes))
+        leaving = {its for its, member in self._members.members.items() if member["address"][0] in gone}
+        self._actions.carry_out(self._membership.resume(node, nodes, leaving))
 
     def late_ranks(self, now: float) -> None:
         """A generation that does not form is a fault of those that are missing."""

@@ -310,6 +310,28 @@ class AgentHandshake(Declared):
         return self.job_state is not None or self.term > 0
 
 
+class AskNumber(Declared):
+    """A pod got its place from somebody outside of the job: is there a job already, and which node may it be there?"""
+
+    sender, reader = "agent", "agent"
+    type: Literal["ask_number"] = "ask_number"
+    wanted: Number
+    """Number that it takes if nobody has it."""
+
+
+class FreeNumber(Declared):
+    """Answers that."""
+
+    sender, reader = "agent", "agent"
+    type: Literal["free_number"] = "free_number"
+    node: Number | None
+    """Number that nobody has; null: the agent that was asked does not coordinate, or all of them are taken."""
+    knows_job: bool
+    """Whether it is in a job that has begun."""
+    coordinator: Address | None
+    """Who coordinates that, as far as it knows."""
+
+
 class Beat(Report):
     """The agent is there."""
 
@@ -451,6 +473,8 @@ class ResumeTraining(Report):
     type: Literal["resume"] = "resume"
     nodes: Count
     """Nodes that the job is to have from now on, where it may have several numbers; the first ones stay."""
+    gone: Listed[str] = ()
+    """Addresses of nodes that are none of them any more, as somebody outside of the job has said: they do not stay."""
 
 
 class CancelJob(Report):

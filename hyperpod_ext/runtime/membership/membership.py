@@ -419,10 +419,11 @@ class Membership:
         dropped = self.rescaling.drop(self.states)
         return dropped if self.phase is JobPhase.FORMING else [*dropped, self._leave()]
 
-    def resume(self, node: int, nodes: int) -> list[Action]:
+    def resume(self, node: int, nodes: int, gone: Collection[int] = ()) -> list[Action]:
         """`node` lets ranks train again; once all do, they go on. An elastic job goes on to `nodes` nodes.
 
-        Those that are held still and are none of the first `nodes` leave the job.
+        Those that are held still and are `gone` leave the job; if none is named, those that are none of the first
+        `nodes`.
         """
         if self.phase is JobPhase.ENDED or node not in self.held:
             return []
@@ -436,7 +437,7 @@ class Membership:
                 actions += rescaling.want(nodes, OPERATOR, self.states)
                 actions.append(Log("resize_asked", {**fields, "of": self.size}))
         fewer = rescaling.wanted == nodes < self.size
-        leaving = {its for its in self.held if its >= nodes} if fewer else set()
+        leaving = {its for its in self.held if (its in gone if gone else its >= nodes)} if fewer else set()
         if leaving and leaving == self.held:
             self.held.clear()
             if staying := set(self.nodes.values()) - leaving:

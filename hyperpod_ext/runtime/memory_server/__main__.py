@@ -3,14 +3,19 @@
 python -m hyperpod_ext.runtime.memory_server --socket PATH --parent PID
 python -m hyperpod_ext.runtime.memory_server --socket PATH --lock PATH --idle-exit-s SECONDS
 python -m hyperpod_ext.runtime.memory_server --listen HOST:PORT --managed-tier-api
+python -m hyperpod_ext.runtime.memory_server --orders DESCRIPTOR --parent PID
 
 The first is an agent's, and ends with it. The second is started by a script without an agent: it serves one run of the
-job after another, in whatever world size, and ends some time after the last.
+job after another, in whatever world size, and ends some time after the last. The fourth imports, and waits for the
+arguments of the first.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
+import json
 import os
 import signal
 import sys
@@ -30,15 +35,41 @@ from hyperpod_ext.runtime.memory_server.slots.host_memory import usable_bytes
 from hyperpod_ext.runtime.memory_server.state import NodeMemory
 
 _PROG = "python -m hyperpod_ext.runtime.memory_server"
-_API = "--managed-tier-api"
+_API, _ORDERS = "--managed-tier-api", "--orders"
+_LATER = ("awscrt.checksums", "cryptography.hazmat.primitives.ciphers")
+"""What is imported where it is used first."""
 
 
 def main() -> None:
+    if _ORDERS in sys.argv:
+        _wait_for_orders()
     try:
         _serve_api() if _API in sys.argv else _serve_workers()
     except HyperpodExtError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(error.exit_code)
+
+
+def _wait_for_orders() -> None:
+    """Import what a server needs, and take arguments and environment from who has started this process: JSON, up to the
+    end of the pipe. Nothing comes where that has no use for it."""
+    parser = argparse.ArgumentParser(prog=_PROG)
+    parser.add_argument(_ORDERS, type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    arguments = parser.parse_args()
+    die_with_parent(arguments.parent)
+    _ignore_signals(argparse.Namespace(parent=arguments.parent, idle_exit_s=None))
+    for module in _LATER:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+    with os.fdopen(arguments.orders) as orders:
+        text = orders.read()
+    if not text:
+        sys.exit(0)
+    order = json.loads(text)
+    os.environ.clear()
+    os.environ.update(order["environ"])
+    sys.argv = [sys.argv[0], *order["arguments"]]
 
 
 def _serve_api() -> None:

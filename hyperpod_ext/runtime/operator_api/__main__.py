@@ -21,7 +21,7 @@ from hyperpod_ext.config.resize import allowed_sizes
 from hyperpod_ext.errors import ConflictError, HyperpodExtError
 from hyperpod_ext.processes import become_subreaper, kill_descendants
 from hyperpod_ext.runtime.agent.__main__ import socket_dir
-from hyperpod_ext.runtime.agent.children import ForkServerProcess
+from hyperpod_ext.runtime.agent.children import Prepared
 from hyperpod_ext.runtime.container_kubernetes import print_logs
 from hyperpod_ext.runtime.ipc.environment import ENV_RUN_DIR
 from hyperpod_ext.runtime.operator_api.agent_here import AgentHere
@@ -49,7 +49,7 @@ def _print_and_serve(arguments: argparse.Namespace, run_dir: Path, private: Path
     become_subreaper()
     # a spare has its imports done when it gets a rank; before there are threads, so that it can be forked from here
     preload = (config or RuntimeConfig(name="job", nodes=1, workers_per_node=1)).restart.preload
-    agent = AgentHere(arguments, run_dir, private, ForkServerProcess.start(preload, dict(os.environ)))
+    agent = AgentHere(arguments, run_dir, private, Prepared.start(preload, dict(os.environ)))
     printer.start()
     try:
         return _serve(arguments, agent, _sizes(arguments, config))

@@ -18,27 +18,29 @@ from typing import Any, Protocol
 from hyperpod_ext.errors import HyperpodExtError
 from hyperpod_ext.runtime.agent import last_word
 from hyperpod_ext.runtime.agent.arguments import parse, read_settings
-from hyperpod_ext.runtime.agent.children import ForkServerProcess
+from hyperpod_ext.runtime.agent.children import Prepared
 from hyperpod_ext.runtime.agent.coordinator_client import ExcludedError
 from hyperpod_ext.runtime.agent.node import Node
+from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.events.log import REPORT
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.log_rules import rules
 from hyperpod_ext.runtime.log_rules.rules import LogRule
+from hyperpod_ext.runtime.operator_api.job_found import find_place
 from hyperpod_ext.runtime.operator_api.states import JOB_LEVEL, PROCESS_LEVEL, NodeStart
 
 _CANCELLED = 130
-_DIAL_S = 5.0
+_NEVER = 1 << 30
 
 
 class JobListener(Protocol):
     """Who hears of the job."""
 
-    def fault_seen(self, cause: str) -> None: ...
+    def fault_seen(self, cause: str, rank: int = -1) -> None: ...
 
     def fault_mended(self, step: int) -> None: ...
 
-    def stepped(self, name: str, step: int) -> None: ...
+    def stepped(self, name: str, rank: int, local_rank: int, step: int) -> None: ...
 
     def job_ended(self, *, succeeded: bool, message: str, restart_mode: str) -> None: ...
 
@@ -51,14 +53,14 @@ class AgentHere:
 
     Args:
         arguments: of the pod: nodes, workers, port of the rendezvous, script.
-        fork_server: for the first `Node`. It imports while the pod waits, as one of a spare does.
+        prepared: for the first `Node`. They import while the pod waits, as those of a spare do.
     """
 
     def __init__(
-        self, arguments: argparse.Namespace, run_dir: Path, private: Path, fork_server: ForkServerProcess | None = None
+        self, arguments: argparse.Namespace, run_dir: Path, private: Path, prepared: Prepared | None = None
     ) -> None:
         self._arguments, self._run_dir, self._private = arguments, run_dir, private
-        self._fork_server = fork_server
+        self._prepared = prepared
         self._orders: queue.SimpleQueue[tuple[int, NodeStart] | int] = queue.SimpleQueue()
         self._wanted = 0
         """Number of the newest order; what an older one started is to end."""
@@ -69,6 +71,9 @@ class AgentHere:
         """Whether no rank is to train, also of an agent that is about to start."""
         self._asked_to_end = False
         self._rank = -1
+        """Number of this node in the job."""
+        self._looks_for = ""
+        """What keeps an agent from starting, in words."""
         self._name = ""
         self._has_time = False
         """Whether there is something to do before this pod may end: a job that goes on without, or a durable tier."""
@@ -81,7 +86,7 @@ class AgentHere:
 
     @property
     def waits_for(self) -> str:
-        return running[2].waits_for if (running := self._running) is not None else ""
+        return running[2].waits_for if (running := self._running) is not None else self._looks_for
 
     def begin(self, at: NodeStart) -> None:
         """Start it, once one that runs has ended."""
@@ -90,9 +95,9 @@ class AgentHere:
         self._idle.clear()
         self._orders.put((self._wanted, at))
 
-    def resume(self, nodes: int, replaced: Collection[int] = ()) -> None:
+    def resume(self, nodes: int, gone: Collection[str] = ()) -> None:
         self._is_held = False
-        self._to_node(lambda node: node.resume(nodes, replaced))
+        self._to_node(lambda node: node.resume(nodes, gone))
 
     def pause(self) -> None:
         self._is_held = True
@@ -185,31 +190,14 @@ class AgentHere:
             listener.job_ended(succeeded=state == "succeeded", message=message, restart_mode=mode)
 
     async def _job(self, listener: JobListener, number: int, at: NodeStart) -> str:
-        host, rank = f"[{at.first_node}]" if ":" in at.first_node else at.first_node, at.rank
-        flags = {
-            "--nnodes": at.nodes,
-            "--nproc-per-node": self._arguments.nproc_per_node,
-            "--node-rank": rank,
-            "--rdzv-endpoint": f"{host}:{self._arguments.rdzv_port}",
-        }
-        argv = [str(word) for flag in flags.items() for word in flag]
-        port = int(self._arguments.rdzv_port)
-        others = tuple((address, port) for address in at.others)
-        found = at.faults > 0 and await _anybody_listens(others)
-        if found:  # the job goes on: this pod is new in it, or has to come again
-            argv.append("--rejoin")
-        arguments = parse([*argv, "--keep-events", self._arguments.script, *self._arguments.script_args])
+        settings = await self._settings(number, at)
         (self._run_dir / "logs").mkdir(parents=True, exist_ok=True)
-        if rank == 0:
+        if settings.node == 0:
             (self._run_dir / REPORT).unlink(missing_ok=True)  # of an earlier run
-        listen = (at.address, port) if at.address else None
-        settings = replace(
-            read_settings(arguments, self._run_dir, self._private), listen=listen, others=others if found else ()
-        )
-        self._rank, self._name = rank, settings.config.name
+        self._rank, self._name = settings.node, settings.config.name
         self._has_time = bool(settings.config.checkpoint.durable() or settings.config.elastic)
-        fork_server, self._fork_server = self._fork_server, None
-        node = Node(settings, lambda message: self._hear(listener, message), self._rules_of(at), fork_server)
+        prepared, self._prepared = self._prepared, None
+        node = Node(settings, lambda message: self._hear(listener, message), self._rules_of(at), prepared)
         task = asyncio.ensure_future(node.run())
         self._running = (asyncio.get_running_loop(), task, node)
         if number != self._wanted:
@@ -220,6 +208,34 @@ class AgentHere:
         for signum in (signal.SIGTERM, signal.SIGINT):  # in the place of the node's own
             asyncio.get_running_loop().add_signal_handler(signum, self._is_asked_to_end)
         return await task
+
+    async def _settings(self, number: int, at: NodeStart) -> NodeSettings:
+        """What the agent is started with: as node of the job that runs, or of one that begins."""
+        host = f"[{at.first_node}]" if ":" in at.first_node else at.first_node
+        flags = {
+            "--nnodes": at.nodes,
+            "--nproc-per-node": self._arguments.nproc_per_node,
+            "--node-rank": at.rank,
+            "--rdzv-endpoint": f"{host}:{self._arguments.rdzv_port}",
+        }
+        argv = [str(word) for flag in flags.items() for word in flag]
+        arguments = parse([*argv, "--keep-events", self._arguments.script, *self._arguments.script_args])
+        port = int(self._arguments.rdzv_port)
+        own = read_settings(arguments, self._run_dir, self._private)
+        # the operator puts pods on other machines by itself: a place is not to blame for its pods
+        restart = own.config.restart.model_copy(update={"quarantine_after": _NEVER})
+        config = own.config.model_copy(update={"restart": restart})
+        settings = replace(own, config=config, listen=(at.address, port) if at.address else None)
+        others, limit_s = tuple((address, port) for address in at.others), restart.node_wait_s
+        self._looks_for = "a job that runs is looked for"
+        try:
+            place = await find_place(settings, others, limit_s, lambda: number == self._wanted)
+        finally:
+            self._looks_for = ""
+        if place is None:
+            return settings
+        node, coordinator = place
+        return replace(settings, node=node, rejoin=True, join_timeout_s=limit_s, others=(coordinator, *others))
 
     def _rules_of(self, at: NodeStart) -> list[LogRule]:
         try:
@@ -232,13 +248,13 @@ class AgentHere:
         """What is said between this agent and the coordinator."""
         match message:
             case c.Died(rank=rank, step=step, cause=cause) | c.Failed(rank=rank, step=step, cause=cause):
-                listener.fault_seen(f"rank {rank}, step {step}: {cause}")
+                listener.fault_seen(f"rank {rank}, step {step}: {cause}", rank)
             case c.AbortGeneration(rank=rank) if rank >= 0 and rank // self._arguments.nproc_per_node != self._rank:
                 listener.fault_seen(f"a fault of rank {rank}, on node {rank // self._arguments.nproc_per_node}")
             case c.GoOn(step=step):
                 listener.fault_mended(step)
-            case c.Event(event="step", fields=fields) if isinstance(fields.get("step"), int):
-                listener.stepped(self._name, fields["step"])
+            case c.Event(event="step", rank=rank, fields=fields) if isinstance(fields.get("step"), int):
+                listener.stepped(self._name, rank, rank % self._arguments.nproc_per_node, fields["step"])
 
     def _why_failed(self) -> str:
         try:
@@ -248,18 +264,3 @@ class AgentHere:
         last_word.keep(error.get("message") or "", error.get("hint") or "")
         why = "\n".join(str(error[key]) for key in ("message", "hint") if error.get(key))
         return why or f"the job failed; {REPORT} of the node that led it says why"
-
-
-async def _anybody_listens(places: Collection[tuple[str, int]]) -> bool:
-    """Whether an agent of the job runs at one of `places`: those that have just been started do not listen yet."""
-
-    async def listens(host: str, port: int) -> bool:
-        try:
-            async with asyncio.timeout(_DIAL_S):
-                _, writer = await asyncio.open_connection(host, port)
-        except OSError:
-            return False
-        writer.close()
-        return True
-
-    return any(await asyncio.gather(*(listens(*place) for place in places)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -14,6 +14,7 @@ from hyperpod_ext.runtime.ipc.listener import Listener
 _HEADER_BYTES = 64 << 10
 _BODY_BYTES = 32 << 20
 """The addresses of 100,000 nodes take 5 MB."""
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _IDLE_S = 60.0
 """How long a connection may be silent."""
 
@@ -72,19 +73,37 @@ class HttpServer:
                     head = await _read_head(reader)
                     if head is None:
                         return
-                    method, path, headers = head
-                    body = await _read_body(reader, headers)
+                    if head.headers.get("expect", "").lower() == "100-continue":
+                        writer.write(_CONTINUE)
+                    body = await _read_body(reader, head.headers)
             except (TimeoutError, asyncio.IncompleteReadError):
                 return
             except _BadRequestError as error:
                 writer.write(_text(Response(error.status, {"detail": str(error)}), keep=False))
                 await writer.drain()
                 return
-            keep = headers.get("connection", "").lower() != "close"
-            writer.write(_text(self._handle(Request(method, path, body, caller)), keep=keep))
+            writer.write(_text(self._handle(Request(head.method, head.path, body, caller)), keep=head.keeps))
             await writer.drain()
-            if not keep:
+            if not head.keeps:
                 return
+
+
+@dataclass(frozen=True)
+class _Head:
+    """What a request begins with."""
+
+    method: str
+    path: str
+    """Without its query."""
+    headers: Mapping[str, str]
+    """By their names in lower case."""
+    version: str
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the connection stays for another request. HTTP/1.0 knows the answer's end by the connection's."""
+        words = {word.strip().lower() for word in self.headers.get("connection", "").split(",")}
+        return "keep-alive" in words if self.version == "HTTP/1.0" else "close" not in words
 
 
 class _BadRequestError(Exception):
@@ -93,8 +112,8 @@ class _BadRequestError(Exception):
         self.status = status
 
 
-async def _read_head(reader: asyncio.StreamReader) -> tuple[str, str, dict[str, str]] | None:
-    """Method, path without its query, and headers by their names in lower case; None: no request came."""
+async def _read_head(reader: asyncio.StreamReader) -> _Head | None:
+    """None: no request came."""
     lines: list[str] = []
     size = 0
     while (line := await _line(reader)) not in ("", "\r\n", "\n"):
@@ -108,7 +127,7 @@ async def _read_head(reader: asyncio.StreamReader) -> tuple[str, str, dict[str, 
     if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
         raise _BadRequestError(HTTPStatus.BAD_REQUEST, "this is no request of HTTP/1.1")
     headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
-    return parts[0], parts[1].partition("?")[0], headers
+    return _Head(parts[0], parts[1].partition("?")[0], headers, parts[2])
 
 
 async def _line(reader: asyncio.StreamReader) -> str:
@@ -152,6 +171,5 @@ def _text(response: Response, *, keep: bool) -> bytes:
     head = [f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}", f"content-length: {len(body)}"]
     if body:
         head.append("content-type: application/json")
-    if not keep:
-        head.append("connection: close")
+    head.append(f"connection: {'keep-alive' if keep else 'close'}")  # HTTP/1.0 is told either
     return "\r\n".join([*head, "", ""]).encode() + body

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
@@ -41,8 +40,8 @@ class Agent(Protocol):
     def begin(self, at: NodeStart) -> None:
         """Start it, once one that runs has ended."""
 
-    def resume(self, nodes: int, replaced: Collection[int]) -> None:
-        """Let it train again; other pods are now nodes `replaced`."""
+    def resume(self, nodes: int, gone: Collection[str]) -> None:
+        """Let it train again; pods at the addresses `gone` are none of the job's nodes any more."""
 
     def pause(self) -> None: ...
 
@@ -78,8 +77,9 @@ class OperatorApi:
         self._operator = states.Caller()
         self._refusals: dict[tuple[str, str], float] = {}
         """Refused callers and calls that the event log has, and since when."""
-        self._made = -1
-        """Newest step that was told of."""
+        self._name = ""
+        self._made: dict[int, tuple[int, int]] = {}
+        """By local rank: the rank that it is, and the newest step that it has made. From any thread."""
 
     async def listen(self, host: str, port: int) -> int:
         """Serve; the pod is ready from then on. Returns the port.
@@ -99,17 +99,16 @@ class OperatorApi:
 
     # --- news of the job, from any thread ---------------------------------------------------------
 
-    def fault_seen(self, cause: str) -> None:
-        self._take(lambda pod: states.fault_seen(pod, cause))
+    def fault_seen(self, cause: str, rank: int = -1) -> None:
+        self._take(lambda pod: states.fault_seen(pod, cause, rank))
 
     def fault_mended(self, step: int) -> None:
         self._take(lambda pod: states.fault_mended(pod, step))
 
-    def stepped(self, name: str, step: int) -> None:
+    def stepped(self, name: str, rank: int, local_rank: int, step: int) -> None:
         """A rank here has made a step."""
-        if step > self._made:
-            self._made = step
-            self._take(lambda pod: replace(pod, progress={name: {"progressData": "", "progressCount": step}}))
+        self._name = name
+        self._made[local_rank] = rank, step
 
     def job_ended(self, *, succeeded: bool, message: str, restart_mode: str) -> None:
         def ended(pod: Pod) -> Pod:
@@ -146,13 +145,14 @@ class OperatorApi:
         if answer.why or answer.orders or answer.pod.rank != before.rank:  # others repeat what was said
             self._note(request, before, answer.status, answer.why)
         for order in answer.orders:
-            self._carry_out(order, request, answer.replaced)
+            self._carry_out(order, request, answer.gone)
         if answer.status != states.OK:
             return Response(answer.status, {"detail": answer.why})
         return self._status() if request.path == "/update" else Response(states.OK)
 
     def _status(self) -> Response:
-        return Response(states.OK, states.status(states.waiting(self.pod, self._agent.waits_for), __version__))
+        pod = states.waiting(states.made(self.pod, self._name, self._made), self._agent.waits_for)
+        return Response(states.OK, states.status(pod, __version__))
 
     def _answer(self, request: Request) -> Answer:
         members, moment = self.pod.addresses.values(), time.monotonic()
@@ -189,12 +189,13 @@ class OperatorApi:
 
     # --- orders ---------------------------------------------------------------------------------
 
-    def _carry_out(self, order: Order, request: Request, replaced: Collection[int]) -> None:
+    def _carry_out(self, order: Order, request: Request, gone: Collection[str]) -> None:
         match order:
             case Order.BEGIN:
+                self._made.clear()
                 self._agent.begin(self.pod.node_start)
             case Order.RESUME:
-                self._agent.resume(self.pod.nodes, replaced)
+                self._agent.resume(self.pod.nodes, gone)
             case Order.PAUSE:
                 self._agent.pause()
                 self._is_ready()

@@ -7,6 +7,7 @@ which it means nothing changes no state, as with AWS's agent, so that an operato
 from __future__ import annotations
 
 import ipaddress
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -36,7 +37,7 @@ class Order(StrEnum):
     """What the pod does."""
 
     BEGIN = "begin"
-    """Start this node's agent; if one runs with another rank, end that first."""
+    """Start this node's agent; if one runs that was another node's, end that first."""
     RESUME = "resume"
     """Let the agent that was paused start workers."""
     PAUSE = "pause"
@@ -54,7 +55,7 @@ class NodeStart:
     """Of an agent in its job."""
 
     rank: int
-    """Number of its node."""
+    """Number of its node, unless the job has another one for it."""
     nodes: int
     """Of the job."""
     first_node: str
@@ -93,10 +94,16 @@ class Pod:
     master: str = ""
     log_rules: Sequence[Mapping[str, Any]] = ()
     agent_rank: int | None = None
-    """Rank that the agent here runs with, paused or not; None: none runs."""
-    agent_table: Mapping[int, str] = field(default_factory=dict)
-    """Addresses of nodes when it was started last."""
+    """Rank that the operator started the agent here with, paused or not; None: none runs."""
+    agent_address: str = ""
+    """Of this node then; empty: nobody had said."""
+    agent_peers: frozenset[str] = frozenset()
+    """Addresses of all nodes then."""
     progress: Mapping[str, Any] = field(default_factory=dict)
+    workers: Sequence[Mapping[str, Any]] = ()
+    """What each rank here does, in the operator's words."""
+    failed: frozenset[int] = frozenset()
+    """Ranks whose fault is being mended."""
     labels: Mapping[str, str] = field(default_factory=dict)
     mended: int = 0
     """Faults that the job has met without the operator."""
@@ -119,8 +126,8 @@ class Answer:
     why: str = ""
     """Why it is refused."""
     orders: tuple[Order, ...] = ()
-    replaced: frozenset[int] = frozenset()
-    """Nodes that other pods are by now than when the agent here was started last: their agents are gone."""
+    gone: frozenset[str] = frozenset()
+    """Addresses of pods that were nodes of the job when the agent here was started last, and are none any more."""
 
 
 def enter(pod: Pod, state: State, now: str, reason: str = "", message: str = "") -> Pod:
@@ -133,18 +140,19 @@ def enter(pod: Pod, state: State, now: str, reason: str = "", message: str = "")
 
 
 def start(pod: Pod, asked: Start, now: str) -> Answer:
-    """`/start`: train, as this rank."""
+    """`/start`: train, as this rank. An agent that runs here goes on, whatever its rank is now: nodes of the job keep
+    their numbers, which are nobody else's business."""
     if why := _misfit(pod, asked) or _incomplete(pod, asked):
         return Answer(pod, CONFLICT, why)
     updated = _updated(pod, asked)
     if pod.state is not State.READY:
         return Answer(updated)
-    order = Order.RESUME if pod.agent_rank == asked.rank else Order.BEGIN
-    table = updated.addresses
-    changed = frozenset(rank for rank, address in pod.agent_table.items() if table.get(rank, address) != address)
-    updated = replace(updated, agent_rank=asked.rank, agent_table=table, restart_mode=IN_PROCESS)
-    replaced = changed if order is Order.RESUME else frozenset()
-    return Answer(enter(updated, State.RUNNING, now, "Running"), orders=(order,), replaced=replaced)
+    own, peers = updated.addresses.get(asked.rank, ""), frozenset(updated.addresses.values())
+    same = own == pod.agent_address if own and pod.agent_address else asked.rank == pod.agent_rank
+    order = Order.RESUME if same and pod.agent_rank is not None else Order.BEGIN
+    gone = pod.agent_peers - peers if peers and order is Order.RESUME else frozenset()
+    updated = replace(updated, agent_rank=asked.rank, agent_address=own, agent_peers=peers, restart_mode=IN_PROCESS)
+    return Answer(enter(updated, State.RUNNING, now, "Running"), orders=(order,), gone=gone)
 
 
 def update(pod: Pod, asked: Ranks) -> Answer:
@@ -232,11 +240,29 @@ def is_ready(pod: Pod, now: str, *, agent_runs: bool) -> Pod:
     return enter(ready, State.READY, now) if pod.state in (State.INIT, State.STOPPING) else ready
 
 
-def fault_seen(pod: Pod, cause: str) -> Pod:
+def made(pod: Pod, name: str, steps: Mapping[int, tuple[int, int]]) -> Pod:
+    """With the newest step of each rank here, by its local rank: the job's progress, and what the workers do."""
+    if not steps:
+        return pod
+    workers = [
+        {
+            "rank": rank,
+            "group_rank": pod.rank,
+            "local_rank": local_rank,
+            "failed": rank in pod.failed,
+            "data": json.dumps({"step": step}),
+        }
+        for local_rank, (rank, step) in sorted(steps.items())
+    ]
+    newest = max(step for _, step in steps.values())
+    return replace(pod, workers=workers, progress={name: {"progressData": "", "progressCount": newest}})
+
+
+def fault_seen(pod: Pod, cause: str, rank: int = -1) -> Pod:
     """The job meets a fault in place: the operator sees it, and has nothing to do."""
     if pod.state is not State.RUNNING:
         return pod
-    return replace(pod, reason="MendingInPlace", message=cause)
+    return replace(pod, reason="MendingInPlace", message=cause, failed=pod.failed | {rank})
 
 
 def waiting(pod: Pod, why: str) -> Pod:
@@ -251,7 +277,7 @@ def fault_mended(pod: Pod, step: int) -> Pod:
     mended = pod.mended + 1
     labels = {**pod.labels, "hyperpod-ext/mended": str(mended), "hyperpod-ext/last-fault": pod.message[:256]}
     message = f"{pod.message}; mended in place, all ranks train from step {step} on"
-    return replace(pod, reason="MendedInPlace", message=message, labels=labels, mended=mended)
+    return replace(pod, reason="MendedInPlace", message=message, labels=labels, mended=mended, failed=frozenset[int]())
 
 
 def job_ended(pod: Pod, now: str, *, succeeded: bool, message: str, restart_mode: str) -> Pod:
@@ -275,6 +301,7 @@ def status(pod: Pod, version: str) -> dict[str, Any]:
         "reason": pod.reason,
         "message": pod.message,
         "restartMode": pod.restart_mode,
+        "worker_data": list(pod.workers),
         "rank_labels": {str(max(pod.rank, 0)): dict(pod.labels)} if pod.labels else {},
         "ipversion": pod.ip_version,
         "progress": dict(pod.progress),

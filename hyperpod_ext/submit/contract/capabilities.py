@@ -25,7 +25,7 @@ class Capabilities:
     tiers_reason: str
     """Why the other kinds cannot be had, as a sentence."""
     chaos: bool = False
-    """Faults may be rehearsed there."""
+    """Faults may be rehearsed there without being asked whether that is meant: machines cost nothing."""
     image: bool = False
     """Workers run in a container image."""
     elastic: bool = False
@@ -64,11 +64,7 @@ def unsupported(job: JobConfig, target: str, can: Capabilities) -> Iterator[Prob
             hint="remove it, and have the network encrypt; docs/security.md says how",
         )
     if job.chaos is not None and not can.chaos:
-        yield Problem(
-            f"target {target} does not rehearse faults: its machines cost money",
-            path="chaos",
-            hint="remove chaos, or rehearse with --target local",
-        )
+        yield from _no_rehearsal(job, target)
     if job.command is not None and not can.command:
         yield Problem(
             f"target {target} starts Python scripts alone",
@@ -99,6 +95,18 @@ def unsupported(job: JobConfig, target: str, can: Capabilities) -> Iterator[Prob
             f"target {target} cannot change the number of nodes of a running job",
             path="elastic",
             hint="remove elastic; the job then runs on exactly `nodes`",
+        )
+
+
+def _no_rehearsal(job: JobConfig, target: str) -> Iterator[Problem]:
+    assert job.chaos is not None
+    if job.mode != "ours":
+        yield Problem(f"nothing inflicts faults on jobs of mode {job.mode}", path="chaos", hint="remove chaos")
+    elif not job.chaos.on_clusters:
+        yield Problem(
+            f"machines of target {target} cost money: faults are rehearsed there only if chaos.on_clusters says so",
+            path="chaos",
+            hint="write `on_clusters: true`, or rehearse with --target local",
         )
 
 

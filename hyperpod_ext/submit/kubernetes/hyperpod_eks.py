@@ -67,6 +67,12 @@ def _of_launcher(job: JobConfig) -> Iterator[Problem]:
                 path="kubernetes.operator_addresses",
                 hint="remove it, or write `launcher: ours`",
             )
+        if job.chaos is not None and job.chaos.faults:
+            yield Problem(
+                "hyperpodrun kills no rank by order: our agents do",
+                path="chaos.faults",
+                hint="write `inject` with kind sigkill, or `kubernetes.launcher: ours`",
+            )
         for index, tier in enumerate(job.checkpoint.tiers):
             if tier.kind == "peer" and tier.parity is not None:
                 yield Problem(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import secrets
 
 from hyperpod_ext.config.fault_injection import ORDERS, ChaosOrder, InjectedFault, NodeFault
-from hyperpod_ext.errors import ConfigError, ConflictError, NotFoundError, Problem
+from hyperpod_ext.errors import ConflictError, NotFoundError
 from hyperpod_ext.files import write_atomically
+from hyperpod_ext.submit.contract.fault_orders import check, name_of
 from hyperpod_ext.submit.contract.handle import JobHandle
 from hyperpod_ext.submit.local import store as local_store
 
@@ -26,14 +26,10 @@ def order(handle: JobHandle, fault: InjectedFault | NodeFault) -> str:
     if not submission.is_running():
         raise ConflictError(f"{handle.name} does not run", hint="`hp-ext create-job` starts it again")
     job = json.loads(submission.job_file.read_text())
-    ranks, nodes = job["nodes"] * job["workers_per_node"], job["nodes"] + job.get("spares", 0)
-    if isinstance(fault, InjectedFault) and fault.rank >= ranks:
-        raise ConfigError([Problem(f"there is no rank {fault.rank}", source="--rank", hint=f"ranks: 0 to {ranks - 1}")])
-    if isinstance(fault, NodeFault) and fault.node >= nodes:
-        raise ConfigError([Problem(f"there is no node {fault.node}", source="--node", hint=f"nodes: 0 to {nodes - 1}")])
+    check(fault, job["nodes"] * job["workers_per_node"], job["nodes"] + job.get("spares", 0))
     folder = submission.run_dir("main") / ORDERS
     folder.mkdir(parents=True, exist_ok=True)
     earlier = len(list(folder.glob("*.json")))
-    name = f"{earlier:03d}-{fault.kind}-{secrets.token_hex(3)}"
+    name = name_of(fault, f"{earlier:03d}")
     write_atomically(folder / f"{name}.json", ChaosOrder(fault=fault).model_dump_json() + "\n")
     return name

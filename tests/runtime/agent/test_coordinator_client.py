@@ -89,7 +89,10 @@ def test_a_death_between_a_vote_and_the_first_word_of_the_next_coordinator_is_to
     assert asyncio.run(asyncio.wait_for(run(), 60)) == ["handshake", "died"]
 
 
-def test_one_of_two_takes_over_once_it_is_told_from_outside_that_the_other_is_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize("replaced", [True, False], ids=["replaced", "not wanted any more"])
+def test_one_of_two_takes_over_once_it_is_told_from_outside_that_the_other_is_lost(
+    tmp_path: Path, replaced: bool
+) -> None:
     """Of itself it may not: it cannot know whether the other goes on without it."""
 
     async def run() -> list[str]:
@@ -104,7 +107,8 @@ def test_one_of_two_takes_over_once_it_is_told_from_outside_that_the_other_is_lo
                 nodes=2, moved_in=0, spares=False, servers_lost=0,
             )  # fmt: skip
             writer.write(wire.encode(encode(told)))
-            state = {"members": {"0": {}, "1": {}}, "number": 1, "term": 1}
+            where = {"0": {"address": ["10.0.0.1", 9]}, "1": {"address": ["10.0.0.2", 9]}}
+            state = {"members": where, "number": 1, "term": 1}
             writer.write(wire.encode(encode(c.JobState(job_state=state, digest=""))))
             await writer.drain()
             await wire.read(reader)  # that it has it
@@ -137,9 +141,9 @@ def test_one_of_two_takes_over_once_it_is_told_from_outside_that_the_other_is_lo
         order = asyncio.create_task(client.next())
         done, _ = await asyncio.wait({order}, timeout=1.0)  # longer than a lease
         assert (done, taken) == (set(), [])
-        client.know_lost([5])
+        client.know_gone(["10.0.0.5"], replaced=True)
         assert taken == []
-        client.know_lost([1])
+        client.know_gone(["10.0.0.2"], replaced=replaced)
         assert await order == ABORT
         led.set()
         await client.close()

@@ -19,6 +19,7 @@ from hyperpod_ext.config.elastic import Elastic
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.config.restart import RestartPolicy
 from hyperpod_ext.runtime.agent.election import ElectionListener
+from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
 from hyperpod_ext.runtime.coordinator.job_run import JobRun
 from hyperpod_ext.runtime.coordinator.members import Members
@@ -31,6 +32,7 @@ from hyperpod_ext.runtime.membership.escalation import Budgets
 from hyperpod_ext.runtime.membership.job_state_changes import changed
 from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.membership.renumbering import Renumbering
+from hyperpod_ext.runtime.operator_api.job_found import find_place
 
 SECRET = b"the secret of this test's job"
 LEASE_S = 3.0
@@ -212,6 +214,50 @@ def test_who_does_not_belong_is_told_why(tmp_path: Path, said: dict[str, Any], w
             assert why in (await other.hears(c.StopNode)).why
 
     asyncio.run(run())
+
+
+def test_a_pod_whose_rank_another_node_has_gets_the_number_of_the_lost_one(tmp_path: Path) -> None:
+    """AWS's operator may give ranks in another order after a fault; the job's nodes keep their numbers."""
+
+    async def run() -> None:
+        async with coordinating(tmp_path, spares=0, node_wait_s=60.0) as (listener, coordinator):
+            stranger = ElectionListener(SECRET, lambda why: pytest.fail(why))
+            await stranger.open("127.0.0.1", 0)
+            asked = [("127.0.0.1", 9), stranger.address, listener.address]
+
+            async def place(wanted: int, *, of: Any = asked, goes_on: bool = True) -> Any:
+                settings = settings_of(coordinator, wanted, tmp_path, listener.address)
+                return await find_place(settings, of, 10.0, lambda: goes_on)
+
+            assert await place(1) is None, "the job begins, with this one as it was told"
+            assert await place(1, of=asked[:2]) is None, "nobody is in a job"
+            zero, one = await Agent.come(listener, 0), await Agent.come(listener, 1)
+            for agent in (zero, one):
+                agent.beating = asyncio.create_task(agent.beats())
+            await zero.hears(c.JobState)
+            listener._news = lambda: NEWS  # as agents do that are in the job
+            told = asyncio.create_task(place(0))  # both are there, as far as anybody knows
+            one.hang_up()
+            assert await told == (1, listener.address)
+            assert await place(1) == (1, listener.address)
+            stranger._news = lambda: NEWS
+            assert await place(0, of=asked[:2], goes_on=False) is None, "it was stopped while it looked"
+            knows = NEWS.model_copy(update={"candidates": {0: listener.address}})
+            stranger._news = lambda: knows
+            assert await place(0, of=asked[:2]) == (1, listener.address), "whoever is asked says who coordinates"
+            await stranger.close()
+
+    asyncio.run(run())
+
+
+NEWS = c.JobNews(
+    term=1, coordinator=0, candidates={}, members=2, master_port=1, world_size=2, nodes=2, moved_in=0, spares=False,
+    servers_lost=0,
+)  # fmt: skip
+
+
+def settings_of(coordinator: Coordinator, node: int, folder: Path, first: tuple[str, int]) -> NodeSettings:
+    return NodeSettings(coordinator._run.config, node, *first, ["a.py"], folder, folder, folder / "secret", SECRET)
 
 
 def test_a_successor_goes_on_with_what_the_voters_know(tmp_path: Path) -> None:

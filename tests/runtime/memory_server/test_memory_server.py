@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from served import JOB, SECRET, Served, Writer, plan_of, serve
+from served import JOB, SECRET, Served, Writer, environ_of, plan_of, serve
 from waiting import until
 
 from hyperpod_ext.errors import (
@@ -23,6 +23,7 @@ from hyperpod_ext.errors import (
     NotFoundError,
     StaleGenerationError,
 )
+from hyperpod_ext.runtime.agent.children import MemoryServer, MemoryServerProcess
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
 from hyperpod_ext.runtime.memory_server.protocol.requests import Held, WaitIdle
@@ -377,3 +378,20 @@ def test_the_newest_snapshot_is_never_given_up(server):
     with pytest.raises(NotFoundError, match="slot 0 of rank 0 is not free"):
         writer.client.flush()
     assert read(writer.client, 1) == bytes([1]) * 1000
+
+
+# --- a process that was prepared ------------------------------------------------------------------
+
+
+def test_a_process_that_was_started_before_anybody_knew_whose_it_is_becomes_a_memory_server(tmp_path: Path) -> None:
+    prepared = MemoryServerProcess.start(dict(os.environ))
+    unused = MemoryServerProcess.start(dict(os.environ))
+    served = Served(tmp_path / "memory", prepared.pid)
+    MemoryServer(served.path, 3, environ_of(tmp_path, MEMORY), prepared)
+    until(served.path.exists)
+    assert served.ask("held", owner=0, pid=os.getpid())["snapshots"] == []
+    os.close(unused.orders)
+    assert os.waitstatus_to_exitcode(os.waitpid(unused.pid, 0)[1]) == 0, "nobody had a use for it"
+    os.close(unused.output)
+    served.kill()
+    os.waitpid(served.pid, 0)

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+import other_operator
 import pytest
 from waiting import until
 
@@ -34,8 +35,8 @@ class Obeys:
         self.done.append(f"begin {at.rank} at {at.first_node}")
         self.runs = True
 
-    def resume(self, nodes: int, replaced: Collection[int]) -> None:
-        self.done.append(f"resume on {nodes}" + "".join(f", {node} is another pod" for node in sorted(replaced)))
+    def resume(self, nodes: int, gone: Collection[str]) -> None:
+        self.done.append(f"resume on {nodes}" + "".join(f", without {address}" for address in sorted(gone)))
 
     def pause(self) -> None:
         self.done.append("pause")
@@ -101,15 +102,27 @@ def test_a_job_from_its_start_to_the_end_of_the_pod(served: Served) -> None:
     assert (said["status"], said["reason"], said["message"]) == ("running", "Waiting", served.agent.waits_for)
     served.agent.waits_for = ""
     assert served.status()["message"] == "rank 1, step 5: killed"
-    served.api.stepped("tiny", 7)
+    for rank, step in ((0, 6), (1, 7), (0, 7)):
+        served.api.stepped("tiny", rank, rank, step)
+    served.api.fault_seen("rank 1, step 8: killed", rank=1)
+    each = {"group_rank": 0, "data": '{"step": 7}'}
+    until(lambda: served.status()["worker_data"] == [
+        {"rank": 0, "local_rank": 0, "failed": False, **each}, {"rank": 1, "local_rank": 1, "failed": True, **each},
+    ])  # fmt: skip
+    served.api.fault_mended(7)
+    until(lambda: not any(one["failed"] for one in served.status()["worker_data"]))
     served.api.job_ended(succeeded=True, message="", restart_mode="")
     until(lambda: served.status()["status"] == "completed")
     assert served.status()["progress"]["tiny"]["progressCount"] == 7
+    served.call("/stop")
+    until(lambda: served.status()["status"] == "ready")
+    served.call("/start", info(faultCount=2))
+    assert not {"progress", "worker_data"} & served.status().keys(), "they are of an earlier agent"
     assert served.call("/shutdown") == (200, None)
-    assert served.agent.done == ["begin 0 at 10.0.0.1", "pause", "resume on 2, 1 is another pod", "leave"]
-    assert [(note["call"], note["state"]) for note in served.agent.notes if note["call"] == "/stop"] == [
-        ("/stop", "stopping")
-    ]
+    begun = "begin 0 at 10.0.0.1"
+    assert served.agent.done == [begun, "pause", "resume on 2, without 10.0.0.2", "end", begun, "leave"]
+    notes = [(note["call"], note["state"]) for note in served.agent.notes if note["call"] == "/stop"]
+    assert notes == [("/stop", "stopping")] * 2
 
 
 @pytest.mark.parametrize(
@@ -165,6 +178,14 @@ def test_a_connection_that_sends_no_http_ends_alone(served: Served) -> None:
         line.sendall(b"POST /stop HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n4\r\nnull\r\n0\r\n\r\n")
         assert line.makefile("rb").readline().startswith(b"HTTP/1.1 200")
     assert served.status()["status"] == "ready"
+
+
+def test_a_client_may_speak_http_in_any_way_that_it_knows(served: Served) -> None:
+    client = other_operator.Client(served.port)
+    for turn in range(2 * len(other_operator.SHAPES)):
+        code, said = client.ask(served.host, "/update", info(faultCount=turn))
+        assert (code, said["status"]) == (200, "ready")
+        assert client.ask(served.host, "/status")[0] == 200
 
 
 def test_a_port_that_is_taken_is_an_error() -> None:

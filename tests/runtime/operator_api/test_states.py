@@ -119,13 +119,24 @@ def test_a_spare_is_told_that_it_is_one_and_gets_a_rank_later() -> None:
     assert (answer.orders, answer.pod.state, answer.pod.spare) == ((Order.BEGIN,), State.RUNNING, False)
 
 
-def test_stop_pauses_what_trains_and_start_resumes_it_where_the_rank_is_the_same() -> None:
+def test_stop_pauses_what_trains_and_start_resumes_it_whatever_its_rank_is_then() -> None:
     stopped = states.stop(running(), Stop(), NOW)
     assert (stopped.orders, stopped.pod.state) == ((Order.PAUSE,), State.STOPPING)
     assert states.stop(stopped.pod, Stop(), NOW).orders == ()
     paused = states.is_ready(stopped.pod, NOW, agent_runs=True)
     assert states.start(paused, Start(**body(faultCount=1)), NOW).orders == (Order.RESUME,)
-    assert states.start(paused, Start(**body(faultCount=1, rank=0)), NOW).orders == (Order.BEGIN,)
+    lost = [{"rank": 0, "ip": "10.0.0.2"}, {"rank": 1, "ip": "10.0.0.9"}]  # the new pod got the last rank
+    answer = states.start(paused, Start(**body(faultCount=1, rank=0, rankIps=lost)), NOW)
+    assert (answer.orders, answer.gone, answer.pod.rank) == ((Order.RESUME,), {"10.0.0.1"}, 0)
+    alone = states.start(paused, Start(**body(faultCount=1, rank=0)), NOW)  # it is told to be where another pod is
+    assert alone.orders == (Order.BEGIN,)
+
+
+def test_where_nobody_tells_addresses_the_rank_says_whether_an_agent_goes_on() -> None:
+    began = states.start(ready(), Start(**body(rankIps=None)), NOW).pod
+    paused = states.is_ready(states.stop(began, Stop(), NOW).pod, NOW, agent_runs=True)
+    assert states.start(paused, Start(**body(rankIps=None)), NOW).orders == (Order.RESUME,)
+    assert states.start(paused, Start(**body(rankIps=None, rank=0)), NOW).orders == (Order.BEGIN,)
 
 
 def test_a_pod_that_goes_on_hears_which_nodes_are_other_pods_now() -> None:
@@ -136,11 +147,11 @@ def test_a_pod_that_goes_on_hears_which_nodes_are_other_pods_now() -> None:
     moved = [{"rank": 0, "ip": "10.0.0.9"}, TABLE[1]]
     told = states.update(lost, Ranks(**body(faultCount=1, rankIps=moved[:1], ipVersion="v1"))).pod
     answer = states.start(told, Start(**body(faultCount=1, rankIps=moved, ipVersion="v1")), NOW)
-    assert (answer.orders, answer.replaced) == ((Order.RESUME,), {0})
+    assert (answer.orders, answer.gone) == ((Order.RESUME,), {"10.0.0.1"})
     again = states.start(stopped(answer.pod), Start(**body(faultCount=1, rankIps=moved)), NOW)
-    assert (again.orders, again.replaced) == ((Order.RESUME,), frozenset()), "it has heard that"
+    assert (again.orders, again.gone) == ((Order.RESUME,), frozenset()), "it has heard that"
     new = states.start(ready(), Start(**body(rank=0, faultCount=1, rankIps=moved)), NOW)
-    assert (new.orders, new.replaced) == ((Order.BEGIN,), frozenset())
+    assert (new.orders, new.gone) == ((Order.BEGIN,), frozenset())
     at = new.pod.node_start
     assert (at.address, at.others, at.faults) == ("10.0.0.9", ("10.0.0.2",), 1)
 

@@ -1,0 +1,61 @@
+"""Whether the job of a pod runs already, and which node the pod may be there. The operator's ranks do not tell: after a
+fault it may give them to pods in another order, and the job's nodes keep their numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection
+
+from hyperpod_ext.runtime.agent.settings import NodeSettings
+from hyperpod_ext.runtime.ipc import control_messages as c
+from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc.declared import encode, read, with_version
+
+_DIAL_S = 5.0
+_AGAIN_S = 0.05
+_ASKED = 8
+"""Others that are asked: each of them knows who coordinates."""
+Place = tuple[str, int]
+
+
+async def find_place(
+    settings: NodeSettings, others: Collection[Place], limit_s: float, goes_on: Callable[[], bool]
+) -> tuple[int, Place] | None:
+    """Number of this node in the job that runs, and who coordinates that; None: none of `others` is in one.
+
+    Those that are may be about to agree on another coordinator: they are asked again, for `limit_s` at most, and as
+    long as `goes_on`.
+    """
+    deadline = time.monotonic() + limit_s
+    asked = dict.fromkeys(list(others)[:_ASKED])
+    while True:
+        found = dict(zip(asked, await asyncio.gather(*(_ask(settings, place) for place in asked)), strict=True))
+        for place, answer in found.items():
+            if answer is None or answer.node is None:
+                continue
+            begins = not answer.knows_job and (answer.node, place) == (settings.node, (settings.host, settings.port))
+            return None if begins else (answer.node, place)
+        known = [answer for answer in found.values() if answer is not None and answer.knows_job]
+        if not known or not goes_on() or time.monotonic() > deadline:
+            return None
+        told = {answer.coordinator: None for answer in known if answer.coordinator is not None}
+        if not told.keys() - asked.keys():
+            await asyncio.sleep(_AGAIN_S)
+        asked |= told
+
+
+async def _ask(settings: NodeSettings, place: Place) -> c.FreeNumber | None:
+    """What the agent at `place` says; None: none of the job's is there."""
+    try:
+        async with asyncio.timeout(_DIAL_S):
+            reader, writer = await asyncio.open_connection(*place)
+            try:
+                await wire.join_peer(reader, writer, settings.secret, encrypted=settings.config.encrypted)
+                writer.write(wire.encode(with_version(encode(c.AskNumber(wanted=settings.node)))))
+                answer = await wire.read(reader)
+            finally:
+                writer.close()
+    except OSError:
+        return None
+    return read(c.FreeNumber, answer, "answer") if answer is not None else None
