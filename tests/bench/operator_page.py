@@ -77,7 +77,8 @@ to the first new one, less one ordinary step.
 - The operator is a stand-in that asks every 50 ms; what AWS's own takes until it acts is not in these figures.
 - `hyperpodrun` 1.1.3 is the real one, with `--inprocess-restart` and our fork server, as `hp-ext` renders it; for
   another number of nodes without the flag, as the operator's elastic policy wants it.
-- Both find a hang after 2 s: our agent by its watch, AWS's by a rule on what is printed.
+- A hang is found as soon as each can, in a job whose steps take 0.05 s: by our agent after 0.4 s without progress, by
+  AWS's with a rule that wants a line within 1 s, the least that a rule can say.
 - Every process starts as on a machine that runs nothing yet; pods and ranks share the machine's cores.
 
 Measured on {machine["cores"]} cores ({machine["cpu"]}), Python {machine["python"]}, torch {machine["torch"]},

@@ -137,7 +137,7 @@ async def _line(reader: asyncio.StreamReader) -> str:
         raise _BadRequestError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "a line is too long") from None
 
 
-async def _read_body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
+async def _read_body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> bytes:
     if "transfer-encoding" in headers:
         return await _chunks(reader)
     length = headers.get("content-length", "0")
