@@ -26,7 +26,7 @@ from hyperpod_ext.runtime.events.log import REPORT
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.log_rules import rules
 from hyperpod_ext.runtime.log_rules.rules import LogRule
-from hyperpod_ext.runtime.operator_api.job_found import find_place
+from hyperpod_ext.runtime.operator_api.place_in_job import find_place
 from hyperpod_ext.runtime.operator_api.states import JOB_LEVEL, PROCESS_LEVEL, NodeStart
 
 _CANCELLED = 130

@@ -141,7 +141,7 @@ def enter(pod: Pod, state: State, now: str, reason: str = "", message: str = "")
 
 def start(pod: Pod, asked: Start, now: str) -> Answer:
     """`/start`: train, as this rank. An agent that runs here goes on, whatever its rank is now: nodes of the job keep
-    their numbers, which are nobody else's business."""
+    their numbers."""
     if why := _misfit(pod, asked) or _incomplete(pod, asked):
         return Answer(pod, CONFLICT, why)
     updated = _updated(pod, asked)

@@ -32,7 +32,7 @@ from hyperpod_ext.runtime.membership.escalation import Budgets
 from hyperpod_ext.runtime.membership.job_state_changes import changed
 from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.membership.renumbering import Renumbering
-from hyperpod_ext.runtime.operator_api.job_found import find_place
+from hyperpod_ext.runtime.operator_api.place_in_job import find_place
 
 SECRET = b"the secret of this test's job"
 LEASE_S = 3.0
