@@ -38,7 +38,8 @@ class CoordinatorClient:
         election: where other agents reach this one.
         handshake: what a coordinator must be told first; takes the id of this agent, the term that it knows, and the
             job state, if it has that.
-        take_over: makes this node's agent the coordinator, from the newest job state and what others said.
+        take_over: makes this node's agent the coordinator, from the newest job state, what others said, and which nodes
+            are gone for good.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class CoordinatorClient:
         settings: NodeSettings,
         election: ElectionListener,
         handshake: Callable[[str, int, wire.Message | None], c.AgentHandshake],
-        take_over: Callable[[c.AgentHandshake, list[c.AgentHandshake]], None],
+        take_over: Callable[[c.AgentHandshake, list[c.AgentHandshake], frozenset[int]], None],
     ) -> None:
         self._settings, self._election, self._handshake, self._take_over = settings, election, handshake, take_over
         self._lease_s = settings.config.restart.lease_s
@@ -370,7 +371,7 @@ class CoordinatorClient:
         me = self._settings.node
         if me not in members or not await self._election.wait_for_majority(members - self._lost, me, wait_s):
             return None
-        self._take_over(self._introduction(), list(self._election.votes.values()))
+        self._take_over(self._introduction(), list(self._election.votes.values()), self._lost)
         self._reader, self._writer = await self._dial(*self._election.address, self._lease_s)
         self.send_handshake()
         return await self._read()

@@ -110,6 +110,10 @@ class Node:
         """Whether the job is, or goes on without this node."""
         self._is_held = False
         """Whether somebody wants no rank to train."""
+        self._resumed: c.ResumeTraining | None = None
+        """What was said when ranks were to train again; another coordinator is told, too."""
+        self._resumed_in = -1
+        """Term of the coordinator that was told."""
         self._hold_ends: asyncio.TimerHandle | None = None
         """Until then ranks may leave their step."""
         self._memory_ends: list[int] = []
@@ -220,8 +224,10 @@ class Node:
         if self._hold_ends is not None:
             self._hold_ends.cancel()
             self._hold_ends = None
+        self._resumed = c.ResumeTraining(nodes=nodes, gone=tuple(sorted(gone)))
+        self._resumed_in = self._term if self._coordinator_client.has_coordinator else -1
         self._coordinator_client.know_gone(gone, replaced=nodes >= self._nodes_in_use)
-        self._tell(c.ResumeTraining(nodes=nodes, gone=tuple(sorted(gone))))
+        self._tell(self._resumed)
 
     @property
     def waits_for(self) -> str:
@@ -235,6 +241,11 @@ class Node:
     def operator_asked(self, call: str, caller: str, status: int, why: str, state: str) -> None:
         """For the job's event log: somebody has called the pod as AWS's operator does."""
         self._event("operator_asked", call=call, caller=caller, status=status, why=why, state=state)
+
+    @property
+    def _term(self) -> int:
+        news = self._coordinator_client.news
+        return news.term if news is not None else -1
 
     def _end_rank_0(self, cause: str) -> None:
         """It broke a rule on what it prints: a fault of the rank, as any other."""
@@ -262,9 +273,9 @@ class Node:
                 hint="Set rendezvous.port to a free port, or to 0 where the target can choose one.",
             ) from error
 
-    def _take_over(self, own: c.AgentHandshake, votes: list[c.AgentHandshake]) -> None:
+    def _take_over(self, own: c.AgentHandshake, votes: list[c.AgentHandshake], gone: frozenset[int]) -> None:
         settings = self._settings
-        self._coordinate(Coordinator.successor(self._config, settings.node, settings.run_dir, own, votes))
+        self._coordinate(Coordinator.successor(self._config, settings.node, settings.run_dir, own, votes, gone))
 
     def _coordinate(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
@@ -458,6 +469,9 @@ class Node:
             self._workers.moved_in = news.moved_in
         if self._is_held:  # another coordinator may not know
             self._tell(c.HoldTraining())
+        elif self._resumed is not None and news.term != self._resumed_in:
+            self._resumed_in = news.term
+            self._tell(self._resumed)
         await self._know_peers(self._assignment, news.servers_lost)
 
     async def _take_over_ranks(self, assignment: c.NodeAssignment) -> None:

@@ -99,9 +99,20 @@ class Coordinator:
 
     @classmethod
     def successor(
-        cls, config: RuntimeConfig, node: int, run_dir: Path, own: c.AgentHandshake, votes: Sequence[c.AgentHandshake]
+        cls,
+        config: RuntimeConfig,
+        node: int,
+        run_dir: Path,
+        own: c.AgentHandshake,
+        votes: Sequence[c.AgentHandshake],
+        gone: Set[int] = frozenset(),
     ) -> Self:
-        """That of a job whose coordinator is lost, from what this agent and those who voted for it know."""
+        """That of a job whose coordinator is lost, from what this agent and those who voted for it know.
+
+        Args:
+            gone: nodes that are none of the job's any more, as somebody outside of it has said, who has stopped all. So
+                no rank trains until the agent here passes on who trains now.
+        """
         handshakes = [own, *votes]
         job_states = [handshake.job_state for handshake in handshakes if handshake.job_state is not None]
         job_state = newest(job_states)
@@ -119,7 +130,9 @@ class Coordinator:
         run = JobRun(config, node, run_dir, int(job_state["master_port"]), str(job_state["run"]), term)
         members, lost = Members(node), int(job_state["coordinator"])
         known = {int(its): member for its, member in job_state["members"].items()}
-        members.succeed(known, lost, time.monotonic() + config.restart.lease_s / 2)
+        members.succeed(known, lost, time.monotonic() + config.restart.lease_s / 2, gone)
+        if gone:
+            membership.held.add(node)
         made = cls(run, membership, members, job_state)
         ordered = config.elastic is not None or orders_were_left(run_dir)
         made._start(made.orders_accepted() if ordered else set())
@@ -129,6 +142,9 @@ class Coordinator:
             made.actions.resize_clock.resume(made.events.read())
         if lost in members.members:
             made._lose(lost, job_state.get("gives_up") or "its agent, which coordinated the job, is gone")
+        for its in sorted(gone & members.members.keys()):
+            members.memberships = [set(members.members) - gone]
+            made._lose(its, "another pod has its rank, or none")
         return made
 
     def _start(self, orders_accepted: set[str]) -> None:

@@ -137,11 +137,14 @@ class Members:
         """The job begins with the members that there are: nobody was told of those who were there before the rest."""
         self.memberships = [set(self.members)]
 
-    def succeed(self, members: dict[int, dict[str, Any]], lost: int, until: float) -> None:
-        """Go on with the members of a coordinator that is lost; all but that one have until then to come."""
-        self.members, self.memberships = members, [set(members)]
+    def succeed(
+        self, members: dict[int, dict[str, Any]], lost: int, until: float, gone: Set[int] = frozenset()
+    ) -> None:
+        """Go on with the members of a coordinator that is lost; all but that one, and those that are `gone` for good,
+        have until then to come."""
+        self.members, self.memberships = members, [set(members) - gone]
         # who voted is as good as there; the others get their time
-        self.expected = {node: until for node in members if node not in (self.node, lost)}
+        self.expected = {node: until for node in members if node not in {self.node, lost, *gone}}
 
     @property
     def is_agreed(self) -> bool:

@@ -119,8 +119,8 @@ def test_one_of_two_takes_over_once_it_is_told_from_outside_that_the_other_is_lo
                 writer.write(wire.encode(encode(ABORT)))
                 await led.wait()
 
-        def take_over(own: c.AgentHandshake, votes: list[c.AgentHandshake]) -> None:
-            taken.append(f"with {len(votes)} votes")
+        def take_over(own: c.AgentHandshake, votes: list[c.AgentHandshake], gone: frozenset[int]) -> None:
+            taken.append(f"with {len(votes)} votes, without {sorted(gone)}")
             election.lead_to(Leads())
 
         config = RuntimeConfig(name="a", nodes=2, workers_per_node=1)
@@ -151,7 +151,7 @@ def test_one_of_two_takes_over_once_it_is_told_from_outside_that_the_other_is_lo
         first.close()
         return taken
 
-    assert asyncio.run(asyncio.wait_for(run(), 60)) == ["with 0 votes"]
+    assert asyncio.run(asyncio.wait_for(run(), 60)) == ["with 0 votes, without [1]"]
 
 
 def test_who_waits_for_an_order_from_outside_hears_from_its_coordinator_that_it_was_given_up(tmp_path: Path) -> None:

@@ -288,6 +288,24 @@ def test_a_successor_goes_on_with_what_the_voters_know(tmp_path: Path) -> None:
     assert events(tmp_path, "fault")[0]["step"] == 8
 
 
+def test_a_successor_that_hears_from_outside_who_is_gone_needs_no_majority_of_them(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with coordinating(tmp_path) as (listener, _):
+            one = (await three(listener))[1]
+            while one.job_state is None or len(one.job_state["members"]) < 3:
+                await one.hears(c.JobStateChange)
+        config = RuntimeConfig(name="a", nodes=2, workers_per_node=1, spares=1, restart=RestartPolicy(lease_s=LEASE_S))
+        own = handshake_of(1, job_state=one.job_state, generation=4, committed=7)
+        made = Coordinator.successor(config, 1, tmp_path, own, [], frozenset({0, 2}))
+        assert (set(made.members.members), made.members.expected) == ({1}, {})
+        assert all(members == {1} for members in made.members.memberships)
+        assert made.membership.held == {1}, "who has stopped all says when they go on"
+        assert not made.members.stepped_down
+        made.stop()
+
+    asyncio.run(run())
+
+
 def test_who_is_new_waits_where_a_coordinator_is_looked_for_and_asks_elsewhere_once_there_is_one() -> None:
     async def run() -> None:
         there = False
