@@ -10,6 +10,7 @@ Not called `operator.py`: scripts beside it would find it in the place of Python
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -93,7 +94,7 @@ class Pod:
             return self.ask("/status")
         except urllib.error.HTTPError:
             raise
-        except OSError:
+        except (OSError, http.client.HTTPException):  # it may be killed while it answers
             return {"status": "unreachable"}
 
 

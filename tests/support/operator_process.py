@@ -9,6 +9,7 @@ that it starts in milliseconds. It ends when the job has.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import sys
@@ -139,7 +140,7 @@ class Operator:
                 why = error.read().decode(errors="replace")
                 file.write(json.dumps({"pod": pod, "path": path, "code": error.code, "why": why, "body": body}) + "\n")
             return {"status": "refused"}
-        except OSError:
+        except (OSError, http.client.HTTPException):  # it may be killed while it answers
             return {"status": _GONE}
 
     def _status(self, pod: str) -> dict[str, Any]:

@@ -101,7 +101,10 @@ def _read(answer: Any, *, until_closed: bool) -> tuple[int, bytes]:
         name, _, value = line.partition(b":")
         if name.lower() == b"content-length":
             length = int(value)
-    return int(words[1]), answer.read() if until_closed else answer.read(length)
+    content = answer.read() if until_closed else answer.read(length)
+    if len(content) < length:
+        raise EOFError
+    return int(words[1]), content
 
 
 class Operator:
