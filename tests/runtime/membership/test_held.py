@@ -79,6 +79,24 @@ def test_of_fewer_nodes_the_first_stay_whether_the_others_are_gone_or_held(lost:
     assert membership.faults == []
 
 
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_of_fewer_nodes_those_stay_that_are_not_gone(lost: int) -> None:
+    """The operator keeps the last pod. Of the others some have been deleted, the rest are held for good."""
+    membership = running(3, elastic=True)
+    for node in range(3):
+        membership.hold(node)
+    for node in range(lost):
+        membership.node_lost(node, "its pod is deleted")
+    (last,) = {2} & set(membership.nodes.values())
+    membership.resume(last, 1, {0, 1})
+    assert set(membership.nodes.values()) == {2}
+    for node in (0, 1):
+        membership.decommissioned(node, [])
+    join(membership)
+    assert membership.phase is m.JobPhase.RESTORING
+    assert membership.faults == []
+
+
 def test_a_number_of_nodes_that_the_job_cannot_have_is_refused_and_it_goes_on() -> None:
     membership = running(elastic=True)
     membership.hold(0)
