@@ -131,11 +131,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="how often each is done; medians are shown")
     parser.add_argument("--only", nargs="*", choices=[*FAULTS, "resize"], help="of these alone; writes no page")
+    parser.add_argument("--add", action="store_true", help="to the rounds that the page has, of the same machine")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     arguments = parser.parse_args()
     os.environ["HPX_TEST_COLD"] = "1"
     wanted = arguments.only or [*FAULTS, "resize"]
-    seconds: dict[str, dict[str, list[float]]] = {}
+    kept = arguments.out / "operator.json"
+    before = json.loads(kept.read_text())["rounds"] if arguments.add and kept.exists() else {}
+    seconds: dict[str, dict[str, list[float]]] = before
     came_to: dict[str, list[Any]] = {"faults": [], "resize": []}
     for number in range(arguments.rounds):
         for name in wanted:
@@ -154,7 +157,7 @@ def main() -> int:
     print(make_table(document))
     if arguments.only is None:
         arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / "operator.json").write_text(json.dumps(document, indent=1) + "\n")
+        kept.write_text(json.dumps(document, indent=1) + "\n")
         (arguments.out / "operator.md").write_text(make_page(document))
     return 0 if equal else 1
 

@@ -44,7 +44,7 @@ class KubePod(operators.Pod):
         return self.folder / "run"
 
     def start(self) -> None:
-        self.folder.mkdir()
+        self.folder.mkdir(mode=0o700)
         (self.folder / "secret").touch(mode=0o600)
         (self.folder / "secret").write_text(self.secret)
         container = self.spec["containers"][0]

@@ -8,6 +8,7 @@ import ipaddress
 import json
 import os
 import socket
+import sys
 import tempfile
 import threading
 import urllib.request
@@ -91,9 +92,10 @@ class Job:
             },
         }
         self.tier.mkdir()
+        image = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         submit(make_plan(JobConfig.model_validate_json(json.dumps(spec)), target="hyperpod-eks"))
         server.condition(JOB, "Running")
-        self.pods = kubelet.make_pods(server, "team-a", "tiny", folder, self.port, here, {"PATH": os.environ["PATH"]})
+        self.pods = kubelet.make_pods(server, "team-a", "tiny", folder, self.port, here, {"PATH": image})
         self.operator = operators.Operator(list(self.pods), nodes=2)
         self.runs = threading.Thread(target=self.operator.run)
 
@@ -105,7 +107,8 @@ class Job:
         return {event["step"]: event["loss"] for event in self.events() if event["event"] == "step"}
 
     def until_step(self, step: int) -> None:
-        until(lambda: max(self.steps(), default=0) >= step, lambda: str(self.operator.last))
+        until(lambda: max(self.steps(), default=0) >= step or not self.runs.is_alive())
+        assert self.runs.is_alive(), self.operator.last
 
     def go_on(self, until_step: int) -> None:
         """Let ranks leave the place where they stand still."""
