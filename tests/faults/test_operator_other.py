@@ -10,9 +10,12 @@ import other_operator
 import pytest
 from random_pods import ELASTIC_STEPS, Kill, Pods, pods
 
-pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-LAUNCHERS = ("ours", "hyperpodrun")
+LAUNCHERS = [
+    pytest.param("ours", marks=pytest.mark.thorough),
+    pytest.param("hyperpodrun", marks=pytest.mark.soak),  # whose processes import for a minute, all together
+]
 RULE = {"name": "steps", "logPattern": "step [0-9]+.*", "expectedRecurringFrequencyInSeconds": 2}
 HANG = {"floor_s": 2.0, "factor": 2.0}
 INJECT = "exception:rank=2,step=4;hang:rank=3,step=14,how=deadlock"
