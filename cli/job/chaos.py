@@ -66,9 +66,9 @@ def command(
 ) -> None:
     """Inflict a fault on a job that runs, to see what it does: on target local, and on hyperpod-eks, with kubectl."""
     from hyperpod_ext.config.fault_injection import InjectedFault, NodeFault
-    from hyperpod_ext.submit.contract.fault_orders import get_order
     from hyperpod_ext.submit.contract.handle import JobHandle
     from hyperpod_ext.submit.contract.targets import get_target
+    from hyperpod_ext.submit.fault_injection.targets import get_order
 
     if kind is None:
         raise click.UsageError(f"Name one fault: {', '.join(f'--{name}' for name in _KINDS)}.")

@@ -13,9 +13,9 @@ from typing import Any
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import UnsupportedError
 from hyperpod_ext.submit.contract.capabilities import unused
-from hyperpod_ext.submit.contract.fault_orders import get_order
 from hyperpod_ext.submit.contract.resize import get_mover, get_resizer
 from hyperpod_ext.submit.contract.targets import TARGETS, get_target
+from hyperpod_ext.submit.fault_injection.targets import get_order
 from hyperpod_ext.submit.plan import find_problems
 
 PAGE = "docs/what-works-where.md"
@@ -317,8 +317,9 @@ SHOWN: dict[str, dict[str, Shown]] = {
     METRICS: {
         **_BY_AGENT,
         "local": "tests/faults/test_metrics.py::test_a_kill_is_seen_in_the_numbers_of_the_job_that_goes_on",
-        "hyperpodrun": "tests/runtime/events/test_kept.py::test_node_0_shows_the_numbers_of_all_nodes",
-        "torchrun": As("hyperpodrun"),
+        "hyperpodrun": _FROM_OUTSIDE,
+        "ours": _FROM_OUTSIDE,
+        "torchrun": "tests/runtime/events/test_kept.py::test_node_0_shows_the_numbers_of_all_nodes",
     },
     LOG_RULES: {
         **_BY_AGENT,
@@ -349,18 +350,18 @@ SHOWN: dict[str, dict[str, Shown]] = {
             "tests/submit/local/test_local_with_agent.py::"
             "test_a_job_ends_with_its_last_step_in_the_durable_tier_and_all_commands_say_so"
         ),
-        "hyperpodrun": _KILLED,
-        "ours": _MENDED,
+        "hyperpodrun": _FROM_OUTSIDE,
+        "ours": _FROM_OUTSIDE,
         "kubeflow": COLUMNS["kubeflow"].test,
         "hyperpod-slurm": _LOCAL,
-        "sagemaker": As("ours"),
-        "torchrun": As("hyperpodrun"),
+        "sagemaker": _MENDED,
+        "torchrun": _KILLED,
     },
     TOP: {
         "local": "tests/cli/test_top.py::test_what_people_read",
-        "hyperpodrun": f"{_NUMBERS}test_the_pod_that_counts_is_asked_through_the_api_server",
-        "ours": f"{_NUMBERS}test_the_pod_that_counts_is_asked_through_the_api_server",
-        "kubeflow": As("ours"),
+        "hyperpodrun": _FROM_OUTSIDE,
+        "ours": _FROM_OUTSIDE,
+        "kubeflow": f"{_NUMBERS}test_the_pod_that_counts_is_asked_through_the_api_server",
         "hyperpod-slurm": _LOCAL,
         "sagemaker": _KEPT,
         "torchrun": _KEPT,

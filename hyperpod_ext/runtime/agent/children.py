@@ -149,10 +149,10 @@ class MemoryServerProcess:
     @classmethod
     def start(cls, environ: Mapping[str, str]) -> MemoryServerProcess:
         """Start it; its imports go on beside whatever the caller does next."""
-        (told, orders), (output, writing) = os.pipe(), os.pipe()
-        arguments = ["--orders", str(told), "--parent", str(os.getpid())]
-        pid = start_module(_MEMORY_SERVER, arguments, environ, pass_fds=[told], output=writing)
-        os.close(told)
+        (reading, orders), (output, writing) = os.pipe(), os.pipe()
+        arguments = ["--orders", str(reading), "--parent", str(os.getpid())]
+        pid = start_module(_MEMORY_SERVER, arguments, environ, pass_fds=[reading], output=writing)
+        os.close(reading)
         os.close(writing)
         return cls(pid, orders, output)
 

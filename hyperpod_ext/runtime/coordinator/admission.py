@@ -52,10 +52,10 @@ class Admission:
 
     def free_number(self, wanted: int) -> int | None:
         """Number of a node that is not there, `wanted` before others; None: all are."""
-        config, taken = self._run.config, self._members.agents
+        config, there = self._run.config, self._members.agents
         if self._members.stepped_down or self._end.ended.done():
             return None
-        free = [node for node in range(config.most_nodes + config.spares) if node not in taken]
+        free = [node for node in range(config.most_nodes + config.spares) if node not in there]
         lost = {self._membership.nodes[rank] for rank in self._membership.unassigned}
         may_return = self._members.expected
         found = [node for node in free if not self._membership.is_shut_out(node)]

@@ -10,18 +10,17 @@ from collections.abc import Callable, Collection
 from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
-from hyperpod_ext.runtime.ipc.declared import encode, read, with_version
+from hyperpod_ext.runtime.ipc.declared import Address, encode, read, with_version
 
 _DIAL_S = 5.0
 _AGAIN_S = 0.05
 _ASKED = 8
 """Others that are asked: each of them knows who coordinates."""
-Place = tuple[str, int]
 
 
 async def find_place(
-    settings: NodeSettings, others: Collection[Place], limit_s: float, goes_on: Callable[[], bool]
-) -> tuple[int, Place] | None:
+    settings: NodeSettings, others: Collection[Address], limit_s: float, goes_on: Callable[[], bool]
+) -> tuple[int, Address] | None:
     """Number of this node in the job that runs, and who coordinates that; None: none of `others` is in one.
 
     Those that are may be about to agree on another coordinator: they are asked again, for `limit_s` at most, and as
@@ -39,13 +38,13 @@ async def find_place(
         known = [answer for answer in found.values() if answer is not None and answer.knows_job]
         if not known or not goes_on() or time.monotonic() > deadline:
             return None
-        told = {answer.coordinator: None for answer in known if answer.coordinator is not None}
-        if not told.keys() - asked.keys():
+        named = {answer.coordinator: None for answer in known if answer.coordinator is not None}
+        if not named.keys() - asked.keys():
             await asyncio.sleep(_AGAIN_S)
-        asked |= told
+        asked |= named
 
 
-async def _ask(settings: NodeSettings, place: Place) -> c.FreeNumber | None:
+async def _ask(settings: NodeSettings, place: Address) -> c.FreeNumber | None:
     """What the agent at `place` says; None: none of the job's is there."""
     try:
         async with asyncio.timeout(_DIAL_S):

@@ -29,9 +29,9 @@ OPERATOR = Source("hyperpod_ext.runtime.operator_api.states", ("tests/runtime/op
 MUTANTS: list[Mutant] = [
     OPERATOR.mutant(
         "operator.nobody_hears_of_another_first_pod",
-        "A pod that goes on hears which nodes are other pods by now.",
-        "replaced = changed if order is Order.RESUME else frozenset()",
-        "replaced = frozenset()",
+        "A pod that goes on hears which pods are none of the job's nodes any more.",
+        "gone = pod.agent_peers - peers if peers and order is Order.RESUME else frozenset()",
+        "gone = frozenset()",
     ),
     OPERATOR.mutant(
         "operator.anybody_may_order",

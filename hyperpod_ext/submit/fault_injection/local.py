@@ -7,8 +7,8 @@ import json
 from hyperpod_ext.config.fault_injection import ORDERS, ChaosOrder, InjectedFault, NodeFault
 from hyperpod_ext.errors import ConflictError, NotFoundError
 from hyperpod_ext.files import write_atomically
-from hyperpod_ext.submit.contract.fault_orders import check, name_of
 from hyperpod_ext.submit.contract.handle import JobHandle
+from hyperpod_ext.submit.fault_injection.orders import check, name_of
 from hyperpod_ext.submit.local import store as local_store
 
 
