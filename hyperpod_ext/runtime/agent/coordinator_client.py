@@ -75,6 +75,7 @@ class CoordinatorClient:
         """What keeps this node from going on, in words: its coordinator is lost, and there is no other yet."""
         self._lost: frozenset[int] = frozenset()
         """Nodes whose agents are gone for good, the coordinator's among them: somebody outside of the job has told."""
+        self._looking: asyncio.Future[None] | None = None
         self._unsaid: list[c.FromAgent] = []
         """What has happened since the handshake, which does not say it; sent once the other end coordinates."""
 
@@ -267,6 +268,7 @@ class CoordinatorClient:
         gone = frozenset(node for node, (host, _) in known.items() if host in hosts)
         if self.news.coordinator in gone:
             self._lost = gone
+            self._looking = asyncio.ensure_future(self._election.look_again())
             if replaced:
                 self.disconnect()
 
@@ -369,7 +371,7 @@ class CoordinatorClient:
 
     async def _offer_myself(self, members: set[int], wait_s: float) -> c.ToAgent | None:
         me = self._settings.node
-        if me not in members or not await self._election.wait_for_majority(members - self._lost, me, wait_s):
+        if me not in members or not await self._election.wait_for_majority(members, me, wait_s, lambda: self._lost):
             return None
         self._take_over(self._introduction(), list(self._election.votes.values()), self._lost)
         self._reader, self._writer = await self._dial(*self._election.address, self._lease_s)

@@ -97,11 +97,14 @@ class ElectionListener:
         self._coordinator = coordinator
         self._opened.set()
 
-    async def wait_for_majority(self, members: Collection[int], me: int, timeout_s: float) -> bool:
-        """Whether, within the time, more than half of `members` want this node to coordinate."""
+    async def wait_for_majority(
+        self, members: Collection[int], me: int, timeout_s: float, gone: Callable[[], Collection[int]] = tuple
+    ) -> bool:
+        """Whether, within the time, more than half of `members` want this node to coordinate; those that are `gone` for
+        good by then do not count."""
 
         def enough() -> bool:
-            return may_take_over(set(members), {*self.votes, me})
+            return may_take_over(set(members) - set(gone()), {*self.votes, me})
 
         try:
             async with asyncio.timeout(timeout_s), self._voted:
@@ -109,6 +112,10 @@ class ElectionListener:
         except TimeoutError:
             return False
         return True
+
+    async def look_again(self) -> None:
+        """Others are gone for good: who waits for a majority may have one."""
+        await self._change(lambda: None)
 
     async def close(self) -> None:
         await self._listener.close()

@@ -89,9 +89,13 @@ def test_a_death_between_a_vote_and_the_first_word_of_the_next_coordinator_is_to
     assert asyncio.run(asyncio.wait_for(run(), 60)) == ["handshake", "died"]
 
 
-@pytest.mark.parametrize("replaced", [True, False], ids=["replaced", "not wanted any more"])
+@pytest.mark.parametrize(
+    ("replaced", "lease_s"),
+    [(True, 0.6), (False, 0.6), (True, 600.0)],
+    ids=["replaced", "not wanted any more", "at once, however long a lease is"],
+)
 def test_one_of_two_takes_over_once_it_is_told_from_outside_that_the_other_is_lost(
-    tmp_path: Path, replaced: bool
+    tmp_path: Path, replaced: bool, lease_s: float
 ) -> None:
     """Of itself it may not: it cannot know whether the other goes on without it."""
 
@@ -125,7 +129,7 @@ def test_one_of_two_takes_over_once_it_is_told_from_outside_that_the_other_is_lo
 
         config = RuntimeConfig(name="a", nodes=2, workers_per_node=1)
         config = config.model_copy(
-            update={"restart": config.restart.model_copy(update={"lease_s": 0.6, "node_wait_s": 10.0})}
+            update={"restart": config.restart.model_copy(update={"lease_s": lease_s, "node_wait_s": 50.0})}
         )
         settings = NodeSettings(
             config, 0, "127.0.0.1", 0, ["train.py"], tmp_path, tmp_path, tmp_path / "secret", SECRET,

@@ -95,7 +95,7 @@ MUTANTS: list[Mutant] = [
     ELECTION.mutant(
         "cluster.own_vote_counts_twice",
         "Each vote counts once.",
-        "return may_take_over(set(members), {*self.votes, me})",
+        "return may_take_over(set(members) - set(gone()), {*self.votes, me})",
         "return 2 * (len({*self.votes, me}) + 1) > len(members)",
     ),
     OUTBOX.mutant(
