@@ -141,7 +141,7 @@ def test_a_worker_that_ends_before_it_has_joined_is_replaced(make_job: Any, alik
     """AWS's agent stays in INIT for good."""
     job = make_job(fault=BEFORE_IT_JOINS)
     for pod in job.pods:
-        until(lambda pod=pod: len(pod.processes()) == 2, "what forks workers imports before anybody starts the pod")
+        until(lambda pod=pod: len(pod.processes()) == 3, "what forks workers, and a memory server, import before that")
     job.start(0, 1)
     job.until_all("completed")
     launched.assert_equal(job, alike)
