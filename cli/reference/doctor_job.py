@@ -75,13 +75,14 @@ def look_at_job(job: str) -> dict[str, Any]:
 
 def what_is_kept(events: Events) -> dict[str, Any]:
     """What snapshots hold of the training, and what was seen to change and is in none."""
-    from hyperpod_ext.runtime.events.of_training import Kept, Unsaved
+    from hyperpod_ext.runtime.events.of_training import Kept
+    from hyperpod_ext.runtime.events.report import in_no_snapshot
 
-    kept, unsaved = events.last(Kept), events.of(Unsaved)
+    kept = events.last(Kept)
     return {
         "objects": dict(kept.objects) if kept is not None else None,
         "left_out": list(kept.left_out) if kept is not None else [],
-        "in_no_snapshot": list(dict.fromkeys(name for event in unsaved for name in event.objects)),
+        "in_no_snapshot": in_no_snapshot(events),
     }
 
 

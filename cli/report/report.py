@@ -98,6 +98,7 @@ def why_it_differs(result: Mapping[str, Any]) -> tuple[str, str] | None:
     equal."""
     if False not in (result.get("loss_equal"), result.get("weights_equal")):
         return None
+    unsaved = ", ".join(result.get("in_no_snapshot", ()))
     if result.get("weights_equal") is not False:
         if "loss" in result.get("differs_by_rank", ()):
             what = "the losses differ from those of the undisturbed run, as ranks log different losses"
@@ -106,11 +107,18 @@ def why_it_differs(result: Mapping[str, Any]) -> tuple[str, str] | None:
                 "run.log takes the same number on every rank: average the loss over them, or log it as rank_loss.",
             )
         what = "the weights are equal, the losses that were logged are not"
+        if not unsaved:
+            return (
+                what,
+                "Training repeats exactly: do not give run.log what comes from a clock or from outside of the step.",
+            )
+    else:
+        what = "the job differs from its undisturbed run, so its steps do not repeat exactly"
+    if unsaved:
         return (
-            what,
-            "Training repeats exactly: do not give run.log what comes from a clock or from outside of the step.",
+            f"{what}; {unsaved} changed from step to step and is in no snapshot",
+            "Hand it to run.restore, in an object with state_dict() and load_state_dict().",
         )
-    what = "the job differs from its undisturbed run, so its steps do not repeat exactly"
     return what, "Build models inside run.keep, which is seeded, and draw random numbers inside the steps."
 
 

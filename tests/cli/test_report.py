@@ -96,6 +96,11 @@ def test_why_a_job_differs_from_its_undisturbed_run(
     found = why_it_differs(result)
     assert found is not None
     assert (what in found[0], hint in found[1]) == (True, True), found
+    if "loss" not in differs_by_rank or weights is False:
+        named = why_it_differs(result | {"in_no_snapshot": ["mean (float)", "rows (generator)"]})
+        assert named is not None
+        assert named[0].endswith("; mean (float), rows (generator) changed from step to step and is in no snapshot")
+        assert "run.restore" in named[1]
     assert why_it_differs(result | {"loss_equal": True, "weights_equal": True}) is None
     assert why_it_differs({"loss_equal": None, "weights_equal": None}) is None
 

@@ -8,6 +8,7 @@ segment of shared memory, which it never removes: `left.jsonl` has both.
 import json
 import os
 import subprocess
+import sys
 import time
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
@@ -92,3 +93,4 @@ with (HERE / "left.jsonl").open("a") as file:
 stay("at start-up")
 train()
 stay("at the end")
+sys.stdout.close()  # as scripts do that wrote to a file of their own

@@ -52,8 +52,15 @@ def check(seed: int, job: Any, folder: Path) -> None:
     if script.forgotten:
         report = job("forgets", **described(script, file)).start().wait()
         assert report["state"] == "failed", script.traits
-        named = rf"\b{script.forgotten} \(.*in no snapshot"
+        named = rf"\b{script.forgotten}[.\w]* \(.*in no snapshot"
         assert re.search(named, report["error"]["message"]), (script.traits, report["error"])
+        return
+    if script.warned:
+        report = job("carries on", **described(script, file)).start().wait()
+        assert any(re.search(script.warned, each) for each in report["in_no_snapshot"]), (
+            script.traits,
+            report["error"],
+        )
         return
     undisturbed = job("undisturbed", **described(script, file)).start()
     expected = undisturbed.wait()
@@ -66,6 +73,7 @@ def check(seed: int, job: Any, folder: Path) -> None:
     found, wanted = ends(disturbed.folder, script.ranks), ends(undisturbed.folder, script.ranks)
     assert found == wanted, script.traits
     assert report["losses"] == expected["losses"], script.traits
+    assert expected["in_no_snapshot"] == report["in_no_snapshot"] == [], "all that changes was handed over"
 
 
 ASKED = os.environ.get("HPX_SCRIPT_SEED")

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import warm
-from command import call_hp_ext
+from command import Done, call_hp_ext
 from event_log import events_in
 from kill_cases import Case, Victim
 from local_place import LocalPlace
 from local_victims import agent_of, engine_of, fork_server_of, keeper_of, memory_server_of, rank_of, run_of
 from waiting import PATIENCE_S, until
 
+from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.processes import descendants, is_alive
 
 SCRIPT = Path(__file__).parents[1] / "faults" / "phases.py"
@@ -50,6 +51,8 @@ class Outcome:
     state: str
     words: dict[str, str]
     """The last word, by who says it."""
+    disagreeing: list[str]
+    """Who says something else than the report, and what."""
     result: dict[str, Any]
     events: list[dict[str, Any]]
     left: list[str]
@@ -113,9 +116,35 @@ def carry_out(case: Case, place: LocalPlace, folder: Path) -> Outcome:
     result = report.json if report.code == 0 else {}
     words = {"status": (status["error"] or {}).get("message", ""), "wait": waited.stderr}
     words["report"] = (result.get("error") or {}).get("message", "")
+    said = (
+        (folder / "terminal.log").read_text(errors="replace") if terminal.poll() == JobFailedError.exit_code else None
+    )
+    disagreeing = disagreements(result, {"status": status, "wait": waited.json}, waited, said)
     events = events_in(run / "events.jsonl")
     left = _left(place, run, all_of_it)
-    return Outcome(code, status["state"], words, result, events, left, time.monotonic() - began)
+    return Outcome(code, status["state"], words, disagreeing, result, events, left, time.monotonic() - began)
+
+
+def disagreements(
+    report: dict[str, Any], others: dict[str, dict[str, Any]], waited: Done, said: str | None
+) -> list[str]:
+    """Where a job's last word is not the same everywhere: state, message and hint, exit code, last lines.
+
+    Args:
+        report: as `hp-ext report` has it.
+        others: what `status` and `wait` have, as JSON.
+        waited: `hp-ext wait`, as it ended.
+        said: the output of the command that ran the job, where it ended by itself and not well.
+    """
+    ends = ("state", "error")
+    wanted = {name: report.get(name) for name in ends}
+    found = [f"{who}: {other[name]}" for who, other in others.items() for name in ends if other[name] != wanted[name]]
+    if waited.code != (0 if report.get("state") == "succeeded" else JobFailedError.exit_code):
+        found.append(f"wait: exit code {waited.code}")
+    error = report.get("error") or {"message": f"the job was {report.get('state')}", "hint": ""}
+    lines = "\n".join(filter(None, (f"error: {error['message']}", error["hint"])))
+    printed = {"wait": waited.stderr if waited.code else None, "create-job": said}
+    return found + [f"{who} says: {text}" for who, text in printed.items() if text is not None and lines not in text]
 
 
 def unnamed(case: Case, outcome: Outcome) -> list[str]:

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 STEPS = 12
 FIRST_WITH_MORE = 200
 """Scripts from here on may be compiled, and lose nodes; those before are as they were."""
+FIRST_OF_STRANGERS = 300
+"""Scripts from here on may have what people write without a look at our pages, and forget more."""
 PARALLEL = ("alone", "ddp", "fsdp2", "tp")
 
 
@@ -46,6 +48,8 @@ class Script:
     """What it has, in words."""
     forgotten: str = ""
     """Object that is not handed to `run.restore`: the job must name it."""
+    warned: str = ""
+    """What changes from step to step and is handed to nobody, as the job must name it; it may train nevertheless."""
     faults: list[str] = field(default_factory=list)
     """As HPX_CHAOS takes them."""
     lost_node: tuple[int, int] | None = None
@@ -166,6 +170,8 @@ def drawn(seed: int, *, ranks: int | None = None, parallel: str | None = None) -
     _faults(script, draw)
     if seed >= FIRST_WITH_MORE:
         _more(script, random.Random(f"more of {seed}"))
+    if seed >= FIRST_OF_STRANGERS and not script.forgotten:
+        _of_strangers(script, random.Random(f"a stranger's {seed}"))
     return script
 
 
@@ -669,6 +675,68 @@ def _more(script: Script, draw: random.Random) -> None:
     if script.nodes == 2 and not script.forgotten and draw.random() < 0.5:
         script.lost_node = draw.randrange(2), draw.randrange(2, STEPS - 3)
         script.traits.append(f"node {script.lost_node[0]} is lost in step {script.lost_node[1]}")
+
+
+def _of_strangers(script: Script, draw: random.Random) -> None:
+    kind = draw.choice(("forgets", "carries", "reads on", "begins there", "two models", "", "", ""))
+    if kind == "forgets":
+        _forget_more(script, draw)
+    elif kind == "carries":
+        name, first, then = draw.choice(
+            (
+                ("baseline", "0.0", "0.9 * baseline + 0.1 * float(mean)"),
+                ("drift", "torch.zeros(3)", "drift * 0.5 + mean"),
+                ("made", "0", "made + 1"),
+            )
+        )
+        script.before.append(f"{name} = {first}")
+        script.body.append(f"{name} = {then}")
+        script.warned = rf"{name} \((float|Tensor|int)\)"
+    elif kind in ("reads on", "begins there") and "elastic" not in " ".join(script.traits):
+        _from_one_loader(script, draw, begins_there=kind == "begins there")
+    elif kind == "two models" and script.parallel in ("alone", "ddp"):
+        _two_models(script)
+    script.traits.append(f"a stranger's: {kind}")
+
+
+def _forget_more(script: Script, draw: random.Random) -> None:
+    """What is state whatever it is used for, or of each rank's own."""
+    _forget(script, draw)
+    if not script.forgotten and (known := [each for each in ("average", "noise", "buffer") if each in script.handed]):
+        script.forgotten = draw.choice(known)
+    elif not script.forgotten and "counter" in script.handed:
+        script.handed.remove("counter")
+        script.warned = r"counter \(Counter\)"
+
+
+def _from_one_loader(script: Script, draw: random.Random, *, begins_there: bool) -> None:
+    """Samples come from a loader that is gone through by all steps together."""
+    workers = draw.choice((0, 0, 1, 2))
+    ways = f", num_workers={workers}{', persistent_workers=True' if workers else ''}"
+    script.imports.append("from torch.utils.data import DataLoader, TensorDataset")
+    script.classes.append("rows = TensorDataset(torch.sin(torch.arange(1600.0)).view(200, 8))")
+    first = "run.step * 4" if begins_there else "0"
+    script.before.append(f"through = DataLoader(rows, batch_size=4, sampler=range({first}, 200){ways})")
+    if begins_there:
+        script.before.append("run.leave_out(through)")
+    else:
+        script.warned = r"(DataLoaderIter|read) (\(\w+\)|iterated with run.steps)"
+    if draw.random() < 0.5:
+        script.before.append("read = iter(through)")
+        script.body.append("(row,) = next(read)")
+    else:
+        script.loop = "for step, (row,) in zip(run.steps(STEPS), through, strict=False):"
+    script.body.append("run.log(row=row.sum())")
+
+
+def _two_models(script: Script) -> None:
+    """A critic of the first one's output."""
+    script.build.append("critic = nn.Linear(1, 1)\ncritic_optimizer = torch.optim.Adam(critic.parameters(), lr=0.01)")
+    script.kept += ["critic", "critic_optimizer"]
+    script.handed += ["critic", "critic_optimizer"]
+    script.before.append(f"judge = {'run.data_parallel(critic)' if script.parallel == 'ddp' else 'critic'}")
+    script.body.append("critic_optimizer.zero_grad()\njudge(mean.view(1, 1)).square().sum().backward()")
+    script.body.append("critic_optimizer.step()")
 
 
 def main() -> int:

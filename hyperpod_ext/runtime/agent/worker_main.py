@@ -34,9 +34,20 @@ def main(order: dict[str, Any], agent_pid: int) -> NoReturn:
         traceback.print_exc()
         print(one_line(error), file=sys.stderr)  # noqa: T201  (the agent quotes the last line of the log)
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)  # no interpreter shutdown: what the fork server registered is not ours to run
+        try:
+            _flush()
+        finally:
+            os._exit(code)  # no interpreter shutdown: what the fork server registered is not ours to run
+
+
+def _flush() -> None:
+    """Write what is left in the script's streams. It may have closed them, or put something else in their place."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None and not getattr(stream, "closed", False):
+                stream.flush()
+        except Exception as error:  # as where the disk is full: that is no reason for the job to fail
+            os.write(2, f"the last output of the script was not written: {error}\n".encode())
 
 
 def _become_worker(order: dict[str, Any], agent_pid: int) -> None:

@@ -186,7 +186,7 @@ class Kept(ByWorker):
 
 
 class Unsaved(ByWorker):
-    """Something changed in the first two steps that is in no snapshot, and may be state of the training."""
+    """Something changed in the first two steps that is in no snapshot: state of the training, or what describes it."""
 
     event: Literal["unsaved"] = "unsaved"
     objects: Listed[str]

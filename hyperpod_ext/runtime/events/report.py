@@ -27,6 +27,7 @@ from hyperpod_ext.runtime.events.of_training import (
     Restored,
     Skipped,
     Step,
+    Unsaved,
 )
 from hyperpod_ext.runtime.snapshot.parity import beyond_parity
 
@@ -64,8 +65,26 @@ def make_report(events: Events, *, state: str, error: Any, world_size: int) -> d
         "pids": {str(event.rank): event.pid for event in events.of(Joined)},
         **breakdown(events, recoveries),
         "durable": durable_steps(events),
-        "warnings": [*left_out(events), *differences(continued), *map(_beyond_parity, events.of(ParityShort))],
+        "in_no_snapshot": (unsaved := in_no_snapshot(events)),
+        "warnings": [
+            *left_out(events),
+            *differences(continued),
+            *map(_beyond_parity, events.of(ParityShort)),
+            *([_begun_anew(unsaved)] if unsaved and recoveries else []),
+        ],
     }
+
+
+def in_no_snapshot(events: Events) -> list[str]:
+    """What was seen to change from step to step, beside what snapshots hold."""
+    return list(dict.fromkeys(name for event in events.of(Unsaved) for name in event.objects))
+
+
+def _begun_anew(unsaved: Sequence[str]) -> str:
+    return (
+        f"in no snapshot, though it changed from step to step: {', '.join(unsaved)}. After a fault it is as at its "
+        "start, or as it was when the fault came."
+    )
 
 
 def _beyond_parity(event: ParityShort) -> str:

@@ -27,17 +27,29 @@ _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 
 
 def variables(frame: FrameType | None) -> list[Named]:
-    """Variables of the script's functions that are being called, from `frame` outwards to our own code, and the globals
-    that they mention. Empty where `frame` is ours: then the loop is a trainer's."""
+    """Variables of the script's functions that are being called, and the globals that they mention. Empty where `frame`
+    is ours: then the loop is a trainer's."""
     found: list[Named] = []
-    while frame is not None and not _is_ours(str(frame.f_globals.get("__name__"))):
+    for each in script_frames(frame):
+        found += locals_of(each).items()
+        found += [(name, each.f_globals[name]) for name in each.f_code.co_names if name in each.f_globals]
+    return found
+
+
+def script_frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """Of the script's functions that are being called, from `frame` outwards to our own code."""
+    while frame is not None and not is_ours(str(frame.f_globals.get("__name__"))):
         if is_of_script(str(frame.f_globals.get("__name__"))):
-            seen = frame.f_locals
-            found += list(seen.items())
-            found += [(name, frame.f_globals[name]) for name in frame.f_code.co_names if name in frame.f_globals]
-            if frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(seen) is dict:
-                seen.clear()  # a copy that the frame would keep, and what it holds with it
+            yield frame
         frame = frame.f_back
+
+
+def locals_of(frame: FrameType) -> dict[str, Any]:
+    """Variables of a function."""
+    seen = frame.f_locals
+    found = dict(seen)
+    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(seen) is dict:
+        seen.clear()  # a copy that the frame would keep, and what it holds with it
     return found
 
 
@@ -82,20 +94,25 @@ def attributes(name: str, value: Any) -> list[Named]:
 
 def mentioned(function: FunctionType) -> list[Named]:
     """Closure and globals of a function, those that its code names."""
+    known = function.__globals__
+    return enclosed(function) + [(name, known[name]) for name in function.__code__.co_names if name in known]
+
+
+def enclosed(function: FunctionType) -> list[Named]:
+    """Variables of the functions around it that a function uses."""
     found: list[Named] = []
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             found.append((name, cell.cell_contents))
         except ValueError:
             continue  # not bound yet
-    known = function.__globals__
-    return found + [(name, known[name]) for name in function.__code__.co_names if name in known]
+    return found
 
 
 @functools.cache
 def is_of_script(module: str) -> bool:
     """Whether a module is the user's: neither installed, nor Python's, nor ours."""
-    if _is_ours(module) or module in sys.builtin_module_names or module == "builtins":
+    if is_ours(module) or module in sys.builtin_module_names or module == "builtins":
         return False
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
@@ -110,7 +127,7 @@ def _installed() -> set[Path]:
     return {Path(paths[name]).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 
 
-def _is_ours(module: str) -> bool:
+def is_ours(module: str) -> bool:
     return module == "hyperpod_ext" or module.startswith("hyperpod_ext.")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -105,6 +106,8 @@ class Run:
         """Step of the last snapshot."""
         warn = sys.stderr.write if local_rank == 0 else lambda _: None
         self._unsaved = UnsavedState(warn, self._record_unsaved)
+        self._loop: Callable[[], Iterator[int] | None] = lambda: None
+        """What the steps of this generation are taken from."""
         self._reported_kept: dict[str, Any] = {}
         """What was last reported of what snapshots hold."""
         self._objects: dict[str, Stateful] = {}
@@ -229,6 +232,11 @@ class Run:
         A step is committed when the loop body for it has ended; one that is left by `break` is not. Before
         each, the global random generators are set from (seed, step, rank).
         """
+        loop = self._steps(total)
+        self._loop = weakref.ref(loop)
+        return loop
+
+    def _steps(self, total: int) -> Iterator[int]:
         if not self._restored:
             raise JobFailedError(
                 "steps() was called before restore()",
@@ -236,7 +244,7 @@ class Run:
             )
         self._watchdog.begin_steps()
         self._began = self.step
-        self._unsaved.begin()
+        self._unsaved.begin(self._loop())
         self._commit(self.step)
         self._see_unsaved(sys._getframe().f_back)
         sharing = self._captured[1].sharing if self._captured is not None else ""
@@ -276,7 +284,7 @@ class Run:
 
     def leave_out(self, *objects: Any) -> None:
         """These change from step to step, and need no snapshot: the script brings them to `run.step` by itself, or
-        training does not depend on them. Call it before `steps`."""
+        training does not depend on them. A text is a name, as the log names it. Call it before `steps`."""
         self._unsaved.leave_out(objects)
 
     def guard(self, loss: torch.Tensor) -> None:

@@ -133,6 +133,16 @@ def test_two_lost_of_a_parity_group_are_a_warning_of_the_report():
     assert warning.endswith("missing are the snapshots of ranks 0, 1. All went on from step 2.")
 
 
+def test_what_no_snapshot_holds_is_a_warning_once_there_was_a_fault():
+    unsaved = [entry(10.6, "unsaved", rank=0, objects=["mean (float)"]) for _ in range(2)]
+    told = sorted([*story(), *unsaved], key=lambda each: each["t"])
+    report = make_report(events_of(told), state="succeeded", error=None, world_size=2)
+    (warning,) = report["warnings"]
+    assert "mean (float)" in warning
+    assert report["in_no_snapshot"] == ["mean (float)"]
+    assert report_of(unsaved)["warnings"] == []
+
+
 def test_numbers_that_ranks_log_differently_are_named():
     def made(number: int, rank: int, generation: int = 1, **logged: float | None) -> Entry:
         return entry(float(number), "step", step=number, rank=rank, generation=generation, began=0.0, **logged)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import random
+import re
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from torch.optim import lr_scheduler, swa_utils
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime import Run, resilient
+from hyperpod_ext.runtime.data import ElasticDataLoader
 
 MODULE_LEVEL = np.random.default_rng(3)
 
@@ -254,10 +257,79 @@ def replay_rows(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any
     return own, lambda step: own.rows.fill(step)
 
 
+class Reward:
+    def __init__(self) -> None:
+        self.baseline = 0.0
+
+
+def reward(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
+    own = Reward()
+    return own, lambda step: setattr(own, "baseline", 0.9 * own.baseline + step)
+
+
+def average_of_one_value(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
+    own = {"weight": torch.zeros(3), "bias": torch.zeros(1)}
+    return own, lambda step: [each.fill_(step) for each in own.values()]
+
+
+COUNTED = 0
+
+
+def counted(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
+    def each(_: int) -> None:
+        global COUNTED
+        COUNTED += 1
+
+    return None, each
+
+
+def counted_in_a_closure(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
+    made = 0
+
+    def each(_: int) -> None:
+        nonlocal made
+        made += 1
+
+    return None, each
+
+
+def batches() -> Iterator[torch.Tensor]:
+    number = 0
+    while True:
+        number += 1
+        yield torch.full((8, 4), float(number))
+
+
+def rows_of_a_generator(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
+    rows = batches()
+    return rows, lambda _: next(rows)
+
+
+def rows_of_a_list(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
+    rows = itertools.cycle(enumerate([torch.rand(8, 4) for _ in range(9)]))
+    return rows, lambda _: next(rows)
+
+
+def plain_loader(workers: int = 0) -> torch.utils.data.DataLoader[Any]:
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.rand(40, 4)), 8, num_workers=workers)
+
+
+def rows_of_a_loader(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
+    rows = iter(plain_loader())
+    return rows, lambda _: next(rows)
+
+
 @pytest.mark.parametrize(
     ("make", "told"),
     [
         (ema(Ema, deep=False), "extra.shadow (dict)"),
+        (average_of_one_value, "extra (dict)"),
+        (reward, "extra (Reward)"),
+        (counted, "COUNTED (int)"),
+        (counted_in_a_closure, "made (int)"),
+        (rows_of_a_generator, "extra (generator)"),
+        (rows_of_a_list, "extra (cycle)"),
+        (rows_of_a_loader, "extra (_SingleProcessDataLoaderIter)"),
         (curriculum, "extra (Curriculum)"),
         (replay, "extra.seen (deque)"),
         (replay_rows, "extra (Replay)"),
@@ -341,3 +413,89 @@ def input_buffer(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[An
 def test_what_training_does_not_depend_on_may_change(make: Callable[..., Any], capfd: Any) -> None:
     trained(make)
     assert "no snapshot" not in capfd.readouterr().err
+
+
+def looped(body: Callable[[Run], object]) -> None:
+    """A job whose loop is `body`."""
+
+    def train(run: Run) -> None:
+        model = run.keep(lambda: nn.Linear(4, 2))
+        run.restore(model=model)
+        body(run)
+
+    resilient(train)()
+
+
+def baseline(run: Run) -> None:
+    mean, hidden, previous, best = 0.0, torch.zeros(4), None, 9.0
+    began, total = time.time(), 0
+    for _ in run.steps(4):
+        loss = float(torch.rand(1))
+        mean = 0.9 * mean + 0.1 * loss
+        hidden = hidden.detach() * 0.5 + loss
+        if previous is not None and loss < previous:
+            best = loss
+        previous = loss
+        took = time.time() - began
+        began = time.time()
+        if total > 100:
+            break
+    print(best, took, loss)
+
+
+def with_a_loader(run: Run) -> None:
+    for _, (rows,) in zip(run.steps(4), plain_loader(), strict=False):
+        assert len(rows) == 8
+
+
+def from_a_generator(run: Run) -> None:
+    for _, rows in zip(run.steps(4), batches(), strict=False):
+        assert len(rows) == 8
+
+
+def left_out_by_name(run: Run) -> None:
+    mean = 0.0
+    run.leave_out("mean")
+    for _ in run.steps(4):
+        mean = 0.9 * mean + 0.1 * float(torch.rand(1))
+
+
+def left_out_loader(run: Run) -> None:
+    rows = plain_loader()
+    run.leave_out(rows)
+    for _, _ in zip(run.steps(4), rows, strict=False):
+        pass
+
+
+def with_our_loader(run: Run) -> None:
+    rows = ElasticDataLoader(torch.rand(99, 4), global_batch_size=4, micro_batch_size=4, rank=0, world_size=1)
+    run.leave_out(rows)
+    for _, batch in zip(run.steps(4), rows.steps(), strict=False):
+        rows.ack(batch)
+
+
+def set_before_it_is_read(run: Run) -> None:
+    loss = rows = None
+    for step in run.steps(4):
+        rows = [step * each for each in range(3)]
+        total = 0.0
+        for each in rows:
+            total += each
+        loss = total
+    print(loss, rows)
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (baseline, ["hidden (Tensor)", "mean (float)", "previous (float)"]),
+        (with_a_loader, ["_SingleProcessDataLoaderIter iterated with run.steps"]),
+        (from_a_generator, ["generator iterated with run.steps"]),
+        *((each, []) for each in (left_out_by_name, left_out_loader, with_our_loader, set_before_it_is_read)),
+    ],
+)
+def test_what_a_loop_carries_on_is_warned_of(body: Callable[[Run], object], told: list[str], capfd: Any) -> None:
+    looped(body)
+    warned = capfd.readouterr().err
+    found = re.search("hyperpod_ext: (.*) changed in the first two steps", warned)
+    assert (found[1].split(", ") if found else []) == told

@@ -72,6 +72,7 @@ def test_a_job_ends_as_the_page_says(
     elif found.state == "failed":
         for who, word in found.words.items():
             assert any(one.words in word for one in ends), (who, word)
+    assert found.disagreeing == []
     assert found.left == []
 
 

@@ -1,0 +1,170 @@
+"""What a loop carries from one pass to the next beside objects that change in place: variables, and places in data.
+
+A variable is carried where a pass may read it before it has been set in that pass. That follows from the function's
+bytecode, so that the loss of a step, say, is none.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from types import CodeType, FrameType, FunctionType, GeneratorType
+from typing import Any, NamedTuple
+
+from hyperpod_ext.runtime.state.reachable import Named, enclosed, is_ours, locals_of
+
+_ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"})
+_ALWAYS = frozenset({"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"})
+_JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
+_STORES_GLOBAL = dis.opmap["STORE_GLOBAL"]
+_ITERATORS = frozenset({"builtins", "itertools"})
+_DEPTH = 6
+_MOST = 100
+"""Objects that one iterator is followed to."""
+
+
+class _Instruction(NamedTuple):
+    offset: int
+    reads: frozenset[str]
+    sets: frozenset[str]
+    follows: tuple[int, ...]
+    """Indices of the instructions that may come next."""
+
+
+def carried(frame: FrameType) -> list[Named]:
+    """Variables of a function that stands in a loop, which the next pass may read as this one left them."""
+    seen = locals_of(frame)
+    return [(name, seen[name]) for name in sorted(_carried(frame.f_code, frame.f_lasti)) if name in seen]
+
+
+def set_outside(function: FunctionType) -> list[Named]:
+    """Variables of others that a function sets: `nonlocal` ones and globals."""
+    code = function.__code__
+    found: list[Named] = []
+    if code.co_freevars or _STORES_GLOBAL in code.co_code[::2]:
+        names = {
+            str(each.argval) for each in dis.get_instructions(code) if each.opname in ("STORE_DEREF", "STORE_GLOBAL")
+        }
+        found += [each for each in enclosed(function) if each[0] in names]
+        found += [(name, function.__globals__[name]) for name in sorted(names) if name in function.__globals__]
+    return found
+
+
+def neighbours(loop: Iterator[Any] | None) -> list[Any]:
+    """What is iterated together with our steps, as by `zip(run.steps(10), loader)`."""
+    groups = [each for each in gc.get_referrers(loop) if type(each) is tuple] if loop is not None else []
+    return [
+        item
+        for group in groups
+        if any(type(each).__module__ in _ITERATORS for each in gc.get_referrers(group))
+        for item in group
+        if item is not loop
+    ]
+
+
+def iterated(iterator: Any) -> list[Any]:
+    """The iterators that one goes through to the end of which it comes, itself the first; none of ours."""
+    found: list[Any] = []
+    queue = [(iterator, 0)]
+    while queue and len(found) < _MOST:
+        each, depth = queue.pop(0)
+        if not hasattr(type(each), "__next__") or _is_of_ours(each) or any(each is other for other in found):
+            continue
+        found.append(each)
+        if depth < _DEPTH:
+            queue += [(one, depth + 1) for one in _held(each)]
+    return found
+
+
+def _held(iterator: Any) -> list[Any]:
+    if type(iterator).__module__ in _ITERATORS:  # generators among them, with what their functions go through
+        held = gc.get_referents(iterator)
+        return [*held, *(item for one in held if type(one) is tuple for item in one)]
+    own = getattr(iterator, "__dict__", None)
+    return list(own.values()) if type(own) is dict else []
+
+
+def _is_of_ours(iterator: Any) -> bool:
+    if isinstance(iterator, GeneratorType) and iterator.gi_frame is not None:
+        return is_ours(str(iterator.gi_frame.f_globals.get("__name__")))
+    return is_ours(type(iterator).__module__)
+
+
+@functools.cache
+def _carried(code: CodeType, lasti: int) -> frozenset[str]:
+    """Names that are read, on some way from where the function stands back to there, before they are set."""
+    flow = _flow(code)
+    here = max((index for index, each in enumerate(flow) if each.offset <= lasti), default=0)
+    inside = _cycle(flow, here)
+    if here not in inside:
+        return frozenset()
+    live: dict[int, frozenset[str]] = dict.fromkeys(inside, frozenset())
+    changed = True
+    while changed:
+        changed = False
+        for index in sorted(inside, reverse=True):
+            after = _after(flow, index, inside, here, live)
+            now = flow[index].reads | (after - flow[index].sets)
+            if now != live[index]:
+                live[index], changed = now, True
+    return _after(flow, here, inside, here, live)
+
+
+def _after(
+    flow: list[_Instruction], index: int, inside: set[int], end: int, live: dict[int, frozenset[str]]
+) -> frozenset[str]:
+    """What is read after an instruction, in the same pass."""
+    nexts = [live[each] for each in flow[index].follows if each in inside and each != end]
+    return frozenset[str]().union(*nexts)
+
+
+def _cycle(flow: list[_Instruction], here: int) -> set[int]:
+    """The instructions on ways from `here` back to `here`."""
+    before: dict[int, list[int]] = {}
+    for index, each in enumerate(flow):
+        for follower in each.follows:
+            before.setdefault(follower, []).append(index)
+    return _spread(here, lambda index: flow[index].follows) & _spread(here, lambda index: before.get(index, ()))
+
+
+def _spread(start: int, nexts: Callable[[int], Iterable[int]]) -> set[int]:
+    """What comes after `start`; itself, if there is a way back."""
+    found: set[int] = set()
+    queue = list(nexts(start))
+    while queue:
+        if (index := queue.pop()) not in found:
+            found.add(index)
+            queue += nexts(index)
+    return found
+
+
+def _flow(code: CodeType) -> list[_Instruction]:
+    listed = list(dis.get_instructions(code))
+    at = {each.offset: index for index, each in enumerate(listed)}
+    return [_instruction(index, each, at) for index, each in enumerate(listed)]
+
+
+def _instruction(index: int, each: dis.Instruction, at: dict[int, int]) -> _Instruction:
+    follows = [] if each.opname in _ENDS | _ALWAYS else [index + 1] if index + 1 < len(at) else []
+    if each.opcode in _JUMPS and each.argval in at:
+        follows.append(at[each.argval])
+    reads, sets = _accesses(each)
+    return _Instruction(each.offset, frozenset(reads), frozenset(sets), tuple(follows))
+
+
+def _accesses(each: dis.Instruction) -> tuple[set[str], set[str]]:
+    """Names that an instruction reads and sets. Some of newer Pythons do two things: STORE_FAST_LOAD_FAST."""
+    if "FAST" not in each.opname and each.opname not in ("LOAD_DEREF", "STORE_DEREF", "LOAD_CLOSURE"):
+        return set(), set()
+    names = each.argval if isinstance(each.argval, tuple) else (each.argval,)
+    parts = [part for part in each.opname.split("_") if part in ("LOAD", "STORE", "DELETE")]
+    reads: set[str] = set()
+    sets: set[str] = set()
+    for part, name in zip(parts, names, strict=False):
+        if part != "LOAD":
+            sets.add(name)
+        elif name not in sets and not each.opname.endswith("_AND_CLEAR"):
+            reads.add(name)
+    return reads, sets

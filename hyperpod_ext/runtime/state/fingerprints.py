@@ -1,0 +1,102 @@
+"""Something small that differs when a value does, of whatever a script may keep from step to step."""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+import sys
+import time
+import zlib
+from collections.abc import Hashable, Set
+from types import GeneratorType
+from typing import Any
+
+import torch
+
+from hyperpod_ext.runtime.state.carried import carried, iterated
+from hyperpod_ext.runtime.state.training_state import local_of
+
+_WINDOW = 64 << 10
+"""Bytes that are read of a tensor's beginning, middle and end."""
+_NEAR_S = 600.0
+"""How far from now a number is still taken for a clock's."""
+_MOST = 100
+"""Items of a tuple that are looked at."""
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Of the storage that holds a tensor's values; 0: it has none now, as FSDP2's between two uses."""
+    local = local_of(tensor)
+    if type(local) is not torch.Tensor:
+        return 0
+    if local.layout != torch.strided or local.is_meta:
+        return 0
+    storage = local.untyped_storage()
+    return storage.data_ptr() if storage.nbytes() else 0
+
+
+def of_tensor(tensor: torch.Tensor) -> Hashable:
+    """Of a device nothing is read: it would wait for what is queued."""
+    local = local_of(tensor)
+    if local.device.type != "cpu" or not local.is_contiguous():
+        return -1 if tensor.is_inference() else tensor._version
+    nbytes, first = local.numel() * local.element_size(), local.data_ptr()
+    starts = sorted({0, max(0, nbytes // 2 - _WINDOW // 2), max(0, nbytes - _WINDOW)})
+    checksum = 0
+    for start in starts:
+        checksum = zlib.crc32(ctypes.string_at(first + start, min(_WINDOW, nbytes - start)), checksum)
+    return (tuple(local.shape), checksum)
+
+
+def of_array(array: Any) -> Hashable:
+    return zlib.crc32(array.ravel()[: _WINDOW // 8].tobytes())
+
+
+def is_array(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray) and value.size > 1 and value.dtype != object
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is one that is no clock's."""
+    return type(value) is int or (type(value) is float and not _is_time(value))
+
+
+def of_plain(value: Any, saved: Set[int]) -> Hashable:
+    """Of what has no identity: numbers, and tensors that an expression has made anew. None: it is nothing of that kind.
+
+    Args:
+        saved: addresses of tensors that snapshots hold.
+    """
+    if is_number(value) or value is None:
+        return (type(value), value)
+    if isinstance(value, torch.Tensor):
+        return of_tensor(value) if address_of(value) and address_of(value) not in saved else None
+    if is_array(value):
+        return of_array(value)
+    if type(value).__module__ == "numpy" and hasattr(value, "item") and getattr(value, "size", 0) == 1:
+        return of_plain(value.item(), saved)
+    if type(value) is tuple and len(value) <= _MOST:
+        inner = tuple(of_plain(each, saved) for each in value)
+        return inner if any(each is not None for each in inner) else None
+    if type(value) in (list, dict):
+        return (type(value), id(value))  # what changes in place is looked at elsewhere
+    return None
+
+
+def of_iterator(iterator: Any, saved: Set[int]) -> Hashable:
+    """How far it has come, by what it goes through; always the same where that cannot be seen."""
+    found: list[Hashable] = []
+    for each in iterated(iterator):
+        if isinstance(each, GeneratorType):
+            own = carried(each.gi_frame) if each.gi_frame is not None and not each.gi_running else []
+            found += [(name, mark) for name, value in own if (mark := of_plain(value, saved)) is not None]
+        elif type(each).__module__ == "builtins" and (left := operator.length_hint(each, -1)) >= 0:
+            found.append(left)
+        elif type(getattr(each, "__dict__", None)) is dict:
+            found += [(name, value) for name, value in vars(each).items() if type(value) is int]
+    return tuple(found)
+
+
+def _is_time(value: float) -> bool:
+    return any(abs(value - now()) < _NEAR_S for now in (time.time, time.monotonic))

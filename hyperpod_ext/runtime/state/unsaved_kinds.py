@@ -1,0 +1,245 @@
+"""Objects that may be state of the training, by their kinds: what of each is in no snapshot, as it is now."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType, FunctionType
+from typing import Any, Literal
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from hyperpod_ext.runtime.state import generators
+from hyperpod_ext.runtime.state.carried import carried, iterated, set_outside
+from hyperpod_ext.runtime.state.fingerprints import (
+    address_of,
+    is_array,
+    is_number,
+    of_array,
+    of_iterator,
+    of_plain,
+    of_tensor,
+)
+from hyperpod_ext.runtime.state.reachable import (
+    Named,
+    anything,
+    is_of_script,
+    mentioned,
+    of_script,
+    reachable,
+    script_frames,
+)
+
+_HARMLESS = ("log", "meter", "metric", "timer", "profil", "stats", "writer", "progress", "cache", "monitor", "track")
+"""In the name of a class: it tells of training, and training does not depend on it."""
+
+Values = dict[str, Hashable]
+Severity = Literal["error", "warning", "note"]
+"""A note goes to the event log alone: it counts only if there is a fault."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An object that may be state, as it is now."""
+
+    name: str
+    kind: str
+    severity: Severity
+    values: Values
+    """By the name of each part; those of tensors are samples of their bytes."""
+    alive: Callable[[], Any]
+    twice: bool = False
+    """Whether it must change in two steps in a row to count."""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.kind})" if self.kind not in self.name else self.name
+
+
+def candidates(
+    frame: FrameType | None,
+    roots: Sequence[Named],
+    neighbours: Sequence[Any],
+    saved: Mapping[str, Any],
+    tensors: Sequence[torch.Tensor],
+    left_out: Sequence[Any],
+) -> dict[Hashable, Candidate]:
+    """All that counts of what can be reached from `roots`, by what it is the same object by.
+
+    Args:
+        frame: whoever runs the loop.
+        neighbours: iterators that the loop goes through together with our steps.
+        saved: what was handed to `run.restore`.
+        tensors: of their states.
+        left_out: what needs no snapshot: objects, or names as candidates have them.
+    """
+    memory = {address for tensor in tensors if (address := address_of(tensor))}
+    handed = [*saved.items(), *(("", each) for each in left_out)]
+    mentions = [each for _, value in saved.items() for each in _mentions(value)]
+    known = {
+        id(value) for _, value in reachable([*handed, *mentions], anything, most=100_000)
+    } | generators.seeded_each_step()
+    reached = [(name, value) for name, value in reachable(roots, of_script) if id(value) not in known]
+    found: dict[Hashable, Candidate] = _of_objects(reached, known, memory)
+    found |= _of_variables(frame, [value for _, value in reached if isinstance(value, FunctionType)], memory)
+    for value in neighbours:
+        if id(value) not in found and (values := _places(value, known, memory)):
+            kind = type(value).__name__
+            found[id(value)] = Candidate(
+                f"{kind} iterated with run.steps", kind, "warning", values, _reference(value), True
+            )
+    names = {each for each in left_out if isinstance(each, str)}
+    return {key: each for key, each in found.items() if each.name not in names}
+
+
+def _of_objects(reached: Sequence[Named], known: set[int], memory: set[int]) -> dict[Hashable, Candidate]:
+    known = known | {id(each) for _, value in reached for each in _of_loaders(value)}
+    inside: set[int] = set()
+    """Parts of a module that is named as a whole."""
+    found: dict[Hashable, Candidate] = {}
+    for name, value in reached:
+        if id(value) in known or id(value) in inside:
+            continue
+        if isinstance(value, torch.nn.Module):
+            inside |= {id(each) for each in value.modules()}
+        candidate = _candidate(name, value, memory, known)
+        if candidate is not None and candidate.values:
+            found[id(value)] = candidate
+    return found
+
+
+def _of_variables(
+    frame: FrameType | None, functions: Sequence[FunctionType], memory: set[int]
+) -> dict[Hashable, Candidate]:
+    """Variables that a pass of the loop finds as the one before left them."""
+    owned = [(each.f_code, name, value) for each in script_frames(frame) for name, value in carried(each)]
+    owned += [(each.__code__, name, value) for each in functions for name, value in set_outside(each)]
+    return {
+        (id(code), name): Candidate(name, type(value).__name__, "warning", {"": mark}, weakref.ref(code), twice=True)
+        for code, name, value in owned
+        if (mark := of_plain(value, memory)) is not None
+    }
+
+
+def _places(iterator: Any, known: set[int], memory: set[int]) -> Values:
+    """How far an iterator has come, unless it reads what snapshots know of."""
+    held = [item for each in iterated(iterator) for item in gc.get_referents(each)]
+    return {} if any(id(each) in known for each in held) else {"": of_iterator(iterator, memory)}
+
+
+def _mentions(value: Any) -> list[Named]:
+    """What the `state_dict` of a class of the script refers to beside its own attributes."""
+    method = getattr(type(value), "state_dict", None)
+    return mentioned(method) if isinstance(method, FunctionType) and is_of_script(method.__module__) else []
+
+
+def _of_loaders(value: Any) -> list[Any]:
+    """Generators that a loader or sampler draws its order from: they move with the data, not with the steps."""
+    held = vars(value) if type(value).__module__.startswith("torch.utils.data") and hasattr(value, "__dict__") else {}
+    samplers = [getattr(each, "generator", None) for each in held.values()]
+    return [each for each in (held.get("generator"), *samplers) if each is not None]
+
+
+def _candidate(name: str, value: Any, memory: set[int], known: set[int]) -> Candidate | None:
+    """`value` if it is of a kind that counts, with what of it is in no snapshot."""
+    kind = type(value).__name__
+
+    def of(severity: Severity, values: Values, *, twice: bool = False) -> Candidate:
+        return Candidate(name, kind, severity, values, _reference(value), twice)
+
+    def sampled(tensors: Iterable[tuple[str, Any]]) -> Values:
+        return {
+            name: of_tensor(each)
+            for name, each in tensors
+            if isinstance(each, torch.Tensor) and address_of(each) and address_of(each) not in memory
+        }
+
+    if isinstance(value, torch.nn.Module):
+        return of("error", sampled(_persistent(value)))
+    if isinstance(value, torch.optim.Optimizer):
+        return of("error", sampled(_of_optimizer(value)))
+    if isinstance(value, LRScheduler):
+        return of("error", {"": getattr(value, "last_epoch", None)})
+    if isinstance(value, torch.amp.GradScaler):
+        return of("error", {"": repr(value.state_dict())})
+    if (state := generators.state_of(value)) is not None:
+        return of("error", {"": state}, twice=True)
+    if isinstance(value, deque):
+        return _of_growing(value, of)
+    if type(value) in (list, dict):
+        return _of_container(value, of, sampled)
+    if isinstance(value, Iterator):
+        return of("warning", _places(value, known, memory), twice=True)
+    if not hasattr(value, "__dict__"):
+        return None
+    own = list(vars(value).items())
+    numbers = {key: each for key, each in own if is_number(each)}
+    if any(part in kind.lower() for part in _HARMLESS):
+        return of("note", numbers, twice=True) if is_of_script(type(value).__module__) else None
+    if _is_stateful(type(value)) and not type(value).__module__.startswith(("torch.", "torchdata.")):
+        inner = [(f"{key}.{name}", each) for key, held in own for name, each in _listed_tensors(held)]
+        if values := sampled([*own, *inner]):
+            return of("error", values, twice=True)
+    if is_of_script(type(value).__module__):
+        arrays = {key: of_array(each) for key, each in own if is_array(each)}
+        return of("warning", {**numbers, **arrays, **sampled(own)}, twice=True)
+    return None
+
+
+def _of_container(
+    value: Any, of: Callable[..., Candidate], sampled: Callable[[Iterable[tuple[str, Any]]], Values]
+) -> Candidate | None:
+    items = _listed_tensors(value)
+    if 2 <= len(items) == len(value) and any(each.numel() > 1 or each.dim() == 0 for _, each in items):
+        return of("warning", sampled(items), twice=True)
+    return _of_growing(value, of) if type(value) is list else None
+
+
+def _of_growing(value: list[Any] | deque[Any], of: Callable[..., Candidate]) -> Candidate | None:
+    return of("warning" if not value or _is_data(value[-1]) else "note", {"length": len(value)}, twice=True)
+
+
+def _listed_tensors(value: Any) -> list[tuple[str, torch.Tensor]]:
+    items = value.items() if type(value) is dict else enumerate(value) if type(value) is list else ()
+    return [(str(key), each) for key, each in list(items) if isinstance(each, torch.Tensor)]
+
+
+def _is_data(value: Any) -> bool:
+    """Whether it is, or holds, more than a number: an entry of a replay buffer, not a loss."""
+    if isinstance(value, tuple | list | dict):
+        return any(_is_data(each) for each in (value.values() if isinstance(value, dict) else value))
+    return (isinstance(value, torch.Tensor) and value.numel() > 1) or is_array(value)
+
+
+def _is_stateful(kind: type) -> bool:
+    return all(callable(getattr(kind, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+def _persistent(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Tensors that its state would have, without calling what the script may have hooked to `state_dict`."""
+    passing = {
+        f"{prefix}{'.' if prefix else ''}{name}"
+        for prefix, each in module.named_modules()
+        for name in each._non_persistent_buffers_set
+    }
+    return [*module.named_parameters(), *((n, each) for n, each in module.named_buffers() if n not in passing)]
+
+
+def _of_optimizer(optimizer: torch.optim.Optimizer) -> list[tuple[str, Any]]:
+    states = list(optimizer.state.values())
+    return [
+        (f"{key} of parameter {index}", each)
+        for index, state in enumerate(states)
+        if isinstance(state, dict)
+        for key, each in state.items()
+    ]
+
+
+def _reference(value: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: value
