@@ -1,7 +1,7 @@
 """Scripts as people write them, struck by faults: what they end with is bit for bit that of an undisturbed run; or the
 job ends at once, and names what the script has left out of `run.restore`.
 
-`HPX_SCRIPT_SEED=17 pytest tests/faults/test_random_scripts.py` runs one alone, and
+`HPX_SCRIPT_SEED=17 pytest tests/faults/test_random_scripts.py -k asked` runs one alone, 300:400 a hundred, and
 `python tests/support/random_scripts.py 17` prints its script, whose first line says what it has, and which faults
 strike it.
 """
@@ -76,15 +76,20 @@ def check(seed: int, job: Any, folder: Path) -> None:
     assert expected["in_no_snapshot"] == report["in_no_snapshot"] == [], "all that changes was handed over"
 
 
-ASKED = os.environ.get("HPX_SCRIPT_SEED")
+def asked() -> range:
+    """Seeds that `HPX_SCRIPT_SEED` names: 17, or 300:400."""
+    first, _, end = os.environ.get("HPX_SCRIPT_SEED", "0:0").partition(":")
+    return range(int(first), int(end or int(first) + 1))
+
+
 SEEDS = 20
 THOROUGH = 180
 """More of them in `make test-thorough`."""
 
 
-@pytest.mark.skipif(ASKED is None, reason="HPX_SCRIPT_SEED says which")
-def test_the_script_that_was_asked_for(job, tmp_path):
-    check(int(str(ASKED)), job, tmp_path)
+@pytest.mark.parametrize("seed", asked())
+def test_the_scripts_that_were_asked_for(seed, job, tmp_path):
+    check(seed, job, tmp_path)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
