@@ -114,6 +114,9 @@ def hp_ext() -> None:
 
 def main() -> None:
     """Entry point of the command line. Ctrl-C exits with 130, as shells expect."""
+    from hyperpod_ext.standard_streams import open_standard_streams
+
+    open_standard_streams()
     try:
         code = hp_ext.main(prog_name="hp-ext", standalone_mode=False)
     except click.ClickException as error:

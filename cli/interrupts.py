@@ -5,22 +5,25 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
+from typing import Any
 
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Raise Ctrl-C when the block is over instead of in it. Programs started meanwhile are not affected."""
+    """Raise Ctrl-C, and SIGTERM as if it were that, when the block is over instead of in it. Programs started meanwhile
+    are not affected."""
     came = False
 
     def note(_signum: int, _frame: object) -> None:
         nonlocal came
         came = True
 
-    before = signal.signal(signal.SIGINT, note)
+    before = _handled_by(note)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        _handle_as(before)
     if came:
         raise KeyboardInterrupt
 
@@ -42,9 +45,18 @@ def remembered() -> Iterator[Callable[[], None]]:
         if came:
             raise KeyboardInterrupt
 
-    before = {signum: signal.signal(signum, interrupt) for signum in (signal.SIGINT, signal.SIGTERM)}
+    before = _handled_by(interrupt)
     try:
         yield check
     finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
+        _handle_as(before)
+
+
+def _handled_by(handler: Callable[[int, FrameType | None], object]) -> dict[int, Any]:
+    """Both signals, with who had them before."""
+    return {signum: signal.signal(signum, handler) for signum in (signal.SIGINT, signal.SIGTERM)}
+
+
+def _handle_as(before: dict[int, Any]) -> None:
+    for signum, handler in before.items():
+        signal.signal(signum, handler)

@@ -21,13 +21,22 @@ def print_result(result: Mapping[str, object] | Sequence[object], output: str, t
     """`result` as JSON or YAML, or else `table`."""
     match output:
         case "json":
-            click.echo(json.dumps(result, indent=2))
+            _print(json.dumps(result, indent=2))
         case "yaml":
             import yaml
 
-            click.echo(yaml.safe_dump(json.loads(json.dumps(result)), sort_keys=False), nl=False)
+            _print(yaml.safe_dump(json.loads(json.dumps(result)), sort_keys=False), nl=False)
         case _:
-            click.echo(table)
+            _print(table)
+
+
+def _print(text: str, *, nl: bool = True) -> None:
+    try:
+        click.echo(text, nl=nl)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise click.ClickException(f"the output cannot be written: {error.strerror}") from None
 
 
 def print_error(error: HyperpodExtError, output: str | None) -> None:

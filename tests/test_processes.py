@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -97,3 +98,24 @@ def test_one_that_ends_while_its_children_are_looked_for_has_none(monkeypatch: p
     monkeypatch.setattr(os, "scandir", gone)
     monkeypatch.setattr(os, "listdir", gone)
     assert children(os.getpid()) == []
+
+
+LOOK = """
+import os, sys
+from hyperpod_ext.cli import main
+out = sys.argv.pop()
+try:
+    main()
+finally:
+    with open(out, "w") as file:
+        file.write(" ".join(os.readlink(f"/proc/self/fd/{number}") for number in range(3)))
+"""
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+def test_a_command_that_is_started_without_output_opens_no_file_in_its_place(closed: str, tmp_path: Path) -> None:
+    """What is printed would go to that file, and the job's engine was killed by what is closed in a new process."""
+    found = tmp_path / "found"
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", LOOK, found]
+    subprocess.run(command, check=False, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    assert found.read_text().split() == ["/dev/null"] * 3

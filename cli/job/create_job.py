@@ -119,7 +119,7 @@ def _faults(kills: tuple[str, ...]) -> list[Override]:
 
 
 def _submit_and_wait(plan: Plan, output: str, timeout: float | None, follow: bool) -> None:
-    """Submit, and wait for the end. Ctrl-C cancels the job, whenever it comes."""
+    """Submit, and wait for the end. Ctrl-C cancels the job, whenever it comes; so does SIGTERM."""
     from hyperpod_ext.errors import UserInterruptError
     from hyperpod_ext.submit.contract.targets import get_target
     from hyperpod_ext.submit.submit import submit

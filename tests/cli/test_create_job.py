@@ -174,18 +174,21 @@ def test_ctrl_c_cancels_and_leaves_nothing(place: LocalPlace, tmp_path: Path, mo
     assert place.leftovers() == []
 
 
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_before_the_job_is_watched_cancels_it_and_says_so(
-    place: LocalPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: LocalPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals
 ) -> None:
     submit = submit_module.submit
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("the command would end here, and the job go on"))
 
     def interrupted(plan: Any) -> Any:
         handle = submit(plan)
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signum)
         return handle
 
     monkeypatch.setattr(submit_module, "submit", interrupted)
     done = hp_ext("create-job", "-f", write_job(tmp_path, "sleep"), "--wait", "-o", "json")
+    signal.signal(signal.SIGTERM, before)
     assert done.code == done.json["error"]["exit_code"] == 130
     assert "nothing of it is left running" in done.json["error"]["message"]
     assert hp_ext("status", "a", "-o", "json").json["state"] == "cancelled"

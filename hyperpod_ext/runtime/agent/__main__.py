@@ -24,11 +24,13 @@ from hyperpod_ext.runtime.events.log import REPORT, report_of, report_on, write_
 from hyperpod_ext.runtime.events.report import make_report
 from hyperpod_ext.runtime.ipc.environment import ENV_RUN_DIR, ENV_SOCKET_DIR
 from hyperpod_ext.scratch import scratch_folder
+from hyperpod_ext.standard_streams import open_standard_streams
 
 _EXIT_CODES = {"succeeded": 0, "left": 0, "failed": JobFailedError.exit_code, "cancelled": 130}
 
 
 def main() -> None:
+    open_standard_streams()
     arguments = parse(sys.argv[1:])
     run_dir = Path(os.environ.get(ENV_RUN_DIR, "hpx-run"))
     run_dir.mkdir(parents=True, exist_ok=True)
