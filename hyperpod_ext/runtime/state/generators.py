@@ -18,7 +18,7 @@ def seeded_each_step() -> set[int]:
     """Ids of the generators that are seeded before each step."""
     numpy = sys.modules.get("numpy")
     own: list[Any] = [torch.default_generator, getattr(random.random, "__self__", None)]
-    return {id(each) for each in (*own, numpy and numpy.random.rand.__self__)}
+    return {id(each) for each in (*own, numpy and numpy.random.rand.__self__) if each is not None}
 
 
 def state_of(value: Any) -> Hashable:

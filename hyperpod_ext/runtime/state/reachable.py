@@ -23,6 +23,8 @@ _ITEMS = 1_000
 """Of one list or dict. Longer ones hold data."""
 _LOOP = "hyperpod_ext.runtime.training"
 """Our loop holds all that `run.keep` returned, and so does what holds the loop."""
+_PACKAGES = frozenset({"site-packages", "dist-packages"})
+"""Names of folders that packages are installed in."""
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 
 
@@ -117,7 +119,10 @@ def is_of_script(module: str) -> bool:
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
         return True
-    return not any(Path(file).resolve().is_relative_to(each) for each in _installed())
+    path = Path(file).resolve()
+    if not _PACKAGES.isdisjoint(path.parts):  # of this environment, or of one that it goes on to
+        return False
+    return not any(path.is_relative_to(each) for each in _installed())
 
 
 @functools.cache

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import itertools
 import random
 import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from torch.optim import lr_scheduler, swa_utils
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime import Run, resilient
 from hyperpod_ext.runtime.data import ElasticDataLoader
+from hyperpod_ext.runtime.state.reachable import is_of_script
 
 MODULE_LEVEL = np.random.default_rng(3)
 
@@ -499,3 +502,16 @@ def test_what_a_loop_carries_on_is_warned_of(body: Callable[[Run], object], told
     warned = capfd.readouterr().err
     found = re.search("hyperpod_ext: (.*) changed in the first two steps", warned)
     assert (found[1].split(", ") if found else []) == told
+
+
+def test_a_package_of_an_environment_that_this_one_goes_on_to_is_no_script(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As with --system-site-packages: what torch's own objects hold is not looked at there either."""
+    for folder, theirs in (("lib/python3/dist-packages", True), ("job", False)):
+        (tmp_path / folder).mkdir(parents=True)
+        name = f"module_of_{'a_package' if theirs else 'the_script'}"
+        (tmp_path / folder / f"{name}.py").touch()
+        monkeypatch.syspath_prepend(str(tmp_path / folder))
+        importlib.import_module(name)
+        assert is_of_script(name) is not theirs
