@@ -142,7 +142,8 @@ def test_a_second_call_of_the_training_function_is_refused(job, tmp_path):
     script = tmp_path / "twice.py"
     script.write_text(f"import runpy\nrunpy.run_path({str(TINY)!r})['train']()\n")
     report = job(script=script).start().wait()
-    assert "ended with exit code 1 after its training was done" in failed(report)
+    said = r"ended with exit code 1 after its training was done: JobFailedError: .* \(twice.py:2\)"
+    assert re.search(said, failed(report))
 
 
 def test_a_script_that_opens_a_process_group_itself_is_told_not_to(job, tmp_path):

@@ -27,7 +27,7 @@ from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.agent.worker_main import temporary_folder
 from hyperpod_ext.runtime.coordinator.queries import all_live
 from hyperpod_ext.runtime.detection.death_watch import LivenessLock, dying_of, has_gpu
-from hyperpod_ext.runtime.detection.failure_causes import is_out_of_memory
+from hyperpod_ext.runtime.detection.failure_causes import is_out_of_memory, last_line
 from hyperpod_ext.runtime.detection.heartbeat import ENV_HEARTBEAT
 from hyperpod_ext.runtime.fault_injection.from_agent import KillOnce, inject_node_fault
 from hyperpod_ext.runtime.ipc import control_messages as c
@@ -336,11 +336,12 @@ class Workers:
         del self._workers[rank]
         code = os.waitstatus_to_exitcode(status)
         never_joined = worker.writer is None
+        said = last_line(worker.log) if code > 0 else ""
         if self.finishing or (code == 0 and never_joined):
             self.exited[rank] = code
-            self._tell(c.Exited(rank=rank, code=code))
+            self._tell(c.Exited(rank=rank, code=code, said=said))
             return
-        exit_cause = self.monitor.exit_cause(rank, status, worker.step, _last_log_line(worker.log) if code > 0 else "")
+        exit_cause = self.monitor.exit_cause(rank, status, worker.step, said)
         if not worker.gone.is_set() and (exit_cause["kind"] == "out-of-memory" or has_gpu()):
             self._leaving[worker.local_rank] = worker.gone
         hint = f"The whole story is in {worker.log}." if code >= 0 else ""
@@ -457,9 +458,3 @@ def held_snapshots(snapshots: Iterable[Mapping[str, Any]]) -> tuple[c.HeldSnapsh
 def held_pieces(pieces: Iterable[Mapping[str, Any]]) -> tuple[c.HeldPiece, ...]:
     """The parity that it says it keeps."""
     return tuple(c.HeldPiece.model_validate(one) for one in pieces)
-
-
-def _last_log_line(log: Path) -> str:
-    """Last line that a worker wrote, which for an exception is its type and message."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")

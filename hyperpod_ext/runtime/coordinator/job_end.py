@@ -57,6 +57,7 @@ class JobEnd:
         self.all_uploaded = asyncio.Event()
         self.anybody_joined = False
         self._exit_codes: dict[int, int] = {}
+        self._said: dict[int, str] = {}
         self._last_stop: _LastStop | None = None
         self._error: dict[str, str] | None = None
         self.ended: asyncio.Future[FinalState] = asyncio.get_running_loop().create_future()
@@ -69,9 +70,10 @@ class JobEnd:
 
     # --- processes end --------------------------------------------------------------------------
 
-    def exited(self, rank: int, code: int) -> None:
-        """The process of `rank` has ended by itself, or after its training was done."""
+    def exited(self, rank: int, code: int, said: str = "") -> None:
+        """The process of `rank` has ended by itself, or after its training was done; `said` is its last line."""
         self._exit_codes[rank] = code
+        self._said[rank] = said
         self.check_exits()
 
     def know_exits(self, codes: dict[int, int]) -> None:
@@ -96,7 +98,8 @@ class JobEnd:
             how = (
                 f"ended with exit code {code}" if code > 0 else f"was killed by {signal.Signals(-code).name} ({-code})"
             )
-            self.fail(Fail("JobFailedError", f"rank {rank} {how} after its training was done"))
+            said = f": {self._said[rank]}" if self._said.get(rank) else ""
+            self.fail(Fail("JobFailedError", f"rank {rank} {how} after its training was done{said}"))
         elif codes and self.anybody_joined and not finished:
             rank = min(codes)
             message = f"rank {rank} ended without calling its @resilient function, while others wait in theirs"

@@ -140,6 +140,11 @@ class ExitCause:
     """One line."""
 
 
+_LONGEST_LINE = 1_000
+_END_OF_LOG = 64 << 10
+"""Bytes; of a longer last line, its end."""
+
+
 def decode_exit(status: int, *, kill_reason: str = "", last_log_line: str = "", oom: bool = False) -> ExitCause:
     """What the status of `os.wait` means.
 
@@ -214,7 +219,23 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         text = error.msg
     where = _line_of(error)
-    return f"{type(error).__name__}: {text}" + (f" ({where})" if where else "")
+    return f"{type(error).__name__}: {shortened(text)}" + (f" ({where})" if where else "")
+
+
+def shortened(line: str) -> str:
+    """What a person reads of a line, and a message has room for."""
+    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ... ({len(line):,} characters)"
+
+
+def last_line(log: Path) -> str:
+    """Last line that a process wrote, which for an exception is its type and message."""
+    if not log.exists():
+        return ""
+    with log.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _END_OF_LOG))
+        lines = file.read().decode("utf-8", "replace").splitlines()
+    return next((shortened(line.strip()) for line in reversed(lines) if line.strip()), "")
 
 
 def place_of(error: BaseException) -> str:

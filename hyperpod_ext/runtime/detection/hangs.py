@@ -136,7 +136,7 @@ def find_hung(heartbeats: Mapping[int, Heartbeat], world_size: int, limit_s: flo
     hung = [rank for rank in behind if rank in quiet]
     if not hung and max(heartbeat.quiet_s for heartbeat in quiet.values()) >= _LIVELY * limit_s:
         hung = behind
-    return Hang(tuple(hung), _why(heartbeats[hung[0]]), heartbeats[hung[0]]) if hung else None
+    return Hang(tuple(hung), _why(heartbeats[hung[0]]) + _returned(heartbeats), heartbeats[hung[0]]) if hung else None
 
 
 def _why(heartbeat: Heartbeat) -> str:
@@ -153,4 +153,12 @@ def _nobody(heartbeats: Mapping[int, Heartbeat], behind: Sequence[int]) -> Hang:
     first, quiet_s = heartbeats[behind[0]], max(heartbeat.quiet_s for heartbeat in heartbeats.values())
     ranks = ", ".join(map(str, behind))
     cause = f"ranks {ranks} make no progress for {quiet_s:.1f} s {first.place}, and none is behind the others"
-    return Hang((), cause, first)
+    return Hang((), cause + _returned(heartbeats), first)
+
+
+def _returned(heartbeats: Mapping[int, Heartbeat]) -> str:
+    """Who makes no more steps, and may be what the others wait for in vain."""
+    done = [each for each in heartbeats.values() if each.phase is Phase.DONE]
+    return "".join(
+        f"; rank {each.rank} has returned from its training function in step {each.step}" for each in done[:1]
+    )

@@ -397,6 +397,8 @@ class Exited(Report):
     sender, reader = "agent", "coordinator"
     type: Literal["exited"] = "exited"
     code: Number
+    said: str = ""
+    """Last line that it wrote, where it did not end well."""
 
 
 class Alive(Report):

@@ -17,6 +17,8 @@ from hyperpod_ext.runtime.detection.failure_causes import (
     FaultKind,
     OomKills,
     decode_exit,
+    last_line,
+    one_line,
     read_oom_kills,
 )
 
@@ -90,3 +92,14 @@ def row(cause: Cause) -> str:
     """Of the table of kinds."""
     command = f"`hp-ext chaos JOB {cause.inject}`" if cause.inject else ""
     return f"| `{cause.kind}` | {cause.meaning} | {cause.reported} | {command} |\n"
+
+
+def test_a_line_of_a_hundred_megabytes_is_no_last_word(tmp_path: Path) -> None:
+    log = tmp_path / "rank0.log"
+    log.write_bytes(b"first\n" + b"x" * (100 << 20) + b"\n\n")
+    assert last_line(log).startswith("xxx")
+    assert len(last_line(log)) < 1_100
+    assert len(one_line(ValueError("y" * 10_000_000))) < 1_100
+    log.write_text("ValueError: odd (train.py:3)\n\n")
+    assert last_line(log) == "ValueError: odd (train.py:3)"
+    assert last_line(tmp_path / "none.log") == ""

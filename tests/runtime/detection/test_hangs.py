@@ -73,6 +73,15 @@ def test_the_one_that_is_behind_is_ended_and_not_those_that_wait():
     assert hang.cause == "hung in data of step 5, no progress for 9.0 s"
 
 
+@pytest.mark.parametrize("others", [1, 3])
+def test_a_rank_that_returned_early_is_named_as_what_the_others_wait_for(others: int):
+    """As by `if rank == 0: return`: those that wait for it are behind it."""
+    waiting = [sign(rank, Phase.REST) for rank in range(1, 1 + others)]
+    hang = find_hung(world(sign(0, Phase.DONE, quiet_s=1.0), *waiting), 1 + others, 2.0)
+    assert hang is not None
+    assert hang.cause.endswith("; rank 0 has returned from its training function in step 5")
+
+
 def test_within_one_phase_fewer_collectives_tell():
     hang = find_hung(world(sign(0), sign(1), sign(2, collectives=6), sign(3)), 4, 2.0)
     assert hang is not None
