@@ -69,23 +69,26 @@ def spec(where: str) -> dict[str, Any]:
 
 def undisturbed(folder: Path, place: LocalPlace, steps: int | None) -> dict[str, Any]:
     """Losses and weights of the same job with nothing killed; `steps`: of one that is to be resized, and is not."""
-    (folder / "train.py").write_text(SCRIPT.read_text())
     found = spec("in a resize" if steps else "nowhere") | {"name": "undisturbed"}
     found["env"] |= {"STEPS": str(steps), "PAUSE": "0"} if steps else {}
-    (folder / "job.yaml").write_text(json.dumps(found))
-    done = call_hp_ext("create-job", "-f", folder / "job.yaml", "--wait", "-o", "json")
-    assert done.code == 0, done.stderr
-    return {"losses": done.json["losses"], "weights": done.json["weights"]}
+    assert start(folder, found).wait() == 0, (folder / "terminal.log").read_text()
+    result = call_hp_ext("report", "undisturbed", "-o", "json").json
+    return {"losses": result["losses"], "weights": result["weights"]}
+
+
+def start(folder: Path, job: dict[str, Any]) -> Any:
+    """`hp-ext create-job --wait`; what it prints goes to `terminal.log`."""
+    (folder / "train.py").write_text(SCRIPT.read_text())
+    (folder / "job.yaml").write_text(json.dumps(job))
+    command = ["create-job", "-f", str(folder / "job.yaml"), "--wait", "-o", "json"]
+    with (folder / "terminal.log").open("wb") as log:
+        return warm.start("warm_terminal", command, env=os.environ, log=log)
 
 
 def carry_out(case: Case, place: LocalPlace, folder: Path) -> Outcome:
     """Start the job, kill, and wait for its end."""
-    (folder / "train.py").write_text(SCRIPT.read_text())
-    (folder / "job.yaml").write_text(json.dumps(spec(case.where)))
     began = time.monotonic()
-    command = ["create-job", "-f", str(folder / "job.yaml"), "--wait", "-o", "json"]
-    with (folder / "terminal.log").open("wb") as log:
-        terminal = warm.start("warm_terminal", command, env=os.environ, log=log)
+    terminal = start(folder, spec(case.where))
     run = run_of(place)
     if case.where == "in a resize":
         until(lambda: any(event["event"] == "step" for event in events_in(run / "events.jsonl")), "no step was made")

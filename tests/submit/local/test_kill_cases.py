@@ -15,16 +15,28 @@ import killing
 import pytest
 import whole_run
 from endings_table import endings
-from kill_cases import COUNT, PLACES, Case, Expected, Victim, drawn, expected, singles, steps_lost_at_most, victims
+from kill_cases import (
+    COUNT,
+    PLACES,
+    Case,
+    Expected,
+    Victim,
+    drawn,
+    expected,
+    quickest_first,
+    singles,
+    steps_lost_at_most,
+    victims,
+)
 from local_place import LocalPlace
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 TABLE = endings()
-CASES = drawn(int(os.environ.get("HPX_KILL_SEED", "0")))
 IN_TEST = 3
 IN_THOROUGH = 30
 """Each costs about four seconds of CPU."""
+CASES = quickest_first(drawn(int(os.environ.get("HPX_KILL_SEED", "0"))), IN_TEST)
 RESIZED_STEPS = 400
 """As far as an undisturbed job goes that one that is resized is compared with."""
 
