@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 from hyperpod_ext.config.metrics import SUMMARY
 from hyperpod_ext.runtime.ipc import unproven
@@ -13,8 +14,11 @@ from hyperpod_ext.runtime.metrics.families import CONTENT_TYPE
 
 _TIMEOUT_S = 5.0
 _LONGEST_HEAD = 8192
-_PLACES = 64
-"""Connections at a time. Nobody proves anything here: when all places are taken, the oldest is hung up on."""
+_PLACES = 1024
+"""Connections at a time that have not asked yet. Nobody proves anything here: when all places are taken, the oldest is
+hung up on. Many may come between two looks of a busy process, and whoever asked before them is to be heard."""
+_ANSWERED = 64
+"""Those at a time that have asked: each may hold an answer that it does not read."""
 
 
 class MetricsEndpoint:
@@ -35,9 +39,8 @@ class MetricsEndpoint:
     ) -> None:
         self._answers = {b"/metrics": (CONTENT_TYPE, text), SUMMARY.encode(): ("application/json", summary)}
         self._listener = Listener(self._converse, on_error)
-        self._places: Unproven[asyncio.StreamWriter] = Unproven(
-            unproven.places(places), lambda writer: writer.transport.abort()
-        )
+        self._asking: Unproven[asyncio.StreamWriter] = Unproven(unproven.places(places), _hang_up)
+        self._answered: Unproven[asyncio.StreamWriter] = Unproven(_ANSWERED, _hang_up)
 
     async def open(self, host: str, port: int) -> int:
         """Listen; returns the port, which is a free one when `port` is 0.
@@ -51,24 +54,22 @@ class MetricsEndpoint:
         await self._listener.close()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._places.enter(writer)
-        try:
-            await self._answer(reader, writer)
-        finally:
-            self._places.leave(writer)
-
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(_TIMEOUT_S):
-                head = await reader.readuntil(b"\r\n\r\n")
-                status, kind, body = self._respond(head[:_LONGEST_HEAD])
-                lines = [f"HTTP/1.1 {status}", f"Content-Type: {kind}", f"Content-Length: {len(body)}"]
-                writer.write("\r\n".join([*lines, "Connection: close", "", ""]).encode() + body)
-                await writer.drain()
-                writer.close()
-                await writer.wait_closed()  # a reader that takes nothing holds what it asked for no longer than this
+                with _place(self._asking, writer):
+                    head = await reader.readuntil(b"\r\n\r\n")
+                with _place(self._answered, writer):
+                    await self._answer(head, writer)
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            writer.transport.abort()
+            _hang_up(writer)
+
+    async def _answer(self, head: bytes, writer: asyncio.StreamWriter) -> None:
+        status, kind, body = self._respond(head[:_LONGEST_HEAD])
+        lines = [f"HTTP/1.1 {status}", f"Content-Type: {kind}", f"Content-Length: {len(body)}"]
+        writer.write("\r\n".join([*lines, "Connection: close", "", ""]).encode() + body)
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()  # a reader that takes nothing holds what it asked for no longer than this
 
     def _respond(self, head: bytes) -> tuple[str, str, bytes]:
         """Status, type and body."""
@@ -80,3 +81,16 @@ class MetricsEndpoint:
             return "404 Not Found", "text/plain", b"the metrics are at /metrics\n"
         kind, make = self._answers[path]
         return "200 OK", kind, make().encode()
+
+
+def _hang_up(writer: asyncio.StreamWriter) -> None:
+    writer.transport.abort()
+
+
+@contextlib.contextmanager
+def _place(places: Unproven[asyncio.StreamWriter], writer: asyncio.StreamWriter) -> Iterator[None]:
+    places.enter(writer)
+    try:
+        yield
+    finally:
+        places.leave(writer)

@@ -253,18 +253,18 @@ def test_a_job_may_open_as_many_files_as_the_machine_allows() -> None:
     assert (places, soft) == (expected // 4, expected)
 
 
-def endpoint_of_metrics(places: int) -> tuple[asyncio.AbstractEventLoop, threading.Thread, MetricsEndpoint, int]:
+def endpoint_of_metrics(**places: int) -> tuple[asyncio.AbstractEventLoop, threading.Thread, MetricsEndpoint, int]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    endpoint = MetricsEndpoint(lambda: "step 7\n", str, pytest.fail, places=places)
+    endpoint = MetricsEndpoint(lambda: "step 7\n", str, pytest.fail, **places)
     port = asyncio.run_coroutine_threadsafe(endpoint.open("127.0.0.1", 0), loop).result(10)
     return loop, thread, endpoint, port
 
 
 def test_strangers_at_the_metrics_hold_no_more_than_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hyperpod_ext.runtime.metrics.endpoint._TIMEOUT_S", 600.0)  # which would end them, too
-    loop, thread, endpoint, port = endpoint_of_metrics(PLACES)
+    loop, thread, endpoint, port = endpoint_of_metrics(places=PLACES)
     with contextlib.ExitStack() as stack:
         stack.callback(loop.close)
         stack.callback(thread.join)
@@ -280,3 +280,22 @@ def test_strangers_at_the_metrics_hold_no_more_than_their_places(monkeypatch: py
                 assert stranger.recv(1) == b""
             gone += 1
         assert gone == STRANGERS - PLACES
+
+
+def test_who_has_asked_for_the_metrics_is_heard_whoever_comes_meanwhile() -> None:
+    """The process is busy, and a hundred come before it has read what an honest one has sent."""
+    loop, thread, endpoint, port = endpoint_of_metrics()
+    free = threading.Event()
+    with contextlib.ExitStack() as stack:
+        stack.callback(loop.close)
+        stack.callback(thread.join)
+        stack.callback(loop.call_soon_threadsafe, loop.stop)
+        stack.callback(lambda: asyncio.run_coroutine_threadsafe(endpoint.close(), loop).result(10))
+        stack.callback(free.set)
+        loop.call_soon_threadsafe(free.wait)
+        honest = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+        honest.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        for _ in range(90):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), 10))
+        free.set()
+        assert b"step 7" in b"".join(iter(lambda: honest.recv(1000), b""))
