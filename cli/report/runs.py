@@ -142,10 +142,8 @@ def why_failed(handle: JobHandle, status: Mapping[str, Any]) -> dict[str, Any] |
     error: dict[str, Any] | None = status["error"]
     if status["state"] != "failed" or handle.target == "local":  # whose engine has put both together
         return error
-    from ..job_events import events_in
-
-    logged = _logged(handle, events_in(status["folder"]))
-    return _first_cause(handle, error, logged["error"] if logged is not None else None)
+    found: dict[str, Any] | None = read_result(handle)["error"]
+    return found
 
 
 def _first_cause(
