@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import select
@@ -144,6 +145,21 @@ def test_a_second_call_of_the_training_function_is_refused(job, tmp_path):
     report = job(script=script).start().wait()
     said = r"ended with exit code 1 after its training was done: JobFailedError: .* \(twice.py:2\)"
     assert re.search(said, failed(report))
+
+
+def test_a_script_that_is_edited_while_the_job_runs_is_told_of(job, tmp_path):
+    """A new process runs what the file is then; the others run what it was."""
+    script = tmp_path / "edited.py"
+    script.write_text(f"import runpy\nrunpy.run_path({str(TINY)!r}, run_name='__main__')\n")
+    env = {"HPX_TEST_HOLD": json.dumps([[1, 0, 4]]), "HPX_CHAOS": "sigkill:rank=1,step=6"}
+    running = job(script=script, env=env).start()
+    running.until("step", step=3)
+    script.write_text(script.read_text() + "# changed\n")
+    (running.folder / "let-go").touch()
+    report = running.wait()
+    assert report["state"] == "succeeded", report["error"]
+    (warning,) = report["warnings"]
+    assert "that of rank 1 began with another one" in warning
 
 
 def test_a_script_that_opens_a_process_group_itself_is_told_not_to(job, tmp_path):

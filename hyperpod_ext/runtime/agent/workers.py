@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -259,6 +260,7 @@ class Workers:
         lock = LivenessLock(Path(env[ENV_HEARTBEAT]))
         lock.prepare()
         self._starting[rank] = local_rank
+        script = await asyncio.to_thread(_checksum, Path(self._settings.argv[0]))
         pid, was_warm = await fork_server.fork(argv=self._settings.argv, env=env, cwd=Path.cwd(), log=log)
         self._starting.pop(rank, None)
         if self._starts.get(rank) != this:
@@ -271,7 +273,7 @@ class Workers:
             self._workers[rank] = worker
             self._known.notify_all()
         self.monitor.started(rank, pid, log)
-        self._event("worker_started", rank=rank, pid=pid, warm=was_warm)
+        self._event("worker_started", rank=rank, pid=pid, warm=was_warm, script=script)
         fork_server.on_exit(pid, lambda status: self._exited(worker, status, fork_server))
 
     def _local_rank(self, rank: int) -> int:
@@ -458,3 +460,10 @@ def held_snapshots(snapshots: Iterable[Mapping[str, Any]]) -> tuple[c.HeldSnapsh
 def held_pieces(pieces: Iterable[Mapping[str, Any]]) -> tuple[c.HeldPiece, ...]:
     """The parity that it says it keeps."""
     return tuple(c.HeldPiece.model_validate(one) for one in pieces)
+
+
+def _checksum(script: Path) -> str:
+    try:
+        return f"{zlib.crc32(script.read_bytes()):08x}"
+    except OSError:  # whoever runs it will say why
+        return ""

@@ -83,6 +83,8 @@ class WorkerStarted(ByAgent):
     pid: Count
     warm: bool = False
     """Whether it had a CUDA context when it was wanted (`restart.warm_spares`)."""
+    script: str = ""
+    """Checksum of the script as it was then; empty: there is no such file."""
 
 
 class Imported(ByAgent):

@@ -28,8 +28,12 @@ from hyperpod_ext.runtime.events.of_training import (
     Skipped,
     Step,
     Unsaved,
+    WorkerStarted,
 )
 from hyperpod_ext.runtime.snapshot.parity import beyond_parity
+
+_SHOWN = 8
+"""Ranks that a warning names."""
 
 
 def make_report(events: Events, *, state: str, error: Any, world_size: int) -> dict[str, Any]:
@@ -71,8 +75,22 @@ def make_report(events: Events, *, state: str, error: Any, world_size: int) -> d
             *differences(continued),
             *map(_beyond_parity, events.of(ParityShort)),
             *([_begun_anew(unsaved)] if unsaved and recoveries else []),
+            *_other_scripts(events),
         ],
     }
+
+
+def _other_scripts(events: Events) -> list[str]:
+    """Ranks run what the script is when their process starts: it may have been changed, or differ between nodes."""
+    started = [event for event in events.of(WorkerStarted) if event.script]
+    others = list(dict.fromkeys(event.rank for event in started if event.script != started[0].script))
+    if not others:
+        return []
+    shown = ", ".join(map(str, others[:_SHOWN])) + (" and others" if len(others) > _SHOWN else "")
+    return [
+        f"not all processes ran the same script: that of rank {shown} began with another one than that of rank "
+        f"{started[0].rank}. It was changed while the job ran, or differs between nodes."
+    ]
 
 
 def in_no_snapshot(events: Events) -> list[str]:

@@ -143,6 +143,14 @@ def test_what_no_snapshot_holds_is_a_warning_once_there_was_a_fault():
     assert report_of(unsaved)["warnings"] == []
 
 
+def test_a_process_that_began_with_another_script_is_a_warning():
+    began = [entry(10.1 + rank, "worker_started", rank=rank, pid=1, node=0, script="aa") for rank in (0, 1)]
+    assert report_of(began)["warnings"] == []
+    later = entry(13.0, "worker_started", rank=1, pid=2, node=0, script="bb")
+    (warning,) = report_of([*began, later])["warnings"]
+    assert "that of rank 1 began with another one than that of rank 0" in warning
+
+
 def test_numbers_that_ranks_log_differently_are_named():
     def made(number: int, rank: int, generation: int = 1, **logged: float | None) -> Entry:
         return entry(float(number), "step", step=number, rank=rank, generation=generation, began=0.0, **logged)
