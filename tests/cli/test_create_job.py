@@ -331,6 +331,13 @@ def test_while_the_last_step_comes_home_it_is_told_how_far_it_is() -> None:
     assert story.tell(way | {"tiers": [sent]}) == ["node 1 brings its part to /d/j, for 58 s at most: all is sent"]
 
 
+def test_what_no_snapshot_holds_is_told_while_the_job_runs() -> None:
+    told = {"t": 1.0, "event": "unsaved", "generation": 1, "rank": 0, "run": "main"}
+    told |= {"objects": ["mean (float)", "losses (list)"], "noted": ["losses (list)"]}
+    assert EventText().tell(told) == ["changes from step to step, and is in no snapshot: mean (float)"]
+    assert EventText().tell(told | {"objects": ["losses (list)"]}) == []
+
+
 def test_a_move_is_told_by_the_nodes_that_it_is_between() -> None:
     main, story = {"run": "main", "order": "a", "nodes": 2, "of": 2}, EventText()
     begun = entry(1.0, "resize_begun", leaving=[1], joining=[2])

@@ -193,6 +193,8 @@ class Unsaved(ByWorker):
     event: Literal["unsaved"] = "unsaved"
     objects: Listed[str]
     """Where the script has it, each with its class."""
+    noted: Listed[str] = ()
+    """Those of them that only describe training, by all appearances."""
 
 
 class Step(ByWorker):

@@ -32,7 +32,7 @@ class UnsavedState:
     def __init__(
         self,
         warn: Callable[[str], object] = sys.stderr.write,
-        recorded: Callable[[list[str]], object] = lambda names: None,
+        recorded: Callable[[list[str], list[str]], object] = lambda names, noted: None,
     ) -> None:
         self._warn, self._recorded = warn, recorded
         self._left_out: list[Any] = []
@@ -82,7 +82,7 @@ class UnsavedState:
             changed = _changed(self._moments, tensors)
         self._moments, self._neighbours = [{}, {}, {}], []
         if named := [str(each) for each, _ in changed if each.severity != "error"]:
-            self._recorded(named)
+            self._recorded(named, [str(each) for each, _ in changed if each.severity == "note"])
         if named := [str(each) for each, _ in changed if each.severity == "warning"]:
             names = _listed(named)
             self._warn(
