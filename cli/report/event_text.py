@@ -54,7 +54,7 @@ def _lines(event: Event) -> list[str]:
     match event:
         case of_training.JobStarted():
             return [f"starting {event.world_size} ranks on {event.nodes} nodes"]
-        case of_training.Unsaved() if names := [each for each in event.objects if each not in event.noted]:
+        case of_training.Unsaved() if names := [each for each in event.objects if each not in event.descriptive]:
             return [f"changes from step to step, and is in no snapshot: {', '.join(names)}"]
         case of_training.RestoreFailed():
             return [f"rank {event.rank} could not restore, the next source is tried: {event.error}"]

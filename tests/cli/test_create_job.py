@@ -333,7 +333,7 @@ def test_while_the_last_step_comes_home_it_is_told_how_far_it_is() -> None:
 
 def test_what_no_snapshot_holds_is_told_while_the_job_runs() -> None:
     told = {"t": 1.0, "event": "unsaved", "generation": 1, "rank": 0, "run": "main"}
-    told |= {"objects": ["mean (float)", "losses (list)"], "noted": ["losses (list)"]}
+    told |= {"objects": ["mean (float)", "losses (list)"], "descriptive": ["losses (list)"]}
     assert EventText().tell(told) == ["changes from step to step, and is in no snapshot: mean (float)"]
     assert EventText().tell(told | {"objects": ["losses (list)"]}) == []
 

@@ -338,12 +338,12 @@ class Workers:
         del self._workers[rank]
         code = os.waitstatus_to_exitcode(status)
         never_joined = worker.writer is None
-        said = last_line(worker.log) if code > 0 else ""
+        written = last_line(worker.log) if code > 0 else ""
         if self.finishing or (code == 0 and never_joined):
             self.exited[rank] = code
-            self._tell(c.Exited(rank=rank, code=code, said=said))
+            self._tell(c.Exited(rank=rank, code=code, last_line=written))
             return
-        exit_cause = self.monitor.exit_cause(rank, status, worker.step, said)
+        exit_cause = self.monitor.exit_cause(rank, status, worker.step, written)
         if not worker.gone.is_set() and (exit_cause["kind"] == "out-of-memory" or has_gpu()):
             self._leaving[worker.local_rank] = worker.gone
         hint = f"The whole story is in {worker.log}." if code >= 0 else ""

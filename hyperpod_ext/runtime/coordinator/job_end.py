@@ -57,7 +57,7 @@ class JobEnd:
         self.all_uploaded = asyncio.Event()
         self.anybody_joined = False
         self._exit_codes: dict[int, int] = {}
-        self._said: dict[int, str] = {}
+        self._last_lines: dict[int, str] = {}
         self._last_stop: _LastStop | None = None
         self._error: dict[str, str] | None = None
         self.ended: asyncio.Future[FinalState] = asyncio.get_running_loop().create_future()
@@ -70,10 +70,10 @@ class JobEnd:
 
     # --- processes end --------------------------------------------------------------------------
 
-    def exited(self, rank: int, code: int, said: str = "") -> None:
-        """The process of `rank` has ended by itself, or after its training was done; `said` is its last line."""
+    def exited(self, rank: int, code: int, last_line: str = "") -> None:
+        """The process of `rank` has ended by itself, or after its training was done. `last_line`: of what it wrote."""
         self._exit_codes[rank] = code
-        self._said[rank] = said
+        self._last_lines[rank] = last_line
         self.check_exits()
 
     def know_exits(self, codes: dict[int, int]) -> None:
@@ -98,8 +98,8 @@ class JobEnd:
             how = (
                 f"ended with exit code {code}" if code > 0 else f"was killed by {signal.Signals(-code).name} ({-code})"
             )
-            said = f": {self._said[rank]}" if self._said.get(rank) else ""
-            self.fail(Fail("JobFailedError", f"rank {rank} {how} after its training was done{said}"))
+            why = f": {self._last_lines[rank]}" if self._last_lines.get(rank) else ""
+            self.fail(Fail("JobFailedError", f"rank {rank} {how} after its training was done{why}"))
         elif codes and self.anybody_joined and not finished:
             rank = min(codes)
             message = f"rank {rank} ended without calling its @resilient function, while others wait in theirs"

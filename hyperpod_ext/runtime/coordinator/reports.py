@@ -97,8 +97,8 @@ class Reports:
             case c.Finished(generation=generation, rank=rank, digest=digest):
                 self._log("done", rank=rank, digest=digest)
                 carry_out(membership.finished(rank, generation, digest))
-            case c.Exited(rank=rank, code=code, said=said):
-                self._end.exited(rank, code, said)
+            case c.Exited(rank=rank, code=code, last_line=last_line):
+                self._end.exited(rank, code, last_line)
             case c.StopAnswer():
                 self._stop_answered(report)
             case c.RankStopped():

@@ -193,7 +193,7 @@ class Unsaved(ByWorker):
     event: Literal["unsaved"] = "unsaved"
     objects: Listed[str]
     """Where the script has it, each with its class."""
-    noted: Listed[str] = ()
+    descriptive: Listed[str] = ()
     """Those of them that only describe training, by all appearances."""
 
 

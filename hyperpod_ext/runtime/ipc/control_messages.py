@@ -397,7 +397,7 @@ class Exited(Report):
     sender, reader = "agent", "coordinator"
     type: Literal["exited"] = "exited"
     code: Number
-    said: str = ""
+    last_line: str = ""
     """Last line that it wrote, where it did not end well."""
 
 

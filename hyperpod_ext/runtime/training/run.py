@@ -27,7 +27,7 @@ from hyperpod_ext.runtime.state import gradients, meshes
 from hyperpod_ext.runtime.state.device_steps import Device, DeviceSteps, device_of
 from hyperpod_ext.runtime.state.seeding import seed_of, seed_step
 from hyperpod_ext.runtime.state.training_state import CapturedState, ConsistentStep, Stateful, TrainingState
-from hyperpod_ext.runtime.state.unsaved_state import UnsavedState
+from hyperpod_ext.runtime.state.unsaved.unsaved_state import UnsavedState
 from hyperpod_ext.runtime.training.restore import Link
 from hyperpod_ext.runtime.training.step_guards import Watchdog
 
@@ -393,9 +393,9 @@ class Run:
             self._link.event("kept", rank=self.rank, **kept)
             self._reported_kept = kept
 
-    def _record_unsaved(self, names: list[str], noted: list[str]) -> None:
+    def _record_unsaved(self, names: list[str], descriptive: list[str]) -> None:
         if self.rank == 0:
-            self._link.event("unsaved", rank=self.rank, objects=names, noted=noted)
+            self._link.event("unsaved", rank=self.rank, objects=names, descriptive=descriptive)
 
     def _tell(self, step: int, total: int, began: float) -> None:
         """Report a step, and what of its time was not spent on it."""

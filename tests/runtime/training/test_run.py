@@ -102,7 +102,7 @@ def test_the_event_log_says_what_snapshots_hold_and_what_may_be_missing(monkeypa
         "objects": {"model": "Linear", "optimizer": "SGD"},
         "left_out": ("Dropout",),
     }
-    assert fields["unsaved"] == {"rank": 0, "objects": ["average.shadow (dict)"], "noted": []}
+    assert fields["unsaved"] == {"rank": 0, "objects": ["average.shadow (dict)"], "descriptive": []}
 
 
 def test_a_step_in_which_a_collective_has_failed_is_not_committed_whatever_becomes_of_the_error(

@@ -13,9 +13,9 @@ from typing import Any, Literal
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from hyperpod_ext.runtime.state import generators
-from hyperpod_ext.runtime.state.carried import carried, iterated, set_outside
-from hyperpod_ext.runtime.state.fingerprints import (
+from hyperpod_ext.runtime.state.unsaved import generators
+from hyperpod_ext.runtime.state.unsaved.carried import carried, iterated, set_outside
+from hyperpod_ext.runtime.state.unsaved.fingerprints import (
     address_of,
     is_array,
     is_number,
@@ -24,7 +24,7 @@ from hyperpod_ext.runtime.state.fingerprints import (
     of_plain,
     of_tensor,
 )
-from hyperpod_ext.runtime.state.reachable import (
+from hyperpod_ext.runtime.state.unsaved.reachable import (
     Named,
     anything,
     is_of_script,

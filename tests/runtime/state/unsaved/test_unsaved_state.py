@@ -22,7 +22,7 @@ from torch.optim import lr_scheduler, swa_utils
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime import Run, resilient
 from hyperpod_ext.runtime.data import ElasticDataLoader
-from hyperpod_ext.runtime.state.reachable import is_of_script
+from hyperpod_ext.runtime.state.unsaved.reachable import is_of_script
 
 MODULE_LEVEL = np.random.default_rng(3)
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from hyperpod_ext.runtime.state.carried import carried, iterated
 from hyperpod_ext.runtime.state.training_state import local_of
+from hyperpod_ext.runtime.state.unsaved.carried import carried, iterated
 
 _WINDOW = 64 << 10
 """Bytes that are read of a tensor's beginning, middle and end."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FrameType, FunctionType, GeneratorType
 from typing import Any, NamedTuple
 
-from hyperpod_ext.runtime.state.reachable import Named, enclosed, is_ours, locals_of
+from hyperpod_ext.runtime.state.unsaved.reachable import Named, enclosed, is_ours, locals_of
 
 _ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"})
 _ALWAYS = frozenset({"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"})

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.state import generators
-from hyperpod_ext.runtime.state.carried import neighbours
-from hyperpod_ext.runtime.state.fingerprints import address_of, of_tensor
-from hyperpod_ext.runtime.state.reachable import variables
-from hyperpod_ext.runtime.state.unsaved_kinds import Candidate, candidates
+from hyperpod_ext.runtime.state.unsaved import generators
+from hyperpod_ext.runtime.state.unsaved.carried import neighbours
+from hyperpod_ext.runtime.state.unsaved.fingerprints import address_of, of_tensor
+from hyperpod_ext.runtime.state.unsaved.kinds import Candidate, candidates
+from hyperpod_ext.runtime.state.unsaved.reachable import variables
 
 _NAMED = 6
 
@@ -32,7 +32,7 @@ class UnsavedState:
     def __init__(
         self,
         warn: Callable[[str], object] = sys.stderr.write,
-        recorded: Callable[[list[str], list[str]], object] = lambda names, noted: None,
+        recorded: Callable[[list[str], list[str]], object] = lambda names, descriptive: None,
     ) -> None:
         self._warn, self._recorded = warn, recorded
         self._left_out: list[Any] = []
