@@ -165,6 +165,6 @@ def _accesses(each: dis.Instruction) -> tuple[set[str], set[str]]:
     for part, name in zip(parts, names, strict=False):
         if part != "LOAD":
             sets.add(name)
-        elif name not in sets and not each.opname.endswith("_AND_CLEAR"):
+        elif name not in sets and not each.opname.endswith("AND_CLEAR"):
             reads.add(name)
     return reads, sets
