@@ -80,9 +80,9 @@ def asked() -> range:
     return range(int(first), int(end or int(first) + 1))
 
 
-SEEDS = 20
-THOROUGH = 180
-"""More of them in `make test-thorough`."""
+SEEDS = [*range(16), 307, 308, 321, 340]
+"""Four of them a stranger's: a plain loader, two models, a loader that begins in its place, a mean that is carried on."""
+THOROUGH = [*range(16, 200), *range(300, 316)]
 
 
 @pytest.mark.parametrize("seed", asked())
@@ -90,13 +90,13 @@ def test_the_scripts_that_were_asked_for(seed, job, tmp_path):
     check(seed, job, tmp_path)
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_scripts_of_all_kinds_end_as_if_nothing_had_happened(seed, job, tmp_path):
     check(seed, job, tmp_path)
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("seed", range(SEEDS, SEEDS + THOROUGH))
+@pytest.mark.parametrize("seed", sorted({*THOROUGH} - {*SEEDS}))
 def test_more_of_them(seed, job, tmp_path):
     check(seed, job, tmp_path)
 
