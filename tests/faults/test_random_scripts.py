@@ -81,7 +81,7 @@ def asked() -> range:
 
 
 SEEDS = [*range(16), 307, 308, 321, 340]
-"""Four of them a stranger's: a plain loader, two models, a loader that begins in its place, a mean that is carried on."""
+"""Four of them a stranger's: a plain loader, two models, a loader that begins in its place, a mean carried on."""
 THOROUGH = [*range(16, 200), *range(300, 316)]
 
 
