@@ -159,7 +159,9 @@ class Node:
         environ = self._worker_environ()
         prepared = self._prepared
         process = prepared.fork_server if prepared else ForkServerProcess.start(self._config.restart.preload, environ)
-        fork_server = await ForkServer.of(process, dict(environ.items() - os.environ.items()))
+        fork_server = await ForkServer.of(
+            process, {name: value for name, value in environ.items() if os.environ.get(name) != value}
+        )
         on_exit(fork_server.pid, lambda status: self._lose(f"the process that forks workers {describe_exit(status)}"))
         self._fork_server = fork_server
         self._start_memory_server(self._memory_socket, prepared.memory_server if prepared else None)

@@ -76,24 +76,19 @@ class Process:
         self.loop.ready.extend(due)
 
 
-class _Handle:
-    """Of asyncio's, what is used: thousands of them are made in a story."""
+class _Handle(list[Any]):
+    """Of asyncio's, what is used: callback, arguments and context; without a callback it is cancelled.
 
-    __slots__ = ("args", "callback", "context", "is_cancelled", "when_")
+    Thousands of them are made in a story, and a list is made without a call of Python's.
+    """
 
-    def __init__(self, callback: Any, args: Any, context: Any, when: float = 0.0) -> None:
-        self.callback, self.args, self.when_ = callback, args, when
-        self.context = contextvars.copy_context() if context is None else context
-        self.is_cancelled = False
+    __slots__ = ()
 
     def cancel(self) -> None:
-        self.is_cancelled, self.callback, self.args = True, None, ()
+        self[0], self[1] = None, ()
 
     def cancelled(self) -> bool:
-        return self.is_cancelled
-
-    def when(self) -> float:
-        return self.when_
+        return self[0] is None
 
 
 class Connects(Protocol):
@@ -133,8 +128,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             StandstillError: nothing is due any more.
         """
         ready, due, pop = self.ready, self._due, heapq.heappop
+        take = ready.popleft
         while not self._stopping:  # type: ignore[attr-defined]
-            while due and due[0][2].is_cancelled:
+            while due and due[0][2][0] is None:
                 pop(due)
             if not ready:
                 if not due:
@@ -145,20 +141,19 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             while due and due[0][0] < until:
                 ready.append(pop(due)[2])
             for _ in range(len(ready)):
-                handle = ready.popleft()
-                if handle.is_cancelled:
+                callback, args, context = handle = take()
+                if callback is None:
                     continue
-                context = handle.context
                 process = context.get(PROCESS)
                 if process is not None and (process.paused or not process.alive):
                     process.keep(handle)
                     continue
                 try:
-                    context.run(handle.callback, *handle.args)
+                    context.run(callback, *args)
                 except (SystemExit, KeyboardInterrupt):
                     raise
                 except BaseException as error:
-                    self.call_exception_handler({"message": f"in {handle.callback}", "exception": error})
+                    self.call_exception_handler({"message": f"in {callback}", "exception": error})
 
     def _process_events(self, event_list: list[Any]) -> None:
         pass
@@ -167,14 +162,14 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         pass
 
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
-        handle = _Handle(callback, args, context)
-        self.ready.append(handle)
+        handle = _Handle((callback, args, contextvars.copy_context() if context is None else context))
+        self._ready.append(handle)  # type: ignore[attr-defined]
         return handle
 
     call_soon_threadsafe = call_soon
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:
-        timer = _Handle(callback, args, context, when)
+        timer = _Handle((callback, args, contextvars.copy_context() if context is None else context))
         self._timers += 1
         heapq.heappush(self._due, (when, self._timers, timer))
         return timer
@@ -233,7 +228,7 @@ def simulated_time(loop: SimulatedLoop) -> Iterator[None]:
 
     def now() -> float:
         process = PROCESS.get(None)
-        return loop.time() + (process.clock if process is not None else 0.0)
+        return loop._now if process is None else loop._now + process.clock
 
     def wall() -> float:
         return 1e9 + loop.time()

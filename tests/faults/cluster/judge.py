@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hyperpod_ext.runtime.events.event import Other
 from hyperpod_ext.runtime.events.log import REPORT
 from hyperpod_ext.runtime.ipc import control_messages as c
 
@@ -78,11 +79,11 @@ class Judge:
 
     def logged(self, node: int, coordinator: Any, event: Any) -> None:
         """A coordinator has written a line of the event log."""
-        name = getattr(event, "event", None) or getattr(event, "name", "")
+        name = event.name if isinstance(event, Other) else event.event
         if self.cluster.tells and name not in ("step", "begun", "joined", "worker_started", "imported", "done"):
             said = event.model_dump(exclude_defaults=True, exclude={"t", "event", "type", "pid"})
             self.cluster.tell(f"  log of node {node}: {name} {said}")
-        if getattr(event, "why", None) and name != "no_notices" and type(event).__name__ == "Other":
+        if isinstance(event, Other) and event.why:
             self.violated(f"an event is not as declared: {event}")
         if self.cluster.is_over:
             return

@@ -17,6 +17,7 @@ from hyperpod_ext.runtime.agent import node as agent_node
 from hyperpod_ext.runtime.agent import workers as agent_workers
 from hyperpod_ext.runtime.agent.node import Node
 from hyperpod_ext.runtime.agent.settings import NodeSettings
+from hyperpod_ext.runtime.coordinator import coordinator
 from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
 from hyperpod_ext.runtime.detection.failure_causes import FaultKind, decode_exit
 from hyperpod_ext.runtime.detection.health import Health
@@ -323,7 +324,9 @@ def simulated_machines() -> Iterator[None]:
             places_for=lambda nodes: 1024,
             OomKills=_NoOomKills,
         )
-        replace(EventLog, report=lambda log, **told: told)  # of each story, a report is much work
+        replace(coordinator, read_orders=lambda run_dir: {})  # nobody gives any, and it looks ten times a second
+        # of each story a report is much work; and lines are written when somebody reads them, see `_Coordinator`
+        replace(EventLog, report=lambda log, **told: told, together=lambda log: contextlib.nullcontext())
         replace(
             agent_workers,
             os=_Os,

@@ -11,6 +11,7 @@ from hyperpod_ext.runtime.memory_server.protocol.request import Done
 
 KEPT = 2
 """Snapshots of each rank."""
+_STATUS, _DONE = r.ServerStatus(snapshots=(), copying=()), Done()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +103,10 @@ class Memory:
             case r.Peers(peers=peers):
                 self._peers = sorted(peers)
             case r.Status():
-                return r.ServerStatus(snapshots=(), copying=())
+                return _STATUS
             case r.UploadNow():
                 return r.UploadProgress(idle=True, tiers=())
-        return Done()
+        return _DONE
 
     def lost(self, for_good: str = "") -> None:
         self.ended = for_good

@@ -100,22 +100,24 @@ class _Transport(asyncio.Transport):
 
     def expect(self, delay: float, kind: str, data: Any = None) -> None:
         """Something is on its way here."""
-        due = self.network.loop.time() + delay
-        if self._coming:
-            due = max(due, self._coming[-1][0])
-        self._coming.append((due, kind, data))
+        loop, coming = self.network.loop, self._coming
+        due = loop.time() + delay
+        if coming and coming[-1][0] > due:
+            due = coming[-1][0]
+        coming.append((due, kind, data))
         if not self._is_due:
             self._is_due = True
-            self.network.loop.call_at(due, self.deliver, context=self.process.context)
+            loop.call_at(due, self.deliver, context=self.process.context)
 
     def deliver(self) -> None:
         """What has come by now. Runs in the process."""
-        self._is_due, now, parts = False, self.network.loop.time(), list[Any]()
-        if self.network.is_cut(self.process.host, self.peer.process.host):
-            self.network.waiting.append(self)
+        network, coming, parts = self.network, self._coming, list[Any]()
+        self._is_due, now = False, network.loop.time()
+        if network.is_cut(self.process.host, self.peer.process.host):
+            network.waiting.append(self)
             return
-        while self._coming and self._coming[0][0] <= now and not self._lost:
-            _, kind, part = self._coming.popleft()
+        while coming and coming[0][0] <= now and not self._lost:
+            _, kind, part = coming.popleft()
             if kind == "data":
                 parts.append(part)
                 continue
@@ -130,10 +132,10 @@ class _Transport(asyncio.Transport):
                 self._end(ConnectionResetError("the connection was reset"))
         self._receive(parts)
         if self._lost:
-            self._coming.clear()
-        elif self._coming and not self._is_due:
+            coming.clear()
+        elif coming and not self._is_due:
             self._is_due = True
-            self.network.loop.call_at(self._coming[0][0], self.deliver, context=self.process.context)
+            network.loop.call_at(coming[0][0], self.deliver, context=self.process.context)
 
     def _receive(self, parts: list[Any]) -> None:
         if parts and not self._closing:

@@ -44,15 +44,15 @@ class _Reader(asyncio.StreamReader):
         self.came.extend(data)
         self._wakeup_waiter()  # type: ignore[attr-defined]
 
-    async def next_frame(self) -> Frame | None:
-        while True:
+    async def more(self) -> bool:
+        """Whether anything comes."""
+        while not self.came:
+            if self._eof:  # type: ignore[attr-defined]
+                return False
+            await self._wait_for_data("more")  # type: ignore[attr-defined]
             if (error := self.exception()) is not None:
                 raise error
-            if self.came:
-                return self.came.popleft()
-            if self._eof:  # type: ignore[attr-defined]
-                return None
-            await self._wait_for_data("next_frame")  # type: ignore[attr-defined]
+        return True
 
 
 @contextlib.contextmanager
@@ -68,8 +68,12 @@ def messages_passed() -> Iterator[None]:
         return message if type(message) is _Passed else encode(message)
 
     async def read_passed(reader: _Reader, limit: int = wire.MAX_FRAME_BYTES) -> Any:
-        frame = await reader.next_frame()
-        if frame is None or type(frame) is _Passed:
+        if (error := reader.exception()) is not None:
+            raise error
+        if not reader.came and not await reader.more():
+            return None
+        frame = reader.came.popleft()
+        if type(frame) is _Passed:
             return frame
         length = wire.body_length(frame[:4], limit)
         return wire.decode(frame[4 : 4 + length])
