@@ -53,10 +53,6 @@ def command(
 
     question = read_question(options)
     scenario = question.scenario
-    if scenario.parity is not None:
-        raise click.UsageError(
-            "the simulator does not know parity: write `replicas` in its place, or see `hp-ext plan`"
-        )
     every = None if best else question.written
     estimate = look_ahead(scenario, every)
     if spares is None:

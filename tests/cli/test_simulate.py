@@ -33,14 +33,14 @@ def test_people_read_where_the_time_went() -> None:
     assert "the planner says" in text
 
 
-def test_parity_is_not_simulated_as_something_else(tmp_path: Path) -> None:
+def test_a_job_with_parity_is_simulated_with_it(tmp_path: Path) -> None:
     spec = tmp_path / "job.yaml"
     (tmp_path / "train.py").touch()
     tiers = "[{kind: memory}, {kind: peer, parity: 4}]"
     spec.write_text(f"name: a\nscript: train.py\nnodes: 4\ncheckpoint: {{tiers: {tiers}}}\n")
-    done = hp_ext("simulate", "-f", spec, "--params", "1B", "--runs", "1")
-    assert done.code == 2
-    assert "the simulator does not know parity" in done.stderr
+    found = hp_ext("simulate", "-f", spec, "--params", "1B", "--runs", "1", "--mtbf-hours", "50", "-o", "json").json
+    assert found["each"][0]["fell_back_to"]["parity"] > 0
+    assert "peer" not in found["each"][0]["sources"]
 
 
 def test_one_run_has_no_confidence_interval() -> None:

@@ -18,6 +18,7 @@ from hyperpod_ext.planner.rates import Rates, published
 from hyperpod_ext.planner.recovery_tiers import Recovery, Scenario
 from hyperpod_ext.planner.state import FORMATS, size_of
 from hyperpod_ext.runtime.membership.escalation import Budgets
+from hyperpod_ext.runtime.membership.parity_groups import place_groups
 from hyperpod_ext.runtime.membership.placement import place_replicas
 from hyperpod_ext.runtime.simulator.engine import Outcome, Simulation, _SimulatedFault
 from hyperpod_ext.runtime.simulator.interval import FaultFreeInterval
@@ -44,12 +45,13 @@ def margin(values: list[float]) -> float:
 # --- it decides as a real job does ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["sharded", "redundant", "domains", "no durable tier", "budgets"])
+@pytest.mark.parametrize("kind", ["sharded", "redundant", "domains", "parity", "no durable tier", "budgets"])
 def test_a_part_of_the_ranks_decides_what_all_of_them_would(kind: str) -> None:
     more: dict[str, object] = {
         "sharded": {},
         "redundant": {"redundant": True, "tiers": {"memory": THREE["memory"], "durable": THREE["durable"]}},
         "domains": {"domains": True},
+        "parity": {"parity": 5, "domains": True},
         "no durable tier": {"tiers": {"memory": THREE["memory"], "peer": THREE["peer"]}},
         "budgets": {"budgets": Budgets(12, max_node_losses=4)},
     }[kind]  # type: ignore[assignment]
@@ -132,6 +134,29 @@ def test_a_node_and_the_holder_of_its_copies_lost_in_one_recovery_fall_back_to_s
     assert one.run(0.1).fell_back_to == other.run(0.1).fell_back_to == {"peer": 1}
     assert both.run(0.1).fell_back_to == {"s3": 1}
     assert both.outcome.lost_steps > one.outcome.lost_steps
+
+
+def test_one_node_of_a_parity_group_is_rebuilt_and_for_two_there_is_storage() -> None:
+    settings = job(parity=4)
+    (group, *_) = place_groups(dict.fromkeys(range(16), ""), 4)
+    apart = next(node for node in range(16) if node not in group)
+
+    def after(*script: tuple[float, int]) -> Outcome:
+        return Scripted(settings, *((when, "node", node) for when, node in script)).run(0.1)
+
+    assert after((5000.0, group[0]), (5010.0, apart)).fell_back_to == {"parity": 1}
+    together = after((5000.0, group[0]), (5010.0, group[2]))
+    assert together.fell_back_to == {"s3": 1}
+    soon, later = after((5000.0, group[0]), (5045.0, group[2])), after((5000.0, group[0]), (5100.0, group[2]))
+    assert soon.fell_back_to == {"parity": 1, "s3": 1}  # the group has no whole step since the first was lost
+    assert later.fell_back_to == {"parity": 2}
+    again = after((5000.0, group[0]), (5045.0, group[0]))
+    assert again.fell_back_to == {"parity": 2}  # the others still have what it was rebuilt from
+    one = after((5000.0, group[0]))
+    copied = Scripted(job(node_bytes=1e9), (5000.0, "node", group[0])).run(0.1).traffic["to_restore"]
+    rebuilt = Scripted(replace(settings, node_bytes=1e9), (5000.0, "node", group[0])).run(0.1).traffic["to_restore"]
+    assert rebuilt == 3 * copied
+    assert one.lost_steps < together.lost_steps
 
 
 def test_a_node_that_has_just_come_has_nothing_in_its_memory() -> None:
@@ -218,6 +243,15 @@ def test_three_tiers_are_what_the_planner_expects() -> None:
     estimate = look_ahead(scenario)
     found = [Simulation(simulated(scenario, estimate.every(), spares=8), seed).run(20).goodput for seed in range(8)]
     assert statistics.mean(found) == pytest.approx(estimate.goodput, abs=0.005 + margin(found))
+
+
+def test_parity_is_what_the_planner_expects_on_numbers_of_nodes_that_do_not_come_out_even() -> None:
+    scenario = replace(planned(nodes=261), parity=8)
+    estimate = look_ahead(scenario)
+    found = [Simulation(simulated(scenario, estimate.every(), spares=16), seed).run(20) for seed in range(4)]
+    goodputs = [outcome.goodput for outcome in found]
+    assert statistics.mean(goodputs) == pytest.approx(estimate.goodput, abs=0.005 + margin(goodputs))
+    assert all(outcome.fell_back_to["parity"] > 9 * outcome.fell_back_to.get("s3", 0) > 0 for outcome in found)
 
 
 def test_three_tiers_of_a_large_job_are_what_the_planner_expects() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from hyperpod_ext.planner.costs import group_size
 from hyperpod_ext.runtime.simulator.interval import FaultFreeInterval
 from hyperpod_ext.runtime.simulator.job_model import JobModel, Known, where_from
 from hyperpod_ext.runtime.simulator.memory import BLOCK, Memory
@@ -252,6 +253,8 @@ class Simulation:
         for kind, count in counts.items():
             outcome.sources[kind] = outcome.sources.get(kind, 0) + count
         read = sum(count for kind, count in counts.items() if kind in ("live", "peer", "file", "s3"))
+        if settings.parity is not None:  # of each other node of the group an image
+            read += counts.get("parity", 0) * (group_size(settings.nodes, settings.parity) - 1)
         outcome.traffic["to_restore"] = outcome.traffic.get("to_restore", 0.0) + read * settings.node_bytes
         outcome.lost_steps += committed - step
         outcome.saving_s += before.blocked(max(before.step, min(step, committed)))
@@ -261,7 +264,7 @@ class Simulation:
         return resumed
 
     def _read_s(self, kind: str) -> float:
-        tier = self._settings.tiers.get({"s3": "durable", "file": "durable"}.get(kind, kind))
+        tier = self._settings.tiers.get({"s3": "durable", "file": "durable", "parity": "peer"}.get(kind, kind))
         return tier.read if tier is not None else self._settings.live_read_s if kind == "live" else 0.0
 
     def _relaunch(self, why: str, moment: float, ready: float) -> float:

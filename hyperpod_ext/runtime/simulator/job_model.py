@@ -112,11 +112,12 @@ class JobModel:
         return {rank: node for rank, node in self._was.items() if now[rank] != node or rank in self._emptied}
 
     def _held(self, moment: float) -> dict[int, list[Offer]]:
-        """What the memory of each node has: of its own rank, and copies of others'."""
+        """What the memory of each node has: of its own rank, copies of others', and parity."""
         held: dict[int, list[Offer]] = {}
         for rank, node in self._was.items():
             if node not in self._lost:
                 held.setdefault(node, []).extend(self._memory.own(node, rank))
+                held[node].extend(self._memory.pieces(node, rank, self._was.keys()))
             for holder in self._memory.holders(node, rank):
                 if holder not in self._lost:
                     held.setdefault(holder, []).extend(self._memory.copies(node, holder, rank, moment))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
+from hyperpod_ext.runtime.membership.parity_groups import Group, place_groups
 from hyperpod_ext.runtime.membership.placement import Placement, place_replicas
 from hyperpod_ext.runtime.simulator.interval import FaultFreeInterval, SimulatedSnapshot
 from hyperpod_ext.runtime.simulator.settings import Simulated
@@ -11,8 +12,8 @@ from hyperpod_ext.runtime.snapshot.select import Offer
 
 _SLOTS = 2
 BLOCK = 256
-"""Nodes that are placed together where a job has more: a copy's place depends on few nodes, and a placement of 16,384
-is too slow to be made at each of a thousand faults."""
+"""Nodes that are placed together where a job has twice as many: a copy's place depends on few nodes, and a placement of
+16,384 is too slow to be made at each of a thousand faults."""
 
 
 class Memory:
@@ -24,7 +25,13 @@ class Memory:
         self._log: dict[str, list[SimulatedSnapshot]] = {name: [] for name in settings.tiers}
         self._born: dict[int, float] = {}
         self._paired: dict[tuple[int, int], tuple[float, SimulatedSnapshot | None]] = {}
+        self._nodes: dict[int, int] = {}
+        """Node of each rank."""
         self._placed: dict[int, Placement] = {}
+        self._groups: dict[int, tuple[Group, ...]] = {}
+        """By parity: the groups of each block."""
+        self._stripes: dict[int, list[tuple[float, Group]]] = {}
+        """By parity: the ranks whose snapshots protect each other, of each rank, and since when; the newest first."""
         self._left: dict[int, tuple[int, ...]] = {}
         """Of ranks whose node is new: who holds copies of what the one before it had."""
         self.sharing = "same" if settings.redundant else "shard"
@@ -34,13 +41,14 @@ class Memory:
         for name in self._log.keys() - {"durable"}:
             self._log[name] = []
         self._born, self._paired, self._placed, self._left = {}, {}, {}, {}
-        if "peer" in self._log:
-            blocks: dict[int, dict[int, str]] = {}
-            for rank, node in nodes.items():
-                blocks.setdefault(rank // self._block, {})[node] = self._domain(node)
-            self._placed = {
-                block: place_replicas(domains, self._settings.replicas) for block, domains in blocks.items()
-            }
+        self._nodes, self._groups, self._stripes = dict(nodes), {}, {}
+        if "peer" not in self._log:
+            return
+        for block in {self._block_of(rank) for rank in nodes}:
+            if self._settings.parity is None:
+                self._placed[block] = place_replicas(self._domains(block), self._settings.replicas)
+            else:
+                self._group(block, moment)
 
     def moved(self, nodes: dict[int, int], before: Mapping[int, int], moment: float) -> None:
         """The ranks in `before` were on those nodes; what nobody holds a copy of any more is copied again, at once."""
@@ -48,11 +56,12 @@ class Memory:
         for rank in ranks:
             self._left[rank] = self.holders(before[rank], rank)
             self._born[nodes[rank]] = moment
-        for block in {rank // self._block for rank in ranks} if self._placed else ():
-            first = block * self._block
-            members = [nodes[rank] for rank in range(first, min(first + self._block, len(nodes)))]
+        self._nodes |= {rank: nodes[rank] for rank in ranks}
+        for block in {self._block_of(rank) for rank in ranks} & self._groups.keys():
+            self._group(block, moment)
+        for block in {self._block_of(rank) for rank in ranks} & self._placed.keys():
             known = self._placed[block]
-            after = place_replicas({node: self._domain(node) for node in members}, self._settings.replicas, known)
+            after = place_replicas(self._domains(block), self._settings.replicas, known)
             newest = self._again(moment)
             for owner, holders in after.items():
                 for holder in holders:
@@ -89,11 +98,14 @@ class Memory:
         return set(self._born)
 
     def holders(self, node: int, rank: int) -> tuple[int, ...]:
-        """Nodes that hold copies of what `node`, the rank's, has."""
+        """Nodes that hold copies of what `node`, the rank's, has, or keep parity with it."""
+        if rank in self._stripes:
+            others = dict.fromkeys(other for _, stripe in self._stripes[rank] for other in stripe if other != rank)
+            return tuple(self._nodes[other] for other in others)
         if not self._placed:
             return ()
         left = self._left.get(rank, ()) if node in self._born else ()
-        return tuple(dict.fromkeys((*self._placed[rank // self._block].get(node, ()), *left)))
+        return tuple(dict.fromkeys((*self._placed[self._block_of(rank)].get(node, ()), *left)))
 
     def own(self, node: int, rank: int) -> list[Offer]:
         """What the node's memory has of its own rank: its newest snapshots, and those that have copies."""
@@ -102,17 +114,29 @@ class Memory:
         return [self._offer(held, node, rank) for held in dict.fromkeys(logs) if held.captured_at > born]
 
     def copies(self, owner: int, holder: int, rank: int, moment: float) -> list[Offer]:
-        """What `holder` has of the snapshots of `rank`, whose node was `owner`."""
+        """What `holder` has of the snapshots of `rank`, whose node was `owner`: copies, where there are such."""
+        if not self._placed:
+            return []
         log, born = self._log.get("peer", ()), self._born.get(owner, -1.0)
         held: list[SimulatedSnapshot] = []
         if owner in self._born and holder in self._left.get(rank, ()):  # of the node before this one
             held += [one for one in log if self._born.get(holder, -1.0) < one.captured_at <= born]
-        if holder in self._placed[rank // self._block].get(owner, ()):
+        if holder in self._placed[self._block_of(rank)].get(owner, ()):
             since, again = self._paired.get((owner, holder), (-1.0, None))
             held += [one for one in log if one.captured_at > max(since, born)]
             if again is not None and again.ready_at <= moment:
                 held.append(again)
         return [self._offer(one, holder, rank) for one in held]
+
+    def pieces(self, node: int, rank: int, ranks: Collection[int]) -> list[Offer]:
+        """The parity that the node of `rank` keeps, of stripes all of whose ranks are among `ranks`. A step's is made
+        by those who are together then; what others keep of it stays when one of them is replaced."""
+        born, found = self._born.get(node, -1.0), list[Offer]()
+        for held in self._log.get("peer", ()) if rank in self._stripes else ():
+            stripe = next((its for since, its in self._stripes[rank] if since < held.captured_at), ())
+            if held.captured_at > born and stripe and set(stripe) <= set(ranks):
+                found.append(Offer("parity", held.step, rank, node, held.save_id, sharing="shard", stripe=stripe))
+        return found
 
     def stored(self) -> list[Offer]:
         """Checkpoints that are durable."""
@@ -124,6 +148,30 @@ class Memory:
     def _offer(self, held: SimulatedSnapshot, node: int, rank: int) -> Offer:
         digest = "" if self._settings.redundant else str(rank)
         return Offer("memory", held.step, rank, node, held.save_id, own_digest=digest, sharing=self.sharing)
+
+    def _group(self, block: int, moment: float) -> None:
+        """Nodes of a block keep parity of each other's snapshots from now on, those of before as far as they can."""
+        assert self._settings.parity is not None
+        self._groups[block] = place_groups(self._domains(block), self._settings.parity, self._groups.get(block, ()))
+        ranks = {self._nodes[rank]: rank for rank in self._ranks(block)}
+        for group in self._groups[block]:
+            stripe = tuple(sorted(ranks[node] for node in group))
+            for rank in stripe:
+                known = self._stripes.setdefault(rank, [])
+                if not known or known[0][1] != stripe:
+                    known[:] = [(moment, stripe), *known[: _SLOTS - 1]]
+
+    def _block_of(self, rank: int) -> int:
+        """What is left over belongs to the last block: alone, it might be too few for copies, or for a group."""
+        return min(rank // self._block, max(0, self._settings.nodes // self._block - 1))
+
+    def _ranks(self, block: int) -> range:
+        last = block == self._block_of(self._settings.nodes - 1)
+        return range(block * self._block, self._settings.nodes if last else (block + 1) * self._block)
+
+    def _domains(self, block: int) -> dict[int, str]:
+        """Of the nodes that its ranks have now."""
+        return {node: self._domain(node) for node in (self._nodes[rank] for rank in self._ranks(block))}
 
     def _domain(self, node: int) -> str:
         return str(node // self._settings.rack_nodes) if self._settings.domains else ""

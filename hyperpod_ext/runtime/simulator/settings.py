@@ -50,6 +50,8 @@ class Simulated:
     redundant: bool = False
     """Whether every rank holds the same state, live."""
     replicas: int = 1
+    parity: int | None = None
+    """Nodes of a group that keeps parity in place of copies."""
     node_bytes: float = 0.0
     state_bytes: float = 0.0
     live_read_s: float = 0.0
@@ -88,6 +90,7 @@ def simulated(scenario: Scenario, every: Mapping[str, int], **more: Any) -> Simu
         recovery=scenario.recovery,
         redundant=scenario.spread.redundant,
         replicas=scenario.replicas,
+        parity=scenario.parity,
         domains=scenario.domains,
         rack_nodes=scenario.rack_nodes,
         node_bytes=scenario.spread.node_bytes,
