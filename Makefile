@@ -26,7 +26,7 @@ READY := $(VENV)/.ready
 # most of what is installed is never imported, and need not be compiled
 PIP = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: catalog setup environments cdk collected ready ready-with-cdk run check static test test-thorough test-sdks test-integrations test-nixl soak bench bench-costs bench-recovery bench-rendezvous bench-resize bench-continue bench-operator bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible bench-control-plane bench-tls bench-transport golden clean test-mutants test-series test-torch test-gpu bench-gpu
+.PHONY: catalog setup environments cdk collected ready ready-with-cdk run check static test test-thorough test-sdks test-integrations test-nixl soak bench bench-costs bench-recovery bench-rendezvous bench-resize bench-continue bench-parity bench-recovery-by-nodes bench-operator bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible bench-control-plane bench-tls bench-transport golden clean test-mutants test-series test-torch test-gpu bench-gpu
 
 setup: $(READY) environments
 
@@ -147,6 +147,14 @@ bench-resize: $(READY)
 # longest pause of the healthy when one of four ranks is killed, in ordinary steps; about three minutes
 bench-continue: $(READY)
 	$(BIN)/python tests/bench/continuing.py $(ARGS)
+
+# bytes, memory and CPU of parity in groups of 4 and 8 nodes, and of a lost node's image rebuilt; about a minute
+bench-parity: $(READY)
+	$(BIN)/python tests/bench/parity.py $(ARGS)
+
+# seconds of a recovery by the number of GPUs: measured elsewhere, simulated, published; writes a page and a plot
+bench-recovery-by-nodes: $(READY)
+	$(BIN)/python tests/bench/recovery_by_nodes.py
 
 # process groups opened again, closed and cut, at 4 to 64 ranks, beside TCPStore; about two minutes
 bench-rendezvous: $(READY)

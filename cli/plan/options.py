@@ -40,9 +40,17 @@ def planning_options(function: F) -> F:
     for decorate in (
         click.option("--region", default="us-west-2", show_default=True, help="Where prices are looked up."),
         click.option("--usd-per-node-hour", type=number, help="Price of a node, where none is known here."),
-        click.option("--job-s", type=number, help="Seconds to start the whole job again.  [default: 600]"),
-        click.option("--node-s", type=number, help="Seconds to go on after a lost node.  [default: 30]"),
-        click.option("--process-s", type=number, help="Seconds to go on after a dead process.  [default: 5]"),
+        click.option(
+            "--job-s", type=number, help="Seconds to start the whole job again.  [default: 600, more with many nodes]"
+        ),
+        click.option(
+            "--node-s", type=number, help="Seconds to go on after a lost node.  [default: 30, more with many nodes]"
+        ),
+        click.option(
+            "--process-s",
+            type=number,
+            help="Seconds to go on after a dead process.  [default: 5, more with many nodes]",
+        ),
         click.option("--durable-gbs", type=number, help="GB/s of one node to S3 or a shared directory."),
         click.option("--peer-gbs", type=number, help="GB/s of one node to another's memory."),
         click.option("--copy-gbs", type=number, help="GB/s of one worker into shared memory."),

@@ -82,7 +82,7 @@ class _Reader:
             self._rates(history).of_job(spread.nodes),
             frozenset({tier.kind if tier.kind in ("memory", "peer") else "durable" for tier in policy.tiers}),
             speeds=self._speeds(catalogued(self._machine, policy)),
-            recovery=self._recovery(history),
+            recovery=self._recovery(history, spread.nodes),
             overlap=policy.overlap,
             replicas=min(peer.replicas, spread.nodes - 1) if peer and spread.nodes > 1 else 1,
             parity=peer.parity if peer and spread.nodes > 1 else None,
@@ -232,17 +232,25 @@ class _Reader:
         self._notes.append(f"speeds: {found.source}" if len(changes) < 3 else "speeds: given")
         return replace(found, **changes)
 
-    def _recovery(self, history: JobHistory | None) -> Any:
+    def _recovery(self, history: JobHistory | None, nodes: int) -> Any:
         from dataclasses import replace
 
+        from hyperpod_ext.planner import control_plane
         from hyperpod_ext.planner.recovery_tiers import Recovery
 
-        found = Recovery()
-        if history is not None and history.recovery_s:
-            found = replace(found, process=history.recovery_s)
+        known = {name: self._o[f"{name}_s"] for name in ("process", "node", "job") if self._o[f"{name}_s"] is not None}
+        if history is not None and history.recovery_s and "process" not in known:
+            known["process"] = history.recovery_s
             self._notes.append(f"{history.recovery_s:.3g} s to go on after a dead process: the median of the history")
-        given = {name: self._o[f"{name}_s"] for name in ("process", "node", "job")}
-        return replace(found, **{name: value for name, value in given.items() if value is not None})
+        if not known.keys() >= {"process", "node"}:
+            assumed = Recovery()
+            how = "measured" if nodes <= control_plane.MOST else f"extrapolated from {control_plane.MOST:,} nodes"
+            self._notes.append(
+                f"to go on after a fault: for the script and its devices {assumed.process:g} s are assumed where a "
+                f"process is lost, {assumed.node:g} s where a node is, unless they are given; the control plane's "
+                f"{control_plane.at(nodes).fault_s:.2g} s at {nodes:,} node{'s' if nodes > 1 else ''} are {how}"
+            )
+        return replace(Recovery.at(nodes), **known)
 
     def _price(self, nodes: int) -> float | None:
         if self._o["usd_per_node_hour"] is not None:

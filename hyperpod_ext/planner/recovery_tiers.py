@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hyperpod_ext.planner import control_plane
 from hyperpod_ext.planner.costs import (
     Speeds,
     Spread,
@@ -37,6 +38,13 @@ class Recovery:
     """A spare takes a lost node's ranks."""
     job: float = 600.0
     """The whole job ends and is started again."""
+
+    @classmethod
+    def at(cls, nodes: int) -> Recovery:
+        """Where nothing is known of the job: what is assumed of scripts and their devices at any size, and what the
+        control plane of so many nodes takes beside it."""
+        assumed, measured = cls(), control_plane.at(nodes)
+        return cls(assumed.process + measured.fault_s, assumed.node + measured.fault_s, assumed.job + measured.start_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,41 @@
+"""What the control plane takes of a recovery and of a start, by the number of nodes. Measured, or extrapolated."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from typing import NamedTuple
+
+
+class Row(NamedTuple):
+    """CPU seconds of the coordinator with so many nodes of eight workers: all that is done for one after another."""
+
+    nodes: int
+    start_s: float
+    fault_s: float
+
+
+MEASURED = (
+    Row(16, 0.015, 0.009),
+    Row(64, 0.03, 0.018),
+    Row(256, 0.07, 0.055),
+    Row(512, 0.14, 0.106),
+    Row(1024, 0.31, 0.204),
+    Row(2048, 0.73, 0.423),
+)
+"""`make bench-control-plane` (docs/benchmarks/control-plane.json); a test compares the two."""
+MOST = MEASURED[-1].nodes
+"""Nodes up to which it was measured."""
+
+
+def at(nodes: int) -> Row:
+    """Between two measured numbers of nodes on the line between them; above the last as N log N, like its messages."""
+    if nodes >= MOST:
+        last = MEASURED[-1]
+        more = nodes * math.log2(nodes) / (MOST * math.log2(MOST))
+        return Row(nodes, last.start_s * more, last.fault_s * more)
+    index = bisect_left(MEASURED, nodes, key=lambda row: row.nodes)
+    low, high = MEASURED[index - 1] if index else Row(0, 0.0, 0.0), MEASURED[index]
+    share = (nodes - low.nodes) / (high.nodes - low.nodes)
+    start_s, fault_s = (low[field] + share * (high[field] - low[field]) for field in (1, 2))
+    return Row(nodes, start_s, fault_s)
