@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import heapq
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -111,6 +112,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._timers = 0
         self._tasks: list[asyncio.Task[Any]] = []
         self.set_task_factory(self._make_task)  # type: ignore[arg-type]
+        self.create_future = functools.partial(asyncio.Future, loop=self)  # type: ignore[method-assign]
 
     # --- time -----------------------------------------------------------------------------------
 

@@ -41,6 +41,7 @@ class _Transport(asyncio.Transport):
         super().__init__({**names, "socket": _Socket(other)})
         self.network, self.process, self.protocol = network, process, protocol
         self.peer: _Transport
+        self._is_local = process.host == other.host
         self._coming: deque[tuple[float, str, Any]] = deque()
         self._is_due = False
         self._closing = self._lost = False
@@ -96,7 +97,7 @@ class _Transport(asyncio.Transport):
             self.protocol.connection_lost(error)
 
     def _send(self, kind: str, data: Any = None) -> None:
-        self.peer.expect(self.network.delay(self.process.host, self.peer.process.host), kind, data)
+        self.peer.expect(_LOCAL_S if self._is_local else self.network.latency(), kind, data)
 
     def expect(self, delay: float, kind: str, data: Any = None) -> None:
         """Something is on its way here."""
@@ -113,7 +114,7 @@ class _Transport(asyncio.Transport):
         """What has come by now. Runs in the process."""
         network, coming, parts = self.network, self._coming, list[Any]()
         self._is_due, now = False, network.loop.time()
-        if network.is_cut(self.process.host, self.peer.process.host):
+        if not self._is_local and network.is_cut(self.process.host, self.peer.process.host):
             network.waiting.append(self)
             return
         while coming and coming[0][0] <= now and not self._lost:
@@ -182,8 +183,13 @@ class Network:
 
     # --- who reaches whom -----------------------------------------------------------------------
 
+    def latency(self) -> float:
+        """Of a message from one machine to another."""
+        least, most = self._latency_s
+        return least + (most - least) * self._rng.random()
+
     def delay(self, one: str, other: str) -> float:
-        return _LOCAL_S if one == other else self._rng.uniform(*self._latency_s)
+        return _LOCAL_S if one == other else self.latency()
 
     def is_cut(self, one: str, other: str) -> bool:
         if one == other:

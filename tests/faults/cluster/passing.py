@@ -40,16 +40,26 @@ class _Reader(asyncio.StreamReader):
         super().__init__(*given, **named)
         self.came: deque[Frame] = deque()
 
+    _waiter: asyncio.Future[None] | None
+
     def feed_data(self, data: Any) -> None:
         self.came.extend(data)
-        self._wakeup_waiter()  # type: ignore[attr-defined]
+        if (waiter := self._waiter) is not None:
+            self._waiter = None
+            if not waiter.cancelled():
+                waiter.set_result(None)
 
     async def more(self) -> bool:
         """Whether anything comes."""
         while not self.came:
             if self._eof:  # type: ignore[attr-defined]
                 return False
-            await self._wait_for_data("more")  # type: ignore[attr-defined]
+            assert self._waiter is None, "two read from one connection"
+            self._waiter = self._loop.create_future()  # type: ignore[attr-defined]
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
             if (error := self.exception()) is not None:
                 raise error
         return True
