@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from nodes import kill_node
 from resizing import BITWISE, ELASTIC, Resizable, assert_bitwise, assert_went_on, run_alone, settings
 
 pytestmark = [pytest.mark.slow]
@@ -45,10 +47,18 @@ def alone(job_class: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 def resizable(job: Any) -> Iterator[Any]:
     made: list[Resizable] = []
 
-    def make(parallel: str = "ddp", nodes: int = 2, script: Path = ELASTIC, **more: Any) -> Resizable:
+    def make(
+        parallel: str = "ddp",
+        nodes: int = 2,
+        script: Path = ELASTIC,
+        workers_per_node: int = 1,
+        spares: int = 0,
+        **more: Any,
+    ) -> Resizable:
         steps, seconds = (STEPS, "0.4") if script is ELASTIC else (FEWER, "0.8")
         env = {"HPX_TEST_STEPS": steps, "HPX_TEST_SECONDS": seconds, "HPX_TEST_PARALLEL": parallel}
-        known = {"workers_per_node": 1, "script": script, "settings": settings(**more)}
+        known: dict[str, Any] = {"workers_per_node": workers_per_node, "spares": spares, "script": script}
+        known["settings"] = settings(**more)
         made.append(Resizable(job(f"job{len(made)}", nodes=nodes, env=env, **known)).start())
         made[-1].job.until("step", step=3)
         return made[-1]
@@ -172,6 +182,29 @@ def test_shards_of_a_lost_node_come_from_copies_on_others(resizable, undisturbed
     lost = running.job.until("resized")
     assert (lost["of"], lost["nodes"], lost["cause"]) == (nodes, nodes - 1, "lost")
     assert_went_on(running, running.finish(), undisturbed)
+
+
+@pytest.mark.thorough
+def test_eight_nodes_of_two_go_through_a_kill_a_lost_node_a_resize_and_the_loss_of_the_coordinator(resizable, alone):
+    """16 ranks; and every loss and weight is that of one rank which nobody disturbs, bit for bit."""
+    elastic = {"min_nodes": 3, "max_nodes": 8}
+    running = resizable(nodes=8, workers_per_node=2, spares=1, script=BITWISE, elastic=elastic)
+    job = running.job
+    (killed,) = [e for e in running.events() if e["event"] == "joined" and e["rank"] == 11 and e["generation"] == 1]
+    os.kill(killed["pid"], signal.SIGKILL)
+    job.until("go", generation=2)
+    kill_node(job, 3)
+    job.until("node_lost", node=3)
+    job.until("go", generation=3)
+    shrunk = running.resize(6)
+    assert (shrunk["of"], shrunk["nodes"], shrunk["pids_kept"]) == (8, 6, True)
+    kill_node(job, 0)
+    lost = job.until("resized", cause="lost")
+    assert (lost["of"], lost["nodes"], lost["pids_kept"]) == (6, 5, True)
+    report = running.finish()
+    assert_bitwise(running, report, alone("ddp"))
+    assert report["nodes_lost"] == [3, 0]
+    assert report["steps_lost"] == 0
 
 
 def test_all_nodes_told_to_end_is_the_end_of_the_job(resizable):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.config.restart import RestartPolicy
 from hyperpod_ext.runtime.agent.election import ElectionListener
 from hyperpod_ext.runtime.agent.settings import NodeSettings
+from hyperpod_ext.runtime.coordinator import members
 from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
 from hyperpod_ext.runtime.coordinator.job_run import JobRun
 from hyperpod_ext.runtime.coordinator.members import Members
@@ -84,6 +86,10 @@ class Agent:
     def _has(self, job_state: dict[str, Any]) -> None:
         self.job_state = job_state
         self.say(c.Acknowledged(number=job_state["number"]))
+
+    @property
+    def line(self) -> asyncio.WriteTransport:
+        return self._writer.transport
 
     def hang_up(self) -> None:
         if self.beating is not None:
@@ -258,6 +264,34 @@ NEWS = c.JobNews(
 
 def settings_of(coordinator: Coordinator, node: int, folder: Path, first: tuple[str, int]) -> NodeSettings:
     return NodeSettings(coordinator._run.config, node, *first, ["a.py"], folder, folder, folder / "secret", SECRET)
+
+
+def test_one_that_does_not_read_is_cut_while_the_job_goes_on_and_is_taken_when_it_comes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the kernel does not take for it, the coordinator keeps, up to what it is allowed."""
+    monkeypatch.setattr(members, "MOST_UNREAD_BYTES", 1 << 16)
+
+    async def run() -> None:
+        async with coordinating(tmp_path) as (listener, coordinator):
+            _, one, two = await three(listener)
+            line, unread = coordinator.members.agents[1].writer.transport, 0
+            for end, buffer in ((line, socket.SO_SNDBUF), (one.line, socket.SO_RCVBUF)):
+                end.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, buffer, 1 << 12)
+            while not line.is_closing():
+                one.say(c.AskJobState())
+                await asyncio.sleep(0)
+                unread = max(unread, line.get_write_buffer_size())
+            assert (await two.hears(c.StartWorker)).rank == 1
+            state = json.dumps(coordinator.members.members).encode()
+            assert unread < (1 << 16) + 10 * len(state)
+            one.hang_up()
+            again = await Agent.come(listener, 1, id="another")
+            assert (await again.hears(c.JobNews)).spares
+
+    asyncio.run(run())
+    assert events(tmp_path, "node_lost")[0]["node"] == 1
+    assert [event["node"] for event in events(tmp_path, "node_joined")][-1] == 1
 
 
 def test_a_successor_goes_on_with_what_the_voters_know(tmp_path: Path) -> None:

@@ -193,9 +193,9 @@ def test_the_oldest_makes_place() -> None:
     assert not unproven.hang_up_oldest()
 
 
-def test_all_agents_of_a_large_job_may_come_at_once() -> None:
+@pytest.mark.parametrize("nodes", [1100, pytest.param(2048, marks=pytest.mark.thorough)])
+def test_all_agents_of_a_large_job_may_come_at_once(nodes: int) -> None:
     """None of them makes place for another."""
-    nodes = 1100
     with agent(places_for(nodes)) as address, contextlib.ExitStack() as coming:
         agents = [coming.enter_context(socket.create_connection(address, timeout=30)) for _ in range(nodes)]
         for sock in reversed(agents):
