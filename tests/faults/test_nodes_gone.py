@@ -120,6 +120,25 @@ def test_copies_in_other_nodes_memory_survive_the_loss_of_a_node_and_are_made_ag
     assert [recovery["source"] for recovery in report["recoveries"]] == ["peer", "peer"]
 
 
+@pytest.mark.thorough
+def test_a_lost_node_of_a_parity_group_is_rebuilt_at_a_spare_and_so_is_the_next(job, undisturbed):
+    tiers = [{"kind": "memory"}, {"kind": "peer", "parity": 4, "every_steps": 1}]
+    settings = {"checkpoint": {"tiers": tiers, "when_busy": "wait"}}
+    env = {"HPX_TEST_HOLD": "[[1, 2, 5], [2, 2, 9]]"}
+    running = job(nodes=4, workers_per_node=1, spares=2, settings=settings, env=env).start()
+    running.until("node_joined", node=4)
+    running.until("node_joined", node=5)
+    for lost, group, step in (1, (0, 1, 2, 3), 4), (3, (0, 2, 3, 4), 8):
+        for node in group:
+            running.until("copying", node=node, newest_step=step)
+        kill_node(running, lost)
+    report = running.wait()
+    assert report["state"] == "succeeded", report["error"]
+    assert (report["losses"], report["weights"]) == (undisturbed["losses"], undisturbed["weights"])
+    assert [recovery["source"] for recovery in report["recoveries"]] == ["parity", "parity"]
+    assert report["steps_lost"] == 0
+
+
 def test_a_rank_that_is_not_ready_in_time_is_named_and_replaced(job, alike, tmp_path):
     script = tmp_path / "late.py"
     tiny = Path(__file__).parent / "tiny.py"

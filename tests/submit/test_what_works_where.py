@@ -106,6 +106,7 @@ CONTINUES = "healthy ranks make the next steps while a lost one is replaced (`re
 IN_PLACE = "elastic: fewer nodes, or more, and no process begins anew"
 RESTARTED = "elastic: fewer nodes, or more, with processes that begin anew"
 MEMORY, PEER = "tier: this node's memory", "tier: a peer's memory"
+PARITY = "tier: parity of a group of nodes"
 FILE, S3 = "tier: a shared directory", "tier: S3"
 MANAGED, CHECKPOINTLESS = "AWS's managed tier", "AWS's checkpointless recovery"
 CHAOS, REPLAY = "faults are rehearsed (`chaos`)", "faults of an earlier run are made again (replay)"
@@ -129,6 +130,7 @@ ASKED: dict[str, dict[str, Any]] = {
     RESTARTED: _ELASTIC,
     MEMORY: {"checkpoint": {"tiers": [_MEMORY]}},
     PEER: {"checkpoint": {"tiers": [_MEMORY, {"kind": "peer"}]}},
+    PARITY: {"nodes": 3, "checkpoint": {"tiers": [_MEMORY, {"kind": "peer", "parity": 3}]}},
     FILE: {"checkpoint": {"tiers": [_MEMORY, {"kind": "file", "path": "/x"}]}},
     S3: {"checkpoint": {"tiers": [_MEMORY, {"kind": "s3", "uri": "s3://bucket/a"}]}},
     MANAGED: {"mode": "aws-managed-tier"},
@@ -169,6 +171,7 @@ WHY_NOT: dict[str, dict[str, str]] = {
         "hyperpod-slurm": _IN_PLACE_ALREADY,
         "torchrun": "a job's settings say how many nodes it has: start it anew with others",
     },
+    PARITY: {"torchrun": _NO_AGENT},
     CHAOS: {"torchrun": _NO_AGENT},
     ORDERED: {"torchrun": _NO_JOB},
     MANAGED: {"torchrun": "AWS offers it on HyperPod with EKS alone"},
@@ -295,6 +298,13 @@ SHOWN: dict[str, dict[str, Shown]] = {
         ),
         "ours": _COMES_BACK,
         "torchrun": As("hyperpodrun"),
+    },
+    PARITY: {
+        **_BY_AGENT,
+        "local": (
+            "tests/faults/test_nodes_gone.py::"
+            "test_a_lost_node_of_a_parity_group_is_rebuilt_at_a_spare_and_so_is_the_next"
+        ),
     },
     FILE: {
         **_BY_AGENT,
