@@ -163,7 +163,8 @@ class Node:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(self._path))
         self._listener.listen(16)
-        threading.Thread(target=self._accept, name="accept", daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, name="accept", daemon=True)
+        self._accepting.start()
         self.address = "127.0.0.1", self.memory.listen("127.0.0.1")
         self.agent = MemoryClient(str(self._path))
         self.lost = False
@@ -193,6 +194,7 @@ class Node:
         self.agent.close()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
+        self._accepting.join()  # else its next accept may be on the descriptor that another node has by then
         self._listener.close()
         self._path.unlink(missing_ok=True)
 
