@@ -119,6 +119,12 @@ def why_it_differs(result: Mapping[str, Any]) -> tuple[str, str] | None:
             f"{what}; {unsaved} changed from step to step and is in no snapshot",
             "Hand it to run.restore, in an object with state_dict() and load_state_dict().",
         )
+    if whys := {str(each["differs"]) for each in result.get("continued", ()) if each["differs"]}:
+        what = f"the job differs from its undisturbed run, as ranks went on without others: {'; '.join(sorted(whys))}"
+        return (
+            what,
+            "Bits stay with `samples: constant`, ElasticDataLoader, run.data_parallel(model, reproducible=True).",
+        )
     return what, "Build models inside run.keep, which is seeded, and draw random numbers inside the steps."
 
 

@@ -105,6 +105,16 @@ def test_why_a_job_differs_from_its_undisturbed_run(
     assert why_it_differs({"loss_equal": None, "weights_equal": None}) is None
 
 
+def test_a_job_that_went_on_without_a_rank_differs_for_that_reason() -> None:
+    differs = "the same samples, their gradients summed in another order: weights differ in their last digits"
+    result = {"loss_equal": None, "weights_equal": False, "continued": [{"differs": ""}, {"differs": differs}]}
+    found = why_it_differs(result)
+    assert found is not None
+    assert differs in found[0]
+    assert "reproducible=True" in found[1]
+    assert "do not repeat" in why_it_differs(result | {"continued": [{"differs": ""}]})[0]  # type: ignore[index]
+
+
 def test_advice_names_the_figure_it_follows_from(log: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     done = hp_ext("report", log, "-o", "json", "--page", page, "--usd-per-hour", "7200")

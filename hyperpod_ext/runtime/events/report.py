@@ -6,7 +6,7 @@ steps which were kept. A step that a fault interrupted counts from its second, w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hyperpod_ext.runtime.events.breakdown import breakdown
@@ -178,7 +178,7 @@ def _recovery(past: Events, leaving: Events, joining: Events, world_size: int) -
     phases, seconds = _phases(leaving, joining, fault.t, injected, resumed)
     began = fault.t if injected is None else injected
     moved = [event.t for event in leaving if isinstance(event, Step | Begun) and event.t <= fault.t]
-    sources = {event.rank: event.source for event in joining.of(Restored)}
+    staying = _staying(leaving, world_size)
     return {
         "generation": begins.generation,
         "t": round(began - past.start, 4),
@@ -187,8 +187,8 @@ def _recovery(past: Events, leaving: Events, joining: Events, world_size: int) -
         "silent_s": round(fault.t - max(moved), 4) if moved else None,
         "resumed_step": resumed,
         "steps_lost": lost,
-        "source": sources.get(fault.rank, ""),
-        "survivor_pids_kept": _same_pids(past, leaving, world_size, fault.t),
+        "source": _source(joining, fault.rank, staying),
+        "survivor_pids_kept": _same_pids(past, leaving, staying, fault.t),
         "phases": phases,
         "seconds": seconds,
     }
@@ -232,11 +232,29 @@ def _shown(fault: Fault) -> dict[str, Any]:
     return fault.model_dump(include={"rank", "node", "step", "cause", "phase", "kind"})
 
 
-def _same_pids(past: Events, leaving: Events, world_size: int, seen: float) -> bool:
-    """Whether every rank whose process stays joined with the process id that it had before the fault."""
-    reassigned = leaving.last(RanksReassigned)
+def _staying(leaving: Events, world_size: int) -> dict[int, int]:
+    """The number that each rank whose process stays has in the next generation."""
+    if reassigned := leaving.of(RanksReassigned):
+        staying = {rank: rank for rank in reassigned[0].moved}
+        for numbers in (each.moved for each in reassigned):
+            staying = {rank: numbers[now] for rank, now in staying.items() if now in numbers}
+        return staying
     gone = {fault.rank for fault in leaving.of(Fault) if fault.died}
-    stay = {rank: rank for rank in set(range(world_size)) - gone} if reassigned is None else reassigned.moved
+    return {rank: rank for rank in range(world_size) if rank not in gone}
+
+
+def _source(joining: Events, failed: int, staying: Mapping[int, int]) -> str:
+    """Where the failed rank has its state from; where the others went on without it, one that needed any. Empty: nobody
+    has restored."""
+    sources = {event.rank: event.source for event in joining.of(Restored)}
+    begins = joining.of(Generation)[0]
+    if len(staying) == (begins.world_size or 0) and failed not in staying:
+        return next((source for source in sources.values() if source != "self"), "self" if sources else "")
+    return sources.get(staying.get(failed, failed), "")
+
+
+def _same_pids(past: Events, leaving: Events, stay: Mapping[int, int], seen: float) -> bool:
+    """Whether every rank whose process stays joined with the process id that it had before the fault."""
     before = {event.rank: event.pid for event in past.of(Joined) if event.t < seen}
     now = {event.rank: event.pid for event in leaving.of(Joined) if event.t >= seen}
     return all(before.get(rank) == now.get(moved) for rank, moved in stay.items())

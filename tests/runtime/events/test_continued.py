@@ -8,6 +8,7 @@ import pytest
 from made_events import entry, events_of
 
 from hyperpod_ext.runtime.events.capacity import differences, find_continued
+from hyperpod_ext.runtime.events.report import find_recoveries
 
 
 def resized(generation: int, step: int, ranks: int, cause: str, samples: str = "constant") -> dict[str, Any]:
@@ -37,6 +38,31 @@ def test_ranks_that_never_came_back_and_a_second_loss():
     story = [resized(2, 4, 3, "continued"), resized(3, 6, 2, "continued")]
     found = find_continued(events_of(story), 20)
     assert [(one["first_step"], one["last_step"], one["ranks"]) for one in found] == [(5, 6, 3), (7, 20, 2)]
+
+
+def test_a_recovery_without_two_that_died_one_after_the_other_says_whose_state_the_others_have():
+    def joined(t: float, pids: dict[int, int]) -> list[dict[str, Any]]:
+        return [entry(t, "joined", rank=rank, pid=pid) for rank, pid in pids.items()]
+
+    def died(t: float, rank: int) -> dict[str, Any]:
+        return entry(t, "fault", rank=rank, step=5, died=True, escalation_level="process")
+
+    def world(t: float, moved: dict[int, int]) -> dict[str, Any]:
+        return entry(t, "world", world_size=len(moved), moved=moved, cause="continued", full_size=4)
+
+    story = [
+        *joined(1.0, {0: 10, 1: 11, 2: 12, 3: 13}),
+        entry(1.1, "generation", generation=1, world_size=4),
+        died(5.0, 2),
+        world(5.1, {0: 0, 1: 1, 3: 2}),
+        died(5.2, 0),
+        world(5.3, {1: 1, 2: 0}),
+        *joined(5.4, {0: 13, 1: 11}),
+        entry(5.5, "generation", generation=3, step=4, world_size=2),
+        *(entry(5.6, "restored", generation=3, rank=rank, step=4, source="self") for rank in (0, 1)),
+    ]
+    (recovery,) = find_recoveries(events_of(story), world_size=4)
+    assert (recovery["source"], recovery["survivor_pids_kept"]) == ("self", True)
 
 
 def test_a_resize_that_somebody_ordered_is_none():
