@@ -92,6 +92,8 @@ class Judge:
         elif name == "node_lost":
             self.given_up.add(event.node)
         if name == "job_ended":
+            if self.states and event.state not in self.states:
+                self.violated(f"the job has ended as {self.states[-1]}, and ends again as {event.state}")
             self.states.append(event.state)
             self.has_ended = True
             self.best_at_end = self._best()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from unittest import mock
 
 from hyperpod_ext.errors import HyperpodExtError
+from hyperpod_ext.runtime.agent import memory_client
 from hyperpod_ext.runtime.agent import node as agent_node
 from hyperpod_ext.runtime.agent import workers as agent_workers
 from hyperpod_ext.runtime.agent.node import Node
@@ -36,6 +37,7 @@ PORT = 29_500
 _START_S = (0.05, 0.4)
 """From the order to start a worker to its first word."""
 _REAPED_S = 0.001
+_NEVER_S = 1e9
 
 
 class Machine:
@@ -324,7 +326,9 @@ def simulated_machines() -> Iterator[None]:
             places_for=lambda nodes: 1024,
             OomKills=_NoOomKills,
         )
-        replace(coordinator, read_orders=lambda run_dir: {})  # nobody gives any, and it looks ten times a second
+        # nobody gives an order, and no copy has anything to tell: they are not looked for several times a second
+        replace(coordinator, _ORDERS_S=_NEVER_S)
+        replace(memory_client, _WATCH_S=_NEVER_S)
         # of each story a report is much work; and lines are written when somebody reads them, see `_Coordinator`
         replace(EventLog, report=lambda log, **told: told, together=lambda log: contextlib.nullcontext())
         replace(
