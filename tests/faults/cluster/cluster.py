@@ -158,12 +158,15 @@ _COLLECTED = 10
 """After so many seeds garbage is collected."""
 
 
-def run_seed(seed: int, *, tells: bool = False, passes: bool | None = None, continues: bool = False) -> Outcome:
+def run_seed(
+    seed: int, *, tells: bool = False, passes: bool | None = None, continues: bool = False, nodes: int | None = None
+) -> Outcome:
     """One schedule. The same seed gives the same story, which is told where it is asked for, or something is violated.
 
     Args:
         passes: whether messages are handed over as objects; None: of most seeds.
         continues: in a job that goes on without lost ranks.
+        nodes: of one worker each, where the seed is not to say how many.
     """
 
     def run(tells: bool) -> Outcome:
@@ -171,6 +174,8 @@ def run_seed(seed: int, *, tells: bool = False, passes: bool | None = None, cont
         setting = setting_of(rng)
         if continues:
             setting = replace(setting, continues=True, sharing="same")
+        if nodes is not None:
+            setting = replace(setting, nodes=nodes, workers_per_node=1)
         as_objects = seed % _ENCODED != 0 if passes is None else passes
         return _run(seed, rng, setting, lambda: draw(rng, setting, _FAULTS), tells=tells, passes=as_objects)
 
@@ -193,7 +198,7 @@ def _run(
         return Outcome(seed, setting, cluster.violations, cluster.judge.states, cluster.story, cluster.loop.time())
 
 
-def run_seeds(first: int, last: int, *, continues: bool = False) -> Iterator[Outcome]:
+def run_seeds(first: int, last: int, *, continues: bool = False, nodes: int | None = None) -> Iterator[Outcome]:
     """One after the other. Garbage, of which a cluster leaves little before its end, is looked for seldom."""
     before = gc.get_threshold()
     gc.set_threshold(0)
@@ -201,7 +206,7 @@ def run_seeds(first: int, last: int, *, continues: bool = False) -> Iterator[Out
     gc.freeze()  # for good: of a test run, all that was collected is frozen already
     try:
         for seed in range(first, last):
-            yield run_seed(seed, continues=continues)
+            yield run_seed(seed, continues=continues, nodes=nodes)
             if seed % _COLLECTED == 0:
                 gc.collect()
     finally:
