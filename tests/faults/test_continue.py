@@ -161,8 +161,9 @@ def test_without_a_spare_the_others_go_on_until_the_node_comes_back(running, alo
 
 
 @pytest.mark.thorough
-def test_shards_are_refused_before_the_first_step(running):
-    job = running(nodes=1, each=2, parallel="fsdp2")
+@pytest.mark.parametrize(("parallel", "ranks"), [("fsdp2", 2), ("hsdp", 4)])
+def test_shards_are_refused_before_the_first_step(running, parallel, ranks):
+    job = running(nodes=1, each=ranks, parallel=parallel)
     job.job.until("job_ended")
     report = job.job.wait()
     assert report["state"] == "failed"
