@@ -190,12 +190,11 @@ def test_eight_nodes_of_two_go_through_a_kill_a_lost_node_a_resize_and_the_loss_
     elastic = {"min_nodes": 3, "max_nodes": 8}
     running = resizable(nodes=8, workers_per_node=2, spares=1, script=BITWISE, elastic=elastic)
     job = running.job
-    (killed,) = [e for e in running.events() if e["event"] == "joined" and e["rank"] == 11 and e["generation"] == 1]
-    os.kill(killed["pid"], signal.SIGKILL)
-    job.until("go", generation=2)
+    os.kill(pids(running, 1)[11], signal.SIGKILL)
+    job.until("step", generation=2)
     kill_node(job, 3)
     job.until("node_lost", node=3)
-    job.until("go", generation=3)
+    job.until("step", generation=3)
     shrunk = running.resize(6)
     assert (shrunk["of"], shrunk["nodes"], shrunk["pids_kept"]) == (8, 6, True)
     kill_node(job, 0)

@@ -6,6 +6,8 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hyperpod_ext.runtime.membership.candidates import CANDIDATES
+
 if TYPE_CHECKING:
     from .cluster import Cluster
     from .machine import Machine
@@ -35,6 +37,8 @@ class Setting:
     step_s: float
     continues: bool = False
     """Whether healthy ranks go on while lost ones are replaced."""
+    candidates: int = CANDIDATES
+    """Nodes that have what another coordinator needs."""
 
 
 @dataclass(frozen=True, slots=True)

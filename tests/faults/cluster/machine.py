@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import traceback
@@ -18,13 +19,14 @@ from hyperpod_ext.runtime.agent import node as agent_node
 from hyperpod_ext.runtime.agent import workers as agent_workers
 from hyperpod_ext.runtime.agent.node import Node
 from hyperpod_ext.runtime.agent.settings import NodeSettings
-from hyperpod_ext.runtime.coordinator import coordinator
+from hyperpod_ext.runtime.coordinator import coordinator, outbox
 from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
 from hyperpod_ext.runtime.detection.failure_causes import FaultKind, decode_exit
 from hyperpod_ext.runtime.detection.health import Health
 from hyperpod_ext.runtime.detection.heartbeat import ENV_HEARTBEAT
 from hyperpod_ext.runtime.events.log import EventLog
 from hyperpod_ext.runtime.ipc import control_messages as c
+from hyperpod_ext.runtime.membership.candidates import choose_candidates
 
 from .event_loop import PROCESS, Process
 from .memory import Memory
@@ -303,8 +305,8 @@ def _kill_descendants(pid: int) -> None:
 
 
 @contextlib.contextmanager
-def simulated_machines() -> Iterator[None]:
-    """Agents find simulated machines in place of this one."""
+def simulated_machines(candidates: int) -> Iterator[None]:
+    """Agents find simulated machines in place of this one, and coordinators share the job state with so many nodes."""
     with contextlib.ExitStack() as stack:
 
         def replace(module: Any, **names: Any) -> None:
@@ -328,6 +330,7 @@ def simulated_machines() -> Iterator[None]:
         )
         # nobody gives an order, and no copy has anything to tell: they are not looked for several times a second
         replace(coordinator, _ORDERS_S=_NEVER_S)
+        replace(outbox, choose_candidates=functools.partial(choose_candidates, most=candidates))
         replace(memory_client, _WATCH_S=_NEVER_S)
         # of each story a report is much work; and lines are written when somebody reads them, see `_Coordinator`
         replace(EventLog, report=lambda log, **told: told, together=lambda log: contextlib.nullcontext())
