@@ -21,7 +21,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from peer_node import JOB, MIB, SECRET, Node, content
-from transport import cpu_of
 
 from hyperpod_ext.runtime.memory_server.client.peer_client import PeerClient
 from hyperpod_ext.runtime.memory_server.client.rebuild import Rebuilt
@@ -52,6 +51,11 @@ def serve(number: int, mib: int, tier: dict[str, Any]) -> None:
         print(json.dumps({"sent": node.replicator.status()["bytes_sent"], "piece": max(pieces, default=0)}), flush=True)
 
 
+def _cpu_of(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class Group:
     """Nodes as processes of their own."""
 
@@ -71,7 +75,7 @@ class Group:
 
     def cpu(self) -> float:
         """Seconds that its processes and this one have used."""
-        return sum(cpu_of(node.pid) for node in self._nodes) + cpu_of(os.getpid())
+        return sum(map(_cpu_of, (*(node.pid for node in self._nodes), os.getpid())))
 
     def lose(self, number: int) -> None:
         self._nodes[number].kill()
