@@ -22,7 +22,7 @@ class OwnStore:
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
         self._server = RankServer(secret, _end)
-        self._connections = Connections(secret)
+        self._connections = Connections()
         self.address: Address | None = None
 
     def start(self, host: str, port: int = 0) -> Address:

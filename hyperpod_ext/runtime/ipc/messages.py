@@ -15,7 +15,7 @@ import socket
 import ssl
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from hyperpod_ext.runtime.ipc import fast_json, tls
@@ -61,6 +61,17 @@ def body_length(header: bytes, limit: int = MAX_FRAME_BYTES) -> int:
     if length > limit:
         raise WireError(f"a frame announces {length} bytes; from this peer, now, the limit is {limit}")
     return length
+
+
+def frames(received: bytearray, limit: int = MAX_FRAME_BYTES) -> Iterator[Message]:
+    """Messages whose frames have come whole. Their bytes are taken out of `received`."""
+    while len(received) >= _LENGTH.size:
+        end = _LENGTH.size + body_length(bytes(received[: _LENGTH.size]), limit)
+        if len(received) < end:
+            return
+        message = decode(bytes(received[_LENGTH.size : end]))
+        del received[:end]
+        yield message
 
 
 def send(sock: socket.socket, message: Message, fds: list[int] | None = None) -> None:

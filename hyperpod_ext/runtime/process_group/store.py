@@ -12,7 +12,6 @@ import socket
 import threading
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from datetime import timedelta
 from typing import Any
 
@@ -24,48 +23,112 @@ from hyperpod_ext.runtime.process_group.address_book import LookedUp
 from hyperpod_ext.runtime.process_group.store_server import RankServer
 
 _CONNECT_S = 30.0
+_READ_BYTES, _LOOK_BYTES = 1 << 16, 1 << 12
 
 
 class GenerationOverError(ConnectionError):
     """The generation ended while this process waited in its store."""
 
 
+class Line:
+    """A connection to another rank's server, for one thread at a time."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.socket = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
+        self._received = bytearray()
+        self._generation = 0
+        self._values: dict[str, str] = {}
+        """Of keys that are watched, in the newest generation of which the server has sent any."""
+
+    def connect(self, secret: bytes) -> None:
+        """Have both sides prove that they are of the job."""
+        self.socket.settimeout(_CONNECT_S)
+        self.socket.connect(self.address)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        wire.join_peer_blocking(self.socket, secret)
+        self.socket.settimeout(None)
+
+    def ask(self, request: wire.Message) -> wire.Message:
+        self.socket.sendall(wire.encode(request))
+        answer = self._receive()
+        assert answer is not None, "a socket that blocks has an answer, or ends"
+        return answer
+
+    def told(self, key: str, generation: int) -> str | None:
+        """The value of a watched key, if the server has sent it."""
+        if (generation != self._generation or key not in self._values) and self._receive(socket.MSG_DONTWAIT):
+            raise wire.WireError("the server has answered what nobody asked")
+        return self._values.get(key) if generation == self._generation else None
+
+    def _receive(self, flags: int = 0) -> wire.Message | None:
+        """The next answer; values of watched keys are noted on the way. None: there is no answer yet."""
+        while True:
+            for message in wire.frames(self._received):
+                if "key" not in message:
+                    return message
+                self._note(message)
+            try:
+                data = self.socket.recv(_LOOK_BYTES if flags else _READ_BYTES, flags)
+            except BlockingIOError:
+                return None
+            if not data:
+                raise ConnectionResetError("the server closed")
+            self._received += data
+
+    def _note(self, told: wire.Message) -> None:
+        if (generation := int(told["generation"])) > self._generation:
+            self._generation, self._values = generation, {}
+        if generation == self._generation:
+            self._values[str(told["key"])] = str(told["value"])
+
+
 class Connections:
     """Lines to other ranks' servers, kept from one generation to the next."""
 
-    def __init__(self, secret: bytes) -> None:
-        self._secret = secret
-        self._idle: dict[Address, list[socket.socket]] = {}
+    def __init__(self) -> None:
+        self._idle: dict[Address, list[Line]] = {}
+        self._watched: dict[str, Line] = {}
+        """On which line the value of a key comes in the next generation, unasked."""
+        self._used: set[str] = set()
+        """Watched keys that this generation has needed."""
         self._lock = threading.Lock()
 
-    def take(self, address: Address) -> socket.socket | None:
+    def take(self, address: Address) -> Line | None:
         """A line that nobody uses, if there is one; it may have broken meanwhile."""
         with self._lock:
             idle = self._idle.get(address)
             return idle.pop() if idle else None
 
-    def put(self, address: Address, line: socket.socket) -> None:
-        """The last answer on `line` has been read."""
+    def take_watching(self, key: str) -> Line | None:
+        """The line on which the value of `key` comes, if nobody uses it."""
         with self._lock:
-            self._idle.setdefault(address, []).append(line)
+            line = self._watched.get(key)
+            if line is None or line not in (idle := self._idle.get(line.address, [])):
+                return None
+            self._used.add(key)
+            idle.remove(line)
+            return line
 
-    def connect(self, line: socket.socket, address: Address) -> None:
-        """Connect a new socket, and have both sides prove that they are of the job."""
-        line.settimeout(_CONNECT_S)
-        line.connect(address)
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        wire.join_peer_blocking(line, self._secret)
-        line.settimeout(None)
+    def put(self, line: Line, watching: str = "") -> None:
+        """The last answer on `line` has been read; its server sends the key `watching` from the next generation on."""
+        with self._lock:
+            self._idle.setdefault(line.address, []).append(line)
+            if watching:
+                self._watched[watching] = line
+                self._used.add(watching)
 
-    def keep_only(self, addresses: Collection[Address]) -> None:
-        """Close lines to servers that are not among `addresses`."""
+    def enter(self, addresses: Collection[Address]) -> None:
+        """A generation begins: close lines to servers that are not among `addresses`, forget what was not needed."""
         with self._lock:
             for gone in self._idle.keys() - set(addresses):
                 for line in self._idle.pop(gone):
-                    line.close()
+                    line.socket.close()
+            self._watched = {key: line for key, line in self._watched.items() if key in self._used}
+            self._used = set()
 
     def close(self) -> None:
-        self.keep_only(())
+        self.enter(())
 
 
 class PartitionedStore(Store):
@@ -93,10 +156,12 @@ class PartitionedStore(Store):
         self._generation, self._secret = generation, secret
         self._own = own
         self._shared = connections is not None
-        self._connections = connections or Connections(secret)
-        self._connections.keep_only(addresses.known() if isinstance(addresses, LookedUp) else addresses)
+        self._connections = connections or Connections()
+        self._connections.enter(addresses.known() if isinstance(addresses, LookedUp) else addresses)
         self._members: dict[str, list[int]] = {}
-        self._busy: set[socket.socket] = set()
+        self._values: dict[str, str] = {}
+        """Of keys that are set once."""
+        self._busy: set[Line] = set()
         self._lock = threading.Lock()
         self._over = False
         self._timeout = timedelta(minutes=5)
@@ -108,7 +173,7 @@ class PartitionedStore(Store):
             busy = list(self._busy)
         for line in busy:
             with contextlib.suppress(OSError):  # the other side has closed it
-                line.shutdown(socket.SHUT_RDWR)
+                line.socket.shutdown(socket.SHUT_RDWR)
         if self._own is not None:
             self._own[1].enter(self._generation + 1)
 
@@ -119,7 +184,8 @@ class PartitionedStore(Store):
 
     def route(self, group_name: str, ranks: Sequence[int]) -> None:
         """Keys of the group `group_name` end in a place in `ranks`, not in a rank. Every member must say so."""
-        self._members[group_name] = list(ranks)
+        if self._own is None or self._own[0] in ranks:  # a device mesh of N ranks has thousands of others' groups
+            self._members[group_name] = list(ranks)
 
     # the names below are torch's
 
@@ -145,7 +211,7 @@ class PartitionedStore(Store):
         return [self.get(key) for key in keys]
 
     def get(self, key: str) -> bytes:
-        return base64.b64decode(self._wait(key, self._timeout)["value"])
+        return base64.b64decode(self._wait(key, self._timeout))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         for key in keys:
@@ -167,26 +233,47 @@ class PartitionedStore(Store):
         copy._members = self._members
         return copy
 
-    def _wait(self, key: str, timeout: timedelta) -> wire.Message:
-        return self._call(key, {"op": "get", "timeout": timeout.total_seconds()})
+    def _wait(self, key: str, timeout: timedelta) -> str:
+        """The value of `key`, in base64, once it is set."""
+        self._check_not_over()
+        if (value := self._values.get(key) or self._told(key)) is None:
+            request: wire.Message = {"op": "get", "timeout": timeout.total_seconds()}
+            if not is_set_once(key):
+                return str(self._call(key, request)["value"])
+            value = str(self._call(key, request | {"watch": True})["value"])
+        self._values[key] = value
+        return value
+
+    def _told(self, key: str) -> str | None:
+        """What its owner has sent unasked: a rank mostly meets those that it met in the generation before."""
+        if (line := self._connections.take_watching(key)) is None:
+            return None
+        try:
+            value = line.told(key, self._generation)
+        except OSError:  # it broke while nobody used it
+            line.socket.close()
+            return None
+        self._connections.put(line)
+        return value
 
     def _call(self, key: str, request: wire.Message) -> wire.Message:
         owner = owner_of(key, len(self._addresses), self._members)
         request = {**request, "key": key, "generation": self._generation}
-        if self._over:
-            raise GenerationOverError(f"generation {self._generation} is over")
+        self._check_not_over()
         answer = self._ask_own(request) if self._own and owner == self._own[0] else self._ask(owner, request)
         if "error" in answer:
             raise GenerationOverError(f"store: {answer['error']}")
         return answer
 
+    def _check_not_over(self) -> None:
+        if self._over:
+            raise GenerationOverError(f"generation {self._generation} is over")
+
     def _ask_own(self, request: wire.Message) -> wire.Message:
         assert self._own is not None
-        answer = self._own[1].ask(request)
-        try:
-            return answer.result(request.get("timeout", 0) + 10.0)  # the server answers when the time is over
-        except FutureTimeoutError:
-            return {"error": "this rank's own server does not answer"}
+        timeout_s = request.get("timeout", 0) + 10.0  # the server answers when the time is over
+        answer = self._own[1].ask(request, timeout_s)
+        return {"error": "this rank's own server does not answer"} if answer is None else answer
 
     def _ask(self, owner: int, request: wire.Message) -> wire.Message:
         try:
@@ -196,8 +283,7 @@ class PartitionedStore(Store):
         line = self._connections.take(address)
         if line is not None:
             try:
-                with self._in_use(line):
-                    return self._exchange(line, address, request)
+                return self._ask_on(line, request)
             except GenerationOverError:
                 raise
             except OSError:
@@ -205,31 +291,28 @@ class PartitionedStore(Store):
         return wire.again_while_busy(lambda: self._ask_anew(address, request))
 
     def _ask_anew(self, address: Address, request: wire.Message) -> wire.Message:
-        line = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
-        with self._in_use(line):
-            self._connections.connect(line, address)
-            return self._exchange(line, address, request)
+        return self._ask_on(Line(address), request, connect=True)
 
-    def _exchange(self, line: socket.socket, address: Address, request: wire.Message) -> wire.Message:
-        wire.send(line, request)
-        answer = wire.receive(line)
-        if answer is None:
-            raise ConnectionResetError("the server closed")
-        self._connections.put(address, line)
+    def _ask_on(self, line: Line, request: wire.Message, *, connect: bool = False) -> wire.Message:
+        with self._in_use(line):
+            if connect:
+                line.connect(self._secret)
+            answer = line.ask(request)
+        self._connections.put(line, str(request["key"]) if "watch" in request else "")
         return answer
 
     @contextlib.contextmanager
-    def _in_use(self, line: socket.socket) -> Iterator[None]:
+    def _in_use(self, line: Line) -> Iterator[None]:
         """While a call uses `line`, `cancel` can end it; a line that failed is closed."""
         with self._lock:
             if self._over:
-                line.close()
+                line.socket.close()
                 raise GenerationOverError(f"generation {self._generation} is over")
             self._busy.add(line)
         try:
             yield
         except OSError as error:
-            line.close()
+            line.socket.close()
             if self._over:
                 raise GenerationOverError(f"generation {self._generation} is over") from error
             raise
@@ -303,6 +386,12 @@ def owner_of(key: str, world_size: int, members: dict[str, list[int]] | None = N
     return zlib.crc32(key.encode()) % world_size
 
 
+def is_set_once(key: str) -> bool:
+    """Whether it is where a rank of a group is reached, which torch sets once in a generation."""
+    parts = key.split("/")  # .../{group}//{device}//{number}/{rank}
+    return len(parts) >= 6 and parts[-1].isdecimal() and parts[-3] == parts[-5] == ""
+
+
 def _group_in(prefix: Sequence[str]) -> str:
     """Of gloo: .../{group}//{device}//{number}, or .../{group}//{device}//reconfigure/{uuid}/{number}."""
     place = -7 if len(prefix) >= 7 and prefix[-3] == "reconfigure" else -5
@@ -322,7 +411,7 @@ class Endpoint:
     def __init__(self, rank: int, secret: bytes, on_error: Callable[[str], None], host: str = "") -> None:
         self.rank, self._secret = rank, secret
         self._server = RankServer(secret, on_error)
-        self._connections = Connections(secret)
+        self._connections = Connections()
         self.port = self._server.start(host)
         """Where other ranks reach it."""
 

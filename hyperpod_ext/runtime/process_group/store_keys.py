@@ -1,4 +1,8 @@
-"""Keys of one rank, with their generations, and who waits for one. Pure but for the clock."""
+"""Keys of one rank, with their generations, who waits for one, and who watches one. Pure but for the clock.
+
+A get may ask to watch its key: the value of each later generation is sent when it is set, unasked. Ranks meet the same
+ranks in one generation after the other, so that most of them need not ask again.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +10,38 @@ import base64
 import heapq
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Hashable
+from typing import Generic, TypeVar
 
 from hyperpod_ext.runtime.ipc import messages as wire
 
 Reply = Callable[[wire.Message], None]
+Client = TypeVar("Client", bound=Hashable)
 
 
-class StoreKeys:
-    """Keys of the generations that are not over, and who waits for one. The caller keeps threads apart."""
+class StoreKeys(Generic[Client]):
+    """Keys of the generations that are not over, and who waits for them or watches them. One thread at a time.
 
-    def __init__(self) -> None:
+    Args:
+        tell: sends clients the value of a key that they watch.
+    """
+
+    def __init__(self, tell: Callable[[Collection[Client], wire.Message], None]) -> None:
         self.generation = 0
+        self._tell = tell
         self._values: dict[tuple[int, str], str] = {}
-        self._waiting: dict[tuple[int, str], dict[int, Reply]] = {}
+        self._waiting: dict[tuple[int, str], dict[int, tuple[Reply, Client | None]]] = {}
+        self._watched: dict[str, set[Client]] = {}
+        """By key, of whatever generation."""
         self._deadlines: list[tuple[float, int, tuple[int, str]]] = []
         self._tickets = itertools.count()
 
-    def answer(self, request: wire.Message, reply: Reply) -> None:
-        """Carry out `request`; `reply` is called now, or, for a key that is not there yet, later."""
+    def answer(self, request: wire.Message, reply: Reply, client: Client | None = None) -> None:
+        """Carry out `request`; `reply` is called now, or, for a key that is not there yet, later.
+
+        Args:
+            client: who asks; None: nobody who could watch a key.
+        """
         key = (int(request["generation"]), str(request["key"]))
         if key[0] < self.generation:
             reply(self._over(key))
@@ -34,7 +51,9 @@ class StoreKeys:
                 self._set(key, str(request["value"]))
                 reply({})
             case "get":
-                self._get(key, float(request["timeout"]), reply)
+                if client is not None and request.get("watch") is True:
+                    self._watched.setdefault(key[1], set()).add(client)
+                self._get(key, float(request["timeout"]), reply, client)
             case "compare_set":
                 reply({"value": self._compare_set(key, str(request["expected"]), str(request["value"]))})
             case "check":
@@ -48,8 +67,11 @@ class StoreKeys:
 
     def _set(self, key: tuple[int, str], value: str) -> None:
         self._values[key] = value
-        for reply in self._waiting.pop(key, {}).values():
+        waiting = self._waiting.pop(key, {}).values()
+        for reply, _ in waiting:
             reply({"value": value})
+        if others := self._watched.get(key[1], set()).difference(client for _, client in waiting):
+            self._tell(others, {"key": key[1], "generation": key[0], "value": value})
 
     def _compare_set(self, key: tuple[int, str], expected: str, value: str) -> str:
         """Set a key that has the expected value, or has none while none is expected; what it has then."""
@@ -59,32 +81,40 @@ class StoreKeys:
             return value
         return now or expected  # as torch's own stores answer for a key that is not there
 
-    def _get(self, key: tuple[int, str], timeout_s: float, reply: Reply) -> None:
+    def _get(self, key: tuple[int, str], timeout_s: float, reply: Reply, client: Client | None) -> None:
         if key in self._values:
             reply({"value": self._values[key]})
             return
         ticket = next(self._tickets)
-        self._waiting.setdefault(key, {})[ticket] = reply
+        self._waiting.setdefault(key, {})[ticket] = reply, client
         heapq.heappush(self._deadlines, (time.monotonic() + timeout_s, ticket, key))
 
     def enter(self, generation: int) -> None:
-        """Drop the keys of older generations and free everybody who waits for one."""
+        """Drop the keys of older generations, and free everybody who waits for one. Watches last if the key was set."""
+        if generation > self.generation and self._values:
+            names = {name for _, name in self._values}
+            self._watched = {name: clients for name, clients in self._watched.items() if name in names}
         self.generation = max(self.generation, generation)
         self._values = {key: value for key, value in self._values.items() if key[0] >= self.generation}
         for key in [key for key in self._waiting if key[0] < self.generation]:
-            for reply in self._waiting.pop(key).values():
+            for reply, _ in self._waiting.pop(key).values():
                 reply(self._over(key))
+
+    def forget(self, client: Client) -> None:
+        """It has gone, and watches nothing."""
+        for clients in self._watched.values():
+            clients.discard(client)
 
     def expire(self) -> float | None:
         """Answer those who have waited long enough; seconds until the next one has, None: nobody waits."""
         while self._deadlines:
             deadline, ticket, key = self._deadlines[0]
-            reply = self._waiting.get(key, {}).get(ticket)
-            if reply is not None:
+            waiter = self._waiting.get(key, {}).get(ticket)
+            if waiter is not None:
                 if (left := deadline - time.monotonic()) > 0:
                     return left
                 del self._waiting[key][ticket]
-                reply({"error": f"nobody set {key[1]!r} in time"})
+                waiter[0]({"error": f"nobody set {key[1]!r} in time"})
             heapq.heappop(self._deadlines)
         return None
 

@@ -14,8 +14,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Collection
 
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc import unproven
@@ -53,16 +52,20 @@ class _Peer:
         Raises:
             WireError: a stranger sends more than a proof, or somebody something that is no frame.
         """
-        found = []
-        while len(self.received) >= 4:
-            length = wire.body_length(bytes(self.received[:4]))
-            if not self.known and length > _UNKNOWN_BYTES:
-                raise wire.WireError(f"a frame of {length} bytes from a peer that has not proved who it is")
-            if len(self.received) < 4 + length:
-                break
-            found.append(wire.decode(bytes(self.received[4 : 4 + length])))
-            del self.received[: 4 + length]
-        return found
+        return list(wire.frames(self.received, wire.MAX_FRAME_BYTES if self.known else _UNKNOWN_BYTES))
+
+
+class _Answer:
+    """To this process itself; most are there at once, and nothing to wait with is made for them."""
+
+    def __init__(self) -> None:
+        self.message: wire.Message | None = None
+        self.given: threading.Event | None = None
+
+    def give(self, message: wire.Message) -> None:
+        self.message = message
+        if self.given is not None:
+            self.given.set()
 
 
 class RankServer:
@@ -78,7 +81,7 @@ class RankServer:
         self._unproven: Unproven[_Peer] = Unproven(unproven.places(places), self._drop)
         self._pausing = False
         """Whether nobody is accepted for now: this process can open no more files."""
-        self._keys = StoreKeys()
+        self._keys: StoreKeys[_Peer] = StoreKeys(self._tell)
         self._lock = threading.Lock()
         self._selector = selectors.DefaultSelector()
         self._peers: set[_Peer] = set()
@@ -123,15 +126,18 @@ class RankServer:
         if self._thread is not None:
             self._thread.join()
 
-    def ask(self, request: wire.Message) -> Future[wire.Message]:
-        """A request of this process itself."""
-        answer: Future[wire.Message] = Future()
+    def ask(self, request: wire.Message, timeout_s: float) -> wire.Message | None:
+        """A request of this process itself. None: there is no answer in time."""
+        answer = _Answer()
         with self._lock:
             self.requests += 1
-            self._keys.answer(request, answer.set_result)
-        if not answer.done():
-            self._wake()  # the thread keeps its deadline
-        return answer
+            self._keys.answer(request, answer.give)
+            if answer.message is not None:
+                return answer.message
+            answer.given = threading.Event()
+        self._wake()  # the thread keeps its deadline
+        answer.given.wait(timeout_s)
+        return answer.message
 
     # --- the thread -----------------------------------------------------------------------------
 
@@ -226,11 +232,20 @@ class RankServer:
                 continue
             with self._lock:
                 self.requests += 1
-                self._keys.answer(message, lambda answer: self._send(peer, answer))
+                self._keys.answer(message, lambda answer: self._send(peer, answer), peer)
 
     def _send(self, peer: _Peer, message: wire.Message) -> None:
         """From any thread: with the lock held, or before anybody else knows the peer."""
+        self._send_frame(peer, wire.encode(message))
+
+    def _tell(self, peers: Collection[_Peer], message: wire.Message) -> None:
+        """What they watch. One that reads nothing is told no more: it asks when it needs a key."""
         frame = wire.encode(message)
+        for peer in peers:
+            if not peer.unsent:
+                self._send_frame(peer, frame)
+
+    def _send_frame(self, peer: _Peer, frame: bytes) -> None:
         if not peer.unsent:
             try:
                 frame = frame[peer.socket.send(frame) :]
@@ -269,6 +284,7 @@ class RankServer:
         with self._lock:
             self._peers.discard(peer)
             self._full.discard(peer)
+            self._keys.forget(peer)
             self._selector.unregister(peer.socket)
             peer.socket.close()
 

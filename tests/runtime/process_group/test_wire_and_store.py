@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from torch._C._distributed_c10d import HashStore, Store
+from waiting import until
 
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.process_group.store import (
@@ -22,6 +23,7 @@ from hyperpod_ext.runtime.process_group.store import (
     owner_of,
     rehearse,
 )
+from hyperpod_ext.runtime.process_group.store_keys import StoreKeys
 
 SECRET = b"0123456789abcdef"
 
@@ -124,7 +126,7 @@ def test_a_line_that_broke_while_idle_is_made_again(job):
     store = job.store(0)
     store.set("x/1", b"old")
     for lines in job.ranks[0]._connections._idle.values():
-        lines[0].shutdown(socket.SHUT_RDWR)
+        lines[0].socket.shutdown(socket.SHUT_RDWR)
     store.set("x/1", b"new")
     assert store.get("x/1") == b"new"
 
@@ -133,6 +135,111 @@ def test_a_dead_rank_is_an_error_not_a_wait(job):
     job.ranks[3].close()
     with pytest.raises(ConnectionError):
         job.store(0).get("x/3")
+
+
+ADDRESS = "0//1//cpu//0/1"
+"""A key as gloo names them: set once in a generation."""
+
+
+def served(job: Job, rank: int = 1) -> int:
+    return job.ranks[rank].requests
+
+
+def test_a_key_that_one_generation_needed_comes_unasked_in_the_next(job):
+    for generation, asked in ((1, 2), (2, 3), (3, 4), (7, 5)):  # 1: the set and the get; later: the set alone
+        stores = [job.store(rank, generation) for rank in (0, 1)]
+        stores[1].set(ADDRESS, f"of {generation}")
+        stores[0].wait([ADDRESS])
+        assert stores[0].get(ADDRESS) == f"of {generation}".encode()
+        assert served(job) == asked
+
+
+def test_a_key_that_is_not_needed_is_sent_no_more(job):
+    for generation in (1, 2, 3, 4):
+        stores = [job.store(rank, generation) for rank in (0, 1)]
+        stores[1].set(ADDRESS if generation != 2 else "other/1", b"")
+        if generation in (1, 4):
+            stores[0].get(ADDRESS)
+    assert served(job) == 6, "4 sets, and a get of 1 and of 4"
+
+
+def test_whoever_is_quicker_than_the_owner_asks(job):
+    got: list[bytes] = []
+    for generation in (1, 2):
+        stores = [job.store(rank, generation) for rank in (0, 1)]
+        before = served(job)
+        waiting = threading.Thread(target=lambda store=stores[0]: got.append(store.get(ADDRESS)))
+        waiting.start()
+        until(lambda before=before: served(job) > before)
+        stores[1].set(ADDRESS, f"of {generation}")
+        waiting.join(10)
+    assert got == [b"of 1", b"of 2"]
+    job.store(1, 3).set(ADDRESS, b"of 3")
+    assert job.store(0, 3).get(ADDRESS) == b"of 3", "no value of before lies on the line"
+
+
+def test_a_watch_ends_with_the_line_and_the_key_is_asked_for_again(job):
+    for generation, asked in ((1, 2), (2, 4), (3, 5)):
+        stores = [job.store(rank, generation) for rank in (0, 1)]
+        for lines in job.ranks[0]._connections._idle.values() if generation == 2 else ():
+            lines[0].socket.shutdown(socket.SHUT_RDWR)
+        stores[1].set(ADDRESS, f"of {generation}")
+        assert stores[0].get(ADDRESS) == f"of {generation}".encode()
+        assert served(job) == asked
+
+
+def test_a_rank_that_has_another_number_now_is_not_taken_for_the_former_one(job):
+    for generation in (1, 2):
+        job.store(1, generation).set(ADDRESS, b"of the first")
+        assert job.store(0, generation).get(ADDRESS) == b"of the first"
+    job.addresses[1], job.addresses[2] = job.addresses[2], job.addresses[1]
+    job.ranks[1].rank, job.ranks[2].rank = 2, 1
+    job.store(1, 3).set("0//1//cpu//0/2", b"of the first")
+    job.store(2, 3).set(ADDRESS, b"of the second")
+    assert job.store(0, 3).get(ADDRESS) == b"of the second"
+
+
+def test_a_key_that_may_be_set_again_is_asked_for_each_time(job):
+    for value in (b"one", b"two"):
+        job.store(1).set("a/1", value)
+        assert job.store(0).get("a/1") == value
+    stores = job.store(0), job.store(1)
+    for value in (b"three", b"four"):
+        stores[1].set("a/1", value)
+        assert stores[0].get("a/1") == value
+
+
+def test_a_client_that_reads_nothing_is_told_no_more_than_its_line_holds(job):
+    server, big = job.ranks[1]._server, "x" * (1 << 20)
+    job.store(1).set(ADDRESS, big)
+    assert len(job.store(0).get(ADDRESS)) == len(big)
+    (peer,) = server._peers
+    for generation in range(2, 30):
+        job.store(1, generation).set(ADDRESS, big)
+        assert len(peer.unsent) < 2 * len(big)
+    assert len(job.store(0, generation).get(ADDRESS)) == len(big), "it asks"
+
+
+def test_who_has_gone_watches_nothing():
+    told: list[str] = []
+    keys: StoreKeys[str] = StoreKeys(lambda clients, _: told.extend(sorted(clients)))
+    for client in ("one", "other"):
+        keys.answer({"op": "get", "key": "a", "generation": 1, "timeout": 9, "watch": True}, lambda _: None, client)
+    keys.enter(2)
+    keys.forget("one")
+    keys.answer({"op": "set", "key": "a", "generation": 2, "value": ""}, lambda _: None, "owner")
+    assert told == ["other"]
+
+
+def test_a_watch_ends_with_a_generation_in_which_the_key_was_not_set():
+    told: list[int] = []
+    keys: StoreKeys[str] = StoreKeys(lambda _, message: told.append(message["generation"]))
+    keys.answer({"op": "get", "key": "a", "generation": 1, "timeout": 9, "watch": True}, lambda _: None, "client")
+    for generation, key in ((2, "a"), (4, "a"), (5, "other"), (6, "a")):
+        keys.enter(generation - 1)  # a generation may be over before anything was set in it
+        keys.enter(generation)
+        keys.answer({"op": "set", "key": key, "generation": generation, "value": ""}, lambda _: None)
+    assert told == [2, 4]
 
 
 def test_a_get_waits_for_the_set(job):
