@@ -35,7 +35,7 @@ from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.declared import checked_version, encode, read
 from hyperpod_ext.runtime.memory_server.protocol import requests as r
-from hyperpod_ext.runtime.process_group.address_book import AddressBook
+from hyperpod_ext.runtime.process_group.address_book import NodeAddressBook
 
 _STARTS = itertools.count(1)
 _DYING_LOOKS, _DYING_LOOK_S = 20, 0.001
@@ -108,9 +108,7 @@ class Workers:
         self.exited: dict[int, int] = {}
         """Exit codes of those that ended when their training was done."""
         self.master_port = 0
-        self._addresses = AddressBook()
-        self._looked_up: set[int] = set()
-        """Ranks whose addresses the coordinator was asked for in this generation."""
+        self._addresses = NodeAddressBook(settings.config.workers_per_node, self._ask_addresses)
 
     @property
     def ranks(self) -> list[int]:
@@ -148,7 +146,6 @@ class Workers:
         match order:
             case c.BeginGeneration():
                 self._addresses.begin(order.generation, order.follows, order.addresses)
-                self._looked_up.clear()
             case c.Addresses(generation=generation, addresses=addresses):
                 self._addresses.add(generation, addresses)
         frame = wire.encode(encode(order))
@@ -409,14 +406,12 @@ class Workers:
         self._tell(report.model_copy(update=own))
 
     def _look_up(self, worker: _Worker, ranks: Collection[int]) -> None:
-        """From what this agent knows, or from the coordinator, which is asked once for all workers here."""
         book = self._addresses
-        known = {rank: book.known[rank] for rank in ranks if rank in book.known}
-        if known and worker.writer is not None:
+        if (known := book.look_up(ranks)) and worker.writer is not None:
             worker.writer.write(wire.encode(encode(c.Addresses(generation=book.generation, addresses=known))))
-        if missing := set(book.missing(ranks)) - self._looked_up:
-            self._looked_up |= missing
-            self._tell(c.LookUp(generation=book.generation, ranks=tuple(sorted(missing))))
+
+    def _ask_addresses(self, generation: int, ranks: tuple[int, ...]) -> None:
+        self._tell(c.LookUp(generation=generation, ranks=ranks))
 
     def _stepped(self, worker: _Worker, report: c.Event) -> None:
         """A worker told of a step that it has made, or begins to make; faults may be rehearsed there."""

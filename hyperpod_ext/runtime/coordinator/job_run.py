@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,6 +55,10 @@ class Ranks:
         if follows == 0 or len(before) != len(self.stores) or len(new) > ADDRESSES_AT_ONCE:
             return 0, {}
         return follows, new
+
+    def addresses_of(self, ranks: Iterable[int]) -> dict[int, tuple[str, int]]:
+        """The answer to a look-up."""
+        return {rank: self.stores[rank] for rank in ranks if rank in self.stores}
 
     def newest(self, default: int) -> int:
         """Newest step that any rank has committed."""

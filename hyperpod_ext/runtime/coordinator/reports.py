@@ -125,8 +125,8 @@ class Reports:
                 if self._members.serves_peers(node, peer):
                     self._outbox.share_job_state()
             case c.LookUp(generation=generation, ranks=ranks) if generation == membership.generation:
-                known = {rank: self._ranks.stores[rank] for rank in ranks if rank in self._ranks.stores}
-                self._outbox.send(node, c.Addresses(generation=generation, addresses=known))
+                addresses = self._ranks.addresses_of(ranks)
+                self._outbox.send(node, c.Addresses(generation=generation, addresses=addresses))
             case c.Leave():
                 carry_out(membership.leave(node))
             case c.HoldTraining():

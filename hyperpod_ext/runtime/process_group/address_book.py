@@ -52,6 +52,35 @@ class AddressBook:
             return None if self.generation != generation else self.known.get(rank)
 
 
+class NodeAddressBook(AddressBook):
+    """As a node's agent has it, for all workers there.
+
+    Args:
+        workers_per_node: so many ranks in a row are on one node.
+        ask: asks the coordinator for addresses of a generation's ranks, which are added some time later.
+    """
+
+    def __init__(self, workers_per_node: int, ask: Callable[[int, tuple[int, ...]], None]) -> None:
+        super().__init__()
+        self._workers_per_node, self._ask = workers_per_node, ask
+        self._asked: set[int] = set()
+
+    def begin(self, generation: int, follows: int, addresses: Mapping[int, Address]) -> None:
+        super().begin(generation, follows, addresses)
+        self._asked.clear()
+
+    def look_up(self, ranks: Iterable[int]) -> dict[int, Address]:
+        """Those of `ranks` that are known. Others are asked for once, with all ranks of their nodes: where one worker
+        needs a rank of another node, its neighbours need others there."""
+        ranks = set(ranks)
+        firsts = {rank - rank % self._workers_per_node for rank in self.missing(ranks)}
+        beside = {first + local for first in firsts for local in range(self._workers_per_node)}
+        if missing := set(self.missing(beside)) - self._asked:
+            self._asked |= missing
+            self._ask(self.generation, tuple(sorted(missing)))
+        return {rank: self.known[rank] for rank in ranks if rank in self.known}
+
+
 class LookedUp:
     """Addresses of all ranks of one generation, by rank; one that is not known is looked up when it is asked for.
 

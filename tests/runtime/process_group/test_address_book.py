@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from hyperpod_ext.runtime.process_group.address_book import AddressBook, LookedUp
+from hyperpod_ext.runtime.process_group.address_book import AddressBook, LookedUp, NodeAddressBook
 
 A, B, C = ("10.0.0.1", 1), ("10.0.0.2", 2), ("10.0.0.3", 3)
 
@@ -54,3 +54,18 @@ def test_who_waits_for_an_address_is_freed_when_the_generation_is_over() -> None
     for _ in range(2):
         with pytest.raises(ConnectionError, match="generation 1 is over"):
             addresses[1]
+
+
+def test_an_agent_asks_once_for_all_ranks_of_a_node_that_its_workers_need() -> None:
+    asked: list[tuple[int, tuple[int, ...]]] = []
+    book = NodeAddressBook(4, lambda generation, ranks: asked.append((generation, ranks)))
+    book.begin(1, 0, {4: A})
+    assert book.look_up([4]) == {4: A}
+    assert book.look_up([5]) == book.look_up([6]) == {}
+    assert asked == [(1, (5, 6, 7))]
+    book.add(1, {5: B, 6: C})
+    assert book.look_up([4, 5, 6, 9]) == {4: A, 5: B, 6: C}
+    assert asked[1:] == [(1, (8, 9, 10, 11))]
+    book.begin(2, 0, {})
+    assert book.look_up([5]) == {}
+    assert asked[2:] == [(2, (4, 5, 6, 7))]
