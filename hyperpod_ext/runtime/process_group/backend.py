@@ -21,7 +21,7 @@ class Backend(Protocol):
         """
 
     def adding_group(self) -> None:
-        """One more group is about to be made."""
+        """One more group is about to be made, beside the default one."""
 
     def opened(self) -> None:
         """The default group is open. An abort that came meanwhile may have missed it."""

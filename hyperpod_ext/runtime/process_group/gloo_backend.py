@@ -40,10 +40,11 @@ from hyperpod_ext.runtime.process_group.gloo.lost_wakeups import LostWakeupMonit
 from hyperpod_ext.runtime.process_group.gloo.sockets import (
     Connection,
     EventLoop,
-    connections_now,
     duplicate,
     end_reading,
     event_loops,
+    event_loops_among,
+    next_descriptor,
     quieten,
 )
 from hyperpod_ext.runtime.process_group.gloo.waits import LostWakeups, wait_until_idle
@@ -52,6 +53,8 @@ LAZY = "TORCH_GLOO_LAZY_INIT"
 """Torch's variable for connections that are made when they are first used."""
 _QUIET_LOOK_S = 0.02
 """How often, while groups are destroyed, it is looked for sockets that keep their event threads busy."""
+_GROUP_FDS = 8
+"""A new group's descriptors are among so many, most often."""
 _SIGNS = ("gloo", "Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting")
 
 
@@ -63,8 +66,8 @@ class Gloo:
         self._inherited = {loop.address for loop in event_loops()}
         """Where groups listen that were there before: of the process that this one was forked from. Their epoll sets
         are that one's too, and name sockets by its numbers, under which this process has something else."""
-        self._known: list[EventLoop] = []
-        """The event threads, while no group has been made since they were looked for."""
+        self._near = range(0)
+        """Where the descriptors of the only group most likely are; nowhere: there may be more than one."""
         self._held: dict[int, int] = {}
         """Duplicates of connections, by inode."""
         self._world_size = 0
@@ -83,25 +86,24 @@ class Gloo:
         with self._lock:
             self._world_size, self._open, self._aborted = world_size, True, False
         self._let_go()
+        if not dist.is_initialized():
+            first = next_descriptor()
+            self._near = range(first, first + _GROUP_FDS)
 
     def adding_group(self) -> None:
-        self._known = []
+        self._near = range(0)
 
     def opened(self) -> None:
-        self._known = self.loops()
         if self._aborted:  # it was too early to find all sockets
             self._abort_reading()
 
     def abort(self) -> None:
         """As the protocol has it. Until `ending`, a thread looks after operations that come too late to be cut."""
         with self._lock:
-            watched, self._aborted, known = self._over is not None, True, self._known
+            watched, self._aborted = self._over is not None, True
         if watched:  # it has been cut
             return
-        if self._waits is not None and known:  # the quick way, where somebody looks at all descriptors a little later
-            self._abort_known(known)
-        else:
-            self._abort_reading()
+        self._abort_reading(near=self._waits is not None)  # somebody looks at all descriptors a little later
         with self._lock:
             if self._waits and self._watcher and self._over is None and self._open:
                 lost_wakeups = LostWakeupMonitor(self._waits, self.loops, self._world_size)
@@ -112,7 +114,6 @@ class Gloo:
     def ending(self) -> Iterator[None]:
         with self._lock:  # a cut that comes later finds nothing to look after
             over, self._open = self._over, False
-            known, self._known = self._known, []
         if over is not None:  # ranks that are not free yet wait for the same cores
             timeout_s = cpu_contention.timeout_s(cpu_contention.per_core())
             over.rest(timeout_s)
@@ -122,7 +123,7 @@ class Gloo:
         if over is not None:
             over.leave()
             self._over = None
-        quiet = dist.is_initialized() and self._aborted and self._any_armed(known)
+        quiet = dist.is_initialized() and self._aborted and bool(self._abort_reading(near=True))
         with self._kept_quiet() if quiet else contextlib.nullcontext():
             yield
 
@@ -135,23 +136,23 @@ class Gloo:
     def is_broken(self, error: BaseException) -> bool:
         return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
 
-    def loops(self) -> list[EventLoop]:
-        """Event threads of the groups that this process has opened."""
-        return [loop for loop in event_loops(self._held) if loop.address not in self._inherited]
+    def loops(self, *, near: bool = False) -> list[EventLoop]:
+        """Event threads of the groups that this process has opened.
 
-    def _abort_known(self, known: Sequence[EventLoop]) -> bool:
-        """Cut what is open on these event threads; whether gloo waited for anything on it."""
-        with self._aborting:
-            found = [connection for loop in known for connection in connections_now(loop)]
-            for connection in found:
-                if (copy := self._hold(connection)) is not None:
-                    end_reading(copy)
-            return any(connection.armed for connection in found)
+        Args:
+            near: look for one where it is likely to be, and at all descriptors only if it is not there.
+        """
+        if near and (loop := next(filter(self._is_own, event_loops_among(self._near, self._held)), None)):
+            return [loop]
+        return [loop for loop in event_loops(self._held) if self._is_own(loop)]
 
-    def _abort_reading(self) -> set[int]:
+    def _is_own(self, loop: EventLoop) -> bool:
+        return loop.address not in self._inherited
+
+    def _abort_reading(self, *, near: bool = False) -> set[int]:
         """Cut what is open; epoll sets in which gloo still has ends of connections to notice."""
         with self._aborting:
-            loops = self.loops()
+            loops = self.loops(near=near)
             found = [self._hold(connection) for loop in loops for connection in loop.connections.values()]
             copies = [copy for copy in found if copy is not None]
             if self._waits is None:
@@ -172,10 +173,6 @@ class Gloo:
         if copy is not None:
             self._held[connection.inode] = copy
         return copy
-
-    def _any_armed(self, known: Sequence[EventLoop]) -> bool:
-        """Whether gloo still waits for something on a connection, though all have been cut."""
-        return self._abort_known(known) if known else bool(self._abort_reading())
 
     @contextlib.contextmanager
     def _kept_quiet(self) -> Iterator[None]:

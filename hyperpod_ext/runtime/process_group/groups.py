@@ -105,7 +105,7 @@ class ProcessGroups:
 
     def _make(self, name: str, ranks: Sequence[int], make: Callable[..., Any]) -> Any:
         """Make a group of `ranks`, empty for the default one."""
-        for backend in self.backends:
+        for backend in self.backends if ranks else ():
             backend.adding_group()
         if self._store is not None and ranks:
             self._store.route(name, ranks)

@@ -42,7 +42,7 @@ def can_last(world_size: int, *, nccl: bool = False) -> bool:
     """
     # in torch 2.15.0 lazy connections of a group that is reconfigured a second time are never made: gloo has ended the
     # thread that would
-    if missing(Feature.LASTING_GROUPS) or world_size > _MOST_RANKS or os.environ.get(LAZY, "0") != "0":
+    if world_size > _MOST_RANKS or os.environ.get(LAZY, "0") != "0" or missing(Feature.LASTING_GROUPS):
         return False
     return not nccl or engine_of(torch.__version__, os.environ) == "nccl2"
 

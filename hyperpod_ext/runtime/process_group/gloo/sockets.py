@@ -13,11 +13,13 @@ import select
 import socket
 import stat
 import struct
-from collections.abc import Container
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 
 _EPOLL_CTL_MOD = 3
 _READ_BYTES = 1 << 16
+_ANY_FD = 2
+_INT_BYTES = 4
 _libc = ctypes.CDLL(None, use_errno=True)
 _quick_libc = ctypes.PyDLL(None)
 """Keeps the GIL: for calls that take less time than to let go of it."""
@@ -57,8 +59,13 @@ class EventLoop:
     """By inode."""
     address: tuple[str, int]
     """Where it listens."""
-    own: frozenset[int] = frozenset()
-    """Inodes of its pipe and its listener."""
+
+
+def next_descriptor() -> int:
+    """The number of whatever this process opens next: the kernel gives the lowest that is free."""
+    number = os.dup(_ANY_FD)
+    os.close(number)
+    return number
 
 
 def event_loops(known: Container[int] = ()) -> list[EventLoop]:
@@ -69,30 +76,21 @@ def event_loops(known: Container[int] = ()) -> list[EventLoop]:
     Args:
         known: inodes of connections that were found before, which saves looking at them.
     """
-    found = []
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  (names only, no Path objects on this path)
-        with contextlib.suppress(OSError):  # closed since it was listed
-            if stat.S_IFMT(os.fstat(int(name)).st_mode):
-                continue  # a file, pipe or socket; the kernel's own objects have no type
-            if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]":  # noqa: PTH115
-                loop = _read(int(name), known)
-                if loop is not None:
-                    found.append(loop)
-    return found
+    numbers = os.listdir("/proc/self/fd")  # noqa: PTH208  (names only, no Path objects on this path)
+    return list(event_loops_among(map(int, numbers), known))
 
 
-def connections_now(loop: EventLoop) -> list[Connection]:
-    """Those of a loop that was found before, with a look at the epoll set alone; none if that has gone.
-
-    They are not compared with what has their numbers now: `duplicate` does so.
-    """
-    try:
-        registered = _registered(read_proc(f"/proc/self/fdinfo/{loop.epoll}"))
-    except OSError:  # closed, with its group
-        return []
-    if not loop.own <= {connection.inode for connection in registered}:
-        return []  # the number is another's by now
-    return [connection for connection in registered if connection.inode not in loop.own]
+def event_loops_among(numbers: Iterable[int], known: Container[int] = ()) -> Iterator[EventLoop]:
+    """Those with these descriptors, one after the other."""
+    for number in numbers:
+        try:
+            if stat.S_IFMT(os.fstat(number).st_mode):
+                continue  # a file, pipe or socket; the kernel's own objects, epoll sets among them, have no type
+            loop = _read(number, known)
+        except OSError:  # it is none, or was closed a moment ago
+            continue
+        if loop is not None:
+            yield loop
 
 
 def read_proc(path: str) -> str:
@@ -112,9 +110,9 @@ def read_proc(path: str) -> str:
 
 
 def _read(epoll: int, known: Container[int]) -> EventLoop | None:
-    """An epoll set's descriptors by kind; None for one that is not gloo's."""
-    pipes: list[int] = []
-    listeners: list[tuple[int, tuple[str, int]]] = []
+    """An epoll set's descriptors by kind; None for what is none, or not gloo's."""
+    pipes = 0
+    listeners: list[tuple[str, int]] = []
     connections: dict[int, Connection] = {}
     for registered in _registered(read_proc(f"/proc/self/fdinfo/{epoll}")):
         with contextlib.suppress(OSError):  # closed meanwhile
@@ -122,16 +120,13 @@ def _read(epoll: int, known: Container[int]) -> EventLoop | None:
             if status.st_ino != registered.inode:
                 continue  # the number is another's by now
             if stat.S_ISFIFO(status.st_mode):
-                pipes.append(registered.inode)
+                pipes += 1
             elif stat.S_ISSOCK(status.st_mode):
                 if registered.inode not in known and (address := _listens_at(registered.fd)) is not None:
-                    listeners.append((registered.inode, address))
+                    listeners.append(address)
                 else:
                     connections[registered.inode] = registered
-    if len(pipes) != 1 or len(listeners) != 1:
-        return None
-    ((listener, address),) = listeners
-    return EventLoop(epoll, connections, address, frozenset((pipes[0], listener)))
+    return EventLoop(epoll, connections, listeners[0]) if pipes == len(listeners) == 1 else None
 
 
 def _registered(fdinfo: str) -> list[Connection]:
@@ -162,9 +157,12 @@ def quieten(loop: EventLoop) -> None:
 
 def _listens_at(fd: int) -> tuple[str, int] | None:
     """Address of a listening socket."""
+    listens, size = ctypes.c_int(), ctypes.c_uint(_INT_BYTES)
+    wanted = socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+    failed = _quick_libc.getsockopt(fd, *wanted, ctypes.byref(listens), ctypes.byref(size))
+    if failed or not listens.value:
+        return None
     with socket.socket(fileno=os.dup(fd)) as copy:
-        if not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            return None
         address = copy.getsockname()
         return str(address[0]), int(address[1])
 

@@ -13,10 +13,11 @@ import pytest
 from hyperpod_ext.runtime.process_group.gloo import sockets
 from hyperpod_ext.runtime.process_group.gloo.sockets import (
     EventLoop,
-    connections_now,
     duplicate,
     end_reading,
     event_loops,
+    event_loops_among,
+    next_descriptor,
     quieten,
 )
 
@@ -83,24 +84,16 @@ def test_a_socket_that_took_the_number_of_one_that_lives_on_elsewhere_is_left_al
             each.close()
 
 
-def test_an_event_thread_that_is_known_tells_of_connections_made_since(loop):
-    known = loop.look()
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        loop.add(ours.fileno())
-        assert {connection.fd for connection in connections_now(known)} == {loop.connection.fileno(), ours.fileno()}
+def test_only_what_is_asked_for_is_looked_at(loop):
+    number = loop.epoll.fileno()
+    assert [found.epoll for found in event_loops_among(range(number, number + 8))] == [number]
+    assert list(event_loops_among(range(number + 1, number + 8))) == []
 
 
-def test_an_epoll_set_that_took_the_number_of_a_known_one_is_left_alone(loop):
-    known, other = loop.look(), Loop()
-    try:
-        os.dup2(other.epoll.fileno(), known.epoll)
-        assert connections_now(known) == []
-        os.close(known.epoll)
-        assert connections_now(known) == []
-        os.dup2(other.epoll.fileno(), known.epoll)  # for the fixture to close
-    finally:
-        other.close()
+def test_the_kernel_gives_the_next_descriptor_to_what_is_opened_next():
+    expected = next_descriptor()
+    with socket.socket() as opened:
+        assert opened.fileno() == expected
 
 
 def test_what_waits_for_one_event_only_is_not_touched_when_a_thread_is_quietened(loop):
