@@ -39,6 +39,9 @@ def make_document(
     most, largest = str(sizes[-1]), medians[OURS][str(sizes[-1])]
     aims = {
         f"init again at {most} ranks, to torch: at most {REINIT}": _ratio(medians, "reinit", most) <= REINIT,
+        f"init again and all-reduce at {most} ranks: at most that of {TORCH_LAZY}": (
+            largest["reinit_and_sum"] <= medians[TORCH_LAZY][most]["reinit_and_sum"]
+        ),
         f"destroy at {most} ranks, to torch: at most {DESTROY}": _ratio(medians, "destroy", most) <= DESTROY,
         f"store ready at {most} ranks: at most {CONNECT_S * 1000:.0f} ms": largest["connect"] <= CONNECT_S,
         "no name looked up by the store": all(one["look_ups"] == 0 for one in opened if one["side"] == OURS),
@@ -149,8 +152,9 @@ begins for all at once; it is over when the last rank is through. *Destroy block
 
 - **{OURS}**: a key-value server in each rank; gloo connects two ranks when they first have something to say.
   *Store ready*: the server made, all addresses exchanged through one process, another rank's server reached, proved
-  and asked. Lines stay open for later generations. The process that ranks are forked from has had two ends of a store
-  meet, as the one has that workers are forked from.
+  and asked. Lines stay open for later generations, and on them a rank is sent, unasked, where the ranks are reached
+  that it met in the generation before. The process that ranks are forked from has had two ends of a store meet, as the
+  one has that workers are forked from.
 - **{TORCH}**: `TCPStore` with torch's defaults on rank 0, kept for all generations with a prefix for each, which
   favours it; every rank is connected with every other at once.
 - **{TORCH_LAZY}**: the same with `TORCH_GLOO_LAZY_INIT=1`, which newer versions of torch have.
@@ -176,7 +180,8 @@ average {min(loads):.1f} to {max(loads):.1f} when the sides started.
 - Who is out first waits a moment before it closes its groups while more threads want a core than there are: on cores
   that others always keep busy, that moment (1.5 ms for each thread that there is to a core, 50 ms at most) is lost.
 - One machine: connections cost no round trip. Over a network, the mesh that is not made costs more than here.
-- The advantage over lazily connecting torch is not speed: it is that no process serves the store for the others.
+- The advantage over lazily connecting torch is not speed first: it is that no process serves the store for the others.
+  [The store by number of ranks](store.md) has what that costs with more ranks than one machine can run.
 - Requests are counted where they are served, a rank's own included. Names are counted where Python asks for them; the
   store is all Python.
 """

@@ -114,7 +114,7 @@ def _our_rank(process: _Process, rank: int, size: int, port: int) -> dict[str, A
     for generation in range(1, GENERATIONS + 1):
         process.phase("init", lambda: groups.open(made[0].open(addresses, generation), rank, size, "gloo"))  # noqa: B023
         process.phase("sum", _sum)
-        process.phase("destroy", groups.close)
+        process.phase("destroy", groups.leave)
     return {"requests": made[0].requests, "look_ups": len(look_ups)}
 
 

@@ -41,6 +41,7 @@ def test_all_aims_met():
     ("changes", "missed"),
     [
         ({"reinit": [3.0, 3.0, 3.0]}, "init again"),
+        ({"first_sum": [0.2, 0.2, 0.2]}, "and all-reduce"),
         ({"destroy": [2.0] * 4}, "destroy"),
         ({"connect": 0.2}, "store ready"),
         ({"look_ups": 1}, "no name"),
