@@ -26,7 +26,7 @@ READY := $(VENV)/.ready
 # most of what is installed is never imported, and need not be compiled
 PIP = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: catalog setup environments cdk collected ready ready-with-cdk run check static test test-thorough test-sdks test-integrations test-nixl soak bench bench-costs bench-recovery bench-rendezvous bench-resize bench-continue bench-parity bench-recovery-by-nodes bench-operator bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible bench-control-plane bench-tls bench-transport golden clean test-mutants test-series test-torch test-gpu bench-gpu
+.PHONY: catalog setup environments cdk collected ready ready-with-cdk run check static test test-thorough test-sdks test-integrations test-nixl soak bench bench-costs bench-recovery bench-rendezvous bench-resize bench-continue bench-parity bench-recovery-by-nodes bench-operator bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible bench-control-plane bench-store bench-tls bench-transport golden clean test-mutants test-series test-torch test-gpu bench-gpu
 
 setup: $(READY) environments
 
@@ -187,6 +187,11 @@ bench-reproducible: $(READY)
 # the coordinator's CPU time, bytes and messages by number of nodes, 16 to 2,048, with agents that are only their messages
 bench-control-plane: $(READY)
 	$(BIN)/python tests/bench/control_plane_bench.py $(ARGS)
+
+# what groups ask of the ranks' own store, 1,024 to 16,384 ranks, many in a process: requests, bytes, connections; about
+# three minutes
+bench-store: $(READY)
+	$(BIN)/python tests/bench/store_bench.py $(ARGS)
 
 # what network.tls costs: a snapshot read from a peer, with TLS and without, in turns; ten seconds
 bench-tls: $(READY)

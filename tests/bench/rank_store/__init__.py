@@ -1,0 +1,1 @@
+"""The ranks' own store by number of ranks: what groups ask of it, and owners that are only their part of it."""
