@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from hyperpod_ext.errors import ConflictError, UnreachableError
-from hyperpod_ext.runtime.process_group.store import Address, Connections, GenerationOverError, PartitionedStore
+from hyperpod_ext.runtime.process_group.store import Address, GenerationOverError, PartitionedStore
+from hyperpod_ext.runtime.process_group.store_connections import Connections
 from hyperpod_ext.runtime.process_group.store_server import RankServer
 
 _RETRY_S = 0.05

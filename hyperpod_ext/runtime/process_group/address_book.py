@@ -74,8 +74,8 @@ class NodeAddressBook(AddressBook):
         needs a rank of another node, its neighbours need others there."""
         ranks = set(ranks)
         firsts = {rank - rank % self._workers_per_node for rank in self.missing(ranks)}
-        beside = {first + local for first in firsts for local in range(self._workers_per_node)}
-        if missing := set(self.missing(beside)) - self._asked:
+        wanted = {first + local for first in firsts for local in range(self._workers_per_node)}
+        if missing := set(self.missing(wanted)) - self._asked:
             self._asked |= missing
             self._ask(self.generation, tuple(sorted(missing)))
         return {rank: self.known[rank] for rank in ranks if rank in self.known}

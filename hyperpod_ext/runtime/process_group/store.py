@@ -11,7 +11,7 @@ import contextlib
 import socket
 import threading
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -20,115 +20,12 @@ from torch._C._distributed_c10d import HashStore, Store
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.process_group.address_book import Address as Address
 from hyperpod_ext.runtime.process_group.address_book import LookedUp
+from hyperpod_ext.runtime.process_group.store_connections import Connections, StoreConnection
 from hyperpod_ext.runtime.process_group.store_server import RankServer
-
-_CONNECT_S = 30.0
-_READ_BYTES, _LOOK_BYTES = 1 << 16, 1 << 12
 
 
 class GenerationOverError(ConnectionError):
     """The generation ended while this process waited in its store."""
-
-
-class Line:
-    """A connection to another rank's server, for one thread at a time."""
-
-    def __init__(self, address: Address) -> None:
-        self.address = address
-        self.socket = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
-        self._received = bytearray()
-        self._generation = 0
-        self._values: dict[str, str] = {}
-        """Of keys that are watched, in the newest generation of which the server has sent any."""
-
-    def connect(self, secret: bytes) -> None:
-        """Have both sides prove that they are of the job."""
-        self.socket.settimeout(_CONNECT_S)
-        self.socket.connect(self.address)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        wire.join_peer_blocking(self.socket, secret)
-        self.socket.settimeout(None)
-
-    def ask(self, request: wire.Message) -> wire.Message:
-        self.socket.sendall(wire.encode(request))
-        answer = self._receive()
-        assert answer is not None, "a socket that blocks has an answer, or ends"
-        return answer
-
-    def told(self, key: str, generation: int) -> str | None:
-        """The value of a watched key, if the server has sent it."""
-        if (generation != self._generation or key not in self._values) and self._receive(socket.MSG_DONTWAIT):
-            raise wire.WireError("the server has answered what nobody asked")
-        return self._values.get(key) if generation == self._generation else None
-
-    def _receive(self, flags: int = 0) -> wire.Message | None:
-        """The next answer; values of watched keys are noted on the way. None: there is no answer yet."""
-        while True:
-            for message in wire.frames(self._received):
-                if "key" not in message:
-                    return message
-                self._note(message)
-            try:
-                data = self.socket.recv(_LOOK_BYTES if flags else _READ_BYTES, flags)
-            except BlockingIOError:
-                return None
-            if not data:
-                raise ConnectionResetError("the server closed")
-            self._received += data
-
-    def _note(self, told: wire.Message) -> None:
-        if (generation := int(told["generation"])) > self._generation:
-            self._generation, self._values = generation, {}
-        if generation == self._generation:
-            self._values[str(told["key"])] = str(told["value"])
-
-
-class Connections:
-    """Lines to other ranks' servers, kept from one generation to the next."""
-
-    def __init__(self) -> None:
-        self._idle: dict[Address, list[Line]] = {}
-        self._watched: dict[str, Line] = {}
-        """On which line the value of a key comes in the next generation, unasked."""
-        self._used: set[str] = set()
-        """Watched keys that this generation has needed."""
-        self._lock = threading.Lock()
-
-    def take(self, address: Address) -> Line | None:
-        """A line that nobody uses, if there is one; it may have broken meanwhile."""
-        with self._lock:
-            idle = self._idle.get(address)
-            return idle.pop() if idle else None
-
-    def take_watching(self, key: str) -> Line | None:
-        """The line on which the value of `key` comes, if nobody uses it."""
-        with self._lock:
-            line = self._watched.get(key)
-            if line is None or line not in (idle := self._idle.get(line.address, [])):
-                return None
-            self._used.add(key)
-            idle.remove(line)
-            return line
-
-    def put(self, line: Line, watching: str = "") -> None:
-        """The last answer on `line` has been read; its server sends the key `watching` from the next generation on."""
-        with self._lock:
-            self._idle.setdefault(line.address, []).append(line)
-            if watching:
-                self._watched[watching] = line
-                self._used.add(watching)
-
-    def enter(self, addresses: Collection[Address]) -> None:
-        """A generation begins: close lines to servers that are not among `addresses`, forget what was not needed."""
-        with self._lock:
-            for gone in self._idle.keys() - set(addresses):
-                for line in self._idle.pop(gone):
-                    line.socket.close()
-            self._watched = {key: line for key, line in self._watched.items() if key in self._used}
-            self._used = set()
-
-    def close(self) -> None:
-        self.enter(())
 
 
 class PartitionedStore(Store):
@@ -161,7 +58,7 @@ class PartitionedStore(Store):
         self._members: dict[str, list[int]] = {}
         self._values: dict[str, str] = {}
         """Of keys that are set once."""
-        self._busy: set[Line] = set()
+        self._busy: set[StoreConnection] = set()
         self._lock = threading.Lock()
         self._over = False
         self._timeout = timedelta(minutes=5)
@@ -236,7 +133,7 @@ class PartitionedStore(Store):
     def _wait(self, key: str, timeout: timedelta) -> str:
         """The value of `key`, in base64, once it is set."""
         self._check_not_over()
-        if (value := self._values.get(key) or self._told(key)) is None:
+        if (value := self._values.get(key) or self._pushed(key)) is None:
             request: wire.Message = {"op": "get", "timeout": timeout.total_seconds()}
             if not is_set_once(key):
                 return str(self._call(key, request)["value"])
@@ -244,12 +141,12 @@ class PartitionedStore(Store):
         self._values[key] = value
         return value
 
-    def _told(self, key: str) -> str | None:
+    def _pushed(self, key: str) -> str | None:
         """What its owner has sent unasked: a rank mostly meets those that it met in the generation before."""
         if (line := self._connections.take_watching(key)) is None:
             return None
         try:
-            value = line.told(key, self._generation)
+            value = line.pushed(key, self._generation)
         except OSError:  # it broke while nobody used it
             line.socket.close()
             return None
@@ -291,9 +188,9 @@ class PartitionedStore(Store):
         return wire.again_while_busy(lambda: self._ask_anew(address, request))
 
     def _ask_anew(self, address: Address, request: wire.Message) -> wire.Message:
-        return self._ask_on(Line(address), request, connect=True)
+        return self._ask_on(StoreConnection(address), request, connect=True)
 
-    def _ask_on(self, line: Line, request: wire.Message, *, connect: bool = False) -> wire.Message:
+    def _ask_on(self, line: StoreConnection, request: wire.Message, *, connect: bool = False) -> wire.Message:
         with self._in_use(line):
             if connect:
                 line.connect(self._secret)
@@ -302,7 +199,7 @@ class PartitionedStore(Store):
         return answer
 
     @contextlib.contextmanager
-    def _in_use(self, line: Line) -> Iterator[None]:
+    def _in_use(self, line: StoreConnection) -> Iterator[None]:
         """While a call uses `line`, `cancel` can end it; a line that failed is closed."""
         with self._lock:
             if self._over:

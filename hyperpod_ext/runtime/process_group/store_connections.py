@@ -1,0 +1,114 @@
+"""Connections to other ranks' key-value servers, kept from one generation to the next."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Collection
+
+from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.process_group.address_book import Address
+
+_CONNECT_S = 30.0
+_READ_BYTES, _LOOK_BYTES = 1 << 16, 1 << 12
+
+
+class StoreConnection:
+    """A connection to another rank's server, for one thread at a time."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.socket = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
+        self._received = bytearray()
+        self._generation = 0
+        self._values: dict[str, str] = {}
+        """Of keys that are watched, in the newest generation of which the server has sent any."""
+
+    def connect(self, secret: bytes) -> None:
+        """Have both sides prove that they are of the job."""
+        self.socket.settimeout(_CONNECT_S)
+        self.socket.connect(self.address)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        wire.join_peer_blocking(self.socket, secret)
+        self.socket.settimeout(None)
+
+    def ask(self, request: wire.Message) -> wire.Message:
+        self.socket.sendall(wire.encode(request))
+        answer = self._receive()
+        assert answer is not None, "a socket that blocks has an answer, or ends"
+        return answer
+
+    def pushed(self, key: str, generation: int) -> str | None:
+        """The value of a watched key, if the server has sent it."""
+        if (generation != self._generation or key not in self._values) and self._receive(socket.MSG_DONTWAIT):
+            raise wire.WireError("the server has answered what nobody asked")
+        return self._values.get(key) if generation == self._generation else None
+
+    def _receive(self, flags: int = 0) -> wire.Message | None:
+        """The next answer; values of watched keys are kept. None: there is no answer yet."""
+        while True:
+            for message in wire.frames(self._received):
+                if "key" not in message:
+                    return message
+                self._record(message)
+            try:
+                data = self.socket.recv(_LOOK_BYTES if flags else _READ_BYTES, flags)
+            except BlockingIOError:
+                return None
+            if not data:
+                raise ConnectionResetError("the server closed")
+            self._received += data
+
+    def _record(self, update: wire.Message) -> None:
+        if (generation := int(update["generation"])) > self._generation:
+            self._generation, self._values = generation, {}
+        if generation == self._generation:
+            self._values[str(update["key"])] = str(update["value"])
+
+
+class Connections:
+    """Lines to other ranks' servers, kept from one generation to the next."""
+
+    def __init__(self) -> None:
+        self._idle: dict[Address, list[StoreConnection]] = {}
+        self._watched: dict[str, StoreConnection] = {}
+        """On which line the value of a key comes in the next generation, unasked."""
+        self._used: set[str] = set()
+        """Watched keys that this generation has needed."""
+        self._lock = threading.Lock()
+
+    def take(self, address: Address) -> StoreConnection | None:
+        """A line that nobody uses, if there is one; it may have broken meanwhile."""
+        with self._lock:
+            idle = self._idle.get(address)
+            return idle.pop() if idle else None
+
+    def take_watching(self, key: str) -> StoreConnection | None:
+        """The line on which the value of `key` comes, if nobody uses it."""
+        with self._lock:
+            line = self._watched.get(key)
+            if line is None or line not in (idle := self._idle.get(line.address, [])):
+                return None
+            self._used.add(key)
+            idle.remove(line)
+            return line
+
+    def put(self, line: StoreConnection, watching: str = "") -> None:
+        """The last answer on `line` has been read; its server sends the key `watching` from the next generation on."""
+        with self._lock:
+            self._idle.setdefault(line.address, []).append(line)
+            if watching:
+                self._watched[watching] = line
+                self._used.add(watching)
+
+    def enter(self, addresses: Collection[Address]) -> None:
+        """A generation begins: close lines to servers that are not among `addresses`, forget what was not needed."""
+        with self._lock:
+            for gone in self._idle.keys() - set(addresses):
+                for line in self._idle.pop(gone):
+                    line.socket.close()
+            self._watched = {key: line for key, line in self._watched.items() if key in self._used}
+            self._used = set()
+
+    def close(self) -> None:
+        self.enter(())
