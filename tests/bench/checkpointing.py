@@ -45,7 +45,7 @@ def main() -> int:
     become_subreaper()  # whatever a system leaves behind becomes ours, to be found and ended
     systems = order([SYSTEMS[name] for name in args.systems])
     survivals = 1 if args.quick else args.rounds
-    envs = environments(make=not args.quick)
+    envs = environments(_environments_of(args))
     bench = Bench(systems, envs, args.mbytes << 20, args.rounds, survivals, args.window_steps)
     if args.quick:
         bench.windows, bench.settle_s = 1, 1.0
@@ -70,6 +70,14 @@ def main() -> int:
     (args.out / "checkpoint.md").write_text(make_page(document))
     draw(document["medians"], args.out / "checkpoint.svg")
     return 1 if any(failure["system"] in QUICK_SYSTEMS for failure in bench.failures) else 0
+
+
+def _environments_of(args: argparse.Namespace) -> set[str]:
+    """Those that this run needs: of its systems, and of the S3 clients."""
+    if args.quick:
+        return set()
+    peers = {peer for name in args.systems if (peer := SYSTEMS[name].peer)}
+    return peers | ({"clients"} if "drain" in args.campaigns else set())
 
 
 def _command(args: argparse.Namespace) -> str:

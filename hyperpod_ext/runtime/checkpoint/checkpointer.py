@@ -15,7 +15,7 @@ import torch
 
 from hyperpod_ext.errors import NotFoundError
 from hyperpod_ext.runtime.checkpoint.mutation_check import MutationCheck, TensorVersions
-from hyperpod_ext.runtime.checkpoint.overlapped_copy import Room, copy_overlapped
+from hyperpod_ext.runtime.checkpoint.overlapped_copy import OverlappedCopy, Room
 from hyperpod_ext.runtime.checkpoint.staging import Background, Stager
 from hyperpod_ext.runtime.memory_server.client.client import Mapping as SlotMapping
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient, MemoryLostError
@@ -32,6 +32,9 @@ from hyperpod_ext.runtime.storage.mac import UNBOUND
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
+
+
+_PLAIN = torch.Tensor, torch.nn.Parameter
 
 
 def _with_the_next_server(
@@ -91,6 +94,8 @@ class Checkpointer:
         self._later: list[int] = []
         self._mutation_check: MutationCheck | None = None
         """Of what is copied later."""
+        self._overlapped: dict[int, OverlappedCopy] = {}
+        """Of these tensors into each slot."""
         self._room = Room()
         self._unthrottle = Unthrottle()
         """Set while a copy is waited for."""
@@ -115,7 +120,7 @@ class Checkpointer:
             with contextlib.suppress(MemoryLostError):  # the copy that is under way is of no use
                 self._background.wait()
         self._staged = self._mapping = self._layout = self._live = self._mutation_check = None
-        self._views, self._lost = [], True
+        self._views, self._overlapped, self._lost = [], {}, True
         self._client.connect()
 
     def follow(self, device: Device | None, is_good: Callable[[int], bool]) -> None:
@@ -248,8 +253,7 @@ class Checkpointer:
         on_way = self._room.enough() and at_rest
         began = time.monotonic()
         if on_way:
-            image, now = self._image(layout, slot), frozenset(self._now)
-            copied = copy_overlapped(layout.plan, sources, destinations, image, copied=now, unthrottle=self._unthrottle)
+            copied = self._overlapped_copy(layout, slot).run(self._unthrottle)
             self._room.copied_overlapped(time.monotonic() - began, copied.nbytes, layout.plan.nbytes)
             record["checked"] = [copied.nbytes, crc_text(copied.checksum)]
             left = [i for i in left if i >= copied.items]
@@ -259,6 +263,12 @@ class Checkpointer:
         if staged.changed() is None and self._is_good(staged.step):
             self._client.seal(self._rank, slot, record | {"provisional": True})
             staged.sealed = True
+
+    def _overlapped_copy(self, layout: Layout, slot: int) -> OverlappedCopy:
+        if slot not in self._overlapped:
+            image, now = self._image(layout, slot), frozenset(self._now)
+            self._overlapped[slot] = OverlappedCopy(layout.plan, layout.locals, self._views[slot], image, now)
+        return self._overlapped[slot]
 
     def stepped(self) -> None:
         """Tell the node's memory server that a step was made without a save."""
@@ -323,7 +333,7 @@ class Checkpointer:
         nothing was saved yet."""
         if self._mapping is None or self._layout is None:
             return None
-        return memoryview(self._mapping.memory), self._mapping.slot_bytes, self._layout.plan.nbytes
+        return self._mapping.memory, self._mapping.slot_bytes, self._layout.plan.nbytes
 
     def _lay_out(self, parts: Parts, changing: Callable[[torch.Tensor], bool]) -> Layout:
         """Layout of these tensors; maps memory and makes views only when it changed."""
@@ -342,7 +352,7 @@ class Checkpointer:
         self._now = [i for i, item in enumerate(layout.plan.items) if changing(parts.tensors[item.tensor])]
         now = set(self._now)
         self._later = [i for i in range(len(layout.plan.items)) if i not in now]
-        self._layout, self._live, self._mutation_check = layout, parts, None
+        self._layout, self._live, self._mutation_check, self._overlapped = layout, parts, None, {}
         return layout
 
     def _rebind(self, layout: Layout, parts: Parts) -> bool:
@@ -351,7 +361,7 @@ class Checkpointer:
         if replaced is None:
             return False
         if replaced:
-            self._mutation_check = None
+            self._mutation_check, self._overlapped = None, {}
         self._live = parts
         return True
 
@@ -365,7 +375,7 @@ class Checkpointer:
         """The bytes of a slot that a state fills."""
         assert self._mapping is not None, "a state that is laid out has its memory"
         start = slot * self._mapping.slot_bytes
-        return memoryview(self._mapping.memory)[start : start + layout.plan.nbytes]
+        return self._mapping.memory[start : start + layout.plan.nbytes]
 
     # --- restoring ------------------------------------------------------------------------------
 
@@ -494,10 +504,13 @@ def _rebind(layout: Layout, known: Parts, now: Parts) -> int | None:
     replaced = 0
     for item_index, item in enumerate(layout.plan.items):
         tensor, local = now.tensors[item.tensor], layout.locals[item_index]
-        inner = getattr(tensor, "_local_tensor", tensor)  # `.data = ...` gives a tensor other memory, and type
+        plain = type(tensor) in _PLAIN
+        inner = (
+            tensor if plain else getattr(tensor, "_local_tensor", tensor)
+        )  # `.data = ...` gives it other memory, and type
         if tensor is known.tensors[item.tensor] and inner.dtype == local.dtype and inner.is_set_to(local):
             continue
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.dtype != local.dtype:
+        if not plain or tensor.dtype != local.dtype:
             return None
         if tensor.shape != local.shape:
             return None

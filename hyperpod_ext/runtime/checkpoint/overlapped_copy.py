@@ -13,7 +13,14 @@ from typing import NamedTuple
 
 import torch
 
-from hyperpod_ext.runtime.snapshot.fast_copy import Unthrottle, address_of, copy, copy_pieces_checked, is_memory
+from hyperpod_ext.runtime.snapshot.fast_copy import (
+    Unthrottle,
+    address_of,
+    copy,
+    copy_pieces_checked,
+    is_memory,
+    pieces_of,
+)
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 
 _WORTH_S = 0.005
@@ -81,33 +88,46 @@ class CopyProgress(NamedTuple):
     """CRC64-NVME of so many bytes of the image, from its start."""
 
 
-def copy_overlapped(
-    plan: Plan,
-    sources: Sequence[torch.Tensor],
-    destinations: Sequence[torch.Tensor],
-    image: memoryview,
-    *,
-    copied: Collection[int],
-    unthrottle: Unthrottle,
-) -> CopyProgress:
-    """Copy a state into its image, with the checksum; ends early once `unthrottle` is set.
+class OverlappedCopy:
+    """Copies a state into its image, with the checksum, save after save; where its pieces lie is looked up once. The
+    thread that trains waits meanwhile for the interpreter's lock, as often as it needs that.
 
     Args:
         sources, destinations: one an item of the plan, all on the CPU.
         image: from its first byte on; its frames are written.
         copied: items that are in the image already.
     """
-    begin, position = address_of(image), 0
-    pieces: list[tuple[int, int, int]] = []
-    for index, item in enumerate(plan.items):
-        source, destination = sources[index], destinations[index]
-        frame = item.data - position
-        if index not in copied and is_memory(source):
-            pieces += (0, begin + position, frame), (destination.data_ptr(), source.data_ptr(), item.nbytes)
-        else:
-            if index not in copied and not unthrottle.is_set():
+
+    def __init__(
+        self,
+        plan: Plan,
+        sources: Sequence[torch.Tensor],
+        destinations: Sequence[torch.Tensor],
+        image: memoryview,
+        copied: Collection[int],
+    ) -> None:
+        self._memory = [*sources], image  # kept, as addresses in it are
+        self._scattered: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Destinations and sources of those that are copied beforehand, as torch copies them."""
+        begin, position = address_of(image), 0
+        pieces: list[tuple[int, int, int]] = []
+        for index, item in enumerate(plan.items):
+            source, destination = sources[index], destinations[index]
+            frame = item.data - position
+            if index not in copied and is_memory(source):
+                pieces += (0, begin + position, frame), (destination.data_ptr(), source.data_ptr(), item.nbytes)
+            else:
+                if index not in copied:
+                    self._scattered.append((destination, source))
+                pieces.append((0, begin + position, frame + item.nbytes))
+            position = item.data + item.nbytes
+        self._pieces = pieces_of(pieces)
+        self._ends = [item.data + item.nbytes for item in plan.items]
+
+    def run(self, unthrottle: Unthrottle) -> CopyProgress:
+        """Copy what is there now; ends early once `unthrottle` is set."""
+        for destination, source in self._scattered:
+            if not unthrottle.is_set():
                 copy(destination, source)
-            pieces.append((0, begin + position, frame + item.nbytes))
-        position = item.data + item.nbytes
-    nbytes, checksum = copy_pieces_checked(pieces, 0, unthrottle)
-    return CopyProgress(bisect_right([item.data + item.nbytes for item in plan.items], nbytes), nbytes, checksum)
+        nbytes, checksum = copy_pieces_checked(self._pieces, 0, unthrottle)
+        return CopyProgress(bisect_right(self._ends, nbytes), nbytes, checksum)

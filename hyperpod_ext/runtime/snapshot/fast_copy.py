@@ -108,24 +108,27 @@ def copy_checked(destination: torch.Tensor, source: torch.Tensor, checksum: int)
 
 def copy_memory_checked(to: int, source: int, nbytes: int, checksum: int) -> int:
     """The same of memory at these addresses, one copying."""
-    return copy_pieces_checked([(to, source, nbytes)], checksum, Unthrottle())[1]
+    return copy_pieces_checked(pieces_of([(to, source, nbytes)]), checksum, Unthrottle())[1]
 
 
-def copy_pieces_checked(
-    pieces: Sequence[tuple[int, int, int]], checksum: int, unthrottle: Unthrottle
-) -> tuple[int, int]:
-    """The same of pieces (see `Piece`), one after the other, until `unthrottle` is set; returns the bytes done too."""
+def pieces_of(pieces: Sequence[tuple[int, int, int]]) -> ctypes.Array[Piece]:
+    """Pieces to be copied, each (to, source, nbytes)."""
+    return (Piece * len(pieces))(*pieces)
+
+
+def copy_pieces_checked(pieces: ctypes.Array[Piece], checksum: int, unthrottle: Unthrottle) -> tuple[int, int]:
+    """The same of pieces, one after the other, until `unthrottle` is set; returns the bytes done too."""
     checker, done = _checker(), 0
     if checker is not None:  # all at once: whoever trains beside it waits for the interpreter's lock nowhere
         found = ctypes.c_uint64(checksum)
-        all_of_them = (Piece * len(pieces))(*(Piece(*piece) for piece in pieces))
-        done = checker(all_of_them, len(pieces), ctypes.byref(unthrottle.flag), ctypes.byref(found))
+        done = checker(pieces, len(pieces), ctypes.byref(unthrottle.flag), ctypes.byref(found))
         return done, found.value
-    for to, source, nbytes in pieces:
-        for start in range(0, nbytes, PIECE):
+    for piece in pieces:
+        to, source = piece.to or 0, piece.source or 0
+        for start in range(0, piece.nbytes, PIECE):
             if unthrottle.is_set():
                 return done, checksum
-            length = min(PIECE, nbytes - start)
+            length = min(PIECE, piece.nbytes - start)
             checksum = crc64nvme(_memory(source + start, length), checksum)
             if to:
                 copier()(to + start, source + start, length)

@@ -79,7 +79,9 @@ FOLD static inline __m256i fold(__m256i folded, __m256i by, __m256i next)
     return _mm256_xor_si256(_mm256_xor_si256(low, high), next);
 }
 
-typedef enum { NOWHERE, PLAIN, PAST_CACHES } Where; /* a constant wherever it is given: each is a loop of its own */
+/* Constants wherever they are given: each pair is a loop of its own. */
+typedef enum { NOWHERE, PLAIN, PAST_CACHES } Where;
+typedef enum { NEAREST_ONLY, ALL_CACHES } Fetch; /* where bytes are fetched to that are read soon */
 
 FOLD static inline void put(char *to, __m256i piece, Where where)
 {
@@ -89,9 +91,18 @@ FOLD static inline void put(char *to, __m256i piece, Where where)
         _mm256_storeu_si256((__m256i *)to, piece);
 }
 
+FOLD static inline void fetch(const char *line, Fetch into)
+{
+    if (into == ALL_CACHES)
+        _mm_prefetch(line, _MM_HINT_T0);
+    else
+        _mm_prefetch(line, _MM_HINT_NTA);
+}
+
 /* Of `size` bytes, a multiple of a STEP and not none, copied on the way, leave 16 in `rest` that the division goes on
  * from, begun with 0, as it would go on from all of these, begun with `state`. */
-FOLD static inline void fold_memory(char *d, const char *s, size_t size, uint64_t state, uint64_t rest[2], Where where)
+FOLD static inline void fold_memory(char *d, const char *s, size_t size, uint64_t state, uint64_t rest[2], Where where,
+                                    Fetch into)
 {
     const __m256i by = both_lanes(BITS_1024), next = both_lanes(BITS_256);
     __m256i folded[AT_ONCE];
@@ -101,8 +112,8 @@ FOLD static inline void fold_memory(char *d, const char *s, size_t size, uint64_
     }
     folded[0] = _mm256_xor_si256(folded[0], _mm256_set_epi64x(0, 0, 0, (long long)state));
     for (size_t at = STEP; at < size; at += STEP) {
-        _mm_prefetch(s + at + AHEAD, _MM_HINT_NTA); /* past the end too: it never faults */
-        _mm_prefetch(s + at + AHEAD + LINE, _MM_HINT_NTA);
+        fetch(s + at + AHEAD, into); /* past the end too: it never faults */
+        fetch(s + at + AHEAD + LINE, into);
         for (int i = 0; i < AT_ONCE; i++) {
             __m256i piece = _mm256_loadu_si256((const __m256i *)(s + at + 32 * i));
             put(d + at + 32 * i, piece, where);
@@ -117,14 +128,23 @@ FOLD static inline void fold_memory(char *d, const char *s, size_t size, uint64_
     _mm_sfence();
 }
 
-FOLD static void check(void *to, const void *from, size_t size, uint64_t state, uint64_t rest[2])
+FOLD static inline void check_into(void *to, const void *from, size_t size, uint64_t state, uint64_t rest[2], Fetch into)
 {
     if (to == NULL)
-        fold_memory(NULL, from, size, state, rest, NOWHERE);
+        fold_memory(NULL, from, size, state, rest, NOWHERE, into);
     else if ((uintptr_t)to % 32 == 0)
-        fold_memory(to, from, size, state, rest, PAST_CACHES);
+        fold_memory(to, from, size, state, rest, PAST_CACHES, into);
     else
-        fold_memory(to, from, size, state, rest, PLAIN);
+        fold_memory(to, from, size, state, rest, PLAIN, into);
+}
+
+/* The nearest cache alone leaves the others to training. On Intel's processors such a copy takes two fifths longer. */
+FOLD static void check(void *to, const void *from, size_t size, uint64_t state, uint64_t rest[2])
+{
+    if (__builtin_cpu_is("intel"))
+        check_into(to, from, size, state, rest, ALL_CACHES);
+    else
+        check_into(to, from, size, state, rest, NEAREST_ONLY);
 }
 
 /* The division itself, bit by bit: for the 16 bytes that a fold leaves, and for what is less than a STEP. */

@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import venv
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,9 +36,13 @@ def read_pins(text: str) -> dict[str, tuple[str, ...]]:
     return {name: tuple(pins) for name, pins in found.items()}
 
 
-def environments(*, make: bool = True) -> dict[str, Environment]:
-    """Every environment of pins.txt. A failure is told, not raised: the peer is then reported as not installed."""
-    return {name: _environment(name, pins, make=make) for name, pins in read_pins(PINS.read_text()).items()}
+def environments(make: Collection[str] | None = None) -> dict[str, Environment]:
+    """Every environment of pins.txt; those of `make` are made where they are missing, by default all.
+
+    A failure is told, not raised: the peer is then reported as not installed.
+    """
+    pins = read_pins(PINS.read_text())
+    return {name: _environment(name, each, make=make is None or name in make) for name, each in pins.items()}
 
 
 def environment(name: str) -> Environment:

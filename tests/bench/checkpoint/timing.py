@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,21 +18,29 @@ def queue_wait() -> float:
     return int(_SCHEDSTAT.read_text().split()[1]) / 1e9
 
 
+def page_faults() -> int:
+    """Of the calling thread so far: pages that the kernel has made or mapped for it."""
+    usage = resource.getrusage(resource.RUSAGE_THREAD)
+    return usage.ru_minflt + usage.ru_majflt
+
+
 class Stopwatch:
-    """Seconds of its block, as `wall` and `adj`."""
+    """Seconds of its block, as `wall` and `adj`, and the calling thread's page faults in it."""
 
     wall = adj = 0.0
+    faults = 0
 
     def __enter__(self) -> Stopwatch:
-        self._wait, self.start = queue_wait(), time.monotonic()
+        self._faults, self._wait, self.start = page_faults(), queue_wait(), time.monotonic()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.wall = time.monotonic() - self.start
         self.adj = self.wall - (queue_wait() - self._wait)
+        self.faults = page_faults() - self._faults
 
     def to_json(self) -> dict[str, float]:
-        return {"wall": self.wall, "adj": self.adj}
+        return {"wall": self.wall, "adj": self.adj, "faults": self.faults}
 
 
 class Floor:

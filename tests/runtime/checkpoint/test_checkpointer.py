@@ -23,6 +23,7 @@ from hyperpod_ext.errors import (
 from hyperpod_ext.runtime.checkpoint import overlapped_copy as beside
 from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
+from hyperpod_ext.runtime.snapshot.fast_copy import pieces_of
 from hyperpod_ext.runtime.snapshot.tree import Parts, take_apart
 
 
@@ -367,19 +368,20 @@ def test_a_save_beside_training_returns_at_once_and_is_waited_for(make, server):
 def test_a_checksum_taken_on_the_way_is_that_of_a_plain_save(make, server, monkeypatch, waited_for):
     monkeypatch.setattr(beside, "has_room", lambda *_: True)
     saving, plain, taken = make(overlap=True), make(1), 0
-    copy_pieces = beside.copy_pieces_checked
+    copy_pieces, run = beside.copy_pieces_checked, beside.OverlappedCopy.run
 
-    def count(*args: Any, **options: Any) -> beside.CopyProgress:
+    def count(*args: Any) -> beside.CopyProgress:
         nonlocal taken
-        copied = beside.copy_overlapped(*args, **options)
+        copied = run(*args)
         taken += copied.nbytes
         return copied
 
-    monkeypatch.setattr("hyperpod_ext.runtime.checkpoint.checkpointer.copy_overlapped", count)
+    monkeypatch.setattr(beside.OverlappedCopy, "run", count)
     if waited_for == "halfway":
 
         def half(pieces: Any, *rest: Any) -> tuple[int, int]:
-            return copy_pieces(pieces[: len(pieces) // 2], *rest)
+            kept = pieces[: len(pieces) // 2]
+            return copy_pieces(pieces_of([(piece.to, piece.source, piece.nbytes) for piece in kept]), *rest)
 
         monkeypatch.setattr(beside, "copy_pieces_checked", half)
     live = various(0)

@@ -12,7 +12,7 @@ import torch
 
 from hyperpod_ext.runtime.checkpoint import overlapped_copy as beside
 from hyperpod_ext.runtime.checkpoint.mutation_check import MutationCheck
-from hyperpod_ext.runtime.checkpoint.overlapped_copy import Room, copy_overlapped
+from hyperpod_ext.runtime.checkpoint.overlapped_copy import OverlappedCopy, Room
 from hyperpod_ext.runtime.snapshot import fast_copy as streamed
 from hyperpod_ext.runtime.snapshot.fast_copy import (
     PIECE,
@@ -24,6 +24,7 @@ from hyperpod_ext.runtime.snapshot.fast_copy import (
     copy_memory_checked,
     copy_pieces_checked,
     is_memory,
+    pieces_of,
 )
 from hyperpod_ext.runtime.snapshot.image import Layout, views
 from hyperpod_ext.runtime.snapshot.manifest import crc64nvme
@@ -69,8 +70,7 @@ class Image:
         self.views = views(self.plan, self.bytes)
 
     def copy(self, *, copied: frozenset[int] = frozenset(), hurry: Unthrottle | None = None) -> beside.CopyProgress:
-        hurry = hurry or Unthrottle()
-        return copy_overlapped(self.plan, self.layout.locals, self.views, self.bytes, copied=copied, unthrottle=hurry)
+        return OverlappedCopy(self.plan, self.layout.locals, self.views, self.bytes, copied).run(hurry or Unthrottle())
 
 
 # --- copies past the caches -----------------------------------------------------------------------
@@ -201,7 +201,7 @@ def test_bytes_that_are_only_looked_at_stay_where_they_are() -> None:
     for size in (0, 5, 128, 3 * PIECE + 7):
         source = torch.randint(256, (size,), dtype=torch.uint8)
         before = source.clone()
-        assert copy_pieces_checked([(0, source.data_ptr(), size)], 9, Unthrottle()) == (
+        assert copy_pieces_checked(pieces_of([(0, source.data_ptr(), size)]), 9, Unthrottle()) == (
             size,
             crc64nvme(bytes_of(before), 9),
         )
@@ -257,7 +257,7 @@ def test_it_need_not_come_to_the_end_of_a_tensor(built: bool, request: pytest.Fi
     source[PIECE // 4 + 2] = 1  # in its second piece of four, and the flag lies where that is copied to
     to = ctypes.addressof(target)
     hurry.flag = ctypes.c_int.from_address(to + PIECE + 8)
-    done, checksum = copy_pieces_checked([(to, source.data_ptr(), 4 * PIECE)], 5, hurry)
+    done, checksum = copy_pieces_checked(pieces_of([(to, source.data_ptr(), 4 * PIECE)]), 5, hurry)
     assert done == 2 * PIECE
     assert checksum == crc64nvme(bytes_of(source)[:done], 5)
 

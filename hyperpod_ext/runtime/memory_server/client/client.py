@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import socket
 import threading
@@ -17,11 +16,13 @@ from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.declared import Declared, encode, with_version
 from hyperpod_ext.runtime.memory_server.protocol import requests as r
 from hyperpod_ext.runtime.memory_server.protocol.request import A, Request, read_answer
-from hyperpod_ext.runtime.memory_server.slots.region import populate
+from hyperpod_ext.runtime.memory_server.slots.region import map_memory, populate
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan, read_plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_manifest
 
 _START_S = 60.0
+_LOOK_S, _STOPPED_S = 0.01, 10.0
+"""How often a worker looks how far its memory is made, and how long it waits where that does not go on."""
 
 
 class MemoryLostError(errors.JobFailedError):
@@ -32,7 +33,7 @@ class MemoryLostError(errors.JobFailedError):
 class Mapping:
     """This rank's slots, writable."""
 
-    memory: mmap.mmap
+    memory: memoryview
     slot_bytes: int
     slots: int
     inode: int
@@ -47,14 +48,14 @@ class MappedSnapshot:
 
     manifest: Manifest
     plan: Plan
-    memory: mmap.mmap
+    memory: memoryview
     offset: int
     bound: bool = True
     """False: it is of a durable checkpoint without MACs, so its bytes may be anybody's."""
 
     @property
     def image(self) -> memoryview:
-        return memoryview(self.memory)[self.offset : self.offset + int(self.manifest["nbytes"])]
+        return self.memory[self.offset : self.offset + int(self.manifest["nbytes"])]
 
 
 class MemoryClient:
@@ -118,20 +119,15 @@ class MemoryClient:
         if not fds:
             return None
         try:
-            memory = mmap.mmap(fds[0], answer.slot_bytes * answer.slots)
+            memory = map_memory(fds[0], answer.slot_bytes * answer.slots)
             inode = os.fstat(fds[0]).st_ino
-        finally:
+        except OSError:
             _close(fds)
+            raise
         self._next_slot = None
-        # the pages are the server's work; that this process finds them is ours, beside whatever it does now
         may = threading.Event()
         may.set()
-
-        def wait() -> bool:
-            may.wait()
-            return False
-
-        threading.Thread(target=populate, args=(memory, wait), name="hpx-populate", daemon=True).start()
+        threading.Thread(target=_populate, args=(memory, fds[0], may), name="hpx-populate", daemon=True).start()
         return Mapping(memory, answer.slot_bytes, answer.slots, inode, may)
 
     def add_plan(self, plan: Plan) -> None:
@@ -258,7 +254,7 @@ class MemoryClient:
             if mapped is not None and mapped.inode == os.fstat(fds[0]).st_ino:
                 memory = mapped.memory
             else:  # private, so that no mistake here can write to what others restore from
-                memory = mmap.mmap(fds[0], 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+                memory = map_memory(fds[0], os.fstat(fds[0]).st_size, private=True)
         finally:
             _close(fds)
         if plan is None or plan.digest != manifest["plan"]:
@@ -304,6 +300,26 @@ class MemoryClient:
         except Exception:  # whatever it is, the caller is given no descriptor that it could close
             _close(fds)
             raise
+
+
+def _populate(memory: memoryview, fd: int, may: threading.Event) -> None:
+    """Have this process find the pages of its slots, beside whatever it does now. They are made by the server: two that
+    make the same pages hinder each other."""
+
+    def follow(start: int, end: int) -> bool:
+        waited, made = 0.0, -1
+        while (now := os.lseek(fd, start, os.SEEK_HOLE)) < end:
+            waited, made = (waited + _LOOK_S if now == made else 0.0), now
+            if waited > _STOPPED_S:  # it has given this memory up; or it is an older kernel
+                return False
+            time.sleep(_LOOK_S)
+        may.wait()
+        return True
+
+    try:
+        populate(memory, follow)
+    finally:
+        os.close(fd)
 
 
 def _close(fds: list[int]) -> None:
