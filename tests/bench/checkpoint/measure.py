@@ -32,10 +32,12 @@ CLOCKS = ("wall", "adj")
 MOST_REPEATS, SAVING_S, TRAINING_S = 12, 5.0, 12.0
 """What takes milliseconds is asked more often in a round than what takes seconds, and its median kept: one
 copy of the state varies by a third, from one time to the next."""
-WINDOWS_S, MOST_WINDOWS, KNOWN, KNOWN_SHARE = 75.0, 200, 0.03, 0.1
+WINDOWS_S, MOST_WINDOWS, KNOWN, KNOWN_SHARE = 60.0, 200, 0.02, 0.1
 """Windows of training go on until the error of their median is so many copies, or such a share of it, or for so long:
 from one step to the next, a step varies by more than what is looked for."""
 _LEAST_WINDOWS = 8
+_WINDOWS_A_FLOOR = 16
+"""One that was disturbed would change all that a round found."""
 _STEPS_WITH_SAVES = 6
 """In a row, each with one."""
 COPIES_IN_MEMORY = 4.5
@@ -59,8 +61,6 @@ class Bench:
     windows: int = MOST_WINDOWS
     """Windows with a save in a round, where they are short."""
     settle_s: float = SETTLE_S
-    colds: int = 2
-    """Rounds of first saves in processes made for them."""
     streams: int = 2
     rows: list[Row] = field(default_factory=list)
     failures: list[Row] = field(default_factory=list)
@@ -168,9 +168,9 @@ def measure_training(bench: Bench) -> None:
 def measure_firsts(bench: Bench, kind: str) -> None:
     """More first saves, each of systems that are made anew."""
     jobs = [Job(system, kind, bench.nbytes, KINDS[kind]) for system in bench.systems]
-    for number in range(bench.colds):
-        for members, _ in batches_at_work(bench, f"{kind}, first save, {number + 1} of {bench.colds}", jobs):
-            members.each(number, partial(_save, bench, 0))
+    for number in range(bench.rounds):
+        for members, _ in batches_at_work(bench, f"{kind}, first save, {number + 1} of {bench.rounds}", jobs):
+            members.each(number, partial(_save, bench, 0, made=number + 1))
 
 
 def batches_at_work(bench: Bench, what: str, jobs: Sequence[Job]) -> Iterator[tuple[Members, dict[str, MemoryPeak]]]:
@@ -189,8 +189,8 @@ def _prepare(bench: Bench, group: Group) -> None:
     group.ask("prepare")
 
 
-def _save(bench: Bench, number: int, group: Group) -> None:
-    """Round 0 is the first save of the process, so it has no second try."""
+def _save(bench: Bench, number: int, group: Group, *, made: int = 0) -> None:
+    """Round 0 is the first save of the process, so it has no second try. `made`: how often processes were made anew."""
     what = "blocked_overlapped" if group.job.overlapped else "blocked"
     saves = []
     for repeat in repeats(1 if number == 0 else MOST_REPEATS):
@@ -202,10 +202,12 @@ def _save(bench: Bench, number: int, group: Group) -> None:
                 "floor_s": max(answer["floor"]["adj"] for answer in answers),
                 "blocked_s": max(answer["blocked"]["adj"] for answer in answers),
                 "done_s": max(answer["done"] for answer in answers),
+                "faults": max(answer["blocked"]["faults"] for answer in answers),
             }
         )
     found = {name: median(save[name] for save in saves) for name in saves[0]}
-    bench.keep(what if number else f"first_{what}", group.job.kind, group.job.system, number, **found, saves=len(saves))
+    what = what if number else f"first_{what}"
+    bench.keep(what, group.job.kind, group.job.system, number or made, **found, saves=len(saves))
 
 
 def repeats(most: int, seconds: float = SAVING_S) -> Iterator[int]:
@@ -255,6 +257,7 @@ def _restore_figures(answers: Sequence[Row]) -> Row:
         "ratio": max(answer["restore"]["adj"] / answer["floor"]["adj"] for answer in answers),
         "seconds": max(answer["restore"]["wall"] for answer in answers),
         "floor_s": max(answer["floor"]["adj"] for answer in answers),
+        "faults": max(answer["restore"]["faults"] for answer in answers),
     }
 
 
@@ -265,20 +268,23 @@ def calibrate(bench: Bench, group: Group) -> None:
 
 def _train(bench: Bench, number: int, group: Group) -> None:
     job, window = group.job, {"steps": bench.window_steps, "tokens": bench.tokens}
-    (floor,) = group.ask("floor")
-    (before,) = group.ask("train", **window)
-    without, saves, ratios = [before], [], []
+    floors, without, saves, ratios = [], [], [], []
     for repeat in repeats(bench.windows, WINDOWS_S):
         if is_known(ratios):
             break
+        if repeat % _WINDOWS_A_FLOOR == 0:
+            floors += group.ask("floor")
+            without += group.ask("train", **window)
         step = 100_000 * (number + 1) + 100 * repeat
         (with_save,) = group.ask("train", **window, save_steps=[0], first_save=step, until_done=True)
         (plain,) = group.ask("train", **window)
         saves.append(
             with_save | {"lost": {clock: time_lost(with_save, [without[-1], plain], clock) for clock in CLOCKS}}
         )
-        ratios.append(saves[-1]["lost"]["wall"] / floor["wall"])
+        ratios.append(saves[-1]["lost"]["wall"] / floors[0]["wall"])
         without.append(plain)
+    floors += group.ask("floor")
+    floor = {clock: median(each[clock] for each in floors) for clock in CLOCKS}
     lost = {clock: median(save["lost"][clock] for save in saves) for clock in CLOCKS}
     error = error_of_median(ratios)
     bench.keep(

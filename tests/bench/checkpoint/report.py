@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
-from checkpoint.systems import OURS, SYSTEMS, Has
+from checkpoint.systems import MEMCPY, OURS, SYSTEMS, Has
 
 Row = Mapping[str, Any]
 
@@ -43,7 +43,7 @@ FIGURES = {
     "survives": Figure("until it survives kill -9", "survives", "ratio", has="survives", target=1.5),
     "memory": Figure("more memory in the trainer", "memory", "own", target=5.0, unit="%"),
     "helpers": Figure("and in what it started", "memory", "helpers", unit="%"),
-    "restore": Figure("restore, fresh process", "restore", "ratio", has="restores", target=2.5),
+    "restore": Figure("restore, fresh process", "restore", "ratio", has="restores", target=1.2),
     "replica_blocked": Figure("copy on a peer: blocked", "replicate", "blocked_ratio", has="replicates"),
     "replica_lost": Figure("copy on a peer: time lost", "replicate", "lost_ratio", has="replicates"),
     "replica_done": Figure("copy on a peer: there after", "replicate", "done_ratio", has="replicates", target=10.0),
@@ -75,6 +75,35 @@ DRAIN_FIGURES = {
     "drain_step": Figure("step beside it / without", "drain", "step_ratio", target=1.15),
 }
 ALL_FIGURES = FIGURES | PEER_FIGURES | DRAIN_FIGURES
+
+
+@dataclass(frozen=True)
+class Steadiness:
+    """What is wanted of a figure of ours besides its median."""
+
+    label: str
+    figure: str
+    target: float
+    of: Literal["median", "memcpy"]
+    """What is held against what: the worst round against the median, or the median against that of memcpy."""
+
+    def measured(self, found: Mapping[str, Mapping[str, float]]) -> float | None:
+        """None: nothing was measured, or it costs nothing, so there is no ratio."""
+        value, of = found.get(OURS, {}), found.get(OURS if self.of == "median" else MEMCPY, {})
+        if not value or of.get("median", 0.0) <= 0.0:
+            return None
+        return value["max" if self.of == "median" else "median"] / of["median"]
+
+
+_WORST = "worst round / median"
+STEADINESS = {
+    "lost_of_memcpy": Steadiness("training time lost by a save / by memcpy itself", "lost", 1.1, "memcpy"),
+    "lost_worst": Steadiness(f"training time lost by a save: {_WORST}", "lost", 1.5, "median"),
+    "first_worst": Steadiness(f"blocked by the first save: {_WORST}", "first", 1.5, "median"),
+    "first_sharded_worst": Steadiness(f"the same, DTensors on 2 ranks: {_WORST}", "first_sharded", 1.5, "median"),
+    "restore_worst": Steadiness(f"restore, fresh process: {_WORST}", "restore", 1.5, "median"),
+}
+"""Of ours alone: whether a round may be as the median says."""
 
 UPLOAD_FILEOBJ = "boto3 upload_fileobj"
 
@@ -130,6 +159,11 @@ def judge(summary: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[dict
             found = summary[name].get(OURS)
             met = figure.met(found["median"]) if found else None
             verdicts.append({"figure": name, "target": figure.target, "least": figure.least, "met": met, "ours": found})
+    for name, wanted in STEADINESS.items():
+        measured = wanted.measured(summary[wanted.figure])
+        verdict = {"figure": name, "target": wanted.target, "least": False, "measured": measured}
+        met = None if measured is None else measured <= wanted.target
+        verdicts.append(verdict | {"met": met, "ours": summary[wanted.figure].get(OURS)})
     return verdicts
 
 

@@ -50,6 +50,19 @@ class TestReport:
         assert met["lost"] is None
         assert judge(summarize([row("blocked", OURS, ratio=1.11)]))[0]["met"] is False
 
+    def test_the_worst_round_is_held_against_the_median(self):
+        rows = [row("restore", OURS, number, ratio=ratio) for number, ratio in enumerate((1.0, 1.1, 1.7))]
+        (found,) = [verdict for verdict in judge(summarize(rows)) if verdict["figure"] == "restore_worst"]
+        assert found["met"] is False
+        assert found["measured"] == pytest.approx(1.7 / 1.1)
+
+    def test_time_lost_is_held_against_what_memcpy_loses_in_the_same_run(self):
+        rows = [row("lost", OURS, ratio=0.21), row("lost", "memcpy", ratio=0.2)]
+        met = {verdict["figure"]: (verdict["met"], verdict.get("measured")) for verdict in judge(summarize(rows))}
+        assert met["lost_of_memcpy"] == (True, pytest.approx(1.05))
+        rows[1]["ratio"] = -0.01  # it lost nothing: then there is no share of it
+        assert {v["figure"]: v["met"] for v in judge(summarize(rows))}["lost_of_memcpy"] is None
+
     def test_a_drain_is_held_against_the_fastest_client_of_its_round(self):
         rows = [row("drain", name, gb_per_s=speed, cpu_s=cpu) for name, speed, cpu in (
             (OURS, 3.0, 0.1), ("raw PUT", 2.0, 0.1), ("boto3 upload_fileobj", 0.5, 0.4)
@@ -81,6 +94,12 @@ class TestPage:
         document = make_document(bench, "python tests/bench/checkpointing.py")
         words = (json.dumps(document) + make_page(document)).replace('"', " ").split()
         assert [word for word in words if word.startswith(("/", "~")) and len(word) > 1] == []
+
+    def test_the_worst_round_stands_in_the_table_of_targets(self, bench):
+        bench.rows += [row("restore", OURS, number, ratio=ratio) for number, ratio in enumerate((1.0, 1.1, 1.7))]
+        table = make_tables(make_document(bench, "")).split("\n\n")[0]
+        line = "| restore, fresh process: worst round / median | <= 1.5 x | 1.55 | 3: 1 to 1.7 | **not met** |"
+        assert line in table
 
     def test_every_figure_is_in_a_table(self, bench):
         bench.rows.append(row("drain", "raw PUT", gb_per_s=1.0, cpu_s=1.0))

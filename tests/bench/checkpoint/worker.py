@@ -219,7 +219,7 @@ class Rank:
     def calibrate(self, least_ratio: float) -> Answer:
         """How many tokens a step takes so that forward and backward last `least_ratio` times the copy."""
         floor = self.floor_alone()["adj"]
-        for tokens in (8, 16, 32, 64, 128, 256, 512):
+        for tokens in (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512):
             found = self.train(steps=4, tokens=tokens)["compute"]
             if median(found) >= least_ratio * floor:
                 break
