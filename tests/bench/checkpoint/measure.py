@@ -38,7 +38,7 @@ from one step to the next, a step varies by more than what is looked for."""
 _LEAST_WINDOWS = 8
 _WINDOWS_A_FLOOR = 16
 """One that was disturbed would change all that a round found."""
-_STEPS_WITH_SAVES = 6
+_STEPS_WITH_SAVES = 4
 """In a row, each with one."""
 COPIES_IN_MEMORY = 4.5
 """States that one rank of one system may have in memory at the same time: its own, the floor's, and the system's."""

@@ -221,7 +221,7 @@ who goes first changes from round to round. A batch has as many systems as the m
   memory itself, and whatever else moves bytes costs it more. Staging may overlap them and is waited for
   before the optimizer's step; systems that cannot overlap are blocked first. One step differs from the next by more
   than what is looked for, so windows go on until the standard error of their median is {KNOWN:g} copies or
-  {100 * KNOWN_SHARE:g} % of it, or for {WINDOWS_S:g} s a round.
+  {100 * KNOWN_SHARE:g} % of it, or for {WINDOWS_S:g} s a round. The copy they are held against is measured between them.
 - **Survives kill -9**: from the call until the system calls the save safe, wall time. At that moment every worker is
   killed with SIGKILL; new ones restore, and every tensor must be `torch.equal` to what was saved.
 - **More memory**: the most anonymous memory the trainer had during two saves beyond what it had before its first, in

@@ -128,7 +128,7 @@ class Memory(_Served):
 
     def damage(self, step: int) -> None:
         memory = self.writer.mapping.memory
-        memory[memory[:].index(bytes([step]) * NBYTES) + NBYTES // 2] ^= 1
+        memory[bytes(memory).index(bytes([step]) * NBYTES) + NBYTES // 2] ^= 1
 
 
 class Durable(_Served):

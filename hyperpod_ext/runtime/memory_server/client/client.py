@@ -317,7 +317,7 @@ def _populate(memory: memoryview, fd: int, may: threading.Event) -> None:
         return True
 
     try:
-        populate(memory, follow)
+        populate(memory, follow, make=False)
     finally:
         os.close(fd)
 
