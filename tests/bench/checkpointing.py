@@ -2,7 +2,7 @@
 
     python tests/bench/checkpointing.py --rounds 5
     python tests/bench/checkpointing.py --quick
-    python tests/bench/checkpointing.py --campaigns replicas drain --update     # the others stay as they were measured
+    python tests/bench/checkpointing.py --campaigns replicas drain --update     # others stay as they were measured
 
 Prints the tables, and writes checkpoint.json, checkpoint.md and checkpoint.svg.
 """
@@ -97,7 +97,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, metavar="NAME", help=f"of {', '.join(SYSTEMS)}")
     parser.add_argument("--campaigns", nargs="+", choices=CAMPAIGNS, metavar="NAME", help=f"of {', '.join(CAMPAIGNS)}")
     parser.add_argument("--quick", action="store_true", help="smoke run: little state, ours and torch.save only")
-    parser.add_argument("--update", action="store_true", help="keep what other campaigns have measured before")
+    parser.add_argument("--update", action="store_true", help="keep what is known of other campaigns and systems")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     args = parser.parse_args()
     args.rounds = args.rounds or (2 if args.quick else 5)

@@ -30,14 +30,20 @@ Document = dict[str, Any]
 def make_document(bench: Bench, command: str, before: Document | None = None) -> Document:
     """Everything that is known, as checkpoint.json has it. `before`: an older one, of which the campaigns stay that
     were not run now."""
-    rows, failures, runs = [*bench.rows], [*bench.failures], [_run(command, bench.rows)]
-    states = bench.states
+    rows, failures, runs = [*bench.rows], [*bench.failures], [_run(command, bench)]
+    states, tokens = bench.states, bench.tokens
     if before is not None:
         now = {row["campaign"] for row in (*rows, *failures)}
-        rows = [row for row in before["rounds"] if row["campaign"] not in now] + rows
-        failures = [failure for failure in before["failures"] if failure["campaign"] not in now] + failures
-        runs = needed([*before["runs"], *runs])
+        others = SYSTEMS.keys() - {system.name for system in bench.systems}
+
+        def stays(row: Mapping[str, Any]) -> bool:
+            return row["campaign"] not in now or row["system"] in others
+
+        rows = [row for row in before["rounds"] if stays(row)] + rows
+        failures = [failure for failure in before["failures"] if stays(failure)] + failures
+        runs = needed([*({"machine": before["machine"], **run} for run in before["runs"]), *runs])
         states = before["setup"]["states"] | states
+        tokens = tokens or before["setup"]["tokens_a_step"]
     summary = summarize(rows)
     return {
         "about": "our checkpoint engine beside its peers: same state, one run, systems in turn in each round",
@@ -47,7 +53,7 @@ def make_document(bench: Bench, command: str, before: Document | None = None) ->
         "setup": {
             "rounds": bench.rounds,
             "states": states,
-            "tokens_a_step": bench.tokens,
+            "tokens_a_step": tokens,
             "steps_a_window": bench.window_steps,
             "settle_s": bench.settle_s,
             "socket_streams": bench.streams,
@@ -71,21 +77,24 @@ def make_document(bench: Bench, command: str, before: Document | None = None) ->
 
 
 def needed(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those of which rows are left: some campaign of theirs has not been run again since. Oldest first, as given."""
-    since: set[str] = set()
+    """Those of which rows are left: some system of theirs has not been asked again since. Oldest first, as given."""
+    since: set[tuple[str, str]] = set()
     left = []
     for run in reversed(runs):
-        if not since.issuperset(run["campaigns"]):
+        asked = {(campaign, name) for campaign in run["campaigns"] for name in run.get("systems", SYSTEMS)}
+        if not since.issuperset(asked):
             left.append(run)
-        since.update(run["campaigns"])
+        since.update(asked)
     return left[::-1]
 
 
-def _run(command: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What was asked, which campaigns it was, and how busy the machine was meanwhile."""
-    loads = [row["load"] for row in rows] or [0.0]
-    campaigns = sorted({str(row["campaign"]) for row in rows})
-    return {"command": command, "campaigns": campaigns, "load": [min(loads), max(loads)]}
+def _run(command: str, bench: Bench) -> dict[str, Any]:
+    """What was asked of whom, which campaigns it was, and how busy the machine was meanwhile."""
+    loads = [row["load"] for row in bench.rows] or [0.0]
+    campaigns = sorted({str(row["campaign"]) for row in bench.rows})
+    asked = [system.name for system in bench.systems]
+    run = {"command": command, "campaigns": campaigns, "systems": asked, "load": [min(loads), max(loads)]}
+    return {**run, "machine": describe_machine()}
 
 
 def _rounded(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,7 +230,7 @@ who goes first changes from round to round. A batch has as many systems as the m
   memory itself, and whatever else moves bytes costs it more. Staging may overlap them and is waited for
   before the optimizer's step; systems that cannot overlap are blocked first. One step differs from the next by more
   than what is looked for, so windows go on until the standard error of their median is {KNOWN:g} copies or
-  {100 * KNOWN_SHARE:g} % of it, or for {WINDOWS_S:g} s a round. The copy they are held against is measured between them.
+  {100 * KNOWN_SHARE:g} % of it, or for {WINDOWS_S:g} s a round. Copies for comparison are made between them.
 - **Survives kill -9**: from the call until the system calls the save safe, wall time. At that moment every worker is
   killed with SIGKILL; new ones restore, and every tensor must be `torch.equal` to what was saved.
 - **More memory**: the most anonymous memory the trainer had during two saves beyond what it had before its first, in
@@ -245,7 +254,6 @@ Survived the kill: {_survived(document) or "not measured"}.
 {_about(document)}
 
 {_failures(document)}
-Measured on {machine["cores"]} cores ({machine["cpu"]}), Python {machine["python"]}, torch {machine["torch"]}.
 Every process runs with
 
 ```
@@ -265,11 +273,13 @@ Every process runs with
 
 def _runs(document: Document) -> str:
     """Ratios are of one run each; several runs have measured different things."""
-    told = [
-        f"Load average {run['load'][0]:.1f} to {run['load'][1]:.1f} during the rounds of\n\n```\n{run['command']}\n```"
-        for run in document["runs"]
-    ]
-    return "\n\n".join(told)
+    told = []
+    for run in document["runs"]:
+        machine = run["machine"]
+        where = f"{machine['cores']} cores ({machine['cpu']}), Python {machine['python']}, torch {machine['torch']}"
+        load = f"Load average {run['load'][0]:.1f} to {run['load'][1]:.1f} on {where}, during the rounds of"
+        told.append(f"{load}\n\n```\n{run['command']}\n```")
+    return "A system has the figures of the last of these runs that asked it:\n\n" + "\n\n".join(told)
 
 
 def _states(states: Mapping[str, Mapping[str, Any]]) -> str:

@@ -129,6 +129,15 @@ class TestUpdate:
         page = make_page(after)
         assert page.index("all of it") < page.index("some of it")
 
+    def test_systems_that_were_not_asked_stay_as_they_were(self, bench):
+        bench.rows.append(row("blocked", "nvrx", ratio=8.0))
+        before = json.loads(json.dumps(make_document(bench, "all of it")))
+        bench.systems, bench.rows = [SYSTEMS[OURS]], [row("blocked", OURS, ratio=0.5)]
+        after = make_document(bench, "ours alone", before)
+        assert after["medians"]["blocked"][OURS]["n"] == 1
+        assert after["medians"]["blocked"]["nvrx"]["median"] == 8.0
+        assert [run["command"] for run in after["runs"]] == ["all of it", "ours alone"]
+
     def test_a_run_of_which_nothing_is_left_is_not_named(self, bench):
         before = json.loads(json.dumps(make_document(bench, "of old")))
         assert "of old" not in make_page(make_document(bench, "of now", before))
