@@ -48,7 +48,7 @@ def main() -> int:
     envs = environments(_environments_of(args))
     bench = Bench(systems, envs, args.mbytes << 20, args.rounds, survivals, args.window_steps)
     if args.quick:
-        bench.windows, bench.settle_s = 1, 1.0
+        bench.windows, bench.settle_s, bench.quiet_s = 1, 1.0, 0.0
     try:
         if args.quick:
             measure_saves(bench, "plain")

@@ -17,7 +17,7 @@ from typing import Any
 
 from checkpoint.group import BenchError, Group, Job
 from checkpoint.peers import Environment
-from checkpoint.processes import MemoryPeak
+from checkpoint.processes import MemoryPeak, Neighbours
 from checkpoint.systems import KINDS, MEMCPY, System
 
 Row = dict[str, Any]
@@ -35,6 +35,9 @@ copy of the state varies by a third, from one time to the next."""
 WINDOWS_S, MOST_WINDOWS, KNOWN, KNOWN_SHARE = 60.0, 200, 0.02, 0.1
 """Windows of training go on until the error of their median is so many copies, or such a share of it, or for so long:
 from one step to the next, a step varies by more than what is looked for."""
+NEIGHBOURS, QUIET_S, DISTURBED = 0.1, 120.0, 3
+"""Of a core: where processes that are not measured take more, their end is waited for, so long at most. Windows of
+training beside them do not count, and a round may last so many times longer for it."""
 _LEAST_WINDOWS = 8
 _WINDOWS_A_FLOOR = 16
 """One that was disturbed would change all that a round found."""
@@ -69,6 +72,8 @@ class Bench:
     tokens: int = 0
     campaign: str = ""
     """Which is under way."""
+    quiet_s: float = QUIET_S
+    neighbours: Neighbours = field(default_factory=Neighbours)
 
     def failed(self, system: System | str, what: str, why: object) -> None:
         """`system`: one of ours, or the name of a client."""
@@ -79,7 +84,8 @@ class Bench:
     def keep(self, what: str, kind: str, system: System | str, number: int, **found: Any) -> None:
         name = system if isinstance(system, str) else system.name
         row = {"campaign": self.campaign, "what": what, "kind": kind, "system": name, "round": number}
-        self.rows.append({**row, "load": round(os.getloadavg()[0], 2), **found})
+        row |= {"load": round(os.getloadavg()[0], 2), "neighbours": round(self.neighbours.share(), 3)}
+        self.rows.append({**row, **found})
 
 
 class Members:
@@ -97,6 +103,7 @@ class Members:
         groups = self.of(*has)
         cut = number % len(groups) if groups else 0
         for group in groups[cut:] + groups[:cut]:
+            self._bench.neighbours.wait_quiet(NEIGHBOURS, self._bench.quiet_s)
             try:
                 do(group)
             except BenchError as error:
@@ -269,20 +276,29 @@ def calibrate(bench: Bench, group: Group) -> None:
 def _train(bench: Bench, number: int, group: Group) -> None:
     job, window = group.job, {"steps": bench.window_steps, "tokens": bench.tokens}
     floors, without, saves, ratios = [], [], [], []
-    for repeat in repeats(bench.windows, WINDOWS_S):
-        if is_known(ratios):
-            break
-        if repeat % _WINDOWS_A_FLOOR == 0:
+    counted, disturbed, until = 0.0, 0, time.monotonic() + DISTURBED * WINDOWS_S
+    while len(saves) < bench.windows and counted < WINDOWS_S and time.monotonic() < until and not is_known(ratios):
+        if len(saves) % _WINDOWS_A_FLOOR == 0 or not without:
             floors += group.ask("floor")
             without += group.ask("train", **window)
-        step = 100_000 * (number + 1) + 100 * repeat
+        bench.neighbours.begin()
+        began, step = time.monotonic(), 100_000 * (number + 1) + 100 * (len(saves) + disturbed)
         (with_save,) = group.ask("train", **window, save_steps=[0], first_save=step, until_done=True)
         (plain,) = group.ask("train", **window)
+        if bench.neighbours.share() > NEIGHBOURS and bench.quiet_s:
+            disturbed += 1
+            bench.neighbours.wait_quiet(NEIGHBOURS, bench.quiet_s)
+            without += group.ask("train", **window)
+            continue
+        counted += time.monotonic() - began
         saves.append(
             with_save | {"lost": {clock: time_lost(with_save, [without[-1], plain], clock) for clock in CLOCKS}}
         )
         ratios.append(saves[-1]["lost"]["wall"] / floors[0]["wall"])
         without.append(plain)
+    if not saves:
+        bench.failed(job.system, "training", f"round {number}: other processes were busy all the time")
+        return
     floors += group.ask("floor")
     floor = {clock: median(each[clock] for each in floors) for clock in CLOCKS}
     lost = {clock: median(save["lost"][clock] for save in saves) for clock in CLOCKS}
@@ -300,6 +316,7 @@ def _train(bench: Bench, number: int, group: Group) -> None:
         blocked_ratio=median(sum(save["blocked"]) for save in saves) / floor["adj"],
         steps=[len(save["wall"]) for save in saves],
         whole=all(save["done"] for save in saves),
+        disturbed=disturbed,
         step_s=median(each for plain in without for each in plain["wall"]),
         compute_s=median(each for plain in without for each in plain["compute"]),
     )

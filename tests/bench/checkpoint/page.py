@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from recovery_page import _describe_machine as describe_machine
 
 from checkpoint.group import FAIR
-from checkpoint.measure import COMPUTE_RATIO, KNOWN, KNOWN_SHARE, WINDOWS_S, Bench
+from checkpoint.measure import COMPUTE_RATIO, KNOWN, KNOWN_SHARE, NEIGHBOURS, QUIET_S, WINDOWS_S, Bench
 from checkpoint.report import (
     ALL_FIGURES,
     DRAIN_FIGURES,
@@ -91,9 +92,11 @@ def needed(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _run(command: str, bench: Bench) -> dict[str, Any]:
     """What was asked of whom, which campaigns it was, and how busy the machine was meanwhile."""
     loads = [row["load"] for row in bench.rows] or [0.0]
+    shares = [row.get("neighbours", 0.0) for row in bench.rows] or [0.0]
     campaigns = sorted({str(row["campaign"]) for row in bench.rows})
     asked = [system.name for system in bench.systems]
     run = {"command": command, "campaigns": campaigns, "systems": asked, "load": [min(loads), max(loads)]}
+    run |= {"neighbours": [median(shares), max(shares)]}
     return {**run, "machine": describe_machine()}
 
 
@@ -218,7 +221,9 @@ rely on the median. *By memcpy itself*: the same copy in a thread beside the sam
 
 {_states(setup["states"])}
 All systems of a batch are alive at the same time, each in processes of its own, and are asked in turn, one save each;
-who goes first changes from round to round. A batch has as many systems as the machine has memory for.
+who goes first changes from round to round. A batch has as many systems as the machine has memory for. Where processes
+that are not measured take more than {NEIGHBOURS:g} of a core, a turn waits until they end, {QUIET_S:g} s at most, and
+windows of training beside them do not count.
 
 - **Blocked**: from the call until the state may be changed, on the calling thread, less the time that thread stood in
   the run queue. The slowest rank counts. The *first* save comes {setup["settle_s"]:g} s after the system was made.
@@ -277,7 +282,10 @@ def _runs(document: Document) -> str:
     for run in document["runs"]:
         machine = run["machine"]
         where = f"{machine['cores']} cores ({machine['cpu']}), Python {machine['python']}, torch {machine['torch']}"
-        load = f"Load average {run['load'][0]:.1f} to {run['load'][1]:.1f} on {where}, during the rounds of"
+        load = f"Load average {run['load'][0]:.1f} to {run['load'][1]:.1f} on {where}"
+        if "neighbours" in run:
+            load += ", other processes with {:.2f} of a core (median) to {:.2f}".format(*run["neighbours"])
+        load += ", during the rounds of"
         told.append(f"{load}\n\n```\n{run['command']}\n```")
     return "A system has the figures of the last of these runs that asked it:\n\n" + "\n\n".join(told)
 

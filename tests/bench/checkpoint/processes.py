@@ -1,14 +1,17 @@
-"""What the kernel says of processes: memory and CPU time."""
+"""What the kernel says of processes: memory and CPU time, of ours and of others."""
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from hyperpod_ext.processes import descendants
 
 _SAMPLE_S = 0.02
+_LOOK_S = 0.3
 
 
 def memory_of(pid: int) -> dict[str, int]:
@@ -24,6 +27,49 @@ def cpu_of(pid: int) -> float:
     """CPU seconds of one process and of its children that have ended."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(int(field) for field in fields[11:15]) / 100.0
+
+
+def busy_s() -> float:
+    """CPU seconds of all processes so far, and of neighbours that the host ran in their place."""
+    user, nice, system, _, _, irq, softirq, steal, *_ = map(int, Path("/proc/stat").read_text().split()[1:11])
+    return (user + nice + system + irq + softirq + steal) / 100.0
+
+
+class Neighbours:
+    """The share of a core that processes took that are not of this benchmark: what disturbs it."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        self._since, self._before = time.monotonic(), self._taken()
+
+    def ours(self) -> list[int]:
+        """Processes that are no neighbours."""
+        return [os.getpid(), *descendants(os.getpid())]
+
+    def share(self) -> float:
+        """Since it began."""
+        return max(0.0, self._taken() - self._before) / max(time.monotonic() - self._since, 1e-3)
+
+    def _taken(self) -> float:
+        everybody, ours = busy_s(), 0.0
+        for pid in self.ours():
+            try:
+                ours += cpu_of(pid)
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it has ended
+        return everybody - ours
+
+    def wait_quiet(self, most: float, patience_s: float) -> None:
+        """Until they take no more than `most` of a core, or for so long; begins."""
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline:
+            self.begin()
+            time.sleep(_LOOK_S)
+            if self.share() <= most:
+                break
+        self.begin()
 
 
 def memory_of_tree(pid: int) -> dict[str, int]:
