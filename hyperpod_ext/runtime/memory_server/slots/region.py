@@ -121,11 +121,13 @@ def populate(
 
 
 def _collapse(address: int, nbytes: int) -> bool:
-    """Have memory lie in huge pages; what is written already stays. False: there are none to be had."""
-    whole = nbytes - nbytes % _HUGE_PAGE
-    for start in range(address, address + whole, _HUGE_PAGE):
+    """Have memory lie in huge pages, as far as there are any; what is written already stays. False: there are none."""
+    starts = range(address, address + nbytes - nbytes % _HUGE_PAGE, _HUGE_PAGE)
+    found = 0
+    for start in starts:
         _advise(start, mmap.PAGESIZE, _MADV_POPULATE_READ)  # where nothing is, nothing is collapsed
-    return _advise(address, whole, _MADV_COLLAPSE) in (0, errno.EAGAIN)
+        found += _advise(start, _HUGE_PAGE, _MADV_COLLAPSE) in (0, errno.EAGAIN)
+    return found > 0 or not starts
 
 
 def _advise(address: int, nbytes: int, advice: int) -> int:

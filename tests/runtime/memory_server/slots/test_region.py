@@ -18,7 +18,6 @@ from hyperpod_ext.runtime.memory_server.slots import region as regions
 from hyperpod_ext.runtime.memory_server.slots.region import Region, map_memory, populate
 
 NBYTES = 16 << 20
-PAGES = NBYTES // os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.fixture
@@ -54,9 +53,11 @@ def test_who_maps_a_region_later_finds_its_pages_with_few_faults(private):
     region = Region("slots", NBYTES // 2, 2)
     try:
         waiting.until(lambda: not region.untouched)
-        if in_huge_pages(region.memory) < NBYTES:
-            pytest.skip("this system has not enough huge pages now, or none for shared memory (Linux 6.1)")
-        assert faults_of_reading(map_memory(region.fd, region.nbytes, private=private)) < PAGES // 64
+        if not (huge := in_huge_pages(region.memory)):
+            pytest.skip("this system has no huge pages now, or none for shared memory (Linux 6.1)")
+        small = NBYTES - huge
+        most = 8 + huge // (2 << 20) + small // (64 << 10)  # of small ones, the kernel maps 16 at a time
+        assert faults_of_reading(map_memory(region.fd, region.nbytes, private=private)) <= most
     finally:
         region.close()
 
