@@ -113,7 +113,7 @@ def copy_memory_checked(to: int, source: int, nbytes: int, checksum: int) -> int
 
 def pieces_of(pieces: Sequence[tuple[int, int, int]]) -> ctypes.Array[Piece]:
     """Pieces to be copied, each (to, source, nbytes)."""
-    return (Piece * len(pieces))(*pieces)
+    return (Piece * len(pieces))(*(Piece(*piece) for piece in pieces))
 
 
 def copy_pieces_checked(pieces: ctypes.Array[Piece], checksum: int, unthrottle: Unthrottle) -> tuple[int, int]:
