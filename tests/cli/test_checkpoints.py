@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,11 @@ import pytest
 import s3_server
 import torch
 import torch.distributed.checkpoint as dcp
+import waiting
 from command import call_hp_ext as hp_ext
 from forged import forge
 from local_place import LocalPlace
+from served import answers
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy
 from hyperpod_ext.config.job.runtime import RuntimeConfig
@@ -250,8 +251,7 @@ def test_the_memory_of_a_running_local_job_is_listed(place: LocalPlace, folder: 
         path = place.scratch / "node0.memory"
         config = RuntimeConfig(name=JOB, nodes=2, workers_per_node=2, checkpoint=policy)
         threading.Thread(target=Server(path, memory, config).serve, daemon=True).start()
-        while not path.exists():
-            time.sleep(0.01)
+        waiting.until(lambda: answers(path))
         assert hp_ext("checkpoints", "list", JOB).code == 0, "before the first snapshot"
         for rank in range(2):
             fill(path, rank, step=7)

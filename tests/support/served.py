@@ -135,7 +135,7 @@ def serve(
     arguments = ["--socket", str(path), "--node", str(node), "--parent", str(warm.parent_of(warm.LIGHT))]
     served = Served(path, warm.start(warm.MEMORY_SERVER, arguments, env=environ, modules=warm.LIGHT).pid)
     try:
-        while not _answers(path):
+        while not answers(path):
             os.kill(served.pid, 0)  # raises when it has ended
         yield served
     finally:
@@ -145,6 +145,7 @@ def serve(
         path.unlink(missing_ok=True)
 
 
-def _answers(path: Path) -> bool:
+def answers(path: Path) -> bool:
+    """Whether a server takes connections there: its path is seen a moment before it does."""
     with socket.socket(socket.AF_UNIX) as probe:
         return path.exists() and probe.connect_ex(str(path)) == 0
