@@ -229,9 +229,10 @@ def test_kill_replaces_the_faults_of_the_spec_and_no_kill_removes_them(place: Lo
         ],
         "inject": [],
         "compare": False,
+        "on_clusters": False,
     }
     hp_ext("create-job", "-f", spec, "--wait", "--no-kill")
-    assert job_file(place)["chaos"] == {"faults": [], "inject": [], "compare": False}
+    assert job_file(place)["chaos"] == {"faults": [], "inject": [], "compare": False, "on_clusters": False}
 
 
 def test_kill_adds_a_rehearsal_to_a_spec_without_one(place: LocalPlace, tmp_path: Path) -> None:

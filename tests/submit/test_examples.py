@@ -42,7 +42,7 @@ def test_an_example_renders_or_is_refused_with_a_reason(spec: Path, target: str)
     ("spec", "target", "rules"),
     [
         ("01-local/job", "local", set()),
-        ("01-local/job", "hyperpod-eks", {"chaos", "HPX131"}),
+        ("01-local/job", "hyperpod-eks", {"chaos", "chaos.faults", "HPX131"}),
         ("04-hyperpod-eks/job", "hyperpod-eks", set()),
         ("04-hyperpod-eks/elastic", "hyperpod-eks", set()),
         ("04-hyperpod-eks/elastic", "kubeflow", {"HPX110"}),
