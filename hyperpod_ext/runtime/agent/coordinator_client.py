@@ -20,11 +20,24 @@ from hyperpod_ext.runtime.membership.job_state_changes import chained, changed
 from hyperpod_ext.runtime.membership.quorum import candidates, may_take_over
 
 _SEARCH = 0.9
-"""Share of the lease after which a node gives up looking for a majority; the rest is for ending its processes."""
+"""Share of the lease after which a node gives up looking for a majority."""
+_HOLD = 0.97
+"""Share of the lease after which it gives up waiting for the one that it wants to coordinate, which may have begun to
+look a little later; the rest is for ending its processes."""
+_DIAL = 1 / 6
+"""Share of the lease that another node has to answer a connection."""
+_NEXT_DIAL = 1 / 60
+"""Share of the lease after which the next candidate is dialled beside one that has not answered yet."""
+_DIAL_FORMER = 1 / 24
+"""Share of the lease that the coordinator that was lost has to answer, where it is asked whether it is back."""
 _COME_AGAIN_S = 0.05
 """How soon a coordinator is tried again that has gone without a word."""
 _UNACKNOWLEDGED = 10_000
 """Events that are kept to be told once more."""
+
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+"""A connection to another agent, which has proved that it is of the job."""
 
 
 class ExcludedError(JobFailedError):
@@ -75,6 +88,8 @@ class CoordinatorClient:
         """What keeps this node from going on, in words: its coordinator is lost, and there is no other yet."""
         self._lost: frozenset[int] = frozenset()
         """Nodes whose agents are gone for good, the coordinator's among them: somebody outside of the job has told."""
+        self._may_return = True
+        """Whether nobody can count this node's vote who does not hold it: else two might go on with it."""
         self._looking: asyncio.Future[None] | None = None
         self._unsaid: list[c.FromAgent] = []
         """What has happened since the handshake, which does not say it; sent once the other end coordinates."""
@@ -185,6 +200,7 @@ class CoordinatorClient:
                     continue
                 case c.JobNews():
                     self.news = message
+                    self._election.let_go()
                     if self._settings.node not in message.candidates:
                         self.job_state = None
             return message
@@ -300,7 +316,7 @@ class CoordinatorClient:
             with contextlib.suppress(ConnectionError):
                 self._writer.write(wire.encode(encode(c.Beat(clock=now))))
 
-    async def _dial(self, host: str, port: int, timeout_s: float) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _dial(self, host: str, port: int, timeout_s: float) -> Connection:
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(host, port)
             try:
@@ -327,20 +343,17 @@ class CoordinatorClient:
         deadline = time.monotonic() + search_s
         reached: set[int] = {me}
         self.waits_for = f"the coordinator, node {news.coordinator}, is lost; this node looks for another"
-        while (left := deadline - time.monotonic()) > 0:
-            if (word := await self._ask_former(news, reached)) is not None:
+        asks_first = self._settings.listen is not None
+        self._may_return = True
+        before, offers = self._before_me(news, job_state is not None)
+        while time.monotonic() < deadline:
+            if asks_first and (word := await self._ask_former(news, deadline, reached)) is not None:
                 return word
-            for node in candidates(news.candidates, news.coordinator):
-                if node == me and job_state is None:
-                    continue
-                if node == me:
-                    word = await self._offer_myself(members, min(left, self._lease_s / 6))
-                else:
-                    word = await self._vote_for(news.candidates[node], node, self._vote_ends(deadline), reached)
-                if word is not None:
-                    return word
-                if node == me:
-                    break  # who comes after this node does not coordinate while this one lives
+            asks_first = asks_first or offers
+            if (word := await self._vote_for_lowest(news, before, deadline, reached)) is not None:
+                return word
+            if offers and (word := await self._offer_myself(members, deadline)) is not None:
+                return word
             await asyncio.sleep(0.02)
         reached |= set(self._election.votes)
         self._hang_up()
@@ -353,24 +366,50 @@ class CoordinatorClient:
             else "Look at the network between the nodes.",
         )
 
-    async def _ask_former(self, news: c.JobNews, reached: set[int]) -> c.ToAgent | None:
+    def _before_me(self, news: c.JobNews, has_state: bool) -> tuple[list[int], bool]:
+        """Candidates that this node votes for rather than for itself, and whether it is one: who comes after it does
+        not coordinate while this one lives."""
+        others = candidates(news.candidates, news.coordinator)
+        me = self._settings.node
+        if me not in others:
+            return others, False
+        return (others[: others.index(me)], True) if has_state else ([node for node in others if node != me], False)
+
+    async def _ask_former(self, news: c.JobNews, deadline: float, reached: set[int]) -> c.ToAgent | None:
         """First word of the coordinator that this node has lost, if it is there after all.
 
-        It has given this node up when the connection closed, and says so. Where nothing but an order from outside ends
-        the search, that must be asked: the job waits for another agent in this one's place, and this one would wait for
-        another coordinator.
+        It may have stood still, or have been cut off, for less time than the others need to agree on another. Who is
+        voted for asks that, and tells those who wait for it. Where somebody outside tells who is lost, and only that
+        ends the search, everybody asks, and first: the coordinator may have given this node up, which it says; the job
+        waits for another agent in this one's place, and this one would wait for another coordinator.
         """
         address = news.candidates.get(news.coordinator)
-        if self._settings.listen is None or address is None:
+        waits_for_orders = self._settings.listen is not None
+        if address is None or not (self._may_return or waits_for_orders):
             return None
-        return await self._vote_for(address, news.coordinator, time.monotonic() + self._lease_s / 6, reached)
+        limit_s = self._lease_s * (_DIAL if waits_for_orders else _DIAL_FORMER)
+        word = await self._ask(address, news.coordinator, limit_s, deadline, reached)
+        return None if isinstance(word, c.StopNode) and not waits_for_orders else word
+
+    async def _ask(
+        self, address: tuple[str, int], node: int, limit_s: float, deadline: float, reached: set[int]
+    ) -> c.ToAgent | None:
+        """First word of `node`, which may coordinate already."""
+        ends = min(deadline, time.monotonic() + self._lease_s * _DIAL)
+        try:
+            dialled = await self._dial(*address, min(limit_s, max(0.05, ends - time.monotonic())))
+        except OSError:
+            return None
+        return await self._hear_from(node, dialled, ends, reached)
 
     def _vote_ends(self, deadline: float) -> float:
         """Until when a vote is held. Who looks for long looks again at who is there."""
-        return deadline if self._settings.listen is None else min(deadline, time.monotonic() + self._lease_s)
+        if self._settings.listen is None:
+            return deadline + (_HOLD - _SEARCH) * self._lease_s
+        return min(deadline, time.monotonic() + self._lease_s)
 
-    async def _offer_myself(self, members: set[int], wait_s: float) -> c.ToAgent | None:
-        me = self._settings.node
+    async def _offer_myself(self, members: set[int], deadline: float) -> c.ToAgent | None:
+        me, wait_s = self._settings.node, min(deadline - time.monotonic(), self._lease_s / 6)
         if me not in members or not await self._election.wait_for_majority(members, me, wait_s, lambda: self._lost):
             return None
         self._take_over(self._introduction(), list(self._election.votes.values()), self._lost)
@@ -378,24 +417,75 @@ class CoordinatorClient:
         self.send_handshake()
         return await self._read()
 
-    async def _vote_for(
-        self, address: tuple[str, int], node: int, deadline: float, reached: set[int]
+    async def _vote_for_lowest(
+        self, news: c.JobNews, nodes: list[int], deadline: float, reached: set[int]
     ) -> c.ToAgent | None:
-        """First word of `node` as coordinator; None when it cannot be reached, or does not become it."""
+        """First word, as coordinator, of the first of `nodes` that can be reached; None: none can, or it does not
+        become it. Who can be reached is found out side by side: a whole rack of them may be gone.
+        """
+        limit_s = min(self._lease_s * _DIAL, max(0.05, deadline - time.monotonic()))
+        dials: list[asyncio.Task[Connection]] = []
+
+        async def dial(place: int, node: int) -> Connection:
+            if place:
+                await asyncio.wait({dials[place - 1]}, timeout=self._lease_s * _NEXT_DIAL)
+            return await self._dial(*news.candidates[node], limit_s)
+
+        dials += [asyncio.create_task(dial(place, node)) for place, node in enumerate(nodes)]
         try:
-            dialled = await self._dial(*address, min(self._lease_s / 6, max(0.05, deadline - time.monotonic())))
-        except OSError:
+            for node, dialling in zip(nodes, dials, strict=True):
+                try:
+                    dialled = await dialling
+                except OSError:
+                    continue
+                dials.remove(dialling)
+                _leave_all(dials)
+                return await self._vote_for(news, node, dialled, deadline, reached)
+        finally:
+            _leave_all(dials)
+        return None
+
+    async def _vote_for(
+        self, news: c.JobNews, node: int, dialled: Connection, deadline: float, reached: set[int]
+    ) -> c.ToAgent | None:
+        """First word of `node` as coordinator, or of another that it knows of; None where neither comes."""
+        word = await self._hear_from(node, dialled, self._vote_ends(deadline), reached)
+        if not isinstance(word, c.JobNews) or word.coordinator == node:
+            self._may_return &= word is not None  # else it may take this one's vote for one that holds
+            return word
+        self._hang_up()
+        address, is_former = word.candidates.get(word.coordinator), word.term == news.term
+        if address is None or word.term < news.term or (is_former and not self._may_return):
             return None
+        word = await self._ask(address, word.coordinator, self._lease_s * _DIAL, deadline, reached)
+        return None if isinstance(word, c.StopNode) and is_former else word
+
+    async def _hear_from(self, node: int, dialled: Connection, until: float, reached: set[int]) -> c.ToAgent | None:
+        """Say who this node is; first word of the answer, None where none comes until then."""
         self._reader, self._writer = dialled
         reached.add(node)
         self._introduce(self._writer)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.05, deadline - time.monotonic())):
+            async with asyncio.timeout(max(0.05, until - time.monotonic())):
                 if (word := await self._read()) is not None:
-                    self._confirm()
+                    if not isinstance(word, c.JobNews) or word.coordinator == node:
+                        self._confirm()
                     return word
         self._hang_up()
         return None
+
+
+def _leave_all(dials: list[asyncio.Task[Connection]]) -> None:
+    """End dials that nobody waits for; what has connected is closed."""
+    for dialling in dials:
+        dialling.add_done_callback(_close)
+        dialling.cancel()
+    dials.clear()
+
+
+def _close(dialling: asyncio.Task[Connection]) -> None:
+    if not dialling.cancelled() and dialling.exception() is None:
+        dialling.result()[1].close()
 
 
 def _listed(nodes: set[int]) -> str:

@@ -79,6 +79,7 @@ class ElectionListener:
         self._listener = Listener(self._serve, on_error)
         self._coordinator: Serves | None = None
         self._opened = asyncio.Event()
+        self._let_go = asyncio.Event()
         self.votes: dict[int, c.AgentHandshake] = {}
         """What each node said that wants this one to coordinate, and waits."""
         self._voted = asyncio.Condition()
@@ -117,6 +118,11 @@ class ElectionListener:
         """Others are gone for good: who waits for a majority may have one."""
         await self._change(lambda: None)
 
+    def let_go(self) -> None:
+        """This node has a coordinator elsewhere: those that want it to coordinate are told which."""
+        self._let_go.set()
+        self._let_go = asyncio.Event()
+
     async def close(self) -> None:
         await self._listener.close()
 
@@ -146,7 +152,7 @@ class ElectionListener:
         reading = asyncio.create_task(wire.read(reader))
         try:
             if self._coordinator is None:
-                await self._keep(handshake, reading)
+                await self._keep(handshake, reading, writer)
             if self._coordinator is not None:
                 await self._coordinator.serve(handshake, reading, reader, writer)
         finally:
@@ -158,21 +164,42 @@ class ElectionListener:
         where = news.candidates.get(news.coordinator) if news is not None else None
         return c.FreeNumber(node=node, knows_job=news is not None, coordinator=where)
 
-    async def _keep(self, handshake: c.AgentHandshake, reading: asyncio.Task[wire.Message | None]) -> None:
-        """Hold a vote until it counts, or is taken back: its node goes, or says more than it should."""
+    async def _keep(
+        self, handshake: c.AgentHandshake, reading: asyncio.Task[wire.Message | None], writer: asyncio.StreamWriter
+    ) -> None:
+        """Hold a vote until it counts, or is taken back: its node goes, or says more than it should. It is given back,
+        with what this node knows of the job, where this node has a coordinator again."""
         node = handshake.node
         await self._change(lambda: self.votes.update({node: handshake}))
+        let_go = asyncio.create_task(self._let_go.wait())
         opened = asyncio.create_task(self._opened.wait())
         every_s = None if handshake.knows_job else _LOOK_S
         try:
-            while handshake.knows_job or not self._has_coordinator():
-                done, _ = await asyncio.wait({reading, opened}, timeout=every_s, return_when=asyncio.FIRST_COMPLETED)
+            while not self._knows_another(handshake):
+                waits = {reading, opened, let_go}
+                done, _ = await asyncio.wait(waits, timeout=every_s, return_when=asyncio.FIRST_COMPLETED)
                 if done:
                     break
         finally:
             opened.cancel()
+            let_go.cancel()
             if self._coordinator is None and self.votes.get(node) is handshake:
                 await self._change(lambda: self.votes.pop(node, None))
+        if (
+            self._coordinator is None
+            and handshake.knows_job
+            and not reading.done()
+            and (news := self._news()) is not None
+        ):
+            writer.write(wire.encode(encode(news)))
+            await writer.drain()
+
+    def _knows_another(self, handshake: c.AgentHandshake) -> bool:
+        """Whether this node has a coordinator that who has come does not know of."""
+        if not handshake.knows_job:
+            return self._has_coordinator()
+        news = self._news()
+        return news is not None and news.term > handshake.term and self._has_coordinator()
 
     async def _change(self, change: Callable[[], object]) -> None:
         async with self._voted:

@@ -93,6 +93,8 @@ class Admission:
         membership = self._membership
         self._end.know_exits(handshake.exited)
         membership.step_committed(handshake.committed)
+        if handshake.term == self._run.term:
+            self._actions.carry_out(membership.meet_again())
         self._outbox.share_job_state()
         if membership.phase is JobPhase.ENDED:
             self._outbox.send(node, c.FinishTraining(generation=membership.generation))

@@ -35,11 +35,13 @@ from hyperpod_ext.runtime.ipc.clocks import Clocks
 from hyperpod_ext.runtime.membership.actions import EscalationLevel, Fail, JobPhase
 from hyperpod_ext.runtime.membership.escalation import Budgets
 from hyperpod_ext.runtime.membership.membership import Membership
-from hyperpod_ext.runtime.membership.quorum import may_take_over, newest
+from hyperpod_ext.runtime.membership.quorum import newest
 from hyperpod_ext.runtime.membership.rank_assignment import Scale
 from hyperpod_ext.runtime.metrics import tracing
 from hyperpod_ext.runtime.metrics.exporter import MetricsExporter
 
+_LOOKS = 6
+"""How often in a lease it is looked who is silent."""
 _ORDERS_S = 0.1
 """How often it is looked whether somebody wants the job on another number of nodes."""
 
@@ -76,6 +78,8 @@ class Coordinator:
         )
         self._admission = Admission(run, members, membership, outbox, formation, end, self.actions, self.events)
         self._clocks = Clocks()
+        self._ran_at = now
+        """When this process was last known to run."""
         self._metrics: MetricsExporter | None = None
         if config.metrics is not None:
             self._metrics = MetricsExporter(config.metrics, config.name, self.events.read(), log)
@@ -215,6 +219,9 @@ class Coordinator:
     ) -> None:
         """An agent has come, with `handshake`; take what it says until it is gone."""
         node = handshake.node
+        self._notice_pause(time.monotonic())
+        while self.members.woke_at is not None and not (handshake.knows_job or self._is_over):
+            await asyncio.sleep(self._run.config.restart.lease_s / 60)  # it may be in another coordinator's job
         if (former := self.members.agents.get(node)) is not None and not handshake.knows_job:
             await former.doubted()  # a node may be started again before it is noticed that it was lost
         if refusal := self._admission.refusal(node, handshake):
@@ -225,9 +232,11 @@ class Coordinator:
         try:
             self._hear_clock(node, handshake.clock)
             self._admission.welcome(node, handshake, agent)
+            self._hear_follower(node, agent.heard_at)
             message = await reading
             while message is not None:
-                agent.heard(time.monotonic())
+                agent.heard(now := time.monotonic())
+                self._notice_pause(now)
                 if self.members.agents.get(node) is agent:
                     self._read(node, agent, message)
                 message = await wire.read(reader)
@@ -255,6 +264,8 @@ class Coordinator:
         match report:
             case c.Beat(clock=clock):
                 self._hear_clock(node, clock)
+                if clock is not None:
+                    self._hear_follower(node, clock + self._clocks.behind(node))
                 self._outbox.send(node, c.Heard(heard=agent.events))
                 return
             case c.Acknowledged(number=number):
@@ -282,6 +293,13 @@ class Coordinator:
     def _hear_clock(self, node: int, clock: float | None) -> None:
         if clock is not None:
             self._clocks.heard(node, clock, time.monotonic())
+
+    def _hear_follower(self, node: int, sent_at: float) -> None:
+        """A node goes by this coordinator, or did at that moment."""
+        if self.members.woke_at is not None:
+            self.members.follows(node, sent_at)
+            if self.members.woke_at is None:
+                self.end.is_sure()
 
     # --- another number of nodes ----------------------------------------------------------------
 
@@ -332,15 +350,23 @@ class Coordinator:
     async def _watch(self) -> None:
         """Find nodes that are silent, and ranks that do not come."""
         lease_s = self._run.config.restart.lease_s
-        every = lease_s / 6
         while not self._is_over:
-            before = time.monotonic()
-            await asyncio.sleep(every)
+            self._ran_at = time.monotonic()
+            await asyncio.sleep(lease_s / _LOOKS)
             now = time.monotonic()
-            if now - before > 2 * every:
-                self.members.was_paused(now, lease_s)
+            self._notice_pause(now)
             self._lose_overdue(now, lease_s)
             self.reports.late_ranks(now)
+
+    def _notice_pause(self, now: float) -> None:
+        """Find that this process stood still: what came meanwhile is read now, and others may go on without it."""
+        lease_s = self._run.config.restart.lease_s
+        if now - self._ran_at <= 2 * lease_s / _LOOKS:
+            return
+        self._ran_at = now
+        self.members.was_paused(now, lease_s)
+        if self._formation.job_has_begun and self.members.others_may_go_on and not self._is_over:
+            self.members.doubt_all(now)
 
     def _lose_overdue(self, now: float, lease_s: float) -> None:
         """Give up nodes that are silent; but where no majority would be left, it is this node that is cut off.
@@ -348,6 +374,10 @@ class Coordinator:
         Then no loss is counted, as that could end the job, which others go on with.
         """
         members, overdue = self.members, self.members.overdue(now, lease_s)
+        if members.woke_at is not None:
+            if now > members.woke_at + lease_s / 3:
+                self._lose_majority(set(members.members), members.members.keys() - members.shown)
+            return
         waits = bool(self.membership.held)  # and nobody trains: who says that they go on says with how many
         if overdue and self._formation.job_has_begun and not (self.end.final_save.begun or waits):
             if not members.enough_without(overdue.keys()):
@@ -362,10 +392,11 @@ class Coordinator:
         """Its node is lost. But if that would end the job, the others are waited for first: where their connections end
         as well, it is this node that is cut off, and they go on under another coordinator."""
         now, lease_s = time.monotonic(), self._run.config.restart.lease_s
-        others_may_go_on = may_take_over(set(self.members.members), self.members.members.keys() - {self._run.node})
+        self._notice_pause(now)
         counts = self._formation.job_has_begun and not (self._is_over or self.end.final_save.begun)
         counts = counts and node != self._run.node
-        if counts and others_may_go_on and self.membership.ends_with_loss(node, time.time()):
+        in_doubt = self.members.woke_at is not None or self.membership.ends_with_loss(node, time.time())
+        if counts and self.members.others_may_go_on and in_doubt:
             self.members.doubt(node, cause, now + lease_s / 3)
         else:
             self._lose(node, cause)

@@ -60,6 +60,8 @@ class JobEnd:
         self._last_lines: dict[int, str] = {}
         self._last_stop: _LastStop | None = None
         self._error: dict[str, str] | None = None
+        self._waits: tuple[FinalState, dict[str, str] | None] | None = None
+        """How the job ends, if others have no other coordinator."""
         self.ended: asyncio.Future[FinalState] = asyncio.get_running_loop().create_future()
         """Final state: succeeded, failed or cancelled."""
 
@@ -208,11 +210,27 @@ class JobEnd:
     def end(self, state: FinalState, error: dict[str, str] | None = None) -> None:
         if self.ended.done():
             return
+        if self._waits is None and state == "failed" and self._lacks_nodes():
+            self._members.doubt_all(time.monotonic())
+        if self._members.woke_at is not None:
+            self._waits = self._waits or (state, error)
+            return
         self._events.write("job_ended", state=state)
         self._error = error
         self._report(state)
         self.ended.set_result(state)
         self._outbox.to_all(self.order())
+
+    def _lacks_nodes(self) -> bool:
+        """Whether the last that happened is that a node was lost, and others would be enough to go on. Then it may be
+        this node that is cut off, or was: some connections have ended, and others are about to."""
+        faults = self._membership.faults
+        return bool(faults) and faults[-1].node_lost and self._members.others_may_go_on
+
+    def is_sure(self) -> None:
+        """The others have no other coordinator."""
+        if self._waits is not None:
+            self.end(*self._waits)
 
     def order(self) -> c.EndJob:
         """What agents are told: to end, within what is left of the grace."""

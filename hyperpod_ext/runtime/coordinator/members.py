@@ -9,7 +9,7 @@ from typing import Any
 
 from hyperpod_ext.runtime.ipc.control_messages import AgentHandshake, NodeAssignment
 from hyperpod_ext.runtime.ipc.declared import encode
-from hyperpod_ext.runtime.membership.quorum import may_go_on
+from hyperpod_ext.runtime.membership.quorum import may_go_on, may_take_over
 
 MOST_UNREAD_BYTES = 32 << 20
 """What may wait in memory for one agent to read it."""
@@ -88,6 +88,11 @@ class Members:
     """Why the coordinator's own node cannot go on; empty: it can."""
     stepped_down: bool = False
     """Whether this coordinator speaks for the job no more."""
+    woke_at: float | None = None
+    """When it became doubtful whether others have another coordinator, as this one had stood still or is to end the job
+    for want of nodes; None: enough of them have shown since that they have not."""
+    shown: set[int] = field(default_factory=set)
+    """Nodes that have, since then."""
 
     def enter(self, node: int, handshake: AgentHandshake, agent: Agent) -> None:
         """A node is there, for the first time or again."""
@@ -187,6 +192,24 @@ class Members:
         """This process did not run: what came meanwhile has not been read yet."""
         for agent in self.agents.values():
             agent.heard_at = max(agent.heard_at, now - lease_s / 4)
+
+    @property
+    def others_may_go_on(self) -> bool:
+        """Whether the other members are enough for another coordinator."""
+        return may_take_over(set(self.members), self.members.keys() - {self.node})
+
+    def doubt_all(self, now: float) -> None:
+        """Others may have another coordinator: nothing counts until enough of them show that they have none."""
+        self.woke_at = now
+        self.shown.clear()
+
+    def follows(self, node: int, sent_at: float) -> None:
+        """A node has said something to this coordinator, at that moment of the clock here."""
+        if self.woke_at is None or sent_at < self.woke_at:
+            return
+        self.shown.add(node)
+        if all(may_go_on(members, self.shown, self.node) for members in self.memberships):
+            self.woke_at = None
 
     def table(self, key: str) -> dict[int, Any]:
         """One thing that each member said of itself, by node."""

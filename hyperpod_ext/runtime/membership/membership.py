@@ -91,6 +91,8 @@ class Membership:
         self.faults, self.spares_used = list(faults), spares_used
         self.done: dict[int, str] = {}
         """Ranks that finished, with the digest of their final state."""
+        self.has_failed = False
+        """Whether the job is over without all of them; another coordinator comes to that by itself, or does not."""
         self.sharded = False
         """Whether each rank holds a part of the state that no other has."""
         self.restoring = RestoreNegotiation(durable)
@@ -258,13 +260,18 @@ class Membership:
         self.faults.append(replace(fault, level=level))
         return failure or level
 
+    def meet_again(self) -> list[Action]:
+        """A node was cut off for a moment. Where ranks are about to meet, all meet anew: what it said, or was told, may
+        be lost."""
+        return [] if self.phase in (JobPhase.RUNNING, JobPhase.ENDED) else [self._leave()]
+
     def _leave(self, rank: int = -1) -> Abort:
         self.generation += 1
         self.phase, self.done, self.restoring = JobPhase.FORMING, {}, RestoreNegotiation(self.durable)
         return Abort(self.generation, rank)
 
     def _end(self, failure: Fail) -> Fail:
-        self.phase = JobPhase.ENDED
+        self.phase, self.has_failed = JobPhase.ENDED, True
         return failure
 
     # --- nodes come and go ----------------------------------------------------------------------
@@ -618,7 +625,7 @@ class Membership:
         return {
             "nodes": numbers_json(self.nodes),
             "generation": self.generation,
-            "ended": self.phase is JobPhase.ENDED,
+            "ended": self.phase is JobPhase.ENDED and not self.has_failed,
             "committed": self.committed,
             "began": {str(generation): step for generation, step in self.began.items()},
             "faults": [fault.to_json() for fault in self.faults],

@@ -198,7 +198,7 @@ class Judge:
 
     def at_end(self) -> None:
         """The job is over."""
-        cluster, nothing_left = self.cluster, False
+        cluster, nothing_left, was_done = self.cluster, False, False
         if (report := cluster.folder / REPORT).exists():
             error = json.loads(report.read_text()).get("error") or {}
             if error.get("code") == "HyperpodExtError":  # an error of ours
@@ -206,9 +206,11 @@ class Judge:
             nothing_left = error.get("code") == "NoCheckpointError"
             if nothing_left and not self.unreadable and self.best_at_end:
                 self.violated(f"the job ends without a step, and all ranks can have step {self.best_at_end}")
+            # all was made; that a rank dies on its way out is told as it is
+            was_done = bool(self.struck) and str(error.get("message")).endswith("after its training was done")
             if error:
                 cluster.tell(f"last word: {error['code']}: {error['message']}")
-        can_go_on = not nothing_left and max(self.struck.values(), default=0) < _SAME_DEATH
+        can_go_on = not (nothing_left or was_done) and max(self.struck.values(), default=0) < _SAME_DEATH
         can_go_on &= not self.disturbed or (len(self.disturbed) == 1 and self._can_spare_one())
         if can_go_on and "succeeded" not in self.states:
             self.violated(f"the job had what it needs, and ends: {self.states or 'nobody says how'}")

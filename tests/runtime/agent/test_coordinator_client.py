@@ -14,7 +14,7 @@ from hyperpod_ext.runtime.agent.election import ElectionListener
 from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
-from hyperpod_ext.runtime.ipc.declared import encode
+from hyperpod_ext.runtime.ipc.declared import encode, with_version
 
 SECRET = b"0123456789abcdef"
 CONFIG = RuntimeConfig(name="a", nodes=3, workers_per_node=1)
@@ -71,7 +71,7 @@ def test_a_death_between_a_vote_and_the_first_word_of_the_next_coordinator_is_to
             CONFIG, 0, "127.0.0.1", 0, ["train.py"], tmp_path, tmp_path, tmp_path / "secret", SECRET
         )
         unused: Any = None
-        client = CoordinatorClient(settings, unused, handshake, unused)
+        client = CoordinatorClient(settings, ElectionListener(SECRET, print), handshake, unused)
         await client.connect(lambda: ("127.0.0.1", first.sockets[0].getsockname()[1]), lambda: "")
         client.send_handshake()
         assert isinstance(await client.next(), c.JobNews)
@@ -200,3 +200,143 @@ def test_who_waits_for_an_order_from_outside_hears_from_its_coordinator_that_it_
         server.close()
 
     asyncio.run(asyncio.wait_for(run(), 60))
+
+
+class Others:
+    """Other agents of a job of one node, which is the client's: each a server that answers as it is told."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        config = RuntimeConfig(name="a", nodes=9, workers_per_node=1)
+        config = config.model_copy(update={"restart": config.restart.model_copy(update={"lease_s": 6.0})})
+        self._folder, self._config = tmp_path, config
+        self.heard: list[int] = []
+        self._servers: list[asyncio.Server] = []
+        self.where: dict[int, tuple[str, int]] = {}
+
+    async def listen(self, node: int, *words: c.ToAgent | None) -> None:
+        """`words`: first word to who comes first, second, ...; None hangs up. Without any, nobody is answered."""
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if not words:
+                await reader.read()
+                return
+            await wire.accept_peer(reader, writer, SECRET)
+            if await wire.read(reader) is not None:
+                self.heard.append(node)
+                if (word := words[min(self.heard.count(node), len(words)) - 1]) is not None:
+                    writer.write(wire.encode(encode(word)))
+                    await writer.drain()
+                    if not isinstance(word, c.JobNews):
+                        await reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        self._servers.append(server)
+        self.where[node] = server.sockets[0].getsockname()[:2]
+
+    def news(self, coordinator: int, term: int = 1) -> c.JobNews:
+        return c.JobNews(
+            term=term, coordinator=coordinator, candidates=self.where, members=9, master_port=1, world_size=9, nodes=9,
+            moved_in=0, spares=False, servers_lost=0,
+        )  # fmt: skip
+
+    async def client(self, me: int) -> CoordinatorClient:
+        """Of an agent whose coordinator, node 8, has just been lost."""
+        settings = NodeSettings(
+            self._config, me, "127.0.0.1", 0, ["train.py"], self._folder, self._folder, self._folder / "secret", SECRET
+        )
+        self.election = ElectionListener(SECRET, pytest.fail)
+        await self.election.open("127.0.0.1", 0)
+        unused: Any = None
+        client = CoordinatorClient(settings, self.election, handshake, unused)
+        self.election._news = lambda: client.news
+        client.news = self.news(8)
+        return client
+
+    async def close(self) -> None:
+        await self.election.close()
+        for server in self._servers:
+            server.close()
+
+
+def test_a_rack_of_candidates_that_do_not_answer_costs_the_time_of_one(tmp_path: Path) -> None:
+    """One after the other they would take longer than a node may look, and it would stop."""
+
+    async def run() -> None:
+        others = Others(tmp_path)
+        for node in range(7):
+            await others.listen(node)
+        await others.listen(7, ABORT)
+        client = await others.client(me=9)
+        assert await client.next() == ABORT
+        await client.close()
+        await others.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_who_is_voted_for_finds_that_the_coordinator_is_back_and_says_so_to_those_who_wait(tmp_path: Path) -> None:
+    """It stood still for a moment, in which not enough of them looked for another."""
+
+    async def run() -> None:
+        others = Others(tmp_path)
+        await others.listen(8, None)
+        client = await others.client(me=0)
+        others.where[0] = others.election.address
+        await others.listen(8, others.news(8))  # it is there again, and has not lost its number
+        client.news = others.news(8)
+        client.job_state = {"members": {str(node): {} for node in range(9)}, "number": 1, "term": 1}
+        reader, writer = await asyncio.open_connection(*others.election.address)
+        await wire.join_peer(reader, writer, SECRET)
+        vote = handshake("5", 1, None).model_copy(update={"node": 5, "term": 1, "generation": 1, "job_state": None})
+        writer.write(wire.encode(with_version(encode(vote))))
+        word = await client.next()
+        assert isinstance(word, c.JobNews)
+        told = await wire.read(reader)
+        assert told is not None
+        found = c.AGENT_ORDERS.decode(told)
+        assert isinstance(found, c.JobNews)
+        assert (found.coordinator, found.term) == (8, 1)
+        assert await wire.read(reader) is None
+        await client.close()
+        await others.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+@pytest.mark.parametrize("term", [1, 2])
+def test_who_is_told_where_the_coordinator_is_goes_there(tmp_path: Path, term: int) -> None:
+    async def run() -> list[int]:
+        others = Others(tmp_path)
+        await others.listen(8, ABORT)
+        await others.listen(7, ABORT)
+        there = {1: 8, 2: 7}[term]
+        where = dict(others.where)
+        await others.listen(2, others.news(there, term).model_copy(update={"candidates": where}))
+        client = await others.client(me=9)
+        client.news = others.news(8).model_copy(update={"candidates": {2: others.where[2], 8: others.where[8]}})
+        assert await client.next() == ABORT
+        await client.close()
+        await others.close()
+        return others.heard
+
+    assert asyncio.run(asyncio.wait_for(run(), 60)) == [2, {1: 8, 2: 7}[term]]
+
+
+def test_who_lost_the_one_it_voted_for_without_a_word_does_not_go_back(tmp_path: Path) -> None:
+    """Its vote may be counted there: with its vote, two coordinators might go on."""
+
+    async def run() -> list[int]:
+        others = Others(tmp_path)
+        await others.listen(8, ABORT)
+        client = await others.client(me=9)
+        await others.listen(7, ABORT)
+        await others.listen(2, None, others.news(8), others.news(7, 2))
+        client.news = others.news(8)
+        assert await client.next() == ABORT
+        await client.close()
+        await others.close()
+        return others.heard
+
+    heard = asyncio.run(asyncio.wait_for(run(), 60))
+    assert 8 not in heard

@@ -683,3 +683,63 @@ def test_damaged_messages_are_refused_by_name_and_cost_nobody_its_place(
     assert len(told) == 20 * len(list(c.AGENT_REPORTS))
     assert all(line.startswith("the coordinator refused a message of node 1: ") for line in told)
     assert "the coordinator refused a message of node 1: join: field `extra` is unknown" in told
+
+
+def stood_still(coordinator: Coordinator) -> None:
+    """As if its process had not run for a lease: others may have another coordinator since."""
+    coordinator._ran_at -= LEASE_S
+    coordinator._notice_pause(time.monotonic())
+
+
+def test_a_coordinator_that_stood_still_counts_nothing_until_the_others_show_that_they_have_no_other(
+    tmp_path: Path,
+) -> None:
+    """Beats that were sent before may be read now, and connections end of nodes that went to another."""
+
+    async def run() -> None:
+        async with coordinating(tmp_path, max_node_losses=0) as (listener, coordinator):
+            zero, one, two = await three(listener)
+            before = time.monotonic()
+            stood_still(coordinator)
+            one.hang_up()
+            two.say(c.Beat(clock=before))
+            coordinator.end.end("failed")
+            assert (events(tmp_path, "node_lost"), coordinator.ended.done()) == ([], False)
+            one = await Agent.come(listener, 1, job_state=zero.job_state)
+            await one.hears(c.JobNews)
+            assert coordinator.ended.result() == "failed", "of three, two are enough"
+
+    asyncio.run(run())
+    assert events(tmp_path, "node_lost") == []
+
+
+def test_a_beat_that_is_sent_after_it_stood_still_shows_it(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with coordinating(tmp_path) as (listener, coordinator):
+            _, _, two = await three(listener)
+            stood_still(coordinator)
+            assert coordinator.members.woke_at is not None
+            two.say(c.Beat(clock=coordinator.members.woke_at - 0.001))
+            two.say(c.AskJobState())
+            await two.hears(c.JobState)  # so what was said before has been read
+            assert coordinator.members.woke_at is not None
+            two.say(c.Beat(clock=time.monotonic()))
+            two.say(c.AskJobState())
+            await two.hears(c.JobState)
+            assert coordinator.members.woke_at is None
+
+    asyncio.run(run())
+
+
+def test_a_coordinator_that_stood_still_and_is_followed_by_nobody_steps_down_and_ends_nothing(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with coordinating(tmp_path) as (listener, coordinator):
+            zero, _, _ = await three(listener)
+            stood_still(coordinator)
+            coordinator.cancel()
+            assert "no majority" in (await zero.hears(c.StopNode)).why
+            assert not coordinator.ended.done()
+
+    asyncio.run(run())
+    assert events(tmp_path, "stepped_down")
+    assert not (tmp_path / "report.json").exists()

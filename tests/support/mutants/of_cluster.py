@@ -71,7 +71,13 @@ MUTANTS: list[Mutant] = [
     COORDINATOR.mutant(
         "cluster.cut_off_ends_the_job",
         "A coordinator whose connections end does not end the job before it knows that it is not cut off.",
-        "if counts and others_may_go_on and self.membership.ends_with_loss(node, time.time()):",
+        "if counts and self.members.others_may_go_on and in_doubt:",
+        "if False:",
+    ),
+    Source(COORDINATOR.where, ("tests/runtime/coordinator/test_coordinator.py",)).mutant(
+        "cluster.woken_coordinator_is_sure",
+        "A coordinator that stood still acts on nothing before enough others have shown that they have no other.",
+        "if self._formation.job_has_begun and self.members.others_may_go_on and not self._is_over:",
         "if False:",
     ),
     COORDINATOR.mutant(
