@@ -94,7 +94,8 @@ class Admission:
         self._end.know_exits(handshake.exited)
         membership.step_committed(handshake.committed)
         if handshake.term == self._run.term:
-            self._actions.carry_out(membership.meet_again())
+            lacks_ranks = bool(set(membership.ranks_on(node)) - handshake.workers.keys())
+            self._actions.carry_out(membership.meet_again(lacks_ranks=lacks_ranks))
         self._outbox.share_job_state()
         if membership.phase is JobPhase.ENDED:
             self._outbox.send(node, c.FinishTraining(generation=membership.generation))

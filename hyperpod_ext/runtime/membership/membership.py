@@ -260,10 +260,11 @@ class Membership:
         self.faults.append(replace(fault, level=level))
         return failure or level
 
-    def meet_again(self) -> list[Action]:
+    def meet_again(self, *, lacks_ranks: bool) -> list[Action]:
         """A node was cut off for a moment. Where ranks are about to meet, all meet anew: what it said, or was told, may
-        be lost."""
-        return [] if self.phase in (JobPhase.RUNNING, JobPhase.ENDED) else [self._leave()]
+        be lost. So they do where it lacks ranks that train: of their end nobody was told."""
+        trains = self.phase is JobPhase.RUNNING and not lacks_ranks
+        return [] if trains or self.phase is JobPhase.ENDED else [self._leave()]
 
     def _leave(self, rank: int = -1) -> Abort:
         self.generation += 1
