@@ -227,6 +227,25 @@ def test_more_faults_than_the_budget_end_the_job():
     assert "recovers from 1" in failure.message
 
 
+def test_another_coordinator_comes_to_the_end_of_a_failed_job_by_itself():
+    """The one that has found it may be cut off, and go before it has told anybody."""
+    membership = fresh(max_restarts=0)
+    start(membership)
+    assert kinds(membership.fault(died(0, step=1), 1)) == [Fail]
+    assert not membership.to_json()["ended"]
+    revived, first = Membership.revived(membership.to_json(), Budgets(0), durable=False, generation=1, committed=1)
+    assert (revived.phase, kinds(first)) == (JobPhase.FORMING, [Abort])
+
+
+@pytest.mark.parametrize("lacks_ranks", [False, True])
+def test_a_node_that_was_cut_off_for_a_moment_has_all_meet_anew_where_something_may_be_lost(lacks_ranks):
+    membership = fresh()
+    membership.join(0, None, [])
+    assert kinds(membership.meet_again(lacks_ranks=lacks_ranks)) == [Abort]
+    start(membership, step=0)
+    assert kinds(membership.meet_again(lacks_ranks=lacks_ranks)) == [Abort] * lacks_ranks
+
+
 def test_a_final_fault_is_not_tried_again():
     membership = fresh()
     fault = Fault(1, "ModuleNotFoundError: nope", 0, died=True, kind="exit", final=True)

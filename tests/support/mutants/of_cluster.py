@@ -74,6 +74,12 @@ MUTANTS: list[Mutant] = [
         "if counts and self.members.others_may_go_on and in_doubt:",
         "if False:",
     ),
+    Source(MEMBERSHIP.where, ("tests/runtime/membership/test_membership.py",)).mutant(
+        "cluster.returned_node_goes_on",
+        "A node that was cut off while ranks meet has them meet anew: what was said to it then may be lost.",
+        "trains = self.phase is JobPhase.RUNNING and not lacks_ranks",
+        "trains = True",
+    ),
     Source(COORDINATOR.where, ("tests/runtime/coordinator/test_coordinator.py",)).mutant(
         "cluster.woken_coordinator_is_sure",
         "A coordinator that stood still acts on nothing before enough others have shown that they have no other.",
