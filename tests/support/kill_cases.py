@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -51,6 +52,10 @@ class Expected(NamedTuple):
     code: int
     words: str = ""
     """What the last word has, where the job does not succeed."""
+
+    def is_told_by(self, word: str) -> bool:
+        """A number at their end is a whole one: `node 1` is not in `node 12`."""
+        return re.search(re.escape(self.words) + (r"\b" if self.words[-1:].isdigit() else ""), word) is not None
 
 
 def victims(where: str) -> list[Victim]:
@@ -141,4 +146,4 @@ def expected(case: Case, table: Sequence[Ending]) -> list[Expected]:
     if len(lost) < 2:
         return [Expected("succeeded", 0)]
     nodes = lost[:1] if case.order == "then" else lost
-    return [Expected("succeeded", 0), *(Expected("failed", 7, f"node {node} ") for node in nodes)]
+    return [Expected("succeeded", 0), *(Expected("failed", 7, f"node {node}") for node in nodes)]
