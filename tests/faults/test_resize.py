@@ -185,7 +185,7 @@ def test_shards_of_a_lost_node_come_from_copies_on_others(resizable, undisturbed
 
 
 @pytest.mark.thorough
-def test_eight_nodes_of_two_go_through_a_kill_a_lost_node_a_resize_and_the_loss_of_the_coordinator(resizable, alone):
+def test_eight_nodes_of_two_go_through_a_kill_a_lost_node_a_resize_and_the_loss_of_two_coordinators(resizable, alone):
     """16 ranks; and every loss and weight is that of one rank which nobody disturbs, bit for bit."""
     elastic = {"min_nodes": 3, "max_nodes": 8}
     running = resizable(nodes=8, workers_per_node=2, spares=1, script=BITWISE, elastic=elastic)
@@ -198,11 +198,15 @@ def test_eight_nodes_of_two_go_through_a_kill_a_lost_node_a_resize_and_the_loss_
     shrunk = running.resize(6)
     assert (shrunk["of"], shrunk["nodes"], shrunk["pids_kept"]) == (8, 6, True)
     kill_node(job, 0)
+    replaced = job.until("node_replaced", ranks=[0, 1])
+    assert replaced["node"] in (6, 7), "the resize let it go, and it stayed as the spare that the job began with"
+    job.until("step", generation=5)
+    kill_node(job, 1)  # which coordinates the job by now, and there is no spare
     lost = job.until("resized", cause="lost")
-    assert (lost["of"], lost["nodes"], lost["pids_kept"]) == (6, 5, True)
+    assert (lost["of"], lost["nodes"], lost["pids_kept"]) == (6, 4, True), "of five each batch would have no even share"
     report = running.finish()
     assert_bitwise(running, report, alone("ddp"))
-    assert report["nodes_lost"] == [3, 0]
+    assert report["nodes_lost"] == [0, 1, 3]
     assert report["steps_lost"] == 0
 
 
