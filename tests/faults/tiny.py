@@ -3,7 +3,7 @@
 HPX_TEST_FAULT is JSON, `{"what": ..., "rank": R, "step": S}`; a fault strikes once per job, unless `always`.
 `{"what": "code", "code": ..., "where": ..., "step": S}` is run at start-up, in a step, after the last, or after train.
 HPX_TEST_HOLD is JSON, `[[generation, rank, step], ...]`: there that rank stays, until somebody kills it or makes
-the file `let-go` in the job's folder.
+the file `let-go` in the job's folder, or `let-go-6` for those of step 6 alone.
 With HPX_TEST_SAYS each rank prints what step it makes.
 HPX_TEST_SECONDS is how long each step waits, for jobs that run for a time and not for a number of steps.
 """
@@ -56,6 +56,12 @@ def spend(rank: int) -> bool:
     return True
 
 
+def is_held(run: Run, step: int) -> bool:
+    """Whether this rank stays here."""
+    gates = (HERE / "let-go", HERE / f"let-go-{step}")
+    return [run.generation, run.rank, step] in HOLD and not any(gate.exists() for gate in gates)
+
+
 def come_to(where: str) -> None:
     """Run the script's code that ends it, if it does so here."""
     rank = int(os.environ["RANK"])
@@ -94,7 +100,7 @@ def train(run: Run) -> None:
             raise ValueError(f"bad sample at step {step}")
         if due("illegal access", run, step):
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        while [run.generation, run.rank, step] in HOLD and not (HERE / "let-go").exists():
+        while is_held(run, step):
             time.sleep(0.02)
         if due("sleeps", run, step):
             time.sleep(600)  # a rank that hangs outside of any collective: nothing wakes it but its end

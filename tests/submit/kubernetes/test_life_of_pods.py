@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(1800)]
 
 JOB = f"{HYPERPOD.path('team-a')}/tiny"
 URL = "hyperpod-eks://team-a@here/tiny"
-STEPS, FAULT, HELD = 24, 12, 18
+STEPS, FIRST, FAULT, HELD = 24, 6, 12, 18
 TARGET = ("--target", "hyperpod-eks")
 
 
@@ -85,7 +85,7 @@ class Job:
             "kubernetes": {"launcher": launcher},
             "env": {
                 "HPX_TEST_STEPS": str(STEPS),
-                "HPX_TEST_HOLD": json.dumps([[1, 0, 6], [2, 0, HELD]]),
+                "HPX_TEST_HOLD": json.dumps([[1, 0, FIRST], [2, 0, HELD]]),
                 "HPX_TEST_NORM": "LayerNorm",
                 "OMP_NUM_THREADS": "1",
                 "GLOO_SOCKET_IFNAME": "lo",
@@ -110,12 +110,10 @@ class Job:
         until(lambda: max(self.steps(), default=0) >= step or not self.runs.is_alive())
         assert self.runs.is_alive(), self.operator.last
 
-    def go_on(self, until_step: int) -> None:
-        """Let ranks leave the place where they stand still."""
-        gate = self.pods[0].run_dir / "let-go"
-        gate.touch()
-        self.until_step(until_step)
-        gate.unlink()
+    def leave(self, step: int) -> None:
+        """Let ranks leave the place where they stand still in that step; they stop at the next one, whenever they come
+        there."""
+        (self.pods[0].run_dir / f"let-go-{step}").touch()
 
     def end(self) -> None:
         for pod in self.pods:
@@ -135,14 +133,14 @@ def test_what_is_told_of_a_job_while_its_pods_live_and_after_they_are_deleted(
     job = Job(server, folder, launcher, here)
     job.runs.start()
     try:
-        job.until_step(5)
+        job.until_step(FIRST - 1)
         words = ("chaos", URL, "--sigkill", "--rank", "2", "--step", str(FAULT), "--yes")
         done = call_hp_ext(*words)
         assert done.code == 0, done.stderr
-        job.go_on(FAULT - 1)
+        job.leave(FIRST)
         job.until_step(HELD - 1)
         while_they_live(job, here)
-        (job.pods[0].run_dir / "let-go").touch()
+        job.leave(HELD)
         job.runs.join()
         assert {one["status"] for one in job.operator.last.values()} == {"completed"}
         server.condition(JOB, "Succeeded")
