@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.runtime.events import log as event_log
 from hyperpod_ext.submit.slurm.script import job_script
 
 SHELLS = [["dash"], ["bash", "--posix"]]
@@ -21,9 +22,14 @@ ELASTIC = {"nodes": 2, "elastic": {"min_nodes": 1, "max_nodes": 3}}
 RUNS = "JobState=RUNNING Reason=None PreemptTime=None"
 PREEMPTED = "JobState=RUNNING Reason=None PreemptTime=2026-11-21T19:12:53"
 CANCELLED = "JobState=CANCELLED Reason=None PreemptTime=2026-11-21T19:12:53"
+EVENTS: dict[str, dict[str, Any]] = {
+    "step": {"generation": 1, "rank": 0, "step": 1, "began": 1.0},
+    "generation": {"generation": 1, "step": 0, "world_size": 2},
+}
 WARN = 'read -r _ _ _ script _ <"/proc/$PPID/stat"; kill -USR1 "$script"'
 """Slurm signals the batch script alone, whose child waits for the step."""
-STEP = '{"event": "step"}'
+STEP, OTHER = (event_log.checked(name, fields, t=1.0)[1].decode().strip() for name, fields in EVENTS.items())
+"""As the job itself writes them."""
 
 
 def run(folder: Path, fields: dict[str, Any], srun: str, shown: str, events: str = STEP, report: str = "") -> int:
@@ -71,7 +77,7 @@ def test_a_job_that_is_preempted_is_queued_again_and_one_that_is_cancelled_is_no
 
 @pytest.mark.parametrize(
     ("shown", "events", "code"),
-    [(RUNS, STEP, QUEUED), (RUNS, '{"event": "generation"}', ENDED), (CANCELLED, STEP, ENDED)],
+    [(RUNS, STEP, QUEUED), (RUNS, OTHER, ENDED), (CANCELLED, STEP, ENDED)],
 )
 def test_a_job_is_queued_again_at_its_limit_if_it_comes_forward(
     tmp_path: Path, shown: str, events: str, code: int
