@@ -27,6 +27,7 @@ from waiting import PATIENCE_S, until
 
 from hyperpod_ext.processes import descendants, is_alive
 from hyperpod_ext.scratch import remove_abandoned
+from hyperpod_ext.submit.kubernetes.hyperpod_eks_render import MONITOR_S
 
 ELASTIC = launched.TINY.with_name("elastic_bitwise.py")
 STEPS, ELASTIC_STEPS = 40, 400
@@ -273,6 +274,7 @@ class Pods:
                 at += [] if self.script == ELASTIC else ["--inprocess-restart"]
                 at += ["--log_dir", str(pod.folder / "logs"), "--tee", "3", "--redirect", "3"]
                 at += ["--rdzv-conf", f"resource_config_dir={pod.folder / 'logs'}", "--server-log-level", "warning"]
+                at += ["--monitor-interval", MONITOR_S]
                 command = [str(hyperpodrun()), *at, "-m", "hyperpod_ext.runtime.prefork", str(self.script)]
                 environ |= {"NNODES": str(NODES), "HPX_PORT_BASE": str(self.port + 10)}
                 pod.runs = subprocess.Popen(command, env=environ, stdout=log, stderr=log)

@@ -37,6 +37,8 @@ _AGENTS_MEET = 29400
 """Port on the first node, unless the spec says otherwise."""
 _FORKED = ("-m", "hyperpod_ext.runtime.prefork")
 """The last flags: the script's process comes from the pod's fork server."""
+MONITOR_S = "0.02"
+"""How often hyperpodrun looks at its processes, s: torchrun's 0.1 is waited for three to five times in a recovery."""
 
 
 def render_files(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
@@ -103,6 +105,7 @@ def start_of(job: JobConfig, cluster: ClusterConfig | None) -> Start:
     if checkpointless:
         environment |= _CHECKPOINTLESS_ENV
     if job.mode == "ours":
+        flags += ["--monitor-interval", MONITOR_S]
         environment |= runtime_environment(job.model_copy(update={"log_rules": ()}))
     if job.elastic is not None and job.elastic.graceful_shutdown_s:
         environment["HYPERPOD_SIGNAL_COORDINATION"] = "distributed"

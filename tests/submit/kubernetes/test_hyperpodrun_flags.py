@@ -21,6 +21,7 @@ parser = agent.get_args_parser()
 agent.add_additional_hyperpod_args(parser)
 found = parser.parse_args()
 names = ("nproc_per_node", "log_dir", "redirects", "tee", "inprocess_restart", "inprocess_timeout")
+names += ("monitor_interval",)
 names += ("module", "no_python", "training_script")
 before_lines = agent.config_from_args(found)[0].log_line_prefix_template
 more = {"args": found.training_script_args, "before lines": before_lines}
@@ -48,6 +49,7 @@ def test_hyperpodrun_reads_what_is_rendered(mode: str) -> None:
         "tee": "3",
         "inprocess_restart": str(in_process),
         "inprocess_timeout": "60" if in_process else "None",
+        "monitor_interval": "0.02" if in_process else "0.1",
         "no_python": "False",
         "module": str(in_process),  # the pod's fork server has a process ready
         "training_script": "hyperpod_ext.runtime.prefork" if in_process else "train.py",
