@@ -8,7 +8,7 @@ import secrets
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.agent.election import ElectionListener
@@ -389,7 +389,14 @@ class CoordinatorClient:
             return None
         limit_s = self._lease_s * (_DIAL if waits_for_orders else _DIAL_FORMER)
         word = await self._ask(address, news.coordinator, limit_s, deadline, reached)
-        return None if isinstance(word, c.StopNode) and not waits_for_orders else word
+        return word if waits_for_orders else self._unless_refused(word)
+
+    def _unless_refused(self, word: c.ToAgent | None) -> c.ToAgent | None:
+        """What a coordinator has said that this node has lost, unless it takes this node no more: others may."""
+        if not isinstance(word, c.StopNode):
+            return word
+        self._hang_up()
+        return None
 
     async def _ask(
         self, address: tuple[str, int], node: int, limit_s: float, deadline: float, reached: set[int]
@@ -426,12 +433,15 @@ class CoordinatorClient:
         limit_s = min(self._lease_s * _DIAL, max(0.05, deadline - time.monotonic()))
         dials: list[asyncio.Task[Connection]] = []
 
-        async def dial(place: int, node: int) -> Connection:
-            if place:
-                await asyncio.wait({dials[place - 1]}, timeout=self._lease_s * _NEXT_DIAL)
+        async def dial(node: int, before: Sequence[asyncio.Task[Connection]]) -> Connection:
+            if before:
+                await asyncio.wait({before[-1]}, timeout=self._lease_s * _NEXT_DIAL)
+            if any(map(_has_connected, before)):
+                raise OSError("one before it answers")
             return await self._dial(*news.candidates[node], limit_s)
 
-        dials += [asyncio.create_task(dial(place, node)) for place, node in enumerate(nodes)]
+        for node in nodes:
+            dials.append(asyncio.create_task(dial(node, tuple(dials))))
         try:
             for node, dialling in zip(nodes, dials, strict=True):
                 try:
@@ -458,7 +468,7 @@ class CoordinatorClient:
         if address is None or word.term < news.term or (is_former and not self._may_return):
             return None
         word = await self._ask(address, word.coordinator, self._lease_s * _DIAL, deadline, reached)
-        return None if isinstance(word, c.StopNode) and is_former else word
+        return self._unless_refused(word) if is_former else word
 
     async def _hear_from(self, node: int, dialled: Connection, until: float, reached: set[int]) -> c.ToAgent | None:
         """Say who this node is; first word of the answer, None where none comes until then."""
@@ -484,8 +494,12 @@ def _leave_all(dials: list[asyncio.Task[Connection]]) -> None:
 
 
 def _close(dialling: asyncio.Task[Connection]) -> None:
-    if not dialling.cancelled() and dialling.exception() is None:
+    if _has_connected(dialling):
         dialling.result()[1].close()
+
+
+def _has_connected(dialling: asyncio.Task[Connection]) -> bool:
+    return dialling.done() and not dialling.cancelled() and dialling.exception() is None
 
 
 def _listed(nodes: set[int]) -> str:
