@@ -554,7 +554,8 @@ class JobStateChange(Order):
 
 
 class JobNews(Order):
-    """What every agent must know of the job, after each change of it."""
+    """What every agent must know of the job, after each change of it. An agent that has a coordinator tells it, too, to
+    one that wants it to coordinate."""
 
     type: Literal["job_news"] = "job_news"
     term: Count
