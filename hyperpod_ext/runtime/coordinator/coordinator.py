@@ -365,8 +365,13 @@ class Coordinator:
             return
         self._ran_at = now
         self.members.was_paused(now, lease_s)
-        if self._formation.job_has_begun and self.members.others_may_go_on and not self._is_over:
+        if self._formation.job_has_begun and self.members.others_may_go_on and not (self._is_over or self._others_wait):
             self.members.doubt_all(now)
+
+    @property
+    def _others_wait(self) -> bool:
+        """Whether no others can go on by themselves: who has stopped all says who does, or all is done."""
+        return bool(self.membership.held) or self.end.final_save.begun
 
     def _lose_overdue(self, now: float, lease_s: float) -> None:
         """Give up nodes that are silent; but where no majority would be left, it is this node that is cut off.
@@ -374,12 +379,14 @@ class Coordinator:
         Then no loss is counted, as that could end the job, which others go on with.
         """
         members, overdue = self.members, self.members.overdue(now, lease_s)
-        if members.woke_at is not None:
+        if members.woke_at is not None and self._others_wait:
+            members.woke_at = None
+            self.end.is_sure()
+        elif members.woke_at is not None:
             if now > members.woke_at + lease_s / 3:
                 self._lose_majority(set(members.members), members.members.keys() - members.shown)
             return
-        waits = bool(self.membership.held)  # and nobody trains: who says that they go on says with how many
-        if overdue and self._formation.job_has_begun and not (self.end.final_save.begun or waits):
+        if overdue and self._formation.job_has_begun and not self._others_wait:
             if not members.enough_without(overdue.keys()):
                 self._lose_majority(set(members.members), overdue.keys())
                 return

@@ -225,7 +225,8 @@ class JobEnd:
         """Whether the last that happened is that a node was lost, and others would be enough to go on. Then it may be
         this node that is cut off, or was: some connections have ended, and others are about to."""
         faults = self._membership.faults
-        return bool(faults) and faults[-1].node_lost and self._members.others_may_go_on
+        counts = bool(faults) and faults[-1].node_lost and not self._membership.held
+        return counts and self._members.others_may_go_on
 
     def is_sure(self) -> None:
         """The others have no other coordinator."""

@@ -743,3 +743,26 @@ def test_a_coordinator_that_stood_still_and_is_followed_by_nobody_steps_down_and
     asyncio.run(run())
     assert events(tmp_path, "stepped_down")
     assert not (tmp_path / "report.json").exists()
+
+
+def test_a_coordinator_whose_job_was_stopped_from_outside_waits_for_that_word_after_it_stood_still(
+    tmp_path: Path,
+) -> None:
+    """The others are stopped as well, and may be taken away: whoever has stopped them says who goes on."""
+
+    async def run() -> None:
+        async with coordinating(tmp_path) as (listener, coordinator):
+            _, one, two = await three(listener)
+            stood_still(coordinator)
+            coordinator.membership.held.add(0)
+            one.hang_up()
+            two.hang_up()
+            await asyncio.wait_for(lost(coordinator, 2), 20)
+            assert not coordinator.members.stepped_down
+
+    async def lost(coordinator: Coordinator, count: int) -> None:
+        while len(events(tmp_path, "node_lost")) < count:
+            await asyncio.sleep(0.02)
+
+    asyncio.run(run())
+    assert events(tmp_path, "stepped_down") == []

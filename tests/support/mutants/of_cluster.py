@@ -23,7 +23,7 @@ MUTANTS: list[Mutant] = [
     COORDINATOR.mutant(
         "cluster.losses_before_majority",
         "A coordinator that is cut off counts no loss: it stands down.",
-        "if overdue and self._formation.job_has_begun and not (self.end.final_save.begun or waits):",
+        "if overdue and self._formation.job_has_begun and not self._others_wait:",
         "if False:",
     ),
     COORDINATOR.mutant(
@@ -83,8 +83,8 @@ MUTANTS: list[Mutant] = [
     Source(COORDINATOR.where, ("tests/runtime/coordinator/test_coordinator.py",)).mutant(
         "cluster.woken_coordinator_is_sure",
         "A coordinator that stood still acts on nothing before enough others have shown that they have no other.",
-        "if self._formation.job_has_begun and self.members.others_may_go_on and not self._is_over:",
-        "if False:",
+        "self.members.others_may_go_on and not (self._is_over or self._others_wait):",
+        "False:",
     ),
     COORDINATOR.mutant(
         "cluster.loss_recorded_late",
