@@ -52,6 +52,7 @@ def _bring(store: ObjectStore, data: memoryview, crc: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.measures
 def test_a_restore_costs_half_as_much_again_as_reading_and_checksumming(tmp_path: Path) -> None:
     """From a directory in the page cache, where reading costs least, into new memory, as memory servers do."""
     data = memoryview(bytes(256 * MIB))
