@@ -36,10 +36,6 @@ _UNACKNOWLEDGED = 10_000
 """Events that are kept to be told once more."""
 
 
-Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-"""A connection to another agent, which has proved that it is of the job."""
-
-
 class ExcludedError(JobFailedError):
     """This node must stop: others may go on without it, and it cannot know."""
 
@@ -316,15 +312,10 @@ class CoordinatorClient:
             with contextlib.suppress(ConnectionError):
                 self._writer.write(wire.encode(encode(c.Beat(clock=now))))
 
-    async def _dial(self, host: str, port: int, timeout_s: float) -> Connection:
+    async def _dial(self, host: str, port: int, timeout_s: float) -> wire.Connection:
+        settings = self._settings
         async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_connection(host, port)
-            try:
-                await wire.join_peer(reader, writer, self._settings.secret, encrypted=self._settings.config.encrypted)
-            except BaseException:
-                writer.close()
-                raise
-        return reader, writer
+            return await wire.dial(host, port, settings.secret, encrypted=settings.config.encrypted)
 
     # --- the coordinator is lost ----------------------------------------------------------------
 
@@ -431,9 +422,9 @@ class CoordinatorClient:
         become it. Who can be reached is found out side by side: a whole rack of them may be gone.
         """
         limit_s = min(self._lease_s * _DIAL, max(0.05, deadline - time.monotonic()))
-        dials: list[asyncio.Task[Connection]] = []
+        dials: list[asyncio.Task[wire.Connection]] = []
 
-        async def dial(node: int, before: Sequence[asyncio.Task[Connection]]) -> Connection:
+        async def dial(node: int, before: Sequence[asyncio.Task[wire.Connection]]) -> wire.Connection:
             if before:
                 await asyncio.wait({before[-1]}, timeout=self._lease_s * _NEXT_DIAL)
             if any(map(_has_connected, before)):
@@ -456,7 +447,7 @@ class CoordinatorClient:
         return None
 
     async def _vote_for(
-        self, news: c.JobNews, node: int, dialled: Connection, deadline: float, reached: set[int]
+        self, news: c.JobNews, node: int, dialled: wire.Connection, deadline: float, reached: set[int]
     ) -> c.ToAgent | None:
         """First word of `node` as coordinator, or of another that it knows of; None where neither comes."""
         word = await self._hear_from(node, dialled, self._vote_ends(deadline), reached)
@@ -470,7 +461,9 @@ class CoordinatorClient:
         word = await self._ask(address, word.coordinator, self._lease_s * _DIAL, deadline, reached)
         return self._unless_refused(word) if is_former else word
 
-    async def _hear_from(self, node: int, dialled: Connection, until: float, reached: set[int]) -> c.ToAgent | None:
+    async def _hear_from(
+        self, node: int, dialled: wire.Connection, until: float, reached: set[int]
+    ) -> c.ToAgent | None:
         """Say who this node is; first word of the answer, None where none comes until then."""
         self._reader, self._writer = dialled
         reached.add(node)
@@ -485,7 +478,7 @@ class CoordinatorClient:
         return None
 
 
-def _leave_all(dials: list[asyncio.Task[Connection]]) -> None:
+def _leave_all(dials: list[asyncio.Task[wire.Connection]]) -> None:
     """End dials that nobody waits for; what has connected is closed."""
     for dialling in dials:
         dialling.add_done_callback(_close)
@@ -493,12 +486,12 @@ def _leave_all(dials: list[asyncio.Task[Connection]]) -> None:
     dials.clear()
 
 
-def _close(dialling: asyncio.Task[Connection]) -> None:
+def _close(dialling: asyncio.Task[wire.Connection]) -> None:
     if _has_connected(dialling):
         dialling.result()[1].close()
 
 
-def _has_connected(dialling: asyncio.Task[Connection]) -> bool:
+def _has_connected(dialling: asyncio.Task[wire.Connection]) -> bool:
     return dialling.done() and not dialling.cancelled() and dialling.exception() is None
 
 

@@ -24,6 +24,8 @@ MAX_FRAME_BYTES = 64 << 20
 _LENGTH = struct.Struct(">I")
 
 Message = dict[str, Any]
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+"""To a peer that has proved that it is of the job."""
 
 
 class WireError(ConnectionError):
@@ -256,6 +258,21 @@ def accept_peer_blocking(sock: socket.socket, secret: bytes, timeout_s: float = 
             handshake.send(proof)
     except TimeoutError as error:
         raise WireError(_NOT_SHOWN.format(timeout_s)) from error
+
+
+async def dial(host: str, port: int, secret: bytes, *, encrypted: bool = False) -> Connection:
+    """A connection to another agent of the job. How long that may take is the caller's affair.
+
+    Raises:
+        OSError: nobody listens there; BusyError and WireError among them, as `join_peer` has it.
+    """
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        await join_peer(reader, writer, secret, encrypted=encrypted)
+    except BaseException:
+        writer.close()
+        raise
+    return reader, writer
 
 
 async def join_peer(

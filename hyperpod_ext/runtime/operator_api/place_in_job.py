@@ -48,9 +48,8 @@ async def _ask(settings: NodeSettings, place: Address) -> c.FreeNumber | None:
     """What the agent at `place` says; None: none of the job's is there."""
     try:
         async with asyncio.timeout(_DIAL_S):
-            reader, writer = await asyncio.open_connection(*place)
+            reader, writer = await wire.dial(*place, settings.secret, encrypted=settings.config.encrypted)
             try:
-                await wire.join_peer(reader, writer, settings.secret, encrypted=settings.config.encrypted)
                 writer.write(wire.encode(with_version(encode(c.AskNumber(wanted=settings.node)))))
                 answer = await wire.read(reader)
             finally:
