@@ -9,6 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from typing import TypeGuard
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.agent.election import ElectionListener
@@ -380,6 +381,7 @@ class CoordinatorClient:
             return None
         limit_s = self._lease_s * (_DIAL if waits_for_orders else _DIAL_FORMER)
         word = await self._ask(address, news.coordinator, limit_s, deadline, reached)
+        word = await self._followed(news, news.coordinator, word, deadline, reached)
         return word if waits_for_orders else self._unless_refused(word)
 
     def _unless_refused(self, word: c.ToAgent | None) -> c.ToAgent | None:
@@ -451,15 +453,25 @@ class CoordinatorClient:
     ) -> c.ToAgent | None:
         """First word of `node` as coordinator, or of another that it knows of; None where neither comes."""
         word = await self._hear_from(node, dialled, self._vote_ends(deadline), reached)
-        if not isinstance(word, c.JobNews) or word.coordinator == node:
-            self._may_return &= word is not None  # else it may take this one's vote for one that holds
+        self._may_return &= word is not None  # else it may take this one's vote for one that holds
+        return await self._followed(news, node, word, deadline, reached)
+
+    async def _followed(
+        self, news: c.JobNews, node: int, word: c.ToAgent | None, deadline: float, reached: set[int]
+    ) -> c.ToAgent | None:
+        """What `node` has said as coordinator; where it goes by another, what that one says."""
+        if not _goes_by_another(word, node):
             return word
         self._hang_up()
         address, is_former = word.candidates.get(word.coordinator), word.term == news.term
         if address is None or word.term < news.term or (is_former and not self._may_return):
             return None
-        word = await self._ask(address, word.coordinator, self._lease_s * _DIAL, deadline, reached)
-        return self._unless_refused(word) if is_former else word
+        node = word.coordinator
+        answer = await self._ask(address, node, self._lease_s * _DIAL, deadline, reached)
+        if _goes_by_another(answer, node):
+            self._hang_up()
+            return None
+        return self._unless_refused(answer) if is_former else answer
 
     async def _hear_from(
         self, node: int, dialled: wire.Connection, until: float, reached: set[int]
@@ -471,11 +483,16 @@ class CoordinatorClient:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.05, until - time.monotonic())):
                 if (word := await self._read()) is not None:
-                    if not isinstance(word, c.JobNews) or word.coordinator == node:
+                    if not _goes_by_another(word, node):
                         self._confirm()
                     return word
         self._hang_up()
         return None
+
+
+def _goes_by_another(word: c.ToAgent | None, node: int) -> TypeGuard[c.JobNews]:
+    """Whether `node` has said that another coordinates."""
+    return isinstance(word, c.JobNews) and word.coordinator != node
 
 
 def _leave_all(dials: list[asyncio.Task[wire.Connection]]) -> None:

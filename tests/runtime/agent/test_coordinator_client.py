@@ -356,3 +356,22 @@ def test_a_coordinator_that_takes_a_node_no_more_does_not_end_its_search(tmp_pat
         return others.heard
 
     assert asyncio.run(asyncio.wait_for(run(), 60)) == [2, 8, 2, 7]
+
+
+def test_who_asks_its_former_coordinator_and_hears_of_another_goes_there(tmp_path: Path) -> None:
+    """The word of one that coordinates no more is no order."""
+
+    async def run() -> list[int]:
+        others = Others(tmp_path)
+        await others.listen(7, ABORT)
+        await others.listen(8, others.news(7, 2))
+        client = await others.client(me=0)
+        others.where[0] = others.election.address
+        client.news = others.news(8)
+        client.job_state = {"members": {str(node): {} for node in range(9)}, "number": 1, "term": 1}
+        assert await client.next() == ABORT
+        await client.close()
+        await others.close()
+        return others.heard
+
+    assert asyncio.run(asyncio.wait_for(run(), 60)) == [8, 7]
