@@ -220,7 +220,7 @@ class Coordinator:
         """An agent has come, with `handshake`; take what it says until it is gone."""
         node = handshake.node
         self._notice_pause(time.monotonic())
-        while self.members.woke_at is not None and not (handshake.knows_job or self._is_over):
+        while self.members.unsure_since is not None and not (handshake.knows_job or self._is_over):
             await asyncio.sleep(self._run.config.restart.lease_s / 60)  # it may be in another coordinator's job
         if (former := self.members.agents.get(node)) is not None and not handshake.knows_job:
             await former.doubted()  # a node may be started again before it is noticed that it was lost
@@ -296,9 +296,9 @@ class Coordinator:
 
     def _hear_follower(self, node: int, sent_at: float) -> None:
         """A node goes by this coordinator, or did at that moment."""
-        if self.members.woke_at is not None:
+        if self.members.unsure_since is not None:
             self.members.follows(node, sent_at)
-            if self.members.woke_at is None:
+            if self.members.unsure_since is None:
                 self.end.is_sure()
 
     # --- another number of nodes ----------------------------------------------------------------
@@ -379,11 +379,11 @@ class Coordinator:
         Then no loss is counted, as that could end the job, which others go on with.
         """
         members, overdue = self.members, self.members.overdue(now, lease_s)
-        if members.woke_at is not None and self._others_wait:
-            members.woke_at = None
+        if members.unsure_since is not None and self._others_wait:
+            members.unsure_since = None
             self.end.is_sure()
-        elif members.woke_at is not None:
-            if now > members.woke_at + lease_s / 3:
+        elif members.unsure_since is not None:
+            if now > members.unsure_since + lease_s / 3:
                 self._lose_majority(set(members.members), members.members.keys() - members.shown)
             return
         if overdue and self._formation.job_has_begun and not self._others_wait:
@@ -402,7 +402,7 @@ class Coordinator:
         self._notice_pause(now)
         counts = self._formation.job_has_begun and not (self._is_over or self.end.final_save.begun)
         counts = counts and node != self._run.node
-        in_doubt = self.members.woke_at is not None or self.membership.ends_with_loss(node, time.time())
+        in_doubt = self.members.unsure_since is not None or self.membership.ends_with_loss(node, time.time())
         if counts and self.members.others_may_go_on and in_doubt:
             self.members.doubt(node, cause, now + lease_s / 3)
         else:

@@ -212,7 +212,7 @@ class JobEnd:
             return
         if self._waits is None and state == "failed" and self._lacks_nodes():
             self._members.doubt_all(time.monotonic())
-        if self._members.woke_at is not None:
+        if self._members.unsure_since is not None:
             self._waits = self._waits or (state, error)
             return
         self._events.write("job_ended", state=state)

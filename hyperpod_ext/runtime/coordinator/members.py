@@ -88,7 +88,7 @@ class Members:
     """Why the coordinator's own node cannot go on; empty: it can."""
     stepped_down: bool = False
     """Whether this coordinator speaks for the job no more."""
-    woke_at: float | None = None
+    unsure_since: float | None = None
     """When it became doubtful whether others have another coordinator, as this one had stood still or is to end the job
     for want of nodes; None: enough of them have shown since that they have not."""
     shown: set[int] = field(default_factory=set)
@@ -200,16 +200,16 @@ class Members:
 
     def doubt_all(self, now: float) -> None:
         """Others may have another coordinator: nothing counts until enough of them show that they have none."""
-        self.woke_at = now
+        self.unsure_since = now
         self.shown.clear()
 
     def follows(self, node: int, sent_at: float) -> None:
         """A node has said something to this coordinator, at that moment of the clock here."""
-        if self.woke_at is None or sent_at < self.woke_at:
+        if self.unsure_since is None or sent_at < self.unsure_since:
             return
         self.shown.add(node)
         if all(may_go_on(members, self.shown, self.node) for members in self.memberships):
-            self.woke_at = None
+            self.unsure_since = None
 
     def table(self, key: str) -> dict[int, Any]:
         """One thing that each member said of itself, by node."""

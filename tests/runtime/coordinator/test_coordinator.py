@@ -718,15 +718,15 @@ def test_a_beat_that_is_sent_after_it_stood_still_shows_it(tmp_path: Path) -> No
         async with coordinating(tmp_path) as (listener, coordinator):
             _, _, two = await three(listener)
             stood_still(coordinator)
-            assert coordinator.members.woke_at is not None
-            two.say(c.Beat(clock=coordinator.members.woke_at - 0.001))
+            assert coordinator.members.unsure_since is not None
+            two.say(c.Beat(clock=coordinator.members.unsure_since - 0.001))
             two.say(c.AskJobState())
             await two.hears(c.JobState)  # so what was said before has been read
-            assert coordinator.members.woke_at is not None
+            assert coordinator.members.unsure_since is not None
             two.say(c.Beat(clock=time.monotonic()))
             two.say(c.AskJobState())
             await two.hears(c.JobState)
-            assert coordinator.members.woke_at is None
+            assert coordinator.members.unsure_since is None
 
     asyncio.run(run())
 
