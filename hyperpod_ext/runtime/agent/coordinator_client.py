@@ -86,7 +86,8 @@ class CoordinatorClient:
         self._lost: frozenset[int] = frozenset()
         """Nodes whose agents are gone for good, the coordinator's among them: somebody outside of the job has told."""
         self._may_return = True
-        """Whether nobody can count this node's vote who does not hold it: else two might go on with it."""
+        """Whether this node may go back to its former coordinator: no other node still counts its vote. Else two
+        coordinators might act with it."""
         self._looking: asyncio.Future[None] | None = None
         self._unsaid: list[c.FromAgent] = []
         """What has happened since the handshake, which does not say it; sent once the other end coordinates."""
@@ -370,10 +371,9 @@ class CoordinatorClient:
     async def _ask_former(self, news: c.JobNews, deadline: float, reached: set[int]) -> c.ToAgent | None:
         """First word of the coordinator that this node has lost, if it is there after all.
 
-        It may have stood still, or have been cut off, for less time than the others need to agree on another. Who is
-        voted for asks that, and tells those who wait for it. Where somebody outside tells who is lost, and only that
-        ends the search, everybody asks, and first: the coordinator may have given this node up, which it says; the job
-        waits for another agent in this one's place, and this one would wait for another coordinator.
+        It may have stood still, or have been cut off, too shortly for the others to agree on another. The node that
+        others vote for asks it, and tells its voters. Where somebody outside says who is lost, every node asks, and
+        first: nothing else ends its search, and a coordinator that has given the node up says so.
         """
         address = news.candidates.get(news.coordinator)
         waits_for_orders = self._settings.listen is not None

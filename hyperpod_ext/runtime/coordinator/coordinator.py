@@ -295,7 +295,7 @@ class Coordinator:
             self._clocks.heard(node, clock, time.monotonic())
 
     def _hear_follower(self, node: int, sent_at: float) -> None:
-        """A node goes by this coordinator, or did at that moment."""
+        """A node has followed this coordinator at `sent_at`, in seconds of the clock here."""
         if self.members.unsure_since is not None:
             self.members.follows(node, sent_at)
             if self.members.unsure_since is None:
