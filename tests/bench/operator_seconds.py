@@ -4,7 +4,8 @@
 needed, a stand-in for the operator that asks every 50 ms, every process started as on a machine that runs nothing yet.
 A fault's seconds are from the last step before it to the first new one, less one ordinary step; what training comes to
 is compared each time. `hyperpodrun` runs with `--inprocess-restart` and our fork server, as `hp-ext` renders it; for
-another number of nodes without the flag, as the operator's elastic policy wants it.
+another number of nodes without the flag, as the operator's elastic policy wants it. `hyperpodrun alone` is AWS's, with
+nothing of ours between it and the script.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ sys.path.insert(0, str(HERE.parent / "support"))
 import hyperpod_operator as operators  # noqa: E402
 import launched  # noqa: E402
 from hyperpodrun_env import hyperpodrun  # noqa: E402
-from operator_page import LAUNCHERS, make_document, make_page, make_table  # noqa: E402
+from operator_page import ALONE, LAUNCHERS, OURS, make_document, make_page, make_table  # noqa: E402
 from random_pods import STEP_S, Kill, pods  # noqa: E402
 
-HANG = {"floor_s": 0.4, "factor": 4.0}
+HANG = {"floor_s": 0.25, "factor": 4.0}
 """How soon our agent takes a rank for hanging: steps take 0.05 s."""
 FAULT_STEP = 12
 RESULTS = HERE.parents[1] / "docs" / "benchmarks"
@@ -59,7 +60,7 @@ def faulted(launcher: str, name: str) -> tuple[float, dict[str, Any]]:
     """Seconds of one fault, and what the job came to."""
     its = FAULTS[name]
     hang = {"enabled": name == "hang", **HANG}
-    rules = [RULE] if name == "hang" and launcher == "hyperpodrun" else []
+    rules = [RULE] if name == "hang" and launcher != OURS else []
     with pods(launcher, fault=its.get("fault", {}), hang=hang, log_rules=rules, quiet=True) as running:
         running.run(its.get("kills", []), spares=its.get("spares", 0))
         report = running.report()
@@ -80,7 +81,7 @@ def resized(launcher: str) -> tuple[dict[str, float], dict[str, Any]]:
     """Seconds of each change of the number of nodes, and what the job came to."""
     with tempfile.TemporaryDirectory(prefix="k", dir="/tmp") as name:
         folder = Path(name)
-        ours = launcher == "ours"
+        ours = launcher == OURS
         job = launched.Launched(folder / "job", steps=ELASTIC_STEPS)
         env = job.elastic_env(SIZES[0], **({"elastic": {"min_nodes": 1, "max_nodes": 3}} if ours else {}))
         port, nodes = launched.free_ports() + 10, str(SIZES[0])
@@ -88,8 +89,8 @@ def resized(launcher: str) -> tuple[dict[str, float], dict[str, Any]]:
             command = ["--nnodes", nodes, "--nproc-per-node", "1", "--rdzv-port", str(port + 1), "--", str(ELASTIC)]
         else:
             shape = ["--nnodes", nodes, "--nproc-per-node", "1", "--tee", "3", "--redirect", "3"]
-            front = ["--server-log-level", "warning", "-m", "hyperpod_ext.runtime.prefork", str(ELASTIC)]
-            command = [str(hyperpodrun()), *shape, *front]
+            front = [] if launcher == ALONE else ["-m", "hyperpod_ext.runtime.prefork"]
+            command = [str(hyperpodrun()), *shape, "--server-log-level", "warning", *front, str(ELASTIC)]
             env |= {"NNODES": nodes}
         kind = operators.OurPod if ours else operators.Pod
         places = [kind(place, folder / f"p{place}", command, port, env) for place in range(max(SIZES))]
@@ -131,6 +132,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="how often each is done; medians are shown")
     parser.add_argument("--only", nargs="*", choices=[*FAULTS, "resize"], help="of these alone; writes no page")
+    parser.add_argument("--launchers", nargs="*", choices=LAUNCHERS, default=LAUNCHERS, help="under these alone")
     parser.add_argument("--add", action="store_true", help="to the rounds that the page has, of the same machine")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     arguments = parser.parse_args()
@@ -142,7 +144,7 @@ def main() -> int:
     came_to: dict[str, list[Any]] = {"faults": [], "resize": []}
     for number in range(arguments.rounds):
         for name in wanted:
-            for launcher in LAUNCHERS:
+            for launcher in arguments.launchers:
                 if name == "resize":
                     gaps, result = resized(launcher)
                 else:

@@ -29,6 +29,7 @@ from hyperpod_ext.processes import descendants, is_alive
 from hyperpod_ext.scratch import remove_abandoned
 from hyperpod_ext.submit.kubernetes.hyperpod_eks_render import MONITOR_S
 
+HYPERPODRUN = "hyperpodrun"
 ELASTIC = launched.TINY.with_name("elastic_bitwise.py")
 STEPS, ELASTIC_STEPS = 40, 400
 STEP_S = 0.05
@@ -109,7 +110,8 @@ class Pods:
 
     Args:
         folder: an empty one with a short path, for sockets.
-        launcher: what runs in the pods: `ours`, or `hyperpodrun`.
+        launcher: what runs in the pods: `ours`; `hyperpodrun`, as `hp-ext` renders it; or `hyperpodrun alone`, as AWS
+            has it, with nothing of ours between it and the script.
     """
 
     folder: Path
@@ -274,8 +276,9 @@ class Pods:
                 at += [] if self.script == ELASTIC else ["--inprocess-restart"]
                 at += ["--log_dir", str(pod.folder / "logs"), "--tee", "3", "--redirect", "3"]
                 at += ["--rdzv-conf", f"resource_config_dir={pod.folder / 'logs'}", "--server-log-level", "warning"]
-                at += ["--monitor-interval", MONITOR_S]
-                command = [str(hyperpodrun()), *at, "-m", "hyperpod_ext.runtime.prefork", str(self.script)]
+                if self.launcher == HYPERPODRUN:
+                    at += ["--monitor-interval", MONITOR_S, "-m", "hyperpod_ext.runtime.prefork"]
+                command = [str(hyperpodrun()), *at, str(self.script)]
                 environ |= {"NNODES": str(NODES), "HPX_PORT_BASE": str(self.port + 10)}
                 pod.runs = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
 

@@ -22,6 +22,7 @@ from hyperpod_ext.runtime.fault_injection.orders import read_orders, take
 from hyperpod_ext.runtime.ipc import control_messages as c
 
 _LOOK_S = 0.25
+_SOONEST_S = 0.01
 _SIGNALS = {"sigkill": signal.SIGKILL, "sigsegv": signal.SIGSEGV, "hang": signal.SIGSTOP}
 """Ordered faults that need no place in a step: inflicted from outside, at once."""
 
@@ -130,10 +131,20 @@ class HangMonitor:
     async def run(self) -> None:
         """Look for as long as the node lives."""
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(self._next_look_s())
             self._carry_out_orders()
             if self._policy.enabled:
                 self._look()
+
+    def _next_look_s(self) -> float:
+        """Seconds to the next look: sooner than usual where some rank would have used up its time by then."""
+        if not self._policy.enabled:
+            return _LOOK_S
+        left = [self._limit_s(heartbeat) - heartbeat.quiet_s for heartbeat in self.heartbeats()]
+        return max(_SOONEST_S, min([_LOOK_S, *(seconds + _SOONEST_S for seconds in left if seconds > 0)]))
+
+    def _limit_s(self, heartbeat: Heartbeat) -> float:
+        return self._times.limit_s(heartbeat.phase, first=self._workers[heartbeat.rank].steps == 0)
 
     def heartbeats(self) -> list[Heartbeat]:
         """What is known of each worker now."""
@@ -157,7 +168,7 @@ class HangMonitor:
             if cause := silent_too_long(heartbeat, self._policy):
                 self.end(heartbeat.rank, cause)
             elif heartbeat.phase in IN_STEP or heartbeat.phase is Phase.DONE:
-                limit_s = self._times.limit_s(heartbeat.phase, first=worker.steps == 0)
+                limit_s = self._limit_s(heartbeat)
                 if heartbeat.quiet_s > limit_s:
                     self._tell(c.Stalled(limit_s=limit_s))
                     return  # one is enough: everybody is asked

@@ -1,0 +1,51 @@
+"""When an agent looks for workers that make no progress."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from hyperpod_ext.config.detection import HangPolicy
+from hyperpod_ext.config.job.runtime import RuntimeConfig
+from hyperpod_ext.config.restart import RestartPolicy
+from hyperpod_ext.runtime.agent import hang_monitor
+from hyperpod_ext.runtime.detection.heartbeat import Phase
+
+LIMIT_S = 0.3
+
+
+def test_a_rank_that_has_used_up_its_time_is_told_of_then_and_not_at_the_next_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock that only the agent's waiting moves."""
+    began = time.monotonic()
+    clock, told = [began], list[float]()
+
+    async def sleep(seconds: float) -> None:
+        clock[0] += seconds
+        if told or clock[0] > began + 10:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(hang_monitor, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(hang_monitor, "asyncio", SimpleNamespace(sleep=sleep))
+    policy = HangPolicy(floor_s=LIMIT_S, first_step_s=LIMIT_S)
+    config = RuntimeConfig(name="a", nodes=1, workers_per_node=1, restart=RestartPolicy(hang=policy))
+
+    def tell(_: object) -> None:
+        told.append(clock[0])
+
+    monitor = hang_monitor.HangMonitor(config, tmp_path, tmp_path, 0, tell, lambda *_, **__: None)
+    page = hang_monitor.HeartbeatPage.of(monitor.environ(0)[hang_monitor.ENV_HEARTBEAT])
+    monitor.started(0, os.getpid(), tmp_path / "log")
+    page.mark(Phase.DATA)
+    page.beat(0)
+    quiet_since = page.read().marked_at
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(monitor.run())
+    (at,) = told
+    assert LIMIT_S < at - quiet_since < LIMIT_S + 0.05
