@@ -281,7 +281,7 @@ def test_names_and_limits_of_the_plan_fit_a_command() -> None:
     assert [one.name for one in catalog.PLAN if not (HERE / "experiments" / f"{module_of(one)}.py").exists()] == []
 
 
-@pytest.mark.thorough
+@pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_the_whole_plan_passes_on_cpu(tmp_path: Path) -> None:
     program = [sys.executable, str(HERE / "plan.py"), "--fake", "gloo", "--limit-s", "100000", "--out", str(tmp_path)]

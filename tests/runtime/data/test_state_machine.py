@@ -37,8 +37,8 @@ def test_steps_are_those_of_the_list_whatever_happens() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.timeout(1200)
-def test_steps_are_those_of_the_list_in_2000_histories() -> None:
-    run(2000)
+def test_steps_are_those_of_the_list_in_1000_histories() -> None:
+    run(1000)
 
 
 @pytest.mark.soak
@@ -54,5 +54,5 @@ def test_worker_processes_read_the_steps_of_the_list_whatever_happens() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.timeout(3600)
-def test_worker_processes_read_the_steps_of_the_list_in_300_histories() -> None:
-    run(int(os.environ.get("HPX_EXAMPLES", "300")), WorkerMachine)
+def test_worker_processes_read_the_steps_of_the_list_in_150_histories() -> None:
+    run(int(os.environ.get("HPX_EXAMPLES", "150")), WorkerMachine)
