@@ -112,6 +112,29 @@ def test_a_node_is_lost_at_a_word_and_the_spare_takes_its_ranks(place: LocalPlac
     assert place.leftovers() == []
 
 
+_WAITS = """
+def wait_for_copies(step):
+    asked = {asked!r}
+    if not os.path.exists(asked) or step != int(open(asked).read()):
+        return
+    newest = {{}}
+    while len(newest) < 2 or min(newest.values()) < step - 2:
+        time.sleep(0.05)
+        for line in open({events!r}):
+            if line.endswith("\\n") and (event := json.loads(line))["event"] == "copying" and event["tier"] == "peer":
+                newest[event["node"]] = event["newest_step"] or 0
+"""
+
+
+def wait_in_step(script: Path, asked: Path, events: Path) -> None:
+    """Have the script wait, in the step whose number is in `asked`, until peers of both nodes have what they can have: the
+    snapshot of the step before is on its way, as long as this step has not begun."""
+    loop, text = "for _ in run.steps(args.steps):\n", script.read_text()
+    waits = _WAITS.format(asked=str(asked), events=str(events))
+    text = text.replace("\nfrom hyperpod_ext", f"\nimport json, os, time\n{waits}\n\nfrom hyperpod_ext", 1)
+    script.write_text(text.replace(loop, "for step in run.steps(args.steps):\n        wait_for_copies(step)\n"))
+
+
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_corrupted_memory_is_refused_when_it_is_needed_and_a_peers_copy_is_taken(
@@ -121,16 +144,18 @@ def test_corrupted_memory_is_refused_when_it_is_needed_and_a_peers_copy_is_taken
     for name in ("job.yaml", "train.py"):
         shutil.copy(root / "examples" / "03-sharded" / name, tmp_path)
     tiers = [{"kind": "memory", "every_steps": 1}, {"kind": "peer", "every_steps": 1, "max_slowdown": 1.0}]
-    arguments = ["--steps", "320", "--width", "32", "--layers", "1", "--replicas", "1"]
+    arguments = ["--steps", "120", "--width", "32", "--layers", "1", "--replicas", "1"]
+    events = place.home / "local" / "sharded" / "0001" / "main" / "events.jsonl"
+    wait_in_step(tmp_path / "train.py", tmp_path / "asked", events)
     job = start(
         tmp_path / "job.yaml",
         *("--set", f"checkpoint.tiers={json.dumps(tiers)}"),
         *("--set", f"args={json.dumps(arguments)}"),
     )
-    events = place.home / "local" / "sharded" / "0001" / "main" / "events.jsonl"
     until(events, "step")
     with standing_still(events):
         step = max(event["step"] for event in events_in(events, "step")) + 20
+        (tmp_path / "asked").write_text(str(step))
         for order in (("--corrupt-memory", "--phase", "forward"), ("--sigkill", "--phase", "backward")):
             assert hp_ext("chaos", "sharded", *order, "--rank", "2", "--step", str(step)).code == 0
     done = job.wait(110)
