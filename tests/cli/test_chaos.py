@@ -127,8 +127,10 @@ def wait_for_copies(step):
 
 
 def wait_in_step(script: Path, asked: Path, events: Path) -> None:
-    """Have the script wait, in the step whose number is in `asked`, until peers of both nodes have what they can have: the
-    snapshot of the step before is on its way, as long as this step has not begun."""
+    """Have the script wait, in the step whose number is in `asked`, until peers of both nodes have what they can have.
+
+    The snapshot of the step before is not complete as long as this step has not begun.
+    """
     loop, text = "for _ in run.steps(args.steps):\n", script.read_text()
     waits = _WAITS.format(asked=str(asked), events=str(events))
     text = text.replace("\nfrom hyperpod_ext", f"\nimport json, os, time\n{waits}\n\nfrom hyperpod_ext", 1)
