@@ -75,7 +75,8 @@ class Pod:
     def kill(self) -> None:
         """The node is lost: all of its processes at once, its memory with them."""
         while found := self.processes():
-            for pid in found:
+            # who would tell of the others' end is the first
+            for pid in sorted(found, key=lambda pid: self.agent is None or pid != self.agent.pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             if self.agent is not None:

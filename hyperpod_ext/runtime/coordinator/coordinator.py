@@ -275,7 +275,7 @@ class Coordinator:
             case c.AskJobState():
                 self._outbox.share_again(node)
                 return
-            case c.Event():
+            case c.Event() if not self.members.stepped_down:
                 agent.events += 1
             case c.LastSnapshots(held=held):
                 self.end.holds(node, held)
@@ -467,6 +467,8 @@ class Coordinator:
     def _step_down(self, **why: Any) -> None:
         self.members.stepped_down = True
         self._log("stepped_down", node=self._run.node, term=self._run.term, **why)
+        for node, agent in self.members.agents.items():  # what the log has is not told again to whoever comes next
+            self._outbox.send(node, c.Heard(heard=agent.events))
 
     def _tell_stop(self, node: int, why: str, hint: str = "") -> None:
         self._outbox.send(node, c.StopNode(why=why, hint=hint))

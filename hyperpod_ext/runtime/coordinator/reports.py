@@ -217,7 +217,7 @@ class Reports:
         membership.step_committed(of.step)
         self._ranks.steps[report.rank] = of.step
         if report.event == "begun":
-            membership.sharded = of.sharing == "shard"
+            membership.sharing = of.sharing
             self._schedule.replicated = of.sharing == "same"
         for kind, due in self._schedule.due(self._ranks, membership, time.monotonic()):
             self._outbox.to_all(c.ScheduleSave(kind=kind, step=due))

@@ -93,8 +93,8 @@ class Membership:
         """Ranks that finished, with the digest of their final state."""
         self.has_failed = False
         """Whether the job is over without all of them; another coordinator comes to that by itself, or does not."""
-        self.sharded = False
-        """Whether each rank holds a part of the state that no other has."""
+        self.sharing = ""
+        """How the states of ranks are related, as their snapshots say; empty: no rank has begun its loop."""
         self.restoring = RestoreNegotiation(durable)
         scale = scale or Scale((self.size,), max(1, len(self.nodes) // max(1, self.size)))
         self.rescaling = Rescaling(scale, reserve, wanted=self.size, desired=self.size)
@@ -110,6 +110,11 @@ class Membership:
     def size(self) -> int:
         """Nodes that have ranks."""
         return len(set(self.nodes.values()))
+
+    @property
+    def sharded(self) -> bool:
+        """Whether each rank holds a part of the state that no other has."""
+        return self.sharing == "shard"
 
     @property
     def unassigned(self) -> set[int]:
@@ -210,7 +215,7 @@ class Membership:
         step, self.phase = self.decision.step, JobPhase.RUNNING
         self.began[self.generation] = step  # not before: an attempt that failed gives up no steps
         self.committed = step  # what was made after it is given up
-        self.retention.went_on(step, sharded=self.sharded)
+        self.retention.went_on(step, self.sharing)
         unneeded = [Release(())] if self.continuing.enabled and self.renumbering.newest == self.generation else []
         return [Go(step), *unneeded, *self.release_retained(step), *self.reconcile()]
 
@@ -614,7 +619,7 @@ class Membership:
         for node in leaving:
             self.states.set_state(node, NodeState.DECOMMISSIONED, self.states.why(node) or Why.RESIZED)
         self.rescaling.keep_moving(self.states)
-        self.retention.begin()
+        self.retention.begin(handed_on=bool(to.after.keys() - to.moved.values()))
         numbers = {"generation": self.generation, "world_size": len(to.after), "moved": numbers_json(to.moved)}
         return [Log("world", {**fields, "cause": cause, **numbers}), abort, *(Decommission(node) for node in leaving)]
 
@@ -639,7 +644,7 @@ class Membership:
             "retained": sorted(self.states.going.union(leaving)),
             "moves": self.renumbering.to_json(),
             "moved_in": self.renumbering.newest,
-            "sharded": self.sharded,
+            "sharing": self.sharing,
             **self.continuing.to_json(self.states, self.nodes),
         }
 
@@ -685,7 +690,7 @@ class Membership:
         membership.continuing.places = [int(node) for node in data.get("places", ())]
         membership.rescaling.learn(data)
         membership.renumbering = Renumbering.from_json(data["moves"])
-        membership.sharded = bool(data["sharded"])
+        membership.sharing = str(data["sharing"])
         if data["ended"]:
             return membership, []
         waiting: list[Action] = [AwaitNode(node) for node in {nodes[rank] for rank in membership.unassigned}]

@@ -160,16 +160,23 @@ class Retention:
     """The first step from one on that is saved to memory."""
     until: int | None = None
     """None: not known before all ranks have restored."""
+    handed_on: bool = True
+    """Whether new processes have ranks, and their state from there."""
 
-    def begin(self) -> None:
+    def begin(self, *, handed_on: bool = True) -> None:
         """Nodes give up their ranks."""
-        self.until = None
+        self.until, self.handed_on = None, handed_on
 
-    def went_on(self, step: int, *, sharded: bool) -> None:
-        """All ranks go on after `step`. `sharded`: each rank holds a part of the state that no other has."""
+    def went_on(self, step: int, sharing: str) -> None:
+        """All ranks go on after `step`.
+
+        Args:
+            sharing: how their states are related, as their snapshots say; empty: there are none.
+        """
         if self.until is None:
-            # shards that were cut anew are safe once they have been saved once; the step after that shows it
-            self.until = self.next_due(step + 1) + 1 if sharded else step
+            # what others do not have is safe once it has been saved where it is now; the step after that shows it
+            others_have_it = sharing in ("", "same") or (sharing == "alike" and not self.handed_on)
+            self.until = step if others_have_it else self.next_due(step + 1) + 1
 
     def is_over(self, step: int) -> bool:
         """Whether it is not needed any more, now that every rank has committed `step`."""

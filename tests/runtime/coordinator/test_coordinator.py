@@ -195,6 +195,26 @@ def test_a_coordinator_that_reaches_too_few_has_all_of_them_stop_and_writes_no_r
     assert not (tmp_path / "report.json").exists()
 
 
+def test_what_the_log_has_is_not_told_again_to_whoever_coordinates_after_one_that_leaves(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with coordinating(tmp_path) as (listener, _):
+            zero, one, _ = await three(listener)
+            one.beating.cancel()  # each beat is answered with how many have come
+            for _ in range(2):
+                one.say(PROBE)
+            while len(events(tmp_path, "probe")) < 2:
+                await asyncio.sleep(0.01)
+            zero.say(c.NodeBroken(cause="its disk is full", code="JobFailedError", lost=True))
+            while (await one.hears(c.Heard)).heard != 2:
+                pass
+            one.say(PROBE)
+            one.say(c.Beat())
+            assert (await one.hears(c.Heard)).heard == 2, "the next coordinator is to hear of that"
+
+    asyncio.run(run())
+    assert len(events(tmp_path, "probe")) == 2
+
+
 def test_without_a_spare_the_time_for_another_node_ends_the_job(tmp_path: Path) -> None:
     async def run() -> None:
         async with coordinating(tmp_path, spares=0, node_wait_s=0.2) as (listener, _):
@@ -499,6 +519,7 @@ async def running(agents: list[Agent]) -> None:
         await agent.hears(c.GoOn)
 
 
+PROBE = c.Event(event="probe", t=0.0, generation=1, fields={})
 BROKE = c.Event(event="collective_broke", t=0.0, rank=1, generation=1, fields={"step": 3, "cause": "EOF"})
 
 

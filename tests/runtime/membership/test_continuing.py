@@ -150,7 +150,7 @@ def test_an_exception_costs_no_rank():
 
 def test_ranks_with_shards_are_waited_for():
     membership = continuing(1, 4)
-    membership.sharded = True
+    membership.sharing = "shard"
     assert m.Replace in kinds(kill(membership, 1))
 
 

@@ -202,7 +202,7 @@ def test_a_job_that_is_not_elastic_or_over_is_not_resized():
 def test_shards_that_were_cut_anew_are_kept_where_they_were_until_they_have_been_saved_anew():
     membership = elastic(3, 1)
     membership.retention.next_due = lambda step: step + 2
-    membership.sharded = True
+    membership.sharing = "shard"
     stop(membership, membership.resize(2, "a"))
     (gone,) = membership.states.going
 
@@ -295,7 +295,7 @@ def test_a_spare_that_is_lost_while_others_change_holds_nothing_up() -> None:
 
 def test_a_node_whose_memory_is_needed_still_is_not_released_because_it_asks_to_leave() -> None:
     membership = elastic(3, 1)
-    membership.sharded = True
+    membership.sharing = "shard"
     membership.retention.next_due = lambda step: step + 2
     stop(membership, membership.resize(2, "a"))
     (gone,) = membership.states.going
@@ -353,6 +353,32 @@ def test_ranks_move_to_a_spare_between_two_steps_and_no_fault_is_counted() -> No
     assert m.Release((0,)) in begin(membership)
     assert (membership.faults, membership.states.losses, membership.spares_left(1)) == ([], {}, False)
     assert "no spare" in logged(membership.move(1, "b"), "resize_refused")["why"]
+
+
+@pytest.mark.parametrize("sharing", ["alike", "same:0,2", "shard"])
+def test_what_no_other_rank_has_stays_at_the_node_that_was_moved_from_until_it_has_been_saved(sharing: str) -> None:
+    """A coordinator that left at once was followed by one that began anew, and found the state nowhere."""
+    membership = with_spare()
+    membership.sharing = sharing
+    membership.retention.next_due = lambda step: step
+    membership.move(0, "a")
+    stop(membership, prepare(membership))
+    membership.decommissioned(0, [])
+    assert m.Release not in kinds(begin(membership))
+    data = json.loads(json.dumps(membership.to_json()))
+    assert Membership.revived(data, Budgets(10), durable=False, generation=2, committed=7)[0].sharing == sharing
+    saved = membership.committed + 1
+    assert membership.release_retained(saved) == []
+    assert membership.release_retained(saved + 1) == [m.Release((0,))]
+
+
+def test_a_node_whose_ranks_had_what_all_that_stay_have_is_released_at_once() -> None:
+    membership = elastic(3, 1)
+    membership.sharing = "alike"
+    stop(membership, membership.resize(2, "a"))
+    (gone,) = membership.states.going
+    membership.decommissioned(gone, [])
+    assert m.Release((gone,)) in begin(membership)
 
 
 @pytest.mark.parametrize(("node", "words"), [(2, "has no ranks"), (7, "has no ranks")])
