@@ -75,6 +75,7 @@ test: ready-with-cdk
 
 # hangs, lost nodes, partitions, hyperpodrun, Slurm, SageMaker's API, every place of a step, thousands of specs
 test-thorough: $(READY) environments cdk
+	-@$(BIN)/python tests/support/kube_apiserver.py  # four minutes of CPU, once; beside tests it took more than thirty
 	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal --hypothesis-profile new -m 'thorough and not soak and not measures and not torch_versions'
 
 # seconds and CPU of commands and uploads, each beside a floor in the same run; about a minute, for a quiet machine
