@@ -20,8 +20,9 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _REMOVERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
-_REMOVING_S = 2.0
-"""How long those may take, once all others have ended."""
+_REMOVING_S = 10.0
+"""How long those may take, once all others have ended that are known. They begin when the last process has that may use
+what they remove: torch's DataLoader workers look every 5 s whether who started them lives."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
