@@ -22,7 +22,8 @@ from hyperpod_ext.runtime.fault_injection.orders import read_orders, take
 from hyperpod_ext.runtime.ipc import control_messages as c
 
 _LOOK_S = 0.25
-_SOONEST_S = 0.01
+_AFTER_S = 0.01
+"""How long after a rank's time is used up it is looked."""
 _SIGNALS = {"sigkill": signal.SIGKILL, "sigsegv": signal.SIGSEGV, "hang": signal.SIGSTOP}
 """Ordered faults that need no place in a step: inflicted from outside, at once."""
 
@@ -130,21 +131,12 @@ class HangMonitor:
 
     async def run(self) -> None:
         """Look for as long as the node lives."""
+        pause_s = _LOOK_S
         while True:
-            await asyncio.sleep(self._next_look_s())
+            await asyncio.sleep(pause_s)
             self._carry_out_orders()
             if self._policy.enabled:
-                self._look()
-
-    def _next_look_s(self) -> float:
-        """Seconds to the next look: sooner than usual where some rank would have used up its time by then."""
-        if not self._policy.enabled:
-            return _LOOK_S
-        left = [self._limit_s(heartbeat) - heartbeat.quiet_s for heartbeat in self.heartbeats()]
-        return max(_SOONEST_S, min([_LOOK_S, *(seconds + _SOONEST_S for seconds in left if seconds > 0)]))
-
-    def _limit_s(self, heartbeat: Heartbeat) -> float:
-        return self._times.limit_s(heartbeat.phase, first=self._workers[heartbeat.rank].steps == 0)
+                pause_s = self._look()
 
     def heartbeats(self) -> list[Heartbeat]:
         """What is known of each worker now."""
@@ -160,7 +152,9 @@ class HangMonitor:
         since = max(reading.marked_at, worker.collectives_at)
         return Heartbeat.of(rank, reading, quiet_since=since, stopped=state_of(worker.pid) == "T", now=now)
 
-    def _look(self) -> None:
+    def _look(self) -> float:
+        """Seconds to the next look: sooner than usual where some rank will have used up its time by then."""
+        pauses = [_LOOK_S]
         for heartbeat in self.heartbeats():
             worker = self._workers[heartbeat.rank]
             if worker.kill_reason:
@@ -168,10 +162,12 @@ class HangMonitor:
             if cause := silent_too_long(heartbeat, self._policy):
                 self.end(heartbeat.rank, cause)
             elif heartbeat.phase in IN_STEP or heartbeat.phase is Phase.DONE:
-                limit_s = self._limit_s(heartbeat)
+                limit_s = self._times.limit_s(heartbeat.phase, first=worker.steps == 0)
                 if heartbeat.quiet_s > limit_s:
                     self._tell(c.Stalled(limit_s=limit_s))
-                    return  # one is enough: everybody is asked
+                    return _LOOK_S  # one is enough: everybody is asked
+                pauses.append(limit_s - heartbeat.quiet_s + _AFTER_S)
+        return min(pauses)
 
     def answer(self) -> None:
         """Tell what is known of every worker here; the coordinator has asked all agents."""

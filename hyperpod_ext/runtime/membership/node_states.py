@@ -161,7 +161,7 @@ class Retention:
     until: int | None = None
     """None: not known before all ranks have restored."""
     handed_on: bool = True
-    """Whether new processes have ranks, and their state from there."""
+    """Whether new processes have ranks, and their state from there. A coordinator that cannot know takes it so."""
 
     def begin(self, *, handed_on: bool = True) -> None:
         """Nodes give up their ranks."""
