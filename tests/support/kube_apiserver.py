@@ -115,6 +115,12 @@ def _build(work: Path) -> None:
 
 def require() -> None:
     """Skip where there can be no API server; fail under CI."""
+    if lacking := _make():
+        cannot_run(lacking)
+
+
+def _make() -> str:
+    """Why there can be no API server here; empty: there is one."""
     lacking = _lacking()
     if lacking:
         install_under_ci(*PACKAGES, timeout_s=600.0)
@@ -124,8 +130,7 @@ def require() -> None:
             install()
     except UnavailableError as error:
         lacking = str(error)
-    if lacking:
-        cannot_run(f"a Kubernetes API server cannot run here: {lacking}")
+    return f"a Kubernetes API server cannot run here: {lacking}" if lacking else ""
 
 
 def _lacking() -> str:
@@ -323,17 +328,5 @@ def _openssl(*arguments: str) -> None:
     subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=60)
 
 
-def main() -> None:
-    """Have one ready; where there can be none, tests say so again."""
-    if _lacking():
-        install_under_ci(*PACKAGES, timeout_s=600.0)
-    if lacking := _lacking():
-        raise SystemExit(f"a Kubernetes API server cannot run here: {lacking}")
-    try:
-        install()
-    except UnavailableError as error:
-        raise SystemExit(str(error)) from None
-
-
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__":  # where there can be none, tests say so again
+    sys.exit(_make() or 0)

@@ -29,7 +29,6 @@ from hyperpod_ext.processes import descendants, is_alive
 from hyperpod_ext.scratch import remove_abandoned
 from hyperpod_ext.submit.kubernetes.hyperpod_eks_render import MONITOR_S
 
-HYPERPODRUN = "hyperpodrun"
 ELASTIC = launched.TINY.with_name("elastic_bitwise.py")
 STEPS, ELASTIC_STEPS = 40, 400
 STEP_S = 0.05
@@ -276,7 +275,7 @@ class Pods:
                 at += [] if self.script == ELASTIC else ["--inprocess-restart"]
                 at += ["--log_dir", str(pod.folder / "logs"), "--tee", "3", "--redirect", "3"]
                 at += ["--rdzv-conf", f"resource_config_dir={pod.folder / 'logs'}", "--server-log-level", "warning"]
-                if self.launcher == HYPERPODRUN:
+                if self.launcher == "hyperpodrun":
                     at += ["--monitor-interval", MONITOR_S, "-m", "hyperpod_ext.runtime.prefork"]
                 command = [str(hyperpodrun()), *at, str(self.script)]
                 environ |= {"NNODES": str(NODES), "HPX_PORT_BASE": str(self.port + 10)}
