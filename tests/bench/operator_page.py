@@ -79,11 +79,13 @@ to the first new one, less one ordinary step.
   the state is in the nodes' memory, in a peer's, and in a shared directory.
 - The operator is a stand-in that asks every 50 ms; what AWS's own takes until it acts is not in these figures. A lost
   pod has to wait for it under every launcher: four looks, about 0.2 s, from the loss to its `/start`.
-- `hyperpodrun` 1.1.3 is the real one, with `--inprocess-restart` and, as `hp-ext` renders it, our fork server and its
-  `--monitor-interval`; for another number of nodes without the flag, as the operator's elastic policy wants it.
+- `hyperpodrun` 1.1.3 is the real one, with `--inprocess-restart` and, as `hp-ext` renders it, our fork server and
+  `--monitor-interval`; for another number of nodes without both flags: the operator's elastic policy wants it without
+  the first.
   `hyperpodrun alone` has nothing of ours between it and the script.
-- A hang is found as soon as each can, in a job whose steps take 0.05 s: by our agent after 0.25 s without progress, by
-  AWS's with a rule that wants a line within 1 s, the least that a rule can say.
+- A hang is found as soon as each can, in a job whose steps take 0.05 s: by our agent after four of its slowest steps
+  without progress, and 0.25 s at least; by AWS's with a rule that wants a line within 1 s, the least that a rule can
+  say.
 - Every process starts as on a machine that runs nothing yet; pods and ranks share the machine's cores.
 
 Measured on {machine["cores"]} cores ({machine["cpu"]}), Python {machine["python"]}, torch {machine["torch"]},
