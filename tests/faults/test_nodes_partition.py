@@ -59,7 +59,9 @@ def _take_down(names: list[str]) -> None:
         subprocess.run(["ip", *words], check=False, capture_output=True)
 
 
-@pytest.mark.parametrize(("node", "cut_s"), [(1, 8), (0, 8), (1, 30), (0, 30)])
+@pytest.mark.parametrize(
+    ("node", "cut_s"), [(1, 8), (0, 30), *(pytest.param(*one, marks=pytest.mark.soak) for one in ((0, 8), (1, 30)))]
+)
 def test_the_minority_stops_within_its_lease_and_the_majority_goes_on(job, network, tmp_path, node, cut_s):
     place = tmp_path / "checkpoints"
     tiers = [{"kind": "memory"}, {"kind": "file", "path": str(place), "every_steps": 50, "keep": 1000}]

@@ -82,7 +82,8 @@ def asked() -> range:
 
 SEEDS = [*range(16), 307, 308, 321, 340]
 """Four of them a stranger's: a plain loader, two models, a loader that begins in its place, a mean carried on."""
-THOROUGH = [*range(16, 200), *range(300, 316)]
+THOROUGH = {*range(16, 200, 2), *range(300, 316)}
+SOAK = {*range(17, 200, 2)}
 
 
 @pytest.mark.parametrize("seed", asked())
@@ -96,7 +97,9 @@ def test_scripts_of_all_kinds_end_as_if_nothing_had_happened(seed, job, tmp_path
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("seed", sorted({*THOROUGH} - {*SEEDS}))
+@pytest.mark.parametrize(
+    "seed", [*sorted(THOROUGH - {*SEEDS}), *(pytest.param(seed, marks=pytest.mark.soak) for seed in sorted(SOAK))]
+)
 def test_more_of_them(seed, job, tmp_path):
     check(seed, job, tmp_path)
 

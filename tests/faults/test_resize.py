@@ -154,13 +154,20 @@ def test_a_node_that_is_gone_is_done_without(resizable, undisturbed):
 MOMENTS = ["resize_begun", "resize_prepared", "rank_stopped", "world"]
 
 
+def struck() -> Iterator[Any]:
+    """Each pair of who is killed and when under one kind of parallelism; under the other in `make soak`."""
+    for number, who in enumerate(["leaver", "joiner", "coordinator"]):
+        for moment in MOMENTS:
+            if (who, moment) != ("leaver", "resize_prepared"):  # to shrink nobody needs to be prepared
+                both = ["ddp", "fsdp2"]
+                often = both[(number + MOMENTS.index(moment)) % 2]
+                for parallel in both:
+                    yield pytest.param(parallel, who, moment, marks=[pytest.mark.soak] * (parallel != often))
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("who", ["leaver", "joiner", "coordinator"])
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+@pytest.mark.parametrize(("parallel", "who", "moment"), struck())
 def test_a_kill_in_the_middle_of_a_resize_leaves_a_job_that_goes_on_bitwise(resizable, alone, parallel, who, moment):
-    if (who, moment) == ("leaver", "resize_prepared"):
-        pytest.skip("to shrink nobody needs to be prepared")
     policy = {"checkpoint": {"tiers": WITH_PEERS}} if parallel == "fsdp2" else {}
     running = resizable(parallel, nodes=4 if who == "leaver" else 3, script=BITWISE, **policy)
     target = {"leaver": 3, "joiner": 3, "coordinator": 0}[who]

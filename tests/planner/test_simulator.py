@@ -336,9 +336,9 @@ def test_nothing_to_simulate_is_said() -> None:
 
 
 @pytest.mark.slow
-def test_a_month_of_16384_nodes() -> None:
+def test_a_week_of_16384_nodes() -> None:
     settings = job(16384, often=1.0, spares=320)
-    assert sum(Simulation(settings, 0).run(30).faults.values()) > 1500
+    assert sum(Simulation(settings, 0).run(7).faults.values()) > 350
 
 
 def test_it_loads_no_torch() -> None:

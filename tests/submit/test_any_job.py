@@ -188,7 +188,8 @@ def test_any_job_is_rendered_and_read_back(target: str, folder: Path) -> None:
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_thousand_jobs_are_rendered_and_read_back(target: str, folder: Path) -> None:
-    accepted = count_accepted(target, folder, 1300)
+@pytest.mark.parametrize("jobs", [250, pytest.param(1000, marks=pytest.mark.soak)])
+def test_many_jobs_are_rendered_and_read_back(target: str, jobs: int, folder: Path) -> None:
+    accepted = count_accepted(target, folder, jobs * 13 // 10)
     print(f"{target}: {accepted} jobs rendered and read back")
-    assert accepted >= 1000
+    assert accepted >= jobs

@@ -69,10 +69,11 @@ def test_any_job_goes_round(target: str) -> None:
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("target", ["hyperpod-eks", "kubeflow"])
-def test_a_thousand_jobs_of_each_target_go_round(target: str) -> None:
-    accepted = _run(target, examples=1350)
+@pytest.mark.parametrize("jobs", [250, pytest.param(1000, marks=pytest.mark.soak)])
+def test_many_jobs_of_each_target_go_round(target: str, jobs: int) -> None:
+    accepted = _run(target, examples=jobs * 27 // 20)
     print(f"{target}: {accepted} jobs rendered, parsed and imported")
-    assert accepted >= 1000
+    assert accepted >= jobs
 
 
 def _run(target: str, examples: int) -> int:

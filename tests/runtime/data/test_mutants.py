@@ -10,7 +10,7 @@ from sampler_mutants import MUTANTS, SOURCES, mutant
 
 from hyperpod_ext.errors import JobFailedError
 
-RARE = {"StepCounted"}
+RARE = {"StepCounted", "grain_order", "step_over_epochs", "grain_epochs"}
 
 
 @pytest.mark.parametrize(

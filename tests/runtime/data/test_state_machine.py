@@ -37,8 +37,8 @@ def test_steps_are_those_of_the_list_whatever_happens() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.timeout(1200)
-def test_steps_are_those_of_the_list_in_1000_histories() -> None:
-    run(1000)
+def test_steps_are_those_of_the_list_in_400_histories() -> None:
+    run(400)
 
 
 @pytest.mark.soak
@@ -54,5 +54,5 @@ def test_worker_processes_read_the_steps_of_the_list_whatever_happens() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.timeout(3600)
-def test_worker_processes_read_the_steps_of_the_list_in_150_histories() -> None:
-    run(int(os.environ.get("HPX_EXAMPLES", "150")), WorkerMachine)
+def test_worker_processes_read_the_steps_of_the_list_in_60_histories() -> None:
+    run(int(os.environ.get("HPX_EXAMPLES", "60")), WorkerMachine)

@@ -19,7 +19,7 @@ from hyperpod_ext.runtime.ipc import declared
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.declared import Declared, Kinds
 
-FUZZED = 10_000
+FUZZED = 4_000
 SETS = (c.WORKER_REPORTS, c.AGENT_REPORTS, c.AGENT_ORDERS, c.WORKER_ORDERS)
 
 every_kind = pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_what_is_passed_on_is_known_at_every_stop_of_its_way() -> None:
     assert set(c.WORKER_ORDERS) < set(c.AGENT_ORDERS)
 
 
-def test_ten_thousand_random_and_damaged_messages_are_read_or_refused() -> None:
+def test_thousands_of_random_and_damaged_messages_are_read_or_refused() -> None:
     random, refused = Random(20261123), 0
     for number in range(FUZZED):
         kinds: Kinds[Any] = SETS[number % len(SETS)]

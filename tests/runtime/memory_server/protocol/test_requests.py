@@ -23,7 +23,7 @@ from hyperpod_ext.runtime.memory_server.protocol.peer_requests import PEER_REQUE
 from hyperpod_ext.runtime.memory_server.protocol.request import read_answer
 from hyperpod_ext.runtime.memory_server.protocol.requests import REQUESTS
 
-FUZZED, AT_ONCE = 10_000, 50
+FUZZED, AT_ONCE = 4_000, 50
 AWAY = {"listen", "peers"}
 """Names of hosts in these are looked up, and whoever is found there is connected to."""
 
@@ -144,7 +144,7 @@ def fuzzed(random: Random) -> dict[str, Any]:
     return message
 
 
-def test_ten_thousand_random_requests_leave_a_server_that_serves(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+def test_thousands_of_random_requests_leave_a_server_that_serves(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
     random = Random(20261123)
     tiers = [{"kind": "memory", "budget_mib": 64}, {"kind": "file", "path": str(tmp_path / "d"), "every_steps": 1}]
     with serve(tmp_path / "s", *tiers, {"kind": "peer"}, nodes=2) as server:
