@@ -52,5 +52,6 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
 
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")  # two thousand, for each account
     with mock_aws():
         yield Account(cfn_shims.forget())
