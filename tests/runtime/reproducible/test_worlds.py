@@ -1,4 +1,4 @@
-"""Weights after 9 steps of AdamW with dropout, clipping and uneven shares: one hash for any number of ranks.
+"""Weights after 6 steps of AdamW with dropout, clipping and uneven shares: one hash for any number of ranks.
 
 After 40, in the middle of a second epoch, and each number of ranks alone, in `make test-thorough`.
 """
@@ -17,7 +17,7 @@ WORLDS = Path(__file__).with_name("worlds.py")
 pytestmark = [pytest.mark.slow]
 
 
-def hashes_of(folder: Path, *kinds: str, steps: int = 9, sizes: str = "1,4") -> dict[str, dict[str, str]]:
+def hashes_of(folder: Path, *kinds: str, steps: int = 6, sizes: str = "1,4") -> dict[str, dict[str, str]]:
     """By kind and history: each size alone, and one of 2, 3 and 1 in turn. All ranks have the same."""
     program = (
         f"import os, sys\nos.environ.update(HPX_TEST_STEPS='{steps}', HPX_TEST_SIZES='{sizes}')\n"
