@@ -8,11 +8,11 @@ Mistakes are told with file, line and field, and nothing is synthesised.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-
-import aws_cdk as cdk
-from hyperpod_cdk import build
+from pathlib import Path
+from typing import Any
 
 from hyperpod_ext.clusters.deployment import problems
 from hyperpod_ext.config.clusters.cluster import ClusterConfig
@@ -33,16 +33,27 @@ def load_cluster(path: str) -> ClusterConfig:
     return loaded.config
 
 
+def context() -> dict[str, Any]:
+    """What the CDK's command line hands to an app: in a variable, and in a file what is too long for one."""
+    found: dict[str, Any] = json.loads(os.environ.get("CDK_CONTEXT_JSON") or "{}")
+    if file := os.environ.get("CONTEXT_OVERFLOW_LOCATION_ENV"):
+        found |= json.loads(Path(file).read_text())
+    return found
+
+
 def main() -> int:
-    app = cdk.App()
-    path = app.node.try_get_context("cluster") or os.environ.get("HPX_CLUSTER") or "cluster.yaml"
-    scale = str(app.node.try_get_context("scale") or "false").lower() == "true"
+    given = context()
+    path = given.get("cluster") or os.environ.get("HPX_CLUSTER") or "cluster.yaml"
     try:
         config = load_cluster(str(path))
     except HyperpodExtError as error:
         print(error, file=sys.stderr)  # noqa: T201, the CLI shows it
         return error.exit_code
-    build(app, config, scale=scale)
+    import aws_cdk as cdk  # not above: it starts node, which takes two seconds, and a mistake needs none
+    from hyperpod_cdk import build
+
+    app = cdk.App()
+    build(app, config, scale=str(given.get("scale") or "false").lower() == "true")
     app.synth()
     return 0
 

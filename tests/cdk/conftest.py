@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 sys.path[:0] = [str(CDK), str(Path(__file__).parent)]
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # the node that the CDK supports
+os.environ["NODE_OPTIONS"] = (
+    "--v8-pool-size=0"  # a third of its CPU went into compiling better what it runs for seconds
+)
 missing = [name for name in ("aws_cdk", "cdk_nag", "cfnlint", "moto") if importlib.util.find_spec(name) is None]
 collect_ignore_glob = ["test_*.py"] if missing and not os.environ.get("CI") else []
 
@@ -49,5 +52,6 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
 
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")  # two thousand, for each account
     with mock_aws():
         yield Account(cfn_shims.forget())

@@ -6,10 +6,9 @@ import copy
 from collections.abc import Callable
 from pathlib import Path
 
-import boto3
 import pytest
 from cdk_app import Templates, synthesise
-from cfn_account import REGION, Account
+from cfn_account import Account, client
 from deployments import CASES, deployment
 
 pytestmark = pytest.mark.slow  # the CDK starts node, which takes seconds
@@ -82,7 +81,7 @@ def test_what_is_made_is_what_outputs_name(account: Account, synthesised: Callab
     assert outputs["SubnetIds"].split(",") == cluster["VpcConfig"]["Subnets"]
     assert outputs["SecurityGroupIds"].split(",") == cluster["VpcConfig"]["SecurityGroupIds"]
     assert outputs["ExecutionRoleArn"] == cluster["InstanceGroups"][0]["ExecutionRole"]
-    ec2 = boto3.client("ec2", REGION)
+    ec2 = client("ec2")
     assert len(ec2.describe_subnets(SubnetIds=outputs["SubnetIds"].split(","))["Subnets"]) == 1
     associations = account.world.recorded["AWS::EKS::PodIdentityAssociation"]
     assert outputs["JobRoleArn"] in [one["RoleArn"] for one in associations]

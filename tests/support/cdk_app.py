@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
@@ -32,46 +32,49 @@ def new_app(folder: Path, *, validate: bool = False) -> Any:
     return cdk.App(context=context(), outdir=str(folder), builtin_cloud_formation_validation=validate)
 
 
-def synthesise(
-    config: ClusterConfig, folder: Path, *, scale: bool = True, validate: bool = False, plugins: Sequence[Any] = ()
-) -> Templates:
-    """Templates of `config` by part, written to `folder`.
+def kept(make: Callable[[], Any], *content: object) -> Any:
+    """What `make` gives, as JSON, kept in the environment.
 
-    Without validators they are made once for each content of the app and of `config`, and kept in the environment.
+    It is made once for each content of the app, of the file that `make` stands in, and of all else that decides it.
     """
-    kept = None if validate or plugins else CACHE / f"{_content_of(config, scale)}.json"
-    if kept is not None and kept.exists():
-        found: Templates = json.loads(kept.read_text())
-        return found
-    templates = _synthesise(config, folder, scale, validate, plugins)
-    if kept is not None:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(kept, json.dumps(templates))
-    return templates
+    source = Path(make.__code__.co_filename).read_text()
+    told = "\n".join([_content_of_the_app(), source, make.__qualname__, *map(str, content)])
+    file = CACHE / f"{sha256(told.encode()).hexdigest()}.json"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, json.dumps(make()))
+    return json.loads(file.read_text())
 
 
-def _synthesise(config: ClusterConfig, folder: Path, scale: bool, validate: bool, plugins: Sequence[Any]) -> Templates:
-    import aws_cdk as cdk
-    from hyperpod_cdk import build
+def synthesise(
+    config: ClusterConfig, folder: Path, *, scale: bool = True, validate: bool = False, nag: bool = False
+) -> Templates:
+    """Templates of `config` by part; all files that the CDK wrote are in `folder`. Kept, unless it refused."""
 
-    app = new_app(folder, validate=validate)
-    stacks = build(app, config, scale=scale)
-    for plugin in plugins:
-        cdk.Validations.of(app).add_plugins(plugin(app))
-    app.synth()
-    return {
-        part: json.loads((folder / f"{stack.stack_name}.template.json").read_text()) for part, stack in stacks.items()
-    }
+    def files() -> list[dict[str, str]]:
+        import aws_cdk as cdk
+        from hyperpod_cdk import build
 
+        app = new_app(folder, validate=validate)
+        stacks = build(app, config, scale=scale)
+        if nag:
+            from cdk_nag import AwsSolutionsChecks
 
-def _content_of(config: ClusterConfig, scale: bool) -> str:
-    """Digest of all that decides what is synthesised."""
-    return sha256(f"{_content_of_the_app()} {scale} {config.model_dump_json()}".encode()).hexdigest()
+            cdk.Validations.of(app).add_plugins(AwsSolutionsChecks(app))
+        app.synth()
+        parts = {part: f"{stack.stack_name}.template.json" for part, stack in stacks.items()}
+        return [parts, {file.name: file.read_text() for file in folder.glob("*.json")}]
+
+    parts, written = kept(files, config.model_dump_json(), scale, validate, nag)
+    for name, text in written.items():
+        (folder / name).write_text(text)
+    return {part: json.loads(written[name]) for part, name in parts.items()}
 
 
 @cache
 def _content_of_the_app() -> str:
-    digest = sha256(f"{version('aws-cdk-lib')} {version('constructs')} {version('pydantic')}".encode())
+    packages = ("aws-cdk-lib", "constructs", "jsii", "cdk-nag", "cfn-lint", "pydantic")
+    digest = sha256(" ".join(map(version, packages)).encode())
     for part in ("cdk", "hyperpod_ext/catalog", "hyperpod_ext/config", "hyperpod_ext/clusters"):
         for file in sorted((CDK.parent / part).rglob("*")):
             if file.suffix in (".py", ".json", ".sh", ".yaml", ".j2") and "cdk.out" not in file.parts:

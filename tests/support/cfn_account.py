@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import boto3
@@ -14,15 +15,21 @@ if TYPE_CHECKING:
 REGION = "us-west-2"
 
 
+@cache
+def client(service: str) -> Any:
+    """Of whichever account of moto's there is: botocore takes a fifth of a second to read a service."""
+    return boto3.client(service, REGION)
+
+
 class Account:
     """An AWS account that stacks are deployed to."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         """What there is beside moto's own."""
-        self.cloudformation = boto3.client("cloudformation", REGION)
-        self.s3 = boto3.client("s3", REGION)
-        boto3.client("ssm", REGION).put_parameter(
+        self.cloudformation = client("cloudformation")
+        self.s3 = client("s3")
+        client("ssm").put_parameter(
             Name="/cdk-bootstrap/hnb659fds/version", Value="30", Type="String"
         )  # as `cdk bootstrap` leaves it
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aws_stand_in import AwsStandIn
+from moto.cloudformation.models import Stack
 from moto.core.common_models import CloudFormationModel
 from moto.ec2.models import ec2_backends
 from moto.ec2.models.route_tables import RouteTable
@@ -182,3 +183,6 @@ def _delete_routes(_cls: type[RouteTable], name: str, _found: Any, account_id: s
 
 
 RouteTable.delete_from_cloudformation_json = classmethod(_delete_routes)  # type: ignore[method-assign, assignment]
+
+Stack.parse_template = staticmethod(json.loads)  # type: ignore[method-assign]
+"""Ours are JSON, which moto reads as YAML: for more CPU than all that it then makes."""

@@ -32,6 +32,7 @@ def endpoint() -> str:
     with log.open("wb") as opened:
         process = subprocess.Popen(
             [str(python), "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+            env=os.environ | {"MOTO_EC2_LOAD_DEFAULT_AMIS": "false"},  # two thousand, and again for each reset
             stdout=opened,
             stderr=subprocess.STDOUT,
             preexec_fn=lambda: die_with_parent(parent),

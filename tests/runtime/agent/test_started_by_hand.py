@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import pytest
+import warm
 
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME
 from hyperpod_ext.errors import ConfigError, JobFailedError
@@ -35,11 +35,13 @@ def test_an_endpoint_is_host_and_port(endpoint: str, capsys: pytest.CaptureFixtu
 
 def test_a_job_that_fails_is_told_with_its_cause(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("raise ValueError('no such dataset')\n")
-    command = [sys.executable, "-m", "hyperpod_ext.runtime.agent", "--rdzv-endpoint", "127.0.0.1:0", "--", "train.py"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 7
-    assert "hyperpod_ext agent, node 0: rank 0 (node 0) at step 0: ValueError: no such dataset" in ended.stderr
-    assert "Traceback" not in ended.stderr
+    flags = ["--rdzv-endpoint", "127.0.0.1:0", "--", "train.py"]
+    with (tmp_path / "out").open("wb") as output, (tmp_path / "errors").open("wb") as errors:
+        agent = warm.start(warm.AGENT, flags, env=os.environ, log=output, errors=errors, cwd=tmp_path)
+        assert agent.wait(60) == 7
+    told = (tmp_path / "errors").read_text()
+    assert "hyperpod_ext agent, node 0: rank 0 (node 0) at step 0: ValueError: no such dataset" in told
+    assert "Traceback" not in told
 
 
 def test_several_nodes_need_a_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
