@@ -172,7 +172,7 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
 def train(run: Run) -> None:
     # not kept: its shards hold the process groups of one generation
     model = build(run.world_size)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
     if not hasattr(run, "armed"):
         arm(run)
         run.armed = True

@@ -57,19 +57,19 @@ def test_a_fault_behind_a_loop_that_runs_ahead_leaves_no_garbage(job, undisturbe
         {"place": place, "how": how, "rank": number + 1, "step": 3 + 2 * number}
         for number, (place, how) in enumerate([("backward", "raise"), ("accumulated", "kill"), ("optimizer", "kill")])
     ]
-    report = job(**described(kind, faults, ahead=ahead, steps=10, every_steps=every_steps)).start().wait()
+    report = job(**described(kind, faults, ahead=ahead, steps=8, every_steps=every_steps)).start().wait()
     assert report["state"] == "succeeded", report["error"]
-    assert report["weights"] == undisturbed(kind, 10) != ""
+    assert report["weights"] == undisturbed(kind, 8) != ""
     assert len(report["recoveries"]) == len(faults)
     assert report["metrics"]["most_ahead"] >= ahead
 
 
 def test_a_process_whose_communicators_cannot_be_aborted_is_replaced(job, undisturbed):
     faults = [{"place": "backward", "how": "kill", "rank": 0, "step": 5}]
-    options = described(KINDS[0], faults, ahead=1, steps=10, every_steps=3, mutant="stuck abort")
+    options = described(KINDS[0], faults, ahead=1, steps=7, every_steps=3, mutant="stuck abort")
     report = job(**options).start().wait()
     assert report["state"] == "succeeded", report["error"]
-    assert report["weights"] == undisturbed(KINDS[0], 10)
+    assert report["weights"] == undisturbed(KINDS[0], 7)
     killed, stuck = report["faults"]
     assert (killed["rank"], stuck["rank"]) == (0, 2)
     assert stuck["cause"].startswith("AbortStuckError: the abort of group all: not done after 0.2 s")

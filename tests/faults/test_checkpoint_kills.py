@@ -147,24 +147,19 @@ def test_a_worker_of_a_replicated_and_sharded_model_is_replaced(sharded):
     assert "stuck" not in {event["event"] for event in running.events()}
 
 
-def test_a_save_that_fails_on_one_rank_is_restored_by_nobody(sharded, undisturbed_sharded):
-    report = sharded("job", {"what": "raises", "rank": 1, "step": 5}).start().wait()
-    assert_same_end(undisturbed_sharded, report)
-    (recovery,) = report["recoveries"]
-    # 5 where every process had made it before it heard: it lives on there, and comes from nobody's save
-    assert recovery["resumed_step"] == 4 or (recovery["resumed_step"], recovery["source"]) == (5, "self")
-    assert "step 5 cannot be copied" in recovery["fault"]["cause"]
-
-
-def test_a_save_that_never_ends_on_one_rank_is_restored_by_nobody(sharded, undisturbed_sharded):
-    running = sharded("job", {"what": "hangs", "rank": 1, "step": 5}, tiers=[MEMORY, PEER]).start()
+def test_a_save_that_fails_or_never_ends_on_one_rank_is_restored_by_nobody(sharded, undisturbed_sharded):
+    faults = [{"what": "raises", "rank": 1, "step": 5}, {"what": "hangs", "rank": 1, "step": 9}]
+    running = sharded("job", *faults, tiers=[MEMORY, PEER]).start()
     wait_until((running.folder / "hangs-1").exists, running)
-    pid = running.until("joined", rank=1)["pid"]
-    running.until("step", step=5, rank=0)
-    os.kill(pid, signal.SIGKILL)
+    running.until("step", step=9, rank=0)
+    os.kill([event["pid"] for event in events(running, "joined") if event["rank"] == 1][-1], signal.SIGKILL)
     report = running.wait()
     assert_same_end(undisturbed_sharded, report)
-    assert report["recoveries"][0]["resumed_step"] == 4
+    failed, hung = report["recoveries"]
+    # 5 where every process had made it before it heard: it lives on there, and comes from nobody's save
+    assert failed["resumed_step"] == 4 or (failed["resumed_step"], failed["source"]) == (5, "self")
+    assert "step 5 cannot be copied" in failed["fault"]["cause"]
+    assert hung["resumed_step"] == 8
 
 
 def test_a_worker_killed_while_its_snapshot_is_replicated_and_drained_costs_no_number(
@@ -274,48 +269,38 @@ def test_a_memory_server_that_ends_again_and_again_ends_the_job_and_a_relaunch_g
         "the job goes on after 3 (restart.max_on_node)"
     )
     assert first.codes() == [7, 7]
-    assert resumes_whole(sharded, undisturbed_sharded, first, tiers) % 3 == 0
+    assert resumes_whole(sharded, undisturbed_sharded, first, tiers)[1] % 3 == 0
 
 
-def resumes_whole(sharded: Any, undisturbed_sharded: dict[str, Any], first: Any, tiers: Any) -> int:
-    """Relaunch a job; returns the step it went on from, once it has ended as if nothing had been."""
+def resumes_whole(sharded: Any, undisturbed_sharded: dict[str, Any], first: Any, tiers: Any) -> tuple[Any, int]:
+    """Relaunch a job; returns it and the step it went on from, once it has ended as if nothing had been."""
     second = sharded("second", tiers=tiers).start()
     report = second.wait()
     step, digest = restored(second)
     assert digest == digests(first)[step]
     assert_same_end(undisturbed_sharded, report, first=step + 1)
-    return step
+    return second, step
 
 
 # --- the durable tier -----------------------------------------------------------------------------
 
 
-def test_a_relaunch_ends_bit_for_bit_the_same_though_the_newest_step_is_damaged(sharded, undisturbed_sharded, tmp_path):
-    place = Directory(tmp_path / "checkpoints", "tiny")
-    tiers = [MEMORY, place.tier(every_steps=2)]
-    first = sharded("first", tiers=tiers, steps=6, policy=EVERY_DUE_STEP).start()
-    assert first.wait()["state"] == "succeeded"
-    name = f"{folder_of(place, 6)}/__3_0.distcp"
-    place.write(name, flip(len(place.read(name)) // 2)(place.read(name)))
-    assert resumes_whole(sharded, undisturbed_sharded, first, tiers) == 4
-
-
-def test_a_forged_shard_with_the_right_crc_has_a_relaunch_take_the_older_step_and_say_why(
+def test_a_relaunch_passes_a_forged_step_and_a_damaged_one_and_ends_bit_for_bit_the_same(
     sharded, undisturbed_sharded, tmp_path
 ):
+    """Of the newest step a shard is forged, with the right CRC; of the one before, another is damaged."""
     place = Directory(tmp_path / "checkpoints", "tiny")
     tiers = [MEMORY, place.tier(every_steps=2)]
     first = sharded("first", tiers=tiers, steps=6, policy=EVERY_DUE_STEP).start()
     assert first.wait()["state"] == "succeeded"
-    name = f"{folder_of(place, 6)}/__3_0.distcp"
-    place.write(name, other_weights(plan_of(place, 6, 3))(place.read(name)))
-    second = sharded("second", tiers=tiers).start()
-    report = second.wait()
-    step, digest = restored(second)
-    assert (step, digest) == (4, digests(first)[4])
-    assert_same_end(undisturbed_sharded, report, first=5)
+    forged, damaged = (f"{folder_of(place, step)}/__{rank}_0.distcp" for step, rank in ((6, 3), (4, 1)))
+    place.write(forged, other_weights(plan_of(place, 6, 3))(place.read(forged)))
+    place.write(damaged, flip(len(place.read(damaged)) // 2)(place.read(damaged)))
+    second, step = resumes_whole(sharded, undisturbed_sharded, first, tiers)
+    assert step == 2
     told = [json.dumps(event) for event in second.events()]
-    assert any(f"{name}: its CRC64-NVME is right, but not its MAC" in event for event in told), second.logs()
+    assert any(f"{forged}: its CRC64-NVME is right, but not its MAC" in event for event in told), second.logs()
+    assert any(damaged in event for event in told), second.logs()
 
 
 @pytest.mark.thorough
@@ -398,7 +383,7 @@ def test_a_full_dev_shm_is_said_with_its_node_and_the_last_checkpoint_stays_load
     assert report["state"] == "failed"
     assert "it is not fit for a worker: shared-memory: /dev/shm is full" in report["error"]["message"]
     assert (report["steps"], place.names()) == (0, before)
-    assert resumes_whole(sharded, undisturbed_sharded, first, tiers) == 4
+    assert resumes_whole(sharded, undisturbed_sharded, first, tiers)[1] == 4
 
 
 # --- the end --------------------------------------------------------------------------------------
@@ -416,7 +401,7 @@ def test_a_job_that_is_told_to_end_loses_no_step_that_all_ranks_have(sharded, un
     for agent in first.agents:
         agent.send_signal(signal.SIGTERM)
     assert first.wait()["state"] == "cancelled"
-    assert resumes_whole(sharded, undisturbed_sharded, first, tiers) == 7
+    assert resumes_whole(sharded, undisturbed_sharded, first, tiers)[1] == 7
 
 
 @pytest.mark.thorough
@@ -429,7 +414,7 @@ def test_a_job_that_is_told_to_end_while_it_recovers_loses_no_step(sharded, undi
     for agent in first.agents:
         agent.send_signal(signal.SIGTERM)
     assert first.wait()["state"] == "cancelled"
-    assert resumes_whole(sharded, undisturbed_sharded, first, tiers) == 7
+    assert resumes_whole(sharded, undisturbed_sharded, first, tiers)[1] == 7
 
 
 # --- nodes that keep parity of each other ---------------------------------------------------------

@@ -2,6 +2,7 @@
 
 HPX_TEST_FAULT is JSON, `{"what": ..., "rank": R, "step": S}`; a fault strikes once per job, unless `always`.
 `{"what": "code", "code": ..., "where": ..., "step": S}` is run at start-up, in a step, after the last, or after train.
+`{"each": {WHAT: [R, S], ...}}` are several that kill, each on a rank of its own.
 HPX_TEST_HOLD is JSON, `[[generation, rank, step], ...]`: there that rank stays, until somebody kills it or makes
 the file `let-go` in the job's folder, or `let-go-6` for those of step 6 alone.
 With HPX_TEST_SAYS each rank prints what step it makes.
@@ -38,6 +39,8 @@ if FAULT.get("what") == "script":
 
 def due(what: str, run: Run, step: int) -> bool:
     """Whether the fault called `what` strikes this rank now; marks it as spent."""
+    if FAULT.get("each", {}).get(what) == [run.rank, step]:
+        return spend(run.rank)
     if (
         FAULT.get("what") != what
         or FAULT["step"] != step

@@ -21,7 +21,7 @@ from typing import Any
 import launched
 import operator_process
 import warm
-from event_log import events_in
+from event_log import GrowingLog
 from hyperpodrun_env import hyperpodrun
 from waiting import PATIENCE_S, until
 
@@ -33,7 +33,9 @@ ELASTIC = launched.TINY.with_name("elastic_bitwise.py")
 STEPS, ELASTIC_STEPS = 40, 400
 STEP_S = 0.05
 NODES, EACH = 2, 2
-_LOOK_S = 0.01
+_LOOK_S = 0.02
+_SEE_S = 0.25
+"""How often all processes of the pods are looked at: much more costly."""
 _OURS = ("hpx", "prefork", "pymp")
 """What folders and sockets of ours begin with. torch makes a folder for its cache on import."""
 _BUDGET = 50
@@ -142,6 +144,8 @@ class Pods:
     """What was done."""
     asked_for: int = 0
     """Nodes that the operator was asked for last; 0: none."""
+    _logs: dict[Path, GrowingLog] = field(default_factory=dict)
+    _seen_at: float = 0.0
 
     def __post_init__(self) -> None:
         self.job = launched.Launched(self.folder / "job", self.fault, "LayerNorm", durable=True, steps=STEPS)
@@ -209,7 +213,14 @@ class Pods:
         return json.loads((self.folder / "job.json").read_text())
 
     def events(self) -> list[dict[str, Any]]:
-        return events_in(self.job.folder / "events.jsonl") or self.job.events()
+        """Of the coordinator, or of all ranks in the order of time where they write them."""
+        if found := self._log_of(self.job.folder / "events.jsonl").events():
+            return found
+        files = self.job.folder.glob("events-rank*.jsonl")
+        return sorted((event for file in files for event in self._log_of(file).events()), key=lambda event: event["t"])
+
+    def _log_of(self, file: Path) -> GrowingLog:
+        return self._logs.setdefault(file, GrowingLog(file))
 
     def newest_step(self) -> int:
         steps = [event for event in self.events() if event["event"] == "step"]
@@ -236,8 +247,11 @@ class Pods:
 
     def _look(self, now: float) -> None:
         """A container that ended comes again, or another pod does; so does the operator, when it is time."""
+        if now >= self._seen_at + _SEE_S:
+            self._seen_at = now
+            for pod in self.pods:
+                pod.look()
         for pod in list(self.pods):
-            pod.look()
             if pod.runs.poll() is not None and self.phase not in ("end", "over"):
                 self.told.append(f"pod {pod.number} ended with {pod.runs.poll()}")
                 if pod.comes_back:
@@ -329,6 +343,9 @@ class Pods:
 
     def end(self) -> None:
         """Whatever happened: everything is ended, and what it said is printed."""
+        for pod in self.pods:
+            if pod.runs.poll() is None:
+                pod.look()
         if self.operator is not None:
             self.operator.kill()
             self.operator.wait()
@@ -338,6 +355,8 @@ class Pods:
             for pid in pod.seen:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+        for log in self._logs.values():
+            log.close()
 
     def _tell_all(self) -> None:
         print("\n".join(self.told), "\n", self.decided)

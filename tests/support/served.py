@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import warm
+from waiting import until
 
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.runtime.ipc.declared import encode
@@ -135,8 +136,7 @@ def serve(
     arguments = ["--socket", str(path), "--node", str(node), "--parent", str(warm.parent_of(warm.LIGHT))]
     served = Served(path, warm.start(warm.MEMORY_SERVER, arguments, env=environ, modules=warm.LIGHT).pid)
     try:
-        while not answers(path):
-            os.kill(served.pid, 0)  # raises when it has ended
+        until(lambda: answers(path) or os.kill(served.pid, 0))  # the latter raises when it has ended
         yield served
     finally:
         for client in served.clients:

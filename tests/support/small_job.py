@@ -22,6 +22,7 @@ from served import JOB, SECRET, Served, serve
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hyperpod_ext.config.job.runtime import RuntimeConfig
@@ -113,9 +114,17 @@ class Rank:
     run: Run
     link: JobLink
     loop: Iterator[int] | None = None
+    _layout: Layout | None = None
+    _memory: list[Any] = field(default_factory=list)
+    """Where the tensors were that it is of. It keeps them, so that nothing else comes to lie there."""
 
     def layout(self) -> Layout:
-        return Layout(TrainingState({"model": self.model, "optimizer": self.optimizer}).take().parts)
+        parts = TrainingState({"model": self.model, "optimizer": self.optimizer}).take().parts
+        local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in parts.tensors]
+        memory = [(t.shape, own.data_ptr(), own.shape) for t, own in zip(parts.tensors, local, strict=True)]
+        if self._layout is None or memory != self._memory:
+            self._layout, self._memory = Layout(parts), memory
+        return self._layout
 
     def make_step(self, step: int) -> None:
         """A step whose numbers follow from the step and the place of each element alone."""
@@ -199,7 +208,7 @@ class SmallJob:
         config = RuntimeConfig.model_validate(document)
         for number in range(self.world_size):
             model = self._build(number)
-            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
             node = number // self.workers
             checkpointer = Checkpointer(
                 self.servers[node].client(),

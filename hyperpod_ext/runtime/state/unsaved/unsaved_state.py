@@ -37,6 +37,7 @@ class UnsavedState:
         self._warn, self._recorded = warn, recorded
         self._left_out: list[Any] = []
         self._moments: list[dict[Hashable, Candidate]] = []
+        self._loop: Callable[[], Iterator[int] | None] = lambda: None
         self._neighbours: list[Any] = []
         """Iterators that the loop goes through together with our steps."""
 
@@ -53,10 +54,10 @@ class UnsavedState:
         """Classes of what needs no snapshot, or its names."""
         return tuple(sorted({each if isinstance(each, str) else type(each).__name__ for each in self._left_out}))
 
-    def begin(self, loop: Iterator[int] | None = None) -> None:
-        """The steps begin, again or for the first time; `loop` is what they are taken from."""
+    def begin(self, loop: Callable[[], Iterator[int] | None] = lambda: None) -> None:
+        """The steps begin, again or for the first time; `loop` gives what they are taken from, and does not keep it."""
         if not self.is_done:
-            self._moments, self._neighbours = [], neighbours(loop)
+            self._moments, self._loop, self._neighbours = [], loop, []
 
     def see(
         self, frame: FrameType | None, kept: Sequence[Any], saved: Mapping[str, Any], tensors: Sequence[torch.Tensor]
@@ -74,6 +75,8 @@ class UnsavedState:
         """
         if self.is_done or not (around := variables(frame)):
             return
+        if not self._moments:  # all objects of the process are gone through for it: once, where it is of use
+            self._neighbours = neighbours(self._loop())
         roots = [*around, *((f"run.keep()[{index}]", value) for index, value in enumerate(kept))]
         with torch.no_grad():
             self._moments.append(candidates(frame, roots, self._neighbours, saved, tensors, self._left_out))
