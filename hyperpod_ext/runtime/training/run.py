@@ -245,7 +245,7 @@ class Run:
         self._watchdog.begin_steps()
         self._began = self.step
         # what goes with the loop is searched for at a job's start alone: after a fault the milliseconds count
-        self._unsaved.begin(*[self._loop] if self.step == 0 else [])
+        self._unsaved.begin(self._loop if self.step == 0 else lambda: None)
         self._commit(self.step)
         self._see_unsaved(sys._getframe().f_back)
         sharing = self._captured[1].sharing if self._captured is not None else ""
