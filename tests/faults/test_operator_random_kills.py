@@ -9,7 +9,7 @@ import os
 from typing import Any
 
 import pytest
-from random_pods import plan, pods
+from random_pods import Kill, plan, pods
 
 ONE = os.environ.get("HPX_PODS_SEED")
 OF_OURS = 44
@@ -29,6 +29,17 @@ def seeds() -> list[Any]:
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def test_the_first_pod_starts_again_in_its_place_and_the_other_keeps_its_processes(
+    wanted_on_pods: dict[str, Any],
+) -> None:
+    """No majority is left of two nodes, and nobody is at another address: the pod that comes again says who is gone."""
+    with pods("ours") as running:
+        running.run([Kill("pod", 0, 8, 0.0, beside=False, comes_back=True)], spares=0)
+        running.assert_equal(wanted_on_pods)
+        assert [fault["mode"] for fault in running.decided["faults"]] == ["in_process_restart"]
+        running.assert_nothing_left()
 
 
 @pytest.mark.parametrize("seed", seeds())

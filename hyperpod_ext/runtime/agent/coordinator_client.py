@@ -68,6 +68,8 @@ class CoordinatorClient:
         """Of the job state."""
         self.news: c.JobNews | None = None
         """What every agent knows of the job; None: it has not begun."""
+        self._leader = -1
+        """Who coordinates, or did until it was lost. The next one is known before it has sent its news."""
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._heard_at = time.monotonic()
@@ -197,7 +199,7 @@ class CoordinatorClient:
                     self._change(message)
                     continue
                 case c.JobNews():
-                    self.news = message
+                    self.news, self._leader = message, message.coordinator
                     self._election.let_go()
                     if self._settings.node not in message.candidates:
                         self.job_state = None
@@ -280,8 +282,8 @@ class CoordinatorClient:
         members = self.job_state["members"] if self.job_state is not None else {}
         known = {**self.news.candidates, **{int(node): its["address"] for node, its in members.items()}}
         gone = frozenset(node for node, (host, _) in known.items() if host in hosts)
-        if self.news.coordinator in gone:
-            self._lost = gone
+        if self._leader in gone:
+            self._lost |= gone
             self._looking = asyncio.ensure_future(self._election.look_again())
             if replaced:
                 self.disconnect()
@@ -414,6 +416,7 @@ class CoordinatorClient:
             return None
         self._take_over(self._introduction(), list(self._election.votes.values()), self._lost)
         self._reader, self._writer = await self._dial(*self._election.address, self._lease_s)
+        self._leader = me
         self.send_handshake()
         return await self._read()
 
@@ -484,6 +487,7 @@ class CoordinatorClient:
             async with asyncio.timeout(max(0.05, until - time.monotonic())):
                 if (word := await self._read()) is not None:
                     if not _goes_by_another(word, node):
+                        self._leader = node
                         self._confirm()
                     return word
         self._hang_up()

@@ -60,6 +60,7 @@ class ElectionListener:
         encrypted: whether agents speak TLS.
         has_coordinator: whether this node has one elsewhere. Who is new in the job and looks for it is hung up on then.
         news: what this node knows of the job.
+        begun_anew: is told the host of an agent that looks for its place: a former one there is gone.
     """
 
     def __init__(
@@ -71,9 +72,10 @@ class ElectionListener:
         encrypted: bool = False,
         has_coordinator: Callable[[], bool] = lambda: False,
         news: Callable[[], c.JobNews | None] = lambda: None,
+        begun_anew: Callable[[str], object] = lambda host: None,
     ) -> None:
         self._secret, self._encrypted, self._has_coordinator = secret, encrypted, has_coordinator
-        self._news = news
+        self._news, self._begun_anew = news, begun_anew
         # not the connection: asyncio breaks when that is closed in the middle of a TLS handshake
         self._unproven: Unproven[asyncio.Task[Any]] = Unproven(unproven.places(places), asyncio.Task.cancel)
         self._listener = Listener(self._serve, on_error)
@@ -139,7 +141,7 @@ class ElectionListener:
         try:
             first = checked_version(first, "this node's agent", "the one that reached it")
             if first.get("type") == name_of(c.AskNumber, "type"):
-                answer = await self._number(read(c.AskNumber, first, "question").wanted)
+                answer = await self._number(read(c.AskNumber, first, "question"))
                 writer.write(wire.encode(encode(answer)))
                 await writer.drain()
                 return
@@ -158,9 +160,11 @@ class ElectionListener:
         finally:
             reading.cancel()
 
-    async def _number(self, wanted: int) -> c.FreeNumber:
+    async def _number(self, asked: c.AskNumber) -> c.FreeNumber:
+        if asked.listens is not None:
+            self._begun_anew(asked.listens[0])
         news = self._news()
-        node = await self._coordinator.free_number(wanted) if self._coordinator is not None else None
+        node = await self._coordinator.free_number(asked.wanted) if self._coordinator is not None else None
         where = news.candidates.get(news.coordinator) if news is not None else None
         return c.FreeNumber(node=node, knows_job=news is not None, coordinator=where)
 

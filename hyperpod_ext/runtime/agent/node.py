@@ -128,6 +128,7 @@ class Node:
             encrypted=self._config.encrypted,
             has_coordinator=lambda: self._coordinator_client.has_coordinator,
             news=lambda: self._coordinator_client.news,
+            begun_anew=lambda host: self._coordinator_client.know_gone([host], replaced=True),
         )
         self._coordinator_client = CoordinatorClient(settings, self._election, self._who, self._take_over)
 

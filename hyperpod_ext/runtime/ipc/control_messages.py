@@ -317,6 +317,8 @@ class AskNumber(Declared):
     type: Literal["ask_number"] = "ask_number"
     wanted: Number
     """Number that it takes if nobody has it."""
+    listens: Address | None
+    """Where its agent is to listen. An agent of the job that was reached there is gone: its container started again."""
 
 
 class FreeNumber(Declared):

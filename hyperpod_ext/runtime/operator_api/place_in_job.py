@@ -46,11 +46,12 @@ async def find_place(
 
 async def _ask(settings: NodeSettings, place: Address) -> c.FreeNumber | None:
     """What the agent at `place` says; None: none of the job's is there."""
+    question = c.AskNumber(wanted=settings.node, listens=settings.listen)
     try:
         async with asyncio.timeout(_DIAL_S):
             reader, writer = await wire.dial(*place, settings.secret, encrypted=settings.config.encrypted)
             try:
-                writer.write(wire.encode(with_version(encode(c.AskNumber(wanted=settings.node)))))
+                writer.write(wire.encode(with_version(encode(question))))
                 answer = await wire.read(reader)
             finally:
                 writer.close()

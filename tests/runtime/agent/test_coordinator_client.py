@@ -122,6 +122,7 @@ def test_one_of_two_takes_over_once_it_is_told_from_outside_that_the_other_is_lo
             async def serve(self, first: Any, reading: Any, reader: Any, writer: asyncio.StreamWriter) -> None:
                 writer.write(wire.encode(encode(ABORT)))
                 await led.wait()
+                writer.write(wire.encode(encode(ABORT)))
 
         def take_over(own: c.AgentHandshake, votes: list[c.AgentHandshake], gone: frozenset[int]) -> None:
             taken.append(f"with {len(votes)} votes, without {sorted(gone)}")
@@ -149,7 +150,9 @@ def test_one_of_two_takes_over_once_it_is_told_from_outside_that_the_other_is_lo
         assert taken == []
         client.know_gone(["10.0.0.2"], replaced=replaced)
         assert await order == ABORT
+        client.know_gone(["10.0.0.2"], replaced=True)  # said again, it costs no connection to the next one
         led.set()
+        assert await client.next() == ABORT
         await client.close()
         await election.close()
         first.close()
