@@ -272,7 +272,8 @@ class CoordinatorClient:
 
     def know_gone(self, hosts: Collection[str], *, replaced: bool) -> None:
         """Somebody outside of the job, whom it trusts, says that nodes at these addresses are none of its any more. So
-        they need not be counted when it is asked who may coordinate, if the coordinator was one of them.
+        they need not be counted when it is asked who may coordinate, if the coordinator was one of them. Said again, it
+        is no news.
 
         Args:
             replaced: others are in their place, so they are lost; else they may be about to leave.
@@ -281,12 +282,12 @@ class CoordinatorClient:
             return
         members = self.job_state["members"] if self.job_state is not None else {}
         known = {**self.news.candidates, **{int(node): its["address"] for node, its in members.items()}}
-        gone = frozenset(node for node, (host, _) in known.items() if host in hosts)
-        if self._leader in gone:
+        gone = frozenset(node for node, (host, _) in known.items() if host in hosts) - self._lost
+        if self._leader in gone or (gone and replaced and self.waits_for):
             self._lost |= gone
             self._looking = asyncio.ensure_future(self._election.look_again())
-            if replaced:
-                self.disconnect()
+        if self._leader in gone and replaced:
+            self.disconnect()
 
     def disconnect(self) -> None:
         """Lose the connection, as a network may."""
