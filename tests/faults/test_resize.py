@@ -166,7 +166,7 @@ def struck() -> Iterator[Any]:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("parallel", "who", "moment"), struck())
+@pytest.mark.parametrize(("parallel", "who", "moment"), [*struck()])
 def test_a_kill_in_the_middle_of_a_resize_leaves_a_job_that_goes_on_bitwise(resizable, alone, parallel, who, moment):
     policy = {"checkpoint": {"tiers": WITH_PEERS}} if parallel == "fsdp2" else {}
     running = resizable(parallel, nodes=4 if who == "leaver" else 3, script=BITWISE, **policy)
