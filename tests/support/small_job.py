@@ -208,7 +208,7 @@ class SmallJob:
         config = RuntimeConfig.model_validate(document)
         for number in range(self.world_size):
             model = self._build(number)
-            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
             node = number // self.workers
             checkpointer = Checkpointer(
                 self.servers[node].client(),
