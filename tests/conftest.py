@@ -42,8 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection() -> Iterator[Any]:
     """Thousands of tests are collected, and stay: the collector need not look at them, now or in any test.
 
-    It took 5 of the 12 CPU seconds of each worker that collected them, and its last look at the end of a run. In tests
-    it looks seldom: a tenth of what tests compute in their own process was its going through what they import.
+    It took 5 of the 12 CPU seconds of each worker that collected them, and its last look at the end of a run.
     """
     gc.disable()
     try:
@@ -51,7 +50,6 @@ def pytest_collection() -> Iterator[Any]:
     finally:
         gc.enable()
         gc.freeze()
-        gc.set_threshold(50_000, 20, 100)
 
 
 @pytest.fixture
