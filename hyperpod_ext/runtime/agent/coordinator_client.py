@@ -272,8 +272,8 @@ class CoordinatorClient:
 
     def know_gone(self, hosts: Collection[str], *, replaced: bool) -> None:
         """Somebody outside of the job, whom it trusts, says that nodes at these addresses are none of its any more. So
-        they need not be counted when it is asked who may coordinate, if the coordinator was one of them. Said again, it
-        is no news.
+        they need not be counted when it is asked who may coordinate, if the coordinator was one of them. It may be said
+        again and again.
 
         Args:
             replaced: others are in their place, so they are lost; else they may be about to leave.
@@ -281,12 +281,17 @@ class CoordinatorClient:
         if self.news is None:
             return
         members = self.job_state["members"] if self.job_state is not None else {}
+        leads = members.get(str(self._leader), {"address": self.news.candidates.get(self._leader, ("", 0))})
+        if leads["address"][0] not in hosts and not self.waits_for:
+            return  # before all members are gone through: each pod that looks for its place says where it is
         known = {**self.news.candidates, **{int(node): its["address"] for node, its in members.items()}}
-        gone = frozenset(node for node, (host, _) in known.items() if host in hosts) - self._lost
+        gone = frozenset(node for node, (host, _) in known.items() if host in hosts)
+        # else the connection to whom this node votes for would be lost with each word
+        is_news = self._confirmed or self._leader not in self._lost
         if self._leader in gone or (gone and replaced and self.waits_for):
             self._lost |= gone
             self._looking = asyncio.ensure_future(self._election.look_again())
-        if self._leader in gone and replaced:
+        if self._leader in gone and replaced and is_news:
             self.disconnect()
 
     def disconnect(self) -> None:

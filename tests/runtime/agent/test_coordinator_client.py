@@ -90,12 +90,24 @@ def test_a_death_between_a_vote_and_the_first_word_of_the_next_coordinator_is_to
 
 
 @pytest.mark.parametrize(
-    ("nodes", "replaced", "lease_s"),
-    [(2, True, 0.6), (2, False, 0.6), (2, True, 600.0), (3, True, 0.6)],
-    ids=["replaced", "not wanted any more", "at once, however long a lease is", "one of three, by and by"],
+    ("nodes", "replaced", "lease_s", "silent"),
+    [
+        (2, True, 0.6, False),
+        (2, False, 0.6, False),
+        (2, True, 600.0, False),
+        (3, True, 0.6, False),
+        (2, True, 600.0, True),
+    ],
+    ids=[
+        "replaced",
+        "not wanted any more",
+        "at once, however long a lease is",
+        "one of three, by and by",
+        "not wanted and then replaced, though its connection is open",
+    ],
 )
 def test_the_last_node_takes_over_once_it_is_told_from_outside_that_the_others_are_lost(
-    tmp_path: Path, nodes: int, replaced: bool, lease_s: float
+    tmp_path: Path, nodes: int, replaced: bool, lease_s: float, silent: bool
 ) -> None:
     """Of itself it may not: it cannot know whether the others go on without it."""
 
@@ -116,6 +128,8 @@ def test_the_last_node_takes_over_once_it_is_told_from_outside_that_the_others_a
             writer.write(wire.encode(encode(c.JobState(job_state=state, digest=""))))
             await writer.drain()
             await wire.read(reader)  # that it has it
+            if silent:
+                await led.wait()
             writer.close()
 
         class Leads:
@@ -150,6 +164,9 @@ def test_the_last_node_takes_over_once_it_is_told_from_outside_that_the_others_a
         client.know_gone([f"10.0.0.{node + 1}" for node in range(2, nodes)], replaced=replaced)
         await asyncio.sleep(0)  # what waits for a majority looks again
         assert taken == []
+        if silent:
+            client.know_gone(["10.0.0.2"], replaced=False)
+            assert client.has_coordinator
         client.know_gone(["10.0.0.2"], replaced=replaced)
         assert await order == ABORT
         client.know_gone(["10.0.0.2"], replaced=True)  # said again, it costs no connection to the next one
