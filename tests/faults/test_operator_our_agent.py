@@ -97,7 +97,7 @@ def test_what_a_rank_can_meet_is_mended_in_place_and_the_operator_sees_a_job_tha
         if job.held():  # else a rank that is still about to end step 4 gives that up
             (job.folder / "let-go").touch()
 
-    hold = [[1, 2, 5]] if kind == "kill" else []
+    hold = [[1, 2, 5]] if kind != "hang" else []
     job, operator, events = run(fault=fault | {"rank": 2, "step": 5}, each_poll=look, hold=hold)
     launched.assert_equal(job, undisturbed)
     assert operator.faults == []

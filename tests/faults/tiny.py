@@ -99,12 +99,12 @@ def train(run: Run) -> None:
     for step in run.steps(STEPS):
         if step == FAULT.get("step"):
             come_to("in a step")
+        while is_held(run, step):
+            time.sleep(0.02)
         if due("exception", run, step):
             raise ValueError(f"bad sample at step {step}")
         if due("illegal access", run, step):
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        while is_held(run, step):
-            time.sleep(0.02)
         if due("sleeps", run, step):
             time.sleep(600)  # a rank that hangs outside of any collective: nothing wakes it but its end
         if (

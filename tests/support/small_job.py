@@ -116,7 +116,7 @@ class Rank:
     loop: Iterator[int] | None = None
     _layout: Layout | None = None
     _memory: list[Any] = field(default_factory=list)
-    """Where the tensors were that it is of. It keeps them, so that nothing else comes to lie there."""
+    """Where the tensors of that layout are. The layout keeps them, so nothing else comes to lie there."""
 
     def layout(self) -> Layout:
         parts = TrainingState({"model": self.model, "optimizer": self.optimizer}).take().parts
