@@ -17,7 +17,7 @@ from typing import Any
 from hyperpod_ext.clusters.deployment import problems
 from hyperpod_ext.config.clusters.cluster import ClusterConfig
 from hyperpod_ext.config.files.load import read
-from hyperpod_ext.errors import HyperpodExtError, UnsupportedError
+from hyperpod_ext.errors import ConfigError, HyperpodExtError, Problem, UnsupportedError
 
 
 def load_cluster(path: str) -> ClusterConfig:
@@ -34,17 +34,25 @@ def load_cluster(path: str) -> ClusterConfig:
 
 
 def context() -> dict[str, Any]:
-    """What the CDK's command line hands to an app: in a variable, and in a file what is too long for one."""
-    found: dict[str, Any] = json.loads(os.environ.get("CDK_CONTEXT_JSON") or "{}")
-    if file := os.environ.get("CONTEXT_OVERFLOW_LOCATION_ENV"):
-        found |= json.loads(Path(file).read_text())
-    return found
+    """What the CDK's command line hands to an app: in a variable, and in a file what is too long for one.
+
+    Raises:
+        ConfigError: one of them is not what that command line writes.
+    """
+    variable, overflow = "CDK_CONTEXT_JSON", "CONTEXT_OVERFLOW_LOCATION_ENV"
+    try:
+        found = dict(json.loads(os.environ.get(variable) or "{}"))
+        variable = overflow
+        return found | (dict(json.loads(Path(file).read_text())) if (file := os.environ.get(overflow)) else {})
+    except (OSError, ValueError, TypeError) as error:
+        hint = "start the app by `hp-ext cluster` or `cdk`, which set it"
+        raise ConfigError([Problem(f"holds no JSON object: {error}", path=variable, hint=hint)]) from error
 
 
 def main() -> int:
-    given = context()
-    path = given.get("cluster") or os.environ.get("HPX_CLUSTER") or "cluster.yaml"
     try:
+        given = context()
+        path = given.get("cluster") or os.environ.get("HPX_CLUSTER") or "cluster.yaml"
         config = load_cluster(str(path))
     except HyperpodExtError as error:
         print(error, file=sys.stderr)  # noqa: T201, the CLI shows it

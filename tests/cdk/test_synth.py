@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from deployments import CASES, deployment
 
 from hyperpod_ext.config.clusters.cluster import ClusterConfig
 from hyperpod_ext.config.files.load import load
+from hyperpod_ext.errors import ConfigError
 
 pytestmark = pytest.mark.slow  # the CDK starts node, which takes seconds
 
@@ -198,6 +201,31 @@ def test_a_mistake_is_told_with_its_line_and_nothing_is_made(tmp_path: Path) -> 
     told = "infrastructure.eks.version: HyperPod runs on Kubernetes 1.28 to 1.34 (write 1.34)"
     assert (done.returncode, done.stderr) == (3, f"{config}:{line}: {told}\n")
     assert list((tmp_path / "out").glob("*.template.json")) == []
+
+
+@pytest.fixture
+def context_of_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, Any]]:
+    """The app's context, by what the CDK's command line has put into a file as too long for a variable."""
+
+    def read(text: str) -> dict[str, Any]:
+        file = tmp_path / "context.json"
+        file.write_text(text)
+        monkeypatch.setenv("CDK_CONTEXT_JSON", '{"cluster": "a.yaml", "scale": "true"}')
+        monkeypatch.setenv("CONTEXT_OVERFLOW_LOCATION_ENV", str(file) if text else "not there")
+        found: dict[str, Any] = runpy.run_path(str(CDK / "app.py"))["context"]()
+        return found
+
+    return read
+
+
+def test_a_context_that_is_too_long_for_a_variable_comes_in_a_file(context_of_app: Any) -> None:
+    assert context_of_app('{"cluster": "b.yaml"}') == {"cluster": "b.yaml", "scale": "true"}
+
+
+@pytest.mark.parametrize("text", ['{"cluster":', "[1]", ""], ids=["cut", "a list", "no file"])
+def test_a_context_that_cannot_be_read_is_told_with_its_variable(context_of_app: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match="CONTEXT_OVERFLOW_LOCATION_ENV: holds no JSON object"):
+        context_of_app(text)
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
