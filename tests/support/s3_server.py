@@ -27,12 +27,24 @@ PINS = Path(__file__).with_name("s3-server-pins.txt")
 VENV = PINS.parents[2] / ".venv-s3"
 READY = VENV / ".ready"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
-# ends when its first argument, a pipe, can be read to its end: with the test run, even if that is killed
+# ends when its first argument, a pipe, can be read to its end: with the test run, even if that is killed. One file a
+# key, made under a lock: LocalStack 4.9 may make two where two create-only puts come at once, keep that of the one that
+# it refuses, and send that empty one's bytes, none, under the other's length: whoever reads the key waits for ever
 START = """
 import os, runpy, sys, threading
 threading.Thread(target=lambda: (open(sys.argv[1]).read(), os._exit(0)), daemon=True).start()
 from localstack.services.s3 import provider
+from localstack.services.s3.storage import ephemeral
 provider.DEFAULT_S3_TMP_DIR = sys.argv[2]  # its own is one for all users of the machine
+store, making = ephemeral.EphemeralS3ObjectStore, threading.Lock()
+def open_one(self, bucket, s3_object, mode="r", opened=store.open):
+    with making:
+        files, key = self._filesystem[bucket]["keys"], self._key_from_s3_object(s3_object)
+        if key not in files:
+            folder, most = os.path.join(self.root_directory, bucket), ephemeral.S3_MAX_FILE_SIZE_BYTES
+            files[key] = ephemeral.LockedSpooledTemporaryFile(dir=folder, max_size=most)
+    return opened(self, bucket, s3_object, mode)
+store.open = open_one
 runpy.run_module("localstack.runtime.main", run_name="__main__")
 """
 SETTINGS = {
