@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import socket
 import subprocess
 import time
 import urllib.request
@@ -17,6 +16,7 @@ import pytest
 from command import Done, call_hp_ext
 from sdk_venvs import python_of
 
+from hyperpod_ext.ports import free_port
 from hyperpod_ext.processes import die_with_parent
 
 pytestmark = [
@@ -42,8 +42,7 @@ SPEC: dict[str, Any] = {
 @pytest.fixture
 def url(root: Path, tmp_path: Path) -> Iterator[str]:
     """An account of its own."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     parent = os.getpid()
     support = root / "tests" / "support"
     with (tmp_path / "server.log").open("wb") as log:

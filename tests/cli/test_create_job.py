@@ -145,7 +145,7 @@ def test_a_wait_that_is_over_exits_8_and_the_job_goes_on(place: LocalPlace, tmp_
     done = hp_ext("create-job", "-f", write_job(tmp_path, "sleep"), "--wait", "--timeout", "0.3", "-o", "json")
     assert (done.code, done.json["error"]["code"]) == (8, "WaitTimeoutError")
     assert "hp-ext status a" in done.stderr
-    assert hp_ext("status", "a", "-o", "json").json["state"] == "running"
+    until(lambda: hp_ext("status", "a", "-o", "json").json["state"] == "running")
     hp_ext("cancel", "a")
 
 

@@ -151,7 +151,7 @@ def test_an_arrow_file_is_shown_with_how_each_column_is_read(tmp_path: Path, pla
 def test_two_builds_of_one_dataset_do_not_meet(tmp_path: Path, place: Path) -> None:
     (tmp_path / "slowly.py").write_text("import time\ndef encode(text):\n    time.sleep(0.002)\n    return [1]\n")
     file = tmp_path / "news.jsonl"
-    file.write_text('{"text": "a"}\n' * 3000)
+    file.write_text('{"text": "a"}\n' * 30_000)  # a minute: it is interrupted
     command = [HP_EXT, "data", "build", file, "--tokenizer", "slowly:encode", "--segment", "64"]
     environ = {"PYTHONPATH": str(tmp_path), "HPX_DATA_DIR": str(place), "PATH": "/usr/bin:/bin"}
     first = subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from pathlib import Path
 
 import torch
@@ -13,6 +14,8 @@ from hyperpod_ext.runtime.data import ElasticDataLoader
 
 STEPS = int(os.environ.get("HPX_TEST_STEPS", "12"))
 KIND = os.environ.get("HPX_TEST_WORKERS", "process")
+STAYS = int(os.environ.get("HPX_TEST_STAYS", "0"))
+"""A step in which every rank stays until it is killed."""
 DROPOUT = float(os.environ.get("HPX_TEST_DROPOUT", "0"))
 HERE = Path(os.environ["HPX_RUN_DIR"])
 
@@ -48,6 +51,8 @@ def train(run: Run) -> None:
     record = (HERE / f"samples-{run.rank}.jsonl").open("a")
     for number, step in zip(run.steps(STEPS), loader.steps(), strict=False):
         assert step.number == number
+        while number == STAYS:
+            time.sleep(0.02)
         optimizer.zero_grad()
         total = torch.zeros(())
         for (ids, x), weight in step:

@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
-SOON = {"floor_s": 1.5, "factor": 3.0, "first_step_s": 20.0, "heartbeat_s": 20.0}
+SOON = {"floor_s": 5.0, "factor": 3.0, "first_step_s": 20.0, "heartbeat_s": 20.0}
 """The script's steps take milliseconds, so this is the limit."""
 
 
@@ -76,7 +76,9 @@ def test_a_job_of_one_rank_is_watched_too(job):
 
 def test_a_process_that_is_silent_outside_of_a_step_is_replaced(job, undisturbed):
     """Stopped while it starts, where no step says how long it may take."""
-    running = job(**injected("", heartbeat_s=3.0)).start()
+    silent = injected("", heartbeat_s=5.0)
+    silent["env"]["HPX_TEST_HOLD"] = "[[1, 1, 1]]"  # it comes no further before it is stopped
+    running = job(**silent).start()
     pid = running.until("groups_open", rank=1)
     pid = next(e["pid"] for e in running.events() if e["event"] == "joined" and e["rank"] == 1)
     os.kill(pid, signal.SIGSTOP)
@@ -100,9 +102,9 @@ def test_two_ranks_that_hang_at_once_are_both_replaced(job, undisturbed):
     assert {fault["rank"] for fault in report["faults"]} == {0, 3}
 
 
-def sleep(*ranks: int) -> dict[str, Any]:
+def sleep(*ranks: int, **restart: Any) -> dict[str, Any]:
     """These ranks sleep in step 6 each time that comes."""
-    settings = {"restart": {"hang": SOON, "leave_timeout_s": 1.0}}
+    settings = {"restart": {"hang": SOON, **restart}}
     return {
         "fault": {"what": "sleeps", "rank": -1, "ranks": ranks, "step": 6, "dies": -1, "always": True},
         "settings": settings,
@@ -120,7 +122,7 @@ def test_a_hang_that_comes_again_ends_the_job_with_its_place(job):
 
 
 def test_where_all_ranks_hang_again_and_again_the_last_word_is_of_that(job):
-    report = job(**sleep(0, 1, 2, 3)).start().wait()
+    report = job(**sleep(0, 1, 2, 3, leave_timeout_s=1.0)).start().wait()
     assert report["state"] == "failed"
     assert [fault["kind"] for fault in report["faults"] if fault["kind"] != "stuck"] == ["stalled"] * 3
     told = r"rank 0 \(node 0\) at step 6: ranks 0, 1, 2, 3 make no progress for \S+ s in data of step 6, "
@@ -161,6 +163,7 @@ def test_a_crash_leaves_its_python_stack_in_the_log(job):
     assert "Fatal Python error: Segmentation fault" in (running.folder / "logs/rank1.log").read_text()
 
 
+@pytest.mark.measures
 def test_a_kill_is_noticed_before_the_memory_of_the_process_is_given_back(job, undisturbed):
     env = {"HPX_TEST_BALLAST_MIB": "1024", "HPX_CHAOS": "slow:rank=2,step=6,seconds=1"}
     running = job(env=env).start()

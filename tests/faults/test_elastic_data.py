@@ -95,8 +95,8 @@ def test_a_job_that_is_killed_whole_goes_on_with_other_numbers_of_ranks(
     durable = {"kind": "file", "path": str(tmp_path / "durable"), "every_steps": every_steps, "keep": 3}
     settings = {"checkpoint": {"tiers": [{"kind": "memory"}, durable], "when_busy": "wait"}}
 
-    def start(name: str, nodes: int, workers: int, **more: Any) -> Any:
-        env = {"HPX_SECRET_FILE": str(secret), "HPX_TEST_STEPS": str(3 * STEPS_AN_EPOCH)}
+    def start(name: str, nodes: int, workers: int, stays: int = 0, **more: Any) -> Any:
+        env = {"HPX_SECRET_FILE": str(secret), "HPX_TEST_STEPS": str(3 * STEPS_AN_EPOCH), "HPX_TEST_STAYS": str(stays)}
         env["HPX_SOCKET_DIR"] = str(tmp_path_factory.mktemp("s"))
         return job(name, script=SCRIPT, nodes=nodes, workers_per_node=workers, env=env, **more).start()
 
@@ -108,7 +108,8 @@ def test_a_job_that_is_killed_whole_goes_on_with_other_numbers_of_ranks(
     ]  # nodes, workers a node, and the step after which all die
     starts, report = [], None
     for number, (nodes, workers, last) in enumerate(shapes):
-        running = start(f"start{number}", nodes, workers, settings=settings)
+        # later than what it is killed for, but not by all that is left
+        running = start(f"start{number}", nodes, workers, stays=0 if last is None else last + 4, settings=settings)
         if last is None:
             report = running.wait()
             assert report["state"] == "succeeded", report["error"]

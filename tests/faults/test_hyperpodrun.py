@@ -63,7 +63,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., tupl
 def test_an_exception_is_met_in_process_at_the_operators_word(run, undisturbed):
     job, operator = run("--inprocess-restart", fault={"what": "exception", "rank": 2, "step": 5}, durable=True)
     launched.assert_equal(job, undisturbed)
-    assert job.went_on_from() == [0, 4]
+    assert job.went_on_from() == [0, job.committed(1)]
     (fault,) = operator.faults
     assert fault["mode"] == "in_process_restart"
     assert "rank 2, step 5: ValueError: bad sample at step 5" in fault["status"][1]["message"]
@@ -74,7 +74,7 @@ def test_an_exception_is_met_in_process_at_the_operators_word(run, undisturbed):
 def test_for_a_process_that_cannot_use_its_gpu_any_more_a_new_one_is_asked_for(run, undisturbed):
     job, operator = run("--inprocess-restart", fault={"what": "illegal access", "rank": 2, "step": 5})
     launched.assert_equal(job, undisturbed)
-    assert job.went_on_from() == [0, 4]
+    assert job.went_on_from() == [0, job.committed(1)]
     (fault,) = operator.faults
     assert fault["mode"] == "process_level_restart"
     assert len(set(job.pids(2))) == 2
@@ -84,7 +84,7 @@ def test_a_killed_rank_costs_its_node_the_processes_and_nobody_a_step(run, undis
     fault = {"what": "before backward", "rank": 2, "step": 5}
     job, operator = run("--inprocess-restart", fault=fault, durable=True)
     launched.assert_equal(job, undisturbed)
-    assert job.went_on_from() == [0, 4]
+    assert job.went_on_from() == [0, job.committed(1)]
     assert "SIGKILL" in operator.faults[0]["status"][1]["message"]
     assert [len(set(job.pids(rank))) for rank in range(4)] == [1, 1, 2, 2]
     for pod in operator.pods:
@@ -105,7 +105,7 @@ def test_a_killed_rank_comes_back_with_its_imports_done(run, undisturbed):
         fault = {"what": "before backward", "rank": 2, "step": 5}
         job, operator = run("--inprocess-restart", fault=fault, ready=ready)
         launched.assert_equal(job, undisturbed)
-        assert job.went_on_from() == [0, 4]
+        assert job.went_on_from() == [0, job.committed(1)]
         assert "SIGKILL" in operator.faults[0]["status"][1]["message"]
         assert [len(set(job.pids(rank))) for rank in range(4)] == [1, 1, 2, 2]
         steps = [event for event in job.events() if event["event"] == "step"]
@@ -150,6 +150,6 @@ def test_a_lost_node_is_replaced_by_the_spare(run, job):
 def test_without_in_process_restarts_all_processes_begin_again_from_memory(run, undisturbed):
     job, operator = run(fault={"what": "before backward", "rank": 2, "step": 5})
     launched.assert_equal(job, undisturbed)
-    assert job.went_on_from() == [0, 4]
+    assert job.went_on_from() == [0, job.committed(1)]
     assert operator.faults[0]["mode"] == "process_level_restart"
     assert [len(set(job.pids(rank))) for rank in range(4)] == [2, 2, 2, 2]

@@ -11,6 +11,7 @@ import pytest
 from command import hp_ext
 from event_log import events_in
 from nodes import memory_pid
+from waiting import until
 
 pytestmark = [pytest.mark.slow]
 
@@ -101,6 +102,7 @@ def test_a_tier_that_refuses_the_last_step_is_named_with_what_is_missing(sharded
     env = {"HPX_TEST_GATE": str(gate)}
     running = sharded("job", fault, tiers=tiers_in(folder), steps=13, nodes=1, env=env).start()
     running.until("step", step=13, rank=0)
+    until(lambda: [*folder.glob("tiny/step-*/manifest.json")])
     resource.prlimit(memory_pid(running, 0), resource.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY))
     os.close(os.open(gate, os.O_WRONLY))
     report = running.wait()

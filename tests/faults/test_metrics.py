@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-HELD = {"HPX_TEST_STEPS": "30", "HPX_TEST_HOLD": "[[2, 0, 24]]"}
+HELD = {"HPX_TEST_STEPS": "30", "HPX_TEST_HOLD": "[[1, 0, 16], [2, 0, 24]]"}
 SHOWN = {"host": "127.0.0.1", "port": 0}
 
 
@@ -32,6 +32,7 @@ def test_a_kill_is_seen_in_the_numbers_of_the_job_that_goes_on(job: Any) -> None
     port = run.until("metrics_shown")["port"]
     run.until("step", step=15, rank=0)
     before, began = numbers(read(port)), time.time()
+    (run.folder / "let-go-16").touch()
     run.until("step", step=22, rank=0)
     after = numbers(read(port))
     assert before['hpx_step{hpx_job="tiny"}'] >= 15

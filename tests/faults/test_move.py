@@ -49,6 +49,7 @@ def moved_while_a_rank_stands(running: Any, node: int, let_go: Callable[[], None
 def test_a_spare_gets_the_ranks_and_the_node_ends_while_the_others_train(job: Any, undisturbed: Any, node: int) -> None:
     """Node 0 coordinates the job. Each rank has state of its own, which goes with it."""
     running = job(spares=1, env={"HPX_TEST_HOLD": "[[1, 3, 5]]"}).start()
+    running.until("node_joined", node=2)
     moved_while_a_rank_stands(running, node, (running.folder / "let-go").touch)
     assert (running.folder / f"node{node}.left").exists()
     report = running.wait()
@@ -89,6 +90,8 @@ def test_all_nodes_are_exchanged_under_load_while_the_job_writes_to_a_durable_ti
     running.env["HPX_TEST_GATE"] = str(gate)
     with series.busy(2 * (os.cpu_count() or 1)):
         running.start()
+        for spare in (2, 3):
+            running.until("node_joined", node=spare)
         for before, node in ((5, 1), (9, 0)):
             moved_while_a_rank_stands(running, node, lambda: os.close(os.open(gate, os.O_WRONLY)), before)
         report = running.wait()
@@ -106,6 +109,8 @@ def test_all_nodes_are_exchanged_under_load_while_the_job_writes_to_a_durable_ti
 def test_another_coordinator_has_them_move_when_the_first_is_killed_on_the_way(job: Any, alike: Any) -> None:
     """Its own ranks go to one spare, as after any loss, and those that were to move to the other."""
     running = job(spares=2, env={"HPX_TEST_NORM": "LayerNorm", "HPX_TEST_HOLD": "[[1, 0, 5], [2, 3, 8]]"}).start()
+    for spare in (2, 3):
+        running.until("node_joined", node=spare)
     running.until("step", step=4, rank=3)
     name = order(running, 1)
     prepared = (event for event in running.events() if event["event"] == "resize_prepared")

@@ -19,7 +19,7 @@ from hyperpod_ext.processes import descendants, is_alive
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 LONG = {"HPX_TEST_STEPS": "100000", "HPX_TEST_SECONDS": "0.02"}
-LEASE_S = 3.0
+LEASE_S = 6.0
 
 
 def ip(*words: str) -> None:

@@ -20,11 +20,11 @@ RULE = {"name": "steps", "logPattern": "step [0-9]+.*", "expectedRecurringFreque
 HANG = {"floor_s": 2.0, "factor": 2.0}
 INJECT = "exception:rank=2,step=4;hang:rank=3,step=14,how=deadlock"
 KILLS = [
-    Kill("rank", 1, 9, 0.0, beside=False, comes_back=False),
+    Kill("rank", 1, 6, 0.0, beside=False, comes_back=False),
     Kill("pod", 1, 18, 0.0, beside=False, comes_back=False),
     Kill("pod", 0, 24, 0.0, beside=False, comes_back=False),
-    Kill("operator", 0, 30, 0.1, beside=False, comes_back=False),
-    Kill("rank", 2, 30, 0.0, beside=True, comes_back=False),
+    Kill("operator", 0, 28, 0.1, beside=False, comes_back=False),
+    Kill("rank", 2, 28, 0.0, beside=True, comes_back=False),
 ]
 LOST = "is lost: "
 CAUSES = {

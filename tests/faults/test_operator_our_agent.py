@@ -80,6 +80,7 @@ class OurJob(launched.Launched):
         return json.loads((self.folder / "report.json").read_text())
 
 
+MENDING = ("MendingInPlace", "MendedInPlace")
 MENDED = {
     "exception": ({"what": "exception"}, "ValueError: bad sample at step 5"),
     "kill": ({"what": "before backward"}, "killed by SIGKILL"),
@@ -95,9 +96,11 @@ def test_what_a_rank_can_meet_is_mended_in_place_and_the_operator_sees_a_job_tha
     def look(job: OurJob, its: Any) -> None:
         seen.update(said(its))
         if job.held():  # else a rank that is still about to end step 4 gives that up
-            (job.folder / "let-go").touch()
+            (job.folder / "let-go-5").touch()
+        if any(reason in MENDING for _, reason, _ in seen):
+            (job.folder / "let-go-12").touch()
 
-    hold = [[1, 2, 5]] if kind != "hang" else []
+    hold = [[1, 2, 5], [2, 0, 12]] if kind != "hang" else []  # until it was met, and until the operator has seen it
     job, operator, events = run(fault=fault | {"rank": 2, "step": 5}, each_poll=look, hold=hold)
     launched.assert_equal(job, undisturbed)
     assert operator.faults == []
@@ -106,7 +109,7 @@ def test_what_a_rank_can_meet_is_mended_in_place_and_the_operator_sees_a_job_tha
     assert (fault["rank"], fault["step"]) == (2, 5)
     assert cause in fault["cause"]
     assert {state for state, _, _ in seen} <= {"running", "completed"}
-    assert any(reason in ("MendingInPlace", "MendedInPlace") and cause in why for _, reason, why in seen), seen
+    assert any(reason in MENDING and cause in why for _, reason, why in seen), seen
     calls = [
         (event["call"], event["caller"], event["status"]) for event in events if event["event"] == "operator_asked"
     ]

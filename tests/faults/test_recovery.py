@@ -155,7 +155,9 @@ def test_other_habits_of_training_loops_are_exact_too(job, variant, place):
 
 
 def test_a_replacement_that_dies_while_groups_are_opened_is_replaced_again(job, undisturbed):
-    running = job(settings={"chaos": {"faults": [{"rank": 1, "step": 4}]}}).start()
+    # held where it comes to a step before it is killed
+    env = {"HPX_TEST_HOLD": "[[2, 1, 4]]"}
+    running = job(settings={"chaos": {"faults": [{"rank": 1, "step": 4}]}}, env=env).start()
     joining = 0
     for event in running.events():
         if event["event"] == "worker_started" and event["rank"] == 1:

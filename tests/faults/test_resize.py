@@ -197,6 +197,7 @@ def test_eight_nodes_of_two_go_through_a_kill_a_lost_node_a_resize_and_the_loss_
     elastic = {"min_nodes": 3, "max_nodes": 8}
     running = resizable(nodes=8, workers_per_node=2, spares=1, script=BITWISE, elastic=elastic)
     job = running.job
+    job.until("node_joined", node=8)
     os.kill(pids(running, 1)[11], signal.SIGKILL)
     job.until("step", generation=2)
     kill_node(job, 3)

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from aws_stand_in import AwsStandIn, aws_stand_in
 from event_log import events_in
+from local_place import slow_down
 from training_jobs import job
 from waiting import PATIENCE_S
 
@@ -25,7 +26,8 @@ from hyperpod_ext.submit.sagemaker.container import environment_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
-HOSTS = ["127.0.78.1", "127.0.78.2"]
+# another pair for each process of pytest: a training job's port is always the same
+HOSTS = [f"127.{78 + os.getpid() // 250 % 100}.{os.getpid() % 250}.{node}" for node in (1, 2)]
 SMALL = ("--width", "16", "--layers", "1")
 
 
@@ -95,7 +97,8 @@ def report(tmp_path: Path) -> dict[str, Any]:
 def test_a_training_job_recovers_a_killed_worker_in_process_with_the_same_losses(
     tmp_path: Path, aws: AwsStandIn, root: Path
 ) -> None:
-    script = root / "examples" / "01-local" / "train.py"
+    script = Path(shutil.copy(root / "examples" / "01-local" / "train.py", tmp_path))
+    slow_down(script)  # so that the kill finds it in the middle
     whole = run(tmp_path, aws, script, "--steps", "30", *SMALL)
     assert [code for _, code in whole] == [0, 0], whole
     undisturbed = report(tmp_path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any
 from event_log import events_in
 from made_events import events_of
 
+from hyperpod_ext.ports import free_port
 from hyperpod_ext.runtime.events.report import committed_step, make_report
 
 TINY = Path(__file__).parents[1] / "faults" / "tiny.py"
@@ -105,8 +105,7 @@ def assert_equal(job: Launched, undisturbed: dict[str, Any]) -> None:
 
 def free_ports() -> int:
     """The first of some ports that nobody uses."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1]) % 10000 + 20000  # below those that the kernel gives away
+    return free_port()
 
 
 def weights(job: Launched) -> tuple[int, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 from sdk_venvs import python_of
 
+from hyperpod_ext.ports import free_port
 from hyperpod_ext.processes import die_with_parent
 
 
@@ -23,8 +23,7 @@ from hyperpod_ext.processes import die_with_parent
 def endpoint() -> str:
     """Its URL. Skips the test where there can be none, and fails it under CI."""
     python = python_of("moto")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     place = Path(tempfile.mkdtemp(prefix="hpx-moto-"))
     atexit.register(shutil.rmtree, place, ignore_errors=True)
     log = place / "log"

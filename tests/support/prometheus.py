@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -18,6 +17,8 @@ from typing import Any
 
 import yaml
 from debian import cannot_run, install_under_ci
+
+from hyperpod_ext.ports import free_port
 
 
 def program(name: str) -> str:
@@ -71,8 +72,7 @@ def prometheus(folder: Path, rules: Path, target: str) -> Iterator[Prometheus]:
         "scrape_configs": [{"job_name": "hyperpod_ext", "static_configs": [{"targets": [target]}]}],
     }
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [
         program("prometheus"),
         f"--config.file={folder / 'prometheus.yml'}",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,8 @@ from typing import Any
 
 import pytest
 import whole_run
+
+from hyperpod_ext.ports import free_port
 
 PINS = Path(__file__).with_name("s3-server-pins.txt")
 VENV = PINS.parents[2] / ".venv-s3"
@@ -90,8 +91,7 @@ def install() -> None:
 def start() -> tuple[str, subprocess.Popen[bytes]]:
     """URL and process of a fresh, empty server."""
     place = Path(tempfile.mkdtemp(prefix="s3-", dir=whole_run.folder()))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        host = f"127.0.0.1:{free.getsockname()[1]}"
+    host = f"127.0.0.1:{free_port()}"
     own = {
         "GATEWAY_LISTEN": host,
         "LOCALSTACK_HOST": host,

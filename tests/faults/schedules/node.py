@@ -249,6 +249,7 @@ class Worker:
     def __init__(self, rank: int, world_size: int, node: Node, kind: Kind, policy: CheckpointPolicy) -> None:
         self.rank, self.world_size, self.node, self.kind, self.policy = rank, world_size, node, kind, policy
         self.client = node.client()
+        before = set(threading.enumerate())
         self.checkpointer = Checkpointer(
             self.client,
             rank,
@@ -258,6 +259,7 @@ class Worker:
             overlap=policy.overlap,
             when_busy=policy.when_busy,
         )
+        self._threads = [t for t in set(threading.enumerate()) - before if t.name == "hpx-stage"]
         self.objects = Objects(kind, rank, world_size)
         self.state = TrainingState(self.objects.named())
         self.whole: ConsistentStep | None = None
@@ -320,6 +322,8 @@ class Worker:
         if self.checkpointer._background is not None:
             self.checkpointer._background._work.put(_exit)
         self.client.close()
+        for thread in self._threads:  # a process that is gone writes to no memory, which others may have been given
+            thread.join()
         for peer in self.checkpointer._peers.values():
             peer.close()
 

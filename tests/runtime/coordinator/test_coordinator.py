@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import declared_examples
 import pytest
+from waiting import PATIENCE_S
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, MemoryTier, PeerTier
 from hyperpod_ext.config.elastic import Elastic
@@ -50,6 +51,7 @@ class Agent:
         self.node, self._reader, self._writer = node, reader, writer
         self.job_state: dict[str, Any] | None = None
         self.beating: asyncio.Task[None] | None = None
+        self.behind_s = 0.0
 
     @classmethod
     async def come(cls, listener: ElectionListener, node: int, **said: Any) -> Agent:
@@ -67,7 +69,7 @@ class Agent:
 
     async def hears(self, kind: type[Heard]) -> Heard:
         """Next order of a kind; job states are acknowledged, as an agent does."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while (message := await wire.read(self._reader)) is not None:
                 order = c.AGENT_ORDERS.decode(message)
                 if isinstance(order, c.JobState):
@@ -80,7 +82,7 @@ class Agent:
 
     async def hears_end(self) -> bool:
         """Whether it is hung up on without a word."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             return await wire.read(self._reader) is None
 
     def _has(self, job_state: dict[str, Any]) -> None:
@@ -98,7 +100,7 @@ class Agent:
 
     async def beats(self) -> None:
         while True:
-            self.say(c.Beat())
+            self.say(c.Beat(clock=time.monotonic() - self.behind_s))
             await asyncio.sleep(LEASE_S / 6)
 
 
@@ -136,9 +138,11 @@ def events(tmp_path: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in found if event["event"] == kind]
 
 
-async def three(listener: ElectionListener) -> list[Agent]:
-    """Nodes 2 (a spare), 1 and 0, all with the first job state, 0 and 1 with a worker to start."""
+async def three(listener: ElectionListener, *, behind_s: float = 0.0) -> list[Agent]:
+    """Nodes 2 (a spare), 1 and 0, all with the first job state, 0 and 1 with a worker to start. `behind_s`: node 1's
+    clock."""
     agents = [await Agent.come(listener, node) for node in (2, 1, 0)][::-1]
+    agents[1].behind_s = behind_s
     for agent in agents:
         agent.beating = asyncio.create_task(agent.beats())
     for agent in agents[:2]:
@@ -465,9 +469,9 @@ def test_who_waits_for_a_world_that_its_coordinator_took_with_it_gets_a_number_o
 def test_what_another_machine_reports_is_timed_by_the_clock_of_the_log(tmp_path: Path) -> None:
     async def run() -> None:
         async with coordinating(tmp_path) as (listener, _):
-            zero, one, _two = await three(listener)
-            for agent, behind in ((zero, 0.0), (one, 1000.0)):
-                there = time.monotonic() - behind
+            zero, one, _two = await three(listener, behind_s=1000.0)
+            for agent in (zero, one):
+                there = time.monotonic() - agent.behind_s
                 agent.say(c.Beat(clock=there))
                 fields = {"began": there - 2.0, "seconds": 2.0, "node": agent.node}
                 agent.say(c.Event(event="imported", t=there, fields=fields))
@@ -483,12 +487,15 @@ def test_what_another_machine_reports_is_timed_by_the_clock_of_the_log(tmp_path:
 
 def test_a_rank_that_does_not_join_in_time_is_a_fault_of_its_own_kind(tmp_path: Path) -> None:
     async def run() -> None:
-        async with coordinating(tmp_path, form_timeout_s=0.1) as (listener, _):
+        async with coordinating(tmp_path) as (listener, coordinator):
             agents = await three(listener)
             agents[0].say(c.Join(rank=0, pid=1, live=None, store_port=1, generation=1))
+            while not events(tmp_path, "joined"):
+                await asyncio.sleep(0)
+            coordinator._formation.limit_s = 0.1
             assert (await agents[1].hears(c.StartWorker)).rank == 1
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 30))
     fault = events(tmp_path, "fault")[0]
     assert (fault["rank"], fault["kind"], fault["died"]) == (1, "late", True), "its node is there"
 
@@ -706,8 +713,11 @@ def test_damaged_messages_are_refused_by_name_and_cost_nobody_its_place(
     assert "the coordinator refused a message of node 1: join: field `extra` is unknown" in told
 
 
-def stood_still(coordinator: Coordinator) -> None:
-    """As if its process had not run for a lease: others may have another coordinator since."""
+def stood_still(coordinator: Coordinator, *agents: Agent) -> None:
+    """As if its process had not run for a lease: others may have another since. These agents say no more."""
+    for agent in agents:
+        assert agent.beating is not None
+        agent.beating.cancel()
     coordinator._ran_at -= LEASE_S
     coordinator._notice_pause(time.monotonic())
 
@@ -721,7 +731,7 @@ def test_a_coordinator_that_stood_still_counts_nothing_until_the_others_show_tha
         async with coordinating(tmp_path, max_node_losses=0) as (listener, coordinator):
             zero, one, two = await three(listener)
             before = time.monotonic()
-            stood_still(coordinator)
+            stood_still(coordinator, zero, two)
             one.hang_up()
             two.say(c.Beat(clock=before))
             coordinator.end.end("failed")
@@ -737,8 +747,8 @@ def test_a_coordinator_that_stood_still_counts_nothing_until_the_others_show_tha
 def test_a_beat_that_is_sent_after_it_stood_still_shows_it(tmp_path: Path) -> None:
     async def run() -> None:
         async with coordinating(tmp_path) as (listener, coordinator):
-            _, _, two = await three(listener)
-            stood_still(coordinator)
+            zero, one, two = await three(listener)
+            stood_still(coordinator, zero, one, two)
             assert coordinator.members.unsure_since is not None
             two.say(c.Beat(clock=coordinator.members.unsure_since - 0.001))
             two.say(c.AskJobState())
@@ -755,8 +765,8 @@ def test_a_beat_that_is_sent_after_it_stood_still_shows_it(tmp_path: Path) -> No
 def test_a_coordinator_that_stood_still_and_is_followed_by_nobody_steps_down_and_ends_nothing(tmp_path: Path) -> None:
     async def run() -> None:
         async with coordinating(tmp_path) as (listener, coordinator):
-            zero, _, _ = await three(listener)
-            stood_still(coordinator)
+            zero, one, two = await three(listener)
+            stood_still(coordinator, zero, one, two)
             coordinator.cancel()
             assert "no majority" in (await zero.hears(c.StopNode)).why
             assert not coordinator.ended.done()

@@ -120,7 +120,7 @@ def save(
         dcp.save(training.state(), storage_writer=TieredStorageWriter(tiers, step))
         digests[str(step)] = training.digest()
     if wait_for_upload:
-        assert tiers.wait_durable(10)
+        assert tiers.wait_durable(100)
     tiers.close()
     return digests
 
@@ -220,7 +220,7 @@ def save_and_flip(policy: Any = None) -> Any:
         training.train(step)
         dcp.save(training.state(), storage_writer=TieredStorageWriter(tiers, step))
         digests[str(step)] = training.digest()
-    assert tiers.wait_durable(10)
+    assert tiers.wait_durable(100)
     if rank() == 1:
         held = tiers._client.open(1, "g1-s20", secret=tiers.secret, job="j")
         mapping = tiers._checkpointer._mapping
@@ -301,7 +301,7 @@ def save_whole(policy: Any, path: str) -> None:
     full = {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in flat(state).items()}
     if rank() == 0:
         torch.save(full, path)
-    assert tiers.wait_durable(10)
+    assert tiers.wait_durable(100)
 
 
 def held() -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import resource
@@ -13,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from served import JOB, SECRET, Served, Writer, environ_of, plan_of, serve
+from served import JOB, SECRET, Served, Writer, answers, environ_of, plan_of, serve
 from waiting import until
 
 from hyperpod_ext.errors import (
@@ -56,6 +57,15 @@ def forked(body) -> None:
         finally:
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
+
+
+def links_of(pid: int) -> dict[Path, str]:
+    """What a process has open; some of it may be closed meanwhile."""
+    links = {}
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            links[descriptor] = str(descriptor.readlink())
+    return links
 
 
 # --- what is held ---------------------------------------------------------------------------------
@@ -231,7 +241,7 @@ def test_a_server_out_of_descriptors_says_so_and_goes_on_once_there_are_some(ser
     writer.save(1)
     assert other.attach(7) is None  # its connection has its descriptor now
     opened = Path(f"/proc/{server.pid}/fd")
-    until(lambda: sum("socket:" in str(fd.readlink()) for fd in opened.iterdir()) == 3)  # no earlier client's
+    until(lambda: sum("socket:" in link for link in links_of(server.pid).values()) == 3)  # no earlier client's
     before, at_first = resource.prlimit(server.pid, resource.RLIMIT_NOFILE), {int(fd.name) for fd in opened.iterdir()}
     free = [number for number in range(max(at_first) + 4) if number not in at_first]
     resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (free[left], before[1]))
@@ -278,8 +288,7 @@ def test_the_budget_counts_whole_pages_as_memory_does():
 
 def test_a_worker_that_truncates_its_memory_cannot_hurt_the_server(server):
     writer = Writer(server)
-    descriptors = Path(f"/proc/{server.pid}/fd").iterdir()
-    memory = [one for one in descriptors if "memfd:hpx-own" in str(one.readlink())]
+    memory = [one for one, link in links_of(server.pid).items() if "memfd:hpx-own" in link]
     with pytest.raises(PermissionError):
         os.truncate(memory[0], 0)
     assert writer.save(1)
@@ -388,7 +397,7 @@ def test_a_process_that_was_started_before_anybody_knew_whose_it_is_becomes_a_me
     unused = MemoryServerProcess.start(dict(os.environ))
     served = Served(tmp_path / "memory", prepared.pid)
     MemoryServer(served.path, 3, environ_of(tmp_path, MEMORY), prepared)
-    until(served.path.exists)
+    until(lambda: answers(served.path))
     assert served.ask("held", owner=0, pid=os.getpid())["snapshots"] == []
     os.close(unused.orders)
     assert os.waitstatus_to_exitcode(os.waitpid(unused.pid, 0)[1]) == 0, "nobody had a use for it"

@@ -91,7 +91,7 @@ def nodes(tmp_path: Path) -> Iterator[tuple[Node, Node]]:
 
 def come_to_rest(*nodes: Node) -> None:
     for node in nodes:
-        assert node.memory.wait_idle(10), f"node {node.rank} waits for a part that does not come"
+        assert node.memory.wait_idle(100), f"node {node.rank} waits for a part that does not come"
         assert node.uploader.status["failed"] == 0, node.uploader.status["last_error"]
 
 

@@ -222,26 +222,33 @@ NODES = """\
 import sys
 from pathlib import Path
 from hyperpod_ext.submit.local.nodes import Cancellation, GracePeriod, NodeCommand, run_nodes
-scripts = sys.argv[2:]
+grace, scripts = GracePeriod(*map(float, sys.argv[2:4])), sys.argv[4:]
 nodes = [NodeCommand(("sh", "-c", script), {"PATH": "/usr/bin:/bin"}, Path(sys.argv[1]) / f"{n}.log")
          for n, script in enumerate(scripts)]
-print(run_nodes(nodes, Cancellation(), GracePeriod(after_failure_s=0.3, after_asking_s=0.3)))
+print(run_nodes(nodes, Cancellation(), grace))
 """
 
 
 @pytest.mark.parametrize(
-    ("others", "codes"),
+    ("after_failure_s", "after_asking_s", "fails", "other", "codes"),
     [
-        ("sleep 0.1", [3, 0]),
-        ("exec sleep 600", [3, -15]),
-        ("trap '' TERM; while :; do sleep 0.02; done", [3, -9]),
+        (60, 60, "exit 3", "sleep 0.1", [3, 0]),
+        (0.3, 60, "exit 3", "exec sleep 600", [3, -15]),
+        (
+            0.3,
+            0.3,
+            "until [ -e traps ]; do sleep 0.02; done; exit 3",
+            "trap '' TERM; : >traps; while :; do sleep 0.02; done",
+            [3, -9],
+        ),
     ],
 )
 def test_when_one_node_fails_the_others_get_time_then_a_request_then_no_choice(
-    tmp_path: Path, others: str, codes: list[int]
+    tmp_path: Path, after_failure_s: float, after_asking_s: float, fails: str, other: str, codes: list[int]
 ) -> None:
-    command = [sys.executable, "-c", NODES, str(tmp_path), "exit 3", others]
-    assert json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout) == codes
+    command = [sys.executable, "-c", NODES, str(tmp_path), str(after_failure_s), str(after_asking_s), fails, other]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == codes
 
 
 def test_a_job_whose_folder_is_removed_ends_and_an_earlier_run_can_be_cancelled(place: LocalPlace) -> None:

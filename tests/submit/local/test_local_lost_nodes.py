@@ -18,10 +18,11 @@ from hyperpod_ext.submit.local.nodes import Cancellation, GracePeriod, NodeComma
 patience, scripts = json.loads(sys.argv[2]), sys.argv[3:]
 nodes = [NodeCommand(("sh", "-c", script), {"PATH": "/usr/bin:/bin"}, Path(sys.argv[1]) / f"{n}.log")
          for n, script in enumerate(scripts)]
-print(json.dumps(run_nodes(nodes, Cancellation(), GracePeriod(after_failure_s=0.3, after_asking_s=0.3, **patience))))
+print(json.dumps(run_nodes(nodes, Cancellation(), GracePeriod(after_failure_s=0.3, after_asking_s=60.0, **patience))))
 """
 DIES = "kill -9 $$"
-DIES_ONCE = "[ ${HPX_REJOIN:-no} = 1 ] || kill -9 $$"
+DIES_ONCE = "[ ${HPX_REJOIN:-no} = 1 ] || kill -9 $$; : >back"
+UNTIL_IT_IS_BACK = "until [ -e back ]; do sleep 0.02; done"
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ DIES_ONCE = "[ ${HPX_REJOIN:-no} = 1 ] || kill -9 $$"
     [
         ([DIES, "sleep 0.7", "sleep 0.7"], {"needed": 2}, [-9, 0, 0]),  # a spare is left: nobody is asked to end
         ([DIES, DIES, "exec sleep 600"], {"needed": 2}, [-9, -9, -15]),
-        ([DIES_ONCE, "sleep 0.7"], {"restarts": 1}, [0, 0]),
+        ([DIES_ONCE, UNTIL_IT_IS_BACK], {"restarts": 1}, [0, 0]),
         ([DIES, "exec sleep 600"], {"restarts": 2}, [-9, -15]),
         (["exit 3", "exec sleep 600"], {"restarts": 2}, [3, -15]),  # it ended by itself, and would again
         ([DIES_ONCE, "sleep 0.7", "sleep 0.7"], {"needed": 2, "restarts": 1}, [-9, 0, 0]),
@@ -39,7 +40,7 @@ def test_lost_nodes_are_started_again_where_too_few_are_left(
     tmp_path: Path, scripts: list[str], patience: dict[str, int], codes: list[int]
 ) -> None:
     command = [sys.executable, "-c", RUN, str(tmp_path), json.dumps(patience), *scripts]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=True)
     assert json.loads(done.stdout) == codes
 
 

@@ -14,9 +14,16 @@ from hyperpod_ext.errors import HyperpodExtError, JobFailedError
 from hyperpod_ext.processes import descendants
 from hyperpod_ext.runtime.data.store import Conversion, TokenStore, build, follow
 
-SLOW = (
-    "import time\ndef encode(text):\n    time.sleep(0.002)\n    return list(text.encode())\nencode.identity = 'slow'\n"
-)
+SLOW = """\
+import time
+from pathlib import Path
+def encode(text):
+    while text.startswith("document 300 ") and not Path(__file__).with_name("goes-on").exists():
+        time.sleep(0.01)
+    return list(text.encode())
+encode.identity = "slow"
+"""
+"""Stands still halfway until the test has looked."""
 
 
 @pytest.fixture
@@ -33,6 +40,10 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def options(tmp_path: Path) -> dict[str, Any]:
     return {"place": tmp_path / "stores", "tokenizer": "slow_words:encode", "segment_bytes": 20_000}
+
+
+def go_on(dataset: Path) -> None:
+    (dataset.parent / "modules" / "goes-on").touch()
 
 
 def converters() -> list[int]:
@@ -53,6 +64,7 @@ def test_reading_begins_before_conversion_ends(dataset: Path, options: dict[str,
     assert bytes(store[0]).startswith(b"document 0")
     part = store.prefix()
     assert len(part) >= 1
+    go_on(dataset)
     whole = conversion.wait(timeout_s=60)
     assert len(whole) == 600
     assert [each.tobytes() for each in store] == [each.tobytes() for each in whole]
@@ -77,6 +89,7 @@ def test_when_the_converter_is_killed_another_rank_goes_on(dataset: Path, option
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+    go_on(dataset)
     whole = second.wait(timeout_s=60)
     assert len(whole) == 600
     assert whole.fingerprint == build(dataset, **options).fingerprint
@@ -89,6 +102,7 @@ def test_a_converter_that_dies_alone_is_told(dataset: Path, options: dict[str, A
     os.kill(converter, signal.SIGKILL)
     with pytest.raises(JobFailedError, match=r"killed by signal 9(.|\n)*goes on after the newest segment"):
         conversion.wait(timeout_s=60)
+    go_on(dataset)
     assert len(follow(dataset, **options).wait(timeout_s=60)) == 600
 
 

@@ -11,7 +11,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import urllib.request
@@ -27,6 +26,7 @@ import whole_run
 from venv_over_ours import UnavailableError
 from waiting import PATIENCE_S
 
+from hyperpod_ext.ports import free_port
 from hyperpod_ext.runtime.memory_server.managed_tier.tier import AWS_URL
 
 HERE = Path(__file__).parent
@@ -148,8 +148,7 @@ class Runner:
 
     def __call__(self, *arguments: str) -> dict[tuple[str, int], set[str]]:
         """What each rank printed of its state, by what it did and at which step."""
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         ranks = []
         for rank in range(WORLD_SIZE):
             environ = self._environ | {"RANK": str(rank), "MASTER_PORT": str(port)}
