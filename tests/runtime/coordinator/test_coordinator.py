@@ -776,6 +776,23 @@ def test_a_coordinator_that_stood_still_and_is_followed_by_nobody_steps_down_and
     assert not (tmp_path / "report.json").exists()
 
 
+def test_a_coordinator_whose_connections_end_one_after_the_other_ends_nothing_that_others_may_go_on_with(
+    tmp_path: Path,
+) -> None:
+    """The first one lost would end the job; but it is this node that is cut off."""
+
+    async def run() -> None:
+        async with coordinating(tmp_path, max_node_losses=0) as (listener, coordinator):
+            zero, one, two = await three(listener)
+            one.hang_up()
+            two.hang_up()
+            assert "no majority" in (await zero.hears(c.StopNode)).why
+            assert not coordinator.ended.done()
+
+    asyncio.run(run())
+    assert not (tmp_path / "report.json").exists()
+
+
 def test_a_coordinator_whose_job_was_stopped_from_outside_waits_for_that_word_after_it_stood_still(
     tmp_path: Path,
 ) -> None:

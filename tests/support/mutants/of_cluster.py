@@ -68,7 +68,7 @@ MUTANTS: list[Mutant] = [
         "        if waiting:\n",
         "        if False:\n",
     ),
-    COORDINATOR.mutant(
+    Source(COORDINATOR.where, ("tests/runtime/coordinator/test_coordinator.py",)).mutant(
         "cluster.cut_off_ends_the_job",
         "A coordinator whose connections end does not end the job before it knows that it is not cut off.",
         "if counts and self.members.others_may_go_on and in_doubt:",
