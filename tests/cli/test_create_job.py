@@ -166,7 +166,7 @@ def test_ctrl_c_cancels_and_leaves_nothing(place: LocalPlace, tmp_path: Path, mo
     wanted = 1 if moment == "at once" else 6  # keeper, engine, two agents and a child of each
     until(lambda: len(place.processes()) >= wanted)
     os.kill(process.pid, signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=30)
+    stdout, stderr = process.communicate(timeout=100)
     assert process.returncode == 130, stderr
     assert "Traceback" not in stderr
     assert moment == "at once" or json.loads(stdout)["error"]["exit_code"] == 130

@@ -163,7 +163,7 @@ def test_two_builds_of_one_dataset_do_not_meet(tmp_path: Path, place: Path) -> N
     (store,) = place.iterdir()
     assert hp_ext("data", "inspect", store, "-o", "json").json["state"] == "growing"
     first.send_signal(signal.SIGINT)
-    stderr = first.communicate(timeout=30)[1]
+    stderr = first.communicate(timeout=100)[1]
     assert first.returncode == 130
     assert "is not finished" in stderr
     assert "Traceback" not in stderr

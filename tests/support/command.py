@@ -33,7 +33,7 @@ class Done:
         return json.loads(self.stdout)
 
 
-def hp_ext(*arguments: str | Path, cwd: Path | None = None, timeout_s: float = 60.0) -> Done:
+def hp_ext(*arguments: str | Path, cwd: Path | None = None, timeout_s: float = 250.0) -> Done:
     """Run to the end."""
     command = [HP_EXT, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=timeout_s, check=False)
@@ -48,7 +48,7 @@ class Begun:
     process: warm.Forked | subprocess.Popen[bytes]
     outputs: tuple[IO[bytes], IO[bytes]]
 
-    def wait(self, timeout_s: float = 90.0) -> Done:
+    def wait(self, timeout_s: float = 250.0) -> Done:
         """To its end."""
         code = self.process.wait(timeout_s)
         texts = []

@@ -84,7 +84,7 @@ class SlurmCluster:
     def ask(self, *command: str) -> str:
         """What one of Slurm's commands prints."""
         env = os.environ | {"SLURM_CONF": str(self.conf)}
-        return subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=30).stdout
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=100).stdout
 
     def start(self, name: str, *command: str) -> None:
         parent = os.getpid()

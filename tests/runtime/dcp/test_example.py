@@ -27,7 +27,7 @@ def start(job: Job, root: Path, steps: int) -> subprocess.Popen[str]:
 
 @pytest.mark.thorough  # more than 20 s
 def test_killed_and_started_again_it_ends_where_it_would_have_ended(job: Job, root: Path) -> None:
-    undisturbed, _ = start(job, root, 40).communicate(timeout=60)
+    undisturbed, _ = start(job, root, 40).communicate(timeout=250)
     losses = dict(LOSS.findall(undisturbed))
     assert set(losses) == {"10", "20", "30", "40"}, undisturbed
     job.lose_memory()
@@ -42,6 +42,6 @@ def test_killed_and_started_again_it_ends_where_it_would_have_ended(job: Job, ro
         os.kill(pid, signal.SIGKILL)
     first.communicate()
     (pid,) = job.servers()  # it is still there, though all that knew it are gone
-    again, _ = start(job, root, 40).communicate(timeout=60)
+    again, _ = start(job, root, 40).communicate(timeout=250)
     assert dict(LOSS.findall(again)) == {step: loss for step, loss in losses.items() if int(step) > 20}, again
     assert job.servers() == [pid]

@@ -52,7 +52,7 @@ def run(folder: Path, fields: dict[str, Any], srun: str, shown: str, events: str
     env = {"PATH": f"{folder}:/usr/bin:/bin", "SLURM_SUBMIT_DIR": str(folder), "SLURM_JOB_ID": "17"}
     env |= {"SLURM_JOB_NUM_NODES": "2"}
     codes = {
-        subprocess.run([*shell, "job.sbatch"], env=env, cwd=folder, capture_output=True, timeout=30).returncode
+        subprocess.run([*shell, "job.sbatch"], env=env, cwd=folder, capture_output=True, timeout=100).returncode
         for shell in SHELLS
     }
     (code,) = codes
