@@ -29,6 +29,8 @@ from hyperpodrun_env import hyperpodrun  # noqa: E402
 from operator_page import ALONE, LAUNCHERS, OURS, make_document, make_page, make_table  # noqa: E402
 from random_pods import STEP_S, Kill, pods  # noqa: E402
 
+from hyperpod_ext.ports import free_port  # noqa: E402
+
 HANG = {"floor_s": 0.25, "factor": 4.0}
 """How soon our agent takes a rank for hanging: steps take 0.05 s."""
 FAULT_STEP = 12
@@ -84,7 +86,7 @@ def resized(launcher: str) -> tuple[dict[str, float], dict[str, Any]]:
         ours = launcher == OURS
         job = launched.Launched(folder / "job", steps=ELASTIC_STEPS)
         env = job.elastic_env(SIZES[0], **({"elastic": {"min_nodes": 1, "max_nodes": 3}} if ours else {}))
-        port, nodes = launched.free_ports() + 10, str(SIZES[0])
+        port, nodes = free_port() + 10, str(SIZES[0])
         if ours:
             command = ["--nnodes", nodes, "--nproc-per-node", "1", "--rdzv-port", str(port + 1), "--", str(ELASTIC)]
         else:

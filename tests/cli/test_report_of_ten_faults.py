@@ -29,7 +29,7 @@ OTHERS = [
 @pytest.mark.thorough
 def test_phases_of_a_run_with_ten_faults_add_up_and_are_shown(place: LocalPlace, root: Path, tmp_path: Path) -> None:
     spec = _spec(root, tmp_path)
-    done = hp_ext("create-job", "-f", spec, "--wait", "-o", "json", timeout_s=600.0)
+    done = hp_ext("create-job", "-f", spec, "--wait", "-o", "json")
     assert done.code == 0, done.stderr
     folder = place.home / "local" / "tiny-gpt" / "0001" / "main"
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]

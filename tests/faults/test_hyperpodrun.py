@@ -15,6 +15,8 @@ import waiting
 from hyperpod_ext.cli.report.runs import read_run
 from hyperpodrun_env import hyperpodrun
 
+from hyperpod_ext.ports import free_port
+
 WORKERS = ["--nnodes", "2", "--nproc-per-node", "2", "--tee", "3", "--redirect", "3", "--server-log-level", "warning"]
 
 
@@ -42,11 +44,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., tupl
             **job.env(),
             "HPX_TEST_HOLD": json.dumps(hold),
             "NNODES": "2",
-            "HPX_PORT_BASE": str(launched.free_ports()),
+            "HPX_PORT_BASE": str(free_port()),
         }
         front = ["-m", "hyperpod_ext.runtime.prefork"] if ready else []
         command = [str(hyperpodrun()), *flags, *WORKERS, *front, str(launched.TINY)]
-        port = launched.free_ports() + 10
+        port = free_port() + 10
         places = [operators.Pod(number, folder / f"p{number}", command, port, env) for number in range(pods)]
         operator = operators.Operator(places, nodes=2)
         if each_poll is not None:

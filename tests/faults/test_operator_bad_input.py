@@ -14,6 +14,8 @@ import pytest
 from event_log import events_in
 from waiting import until
 
+from hyperpod_ext.ports import free_port
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
@@ -28,7 +30,7 @@ class Job(launched.Launched):
         told = self.env()
         runtime = json.loads(told["HPX_RUNTIME"]) | {"nodes": nodes, "workers_per_node": 4 // nodes}
         told |= {"HPX_RUNTIME": json.dumps(runtime), "HPX_TEST_SECONDS": "0.05", **env}
-        self.port = launched.free_ports() + 10
+        self.port = free_port() + 10
         flags = ["--nnodes", str(nodes), "--nproc-per-node", str(4 // nodes), "--rdzv-port", str(self.port + 1)]
         command = [*flags, "--", str(launched.TINY)]
         self.pods = [

@@ -13,6 +13,8 @@ import pytest
 from hyperpodrun_env import hyperpodrun
 from launched import losses, weights
 
+from hyperpod_ext.ports import free_port
+
 SCRIPT = Path(__file__).with_name("elastic_bitwise.py")
 STEPS = 60
 WORKERS = ["--nproc-per-node", "1", "--tee", "3", "--redirect", "3", "--server-log-level", "warning"]
@@ -35,7 +37,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         env = {**job.elastic_env(nodes, peer=peer), "HPX_TEST_PARALLEL": parallel, "NNODES": str(nodes)}
         env |= {"HPX_TEST_HEAR_AT": hear_at} if hear_at else {}
         command = [str(hyperpodrun()), "--nnodes", str(nodes), *WORKERS, str(SCRIPT)]
-        port = launched.free_ports() + 10
+        port = free_port() + 10
         places = [operators.Pod(number, folder / f"p{number}", command, port, env) for number in range(pods)]
         left = dict(changes)
 

@@ -12,6 +12,8 @@ import pytest
 from event_log import events_in
 from hyperpod_ext.cli.report.runs import read_run
 
+from hyperpod_ext.ports import free_port
+
 pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(400)]
 
 
@@ -33,7 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., tupl
         folder = tmp_path_factory.mktemp("h", numbered=True)  # short, for the paths of sockets
         job = OurJob(folder / "job", fault or {}, norm, durable=True)
         job.nodes = nodes
-        port = launched.free_ports() + 10
+        port = free_port() + 10
         command = [
             "--nnodes",
             str(nodes),

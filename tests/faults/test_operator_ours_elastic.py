@@ -18,6 +18,8 @@ from instance_metadata import NOTICE, instance_metadata
 from launched import losses, weights
 from waiting import PATIENCE_S, until
 
+from hyperpod_ext.ports import free_port
+
 SCRIPT = Path(__file__).with_name("elastic_bitwise.py")
 STEPS = 400
 """Of a tenth of a second each, until the operator has done all that it does: a pod that comes imports first."""
@@ -55,7 +57,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         folder = tmp_path_factory.mktemp("o", numbered=True)  # short, for the paths of sockets
         job = Job(folder / "job", steps=STEPS)
         env = job.elastic_env(nodes, elastic={"min_nodes": 1, "max_nodes": 3, **elastic})
-        port = launched.free_ports() + 10
+        port = free_port() + 10
         command = ["--nnodes", str(nodes), "--nproc-per-node", "1", "--rdzv-port", str(port + 1), "--", str(SCRIPT)]
         envs = [env | env_of.get(number, {}) for number in range(pods)]
         places = [operators.OurPod(place, folder / f"p{place}", command, port, its) for place, its in enumerate(envs)]

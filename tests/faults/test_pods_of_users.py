@@ -19,6 +19,7 @@ from hyperpodrun_env import hyperpodrun
 from waiting import PATIENCE_S
 
 from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.ports import free_port
 from hyperpod_ext.submit.contract.yaml_text import read_all
 from hyperpod_ext.submit.plan import make_plan
 
@@ -65,7 +66,7 @@ def pod_of(target: str, context: dict[str, Any], **kubernetes: object) -> dict[s
 def test_our_agent_trains_as_user_1000_in_a_pod_of_kubeflow(api: str, place: Path) -> None:
     told = {"RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     process = pod_process.PodProcess(pod_of("kubeflow", USER, kubeflow_api=api), place, SECRET, env=told)
-    done = run(process.command(shell_of(process).replace(":29400", f":{launched.free_ports()}")))
+    done = run(process.command(shell_of(process).replace(":29400", f":{free_port()}")))
     assert done.returncode == 0, done.stdout
     made = process.written / "hyperpod-ext" / "report.json"
     assert made.stat().st_uid == 1000
@@ -94,7 +95,7 @@ class UsersPod(operators.Pod):
 
 @pytest.mark.parametrize("launcher", ["ours", "hyperpodrun"])
 def test_a_pod_of_the_operator_trains_as_user_1000(launcher: str, place: Path, tmp_path: Path) -> None:
-    port = launched.free_ports() + 10
+    port = free_port() + 10
     programs = pod_process.PodProcess.programs
     if launcher == "hyperpodrun":
         programs = (hyperpodrun().parent, *programs)

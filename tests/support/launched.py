@@ -14,7 +14,6 @@ from typing import Any
 from event_log import events_in
 from made_events import events_of
 
-from hyperpod_ext.ports import free_port
 from hyperpod_ext.runtime.events.report import committed_step, make_report
 
 TINY = Path(__file__).parents[1] / "faults" / "tiny.py"
@@ -101,11 +100,6 @@ def assert_equal(job: Launched, undisturbed: dict[str, Any]) -> None:
     report = job.report()
     for part in ("losses", "weights", "metrics"):
         assert report[part] == undisturbed[part], part
-
-
-def free_ports() -> int:
-    """The first of some ports that nobody uses."""
-    return free_port()
 
 
 def weights(job: Launched) -> tuple[int, int]:

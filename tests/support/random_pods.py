@@ -25,6 +25,7 @@ from event_log import GrowingLog
 from hyperpodrun_env import hyperpodrun
 from waiting import PATIENCE_S, until
 
+from hyperpod_ext.ports import free_port
 from hyperpod_ext.processes import descendants, is_alive
 from hyperpod_ext.scratch import remove_abandoned
 from hyperpod_ext.submit.kubernetes.hyperpod_eks_render import MONITOR_S
@@ -150,7 +151,7 @@ class Pods:
     def __post_init__(self) -> None:
         self.job = launched.Launched(self.folder / "job", self.fault, "LayerNorm", durable=True, steps=STEPS)
         self.job.folder.parent.mkdir(exist_ok=True)
-        self.port = launched.free_ports()
+        self.port = free_port()
         env = self.job.env()
         runtime = json.loads(env["HPX_RUNTIME"]) | {"restart": RESTART | {"hang": self.hang}}
         runtime["checkpoint"]["tiers"].append({"kind": "peer"})

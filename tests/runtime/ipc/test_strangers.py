@@ -195,7 +195,8 @@ def test_the_oldest_makes_place() -> None:
 
 @pytest.mark.parametrize("nodes", [1100, pytest.param(2048, marks=pytest.mark.thorough)])
 def test_all_agents_of_a_large_job_may_come_at_once(nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of them makes place for another. The first that is there is the last that proves itself."""
+    """None of them makes place for another."""
+    # the first that is there is the last to prove itself: how long that takes all others is not what is tested
     monkeypatch.setattr(wire, "HANDSHAKE_S", 100.0)
     with agent(places_for(nodes)) as address, contextlib.ExitStack() as coming:
         agents = [coming.enter_context(socket.create_connection(address, timeout=30)) for _ in range(nodes)]

@@ -28,6 +28,7 @@ from kube_apiserver import ApiServer, api_server
 from waiting import until
 
 from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.ports import free_port
 from hyperpod_ext.submit.kubernetes.kinds import HYPERPOD
 from hyperpod_ext.submit.plan import make_plan
 from hyperpod_ext.submit.submit import submit
@@ -73,7 +74,7 @@ class Job:
     """It stands still in two places: at its beginning, and after its fault."""
 
     def __init__(self, server: ApiServer, folder: Path, launcher: str, here: str) -> None:
-        self.server, self.port, self.tier = server, launched.free_ports(), folder / "fsx"
+        self.server, self.port, self.tier = server, free_port(), folder / "fsx"
         self.launcher, self.metrics = launcher, self.port + 30
         spec = {
             "name": "tiny",
