@@ -167,8 +167,7 @@ def _pull_images(role: iam.Role, stack: StackBase) -> None:
 def _use_interfaces(role: iam.Role, stack: StackBase, places: SubnetPlacement) -> None:
     """What machines and the VPC CNI do with network interfaces, in our subnets and groups only."""
     new = "interfaces of machines that are not there yet"
-    groups = [stack.arn_of("ec2", f"security-group/{group}") for group in places.security_groups]
-    subnets = dict.fromkeys([*places.machine_subnets, *places.group_subnets.values()])
+    groups = [stack.arn_of("ec2", f"security-group/{group}") for group in places.all_security_groups]
     interfaces, machines = stack.arn_of("ec2", "network-interface/*"), stack.arn_of("ec2", "instance/*")
     described = (
         *("DhcpOptions", "InstanceTypes", "Instances", "NetworkInterfaces"),
@@ -186,7 +185,11 @@ def _use_interfaces(role: iam.Role, stack: StackBase, places: SubnetPlacement) -
         new,
         sid="CreateInterfaces",
         actions=["ec2:CreateNetworkInterface"],
-        resources=[interfaces, *groups, *(stack.arn_of("ec2", f"subnet/{subnet}") for subnet in subnets)],
+        resources=[
+            interfaces,
+            *groups,
+            *(stack.arn_of("ec2", f"subnet/{subnet}") for subnet in places.all_machine_subnets),
+        ],
     )
     allow(
         role,

@@ -15,6 +15,7 @@ from hyperpod_cdk.acknowledgements import accept
 from hyperpod_cdk.stack_base import StackBase
 from hyperpod_cdk.subnets import plan_subnets
 from hyperpod_ext.config.clusters.cluster import ClusterConfig
+from hyperpod_ext.config.job.sagemaker import Vpc
 
 ENDPOINTS = (
     *("ecr.api", "ecr.dkr", "sts", "logs", "monitoring", "ec2", "ssm", "ssmmessages", "ec2messages"),
@@ -37,6 +38,21 @@ class SubnetPlacement:
     """Of machines."""
     group_subnets: Mapping[str, str] = field(default_factory=dict)
     """Of groups in another zone, by name."""
+    named: tuple[Vpc, ...] = ()
+    """Networks that groups name for themselves."""
+
+    @property
+    def all_machine_subnets(self) -> tuple[str, ...]:
+        """Every subnet that a machine may be in."""
+        of_groups = (*self.group_subnets.values(), *(subnet for vpc in self.named for subnet in vpc.subnets))
+        return tuple(dict.fromkeys((*self.machine_subnets, *of_groups)))
+
+    @property
+    def all_security_groups(self) -> tuple[str, ...]:
+        """Every group that a machine may be in."""
+        return tuple(
+            dict.fromkeys((*self.security_groups, *(one for vpc in self.named for one in vpc.security_groups)))
+        )
 
 
 def existing_places(config: ClusterConfig) -> SubnetPlacement:
@@ -49,6 +65,7 @@ def existing_places(config: ClusterConfig) -> SubnetPlacement:
         machine_subnets=config.vpc.subnets,
         control_subnets=network.control_plane_subnets,
         security_groups=config.vpc.security_groups,
+        named=tuple(group.vpc for group in (*config.instance_groups, *config.restricted_groups) if group.vpc),
     )
 
 

@@ -201,7 +201,7 @@ class StorageStack(StackBase):
         )
         own = group.attr_group_id
         self._lustre_rules: list[cdk.CfnResource] = []
-        for number, source in enumerate((own, *places.security_groups)):
+        for number, source in enumerate((own, *places.all_security_groups)):
             for first, last in _LUSTRE_PORTS:
                 self._lustre_rules.append(
                     ec2.CfnSecurityGroupIngress(

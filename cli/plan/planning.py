@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..spec import Specs
+
 if TYPE_CHECKING:
     from hyperpod_ext.config.checkpoint import CheckpointPolicy
     from hyperpod_ext.config.job.job import JobConfig
@@ -37,6 +39,8 @@ class Question:
     written: dict[str, int] | None
     """Steps between saves as the spec has them; None without a spec, or where one is `auto` or goes by time."""
     describes: str
+    spares: int
+    """As the spec has them; 0 without one."""
 
 
 def read_question(options: dict[str, Any]) -> Question:
@@ -109,6 +113,7 @@ class _Reader:
             tuple(self._warnings),
             _written(policy) if job else None,
             describes,
+            job.spares_in_all if job else 0,
         )
 
     def _job(self) -> JobConfig | None:
@@ -116,10 +121,7 @@ class _Reader:
             if self._o["overrides"]:
                 raise click.UsageError("--set changes a spec: name it with -f job.yaml")
             return None
-        from hyperpod_ext.config.files.load import read
-        from hyperpod_ext.config.job.job import JobConfig
-
-        return read(JobConfig, self._o["file"], self._o["overrides"]).config
+        return Specs(self._o["file"], None, self._o["overrides"]).job
 
     def _find_machine(self, job: JobConfig | None) -> Any:
         from hyperpod_ext.catalog.instances import instance, instances

@@ -26,7 +26,7 @@ Examples:
 @click.option("--runs", type=click.IntRange(1, 10_000), default=10, show_default=True, help="Simulated jobs.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed, the same jobs.")
 @click.option(
-    "--spares", type=click.IntRange(min=0), help="Nodes that wait for one to fail.  [default: the spec's, or 2 %]"
+    "--spares", type=click.IntRange(min=0), help="Nodes that wait for one to fail.  [default: the spec's, or else 2 %]"
 )
 @click.option("--repair-hours", type=Positive(), default=0.5, show_default=True, help="Until a lost node is back.")
 @click.option("--best", is_flag=True, help="The planner's intervals, whatever the spec says.")
@@ -56,7 +56,7 @@ def command(
     every = None if best else question.written
     estimate = look_ahead(scenario, every)
     if spares is None:
-        spares = -(-scenario.spread.nodes // 50)
+        spares = question.spares or -(-scenario.spread.nodes // 50)
     settings = simulated(
         scenario,
         estimate.every(),

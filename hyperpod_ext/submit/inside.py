@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from urllib.parse import unquote
 
 from hyperpod_ext.errors import NotFoundError, Problem, UnreachableError, UnsupportedError
-from hyperpod_ext.submit.contract.handle import JobHandle
+from hyperpod_ext.submit.contract.handle import ANYWHERE, JobHandle
 from hyperpod_ext.submit.contract.targets import get_target
 
 _KUBERNETES = ("hyperpod-eks", "kubeflow")
@@ -74,7 +74,7 @@ def run(command: Sequence[str]) -> int:
 def _kubectl(handle: JobHandle) -> list[str]:
     from hyperpod_ext.submit.kubernetes.jobs import client_of
 
-    context = [] if handle.place == "-" else ["--context", unquote(handle.place.rpartition("@")[2])]
+    context = [] if handle.place == ANYWHERE else ["--context", unquote(handle.place.rpartition("@")[2])]
     return ["kubectl", *context, "--namespace", client_of(handle).access.namespace]
 
 

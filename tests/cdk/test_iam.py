@@ -153,6 +153,26 @@ def test_machines_of_slurm_write_checkpoints_of_any_job_and_read_data_and_script
     assert not slurm.s3(machine, "PutObject", scripts, "lifecycle/x")
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_machines_have_interfaces_and_the_file_system_where_their_group_is(
+    synthesised: Synthesised, number: int
+) -> None:
+    """The first group is where the cluster is, the second names a network of its own."""
+    account = Account(synthesised("own networks"))
+    machine = account.role(account.output("ExecutionRoleArn"), MANAGED)
+    group = f"sg-0123456789abcdef{number}"
+
+    def may_create(kind: str, name: str) -> bool:
+        resource = f"arn:aws:ec2:us-west-2:{ACCOUNT}:{kind}/{name}"
+        return allowed(Request(machine, "ec2:CreateNetworkInterface", resource, {}))
+
+    assert may_create("subnet", f"subnet-0123456789abcdef{number}")
+    assert may_create("security-group", group)
+    assert not may_create("subnet", "subnet-0123456789abcdef2")
+    rules = account.of_kind("AWS::EC2::SecurityGroupIngress")
+    assert group in {rule.get("SourceSecurityGroupId") for _, _, rule in rules}
+
+
 def test_roles_are_taken_only_by_the_services_that_are_meant(eks: Account) -> None:
     arn = eks.output("JobRoleArn")
     found = (one for _, _, one in eks.of_kind("AWS::EKS::PodIdentityAssociation") if one["RoleArn"] == arn)

@@ -287,21 +287,23 @@ def test_a_job_takes_from_its_cluster_only_what_it_leaves_open(here: Workplace) 
     machines = "resources: {instance_type: ml.p5.48xlarge}\ntimeouts: {run_s: 60}\n"
     spec = f"{JOB.replace('working_dir: /w', 'nodes: 1')}cluster: research\n{machines}"
     job = here.folder / "job.yaml"
-    job.write_text(
-        f"{spec}checkpoint: {{tiers: [{{kind: memory}}, {{kind: s3}}]}}\nsagemaker: {{output: s3://mine/x}}\n"
-    )
+    own_fields = "sagemaker: {output: s3://mine/x, role: 'arn:aws:iam::123456789012:role/training'}\n"
+    job.write_text(f"{spec}checkpoint: {{tiers: [{{kind: memory}}, {{kind: s3}}]}}\n")
     render = ("render", "-f", "job.yaml", "--target", "sagemaker")
+    without = call_hp_ext(*render, cwd=here.folder)
+    assert (without.code, "sagemaker.role: is needed" in without.stderr) == (3, True), without.stderr
+    job.write_text(f"{job.read_text()}{own_fields}")
     rendered = call_hp_ext(*render, cwd=here.folder)
     assert rendered.code == 0, rendered.stderr
     request = json.loads(rendered.stdout)
-    assert request["RoleArn"] == values["ExecutionRoleArn"]
+    assert request["RoleArn"].endswith("role/training"), "machines' own could not read the job's secret"
     assert request["VpcConfig"] == {"SecurityGroupIds": ["sg-0"], "Subnets": ["subnet-0", "subnet-1"]}
     assert request["OutputDataConfig"]["S3OutputPath"].startswith("s3://mine/x")
     assert "s3://of-the-cluster" in rendered.stdout
     assert "days ago" in rendered.stderr
-    job.write_text(
-        f"{spec}checkpoint: {{tiers: [{{kind: memory}}, {{kind: s3, uri: s3://mine/y}}]}}\nsagemaker: {{output: s3://mine/x}}\n"
-    )
+    planned = call_hp_ext("plan", "-f", "job.yaml", "--params", "1B", "-o", "json", cwd=here.folder)
+    assert (planned.code, "days ago" in planned.stderr) == (0, True), planned.stderr
+    job.write_text(f"{spec}checkpoint: {{tiers: [{{kind: memory}}, {{kind: s3, uri: s3://mine/y}}]}}\n{own_fields}")
     own = call_hp_ext(*render, cwd=here.folder)
     assert ("s3://mine/y" in own.stdout, "of-the-cluster" in own.stdout) == (True, False)
     place.write_text(json.dumps(kept | {"name": "other"}))

@@ -43,6 +43,39 @@ def test_a_job_with_parity_is_simulated_with_it(tmp_path: Path) -> None:
     assert "peer" not in found["each"][0]["sources"]
 
 
+@pytest.mark.parametrize(
+    ("more", "spares"),
+    [
+        ("nodes: 64, spares: 8", 8),
+        ("nodes: 64, node_groups: [{name: a, nodes: 60, spares: 3}, {name: b, nodes: 4}]", 3),
+        ("nodes: 64", 2),
+    ],
+)
+def test_spares_are_the_specs(tmp_path: Path, more: str, spares: int) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "job.yaml").write_text(f"{{name: a, script: train.py, {more}}}")
+    found = hp_ext(
+        "simulate", "-f", tmp_path / "job.yaml", "--params", "1B", "--runs", "1", "--days", "1", "-o", "json"
+    )
+    assert found.json["spares"] == spares
+    asked = hp_ext(
+        "simulate",
+        "-f",
+        tmp_path / "job.yaml",
+        "--params",
+        "1B",
+        "--runs",
+        "1",
+        "--days",
+        "1",
+        "--spares",
+        "0",
+        "-o",
+        "json",
+    )
+    assert asked.json["spares"] == 0
+
+
 def test_one_run_has_no_confidence_interval() -> None:
     found = hp_ext("simulate", *JOB, "--runs", "1", "-o", "json").json
     assert found["goodput"]["margin_95"] is None

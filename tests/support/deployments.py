@@ -71,7 +71,22 @@ IMPORTED: dict[str, Any] = LEAST | {
 }
 """Network, EKS cluster and buckets are there already."""
 
-CASES = {"eks": EKS, "slurm": SLURM, "least": LEAST_EKS, "imported": IMPORTED}
+OWN_NETWORKS: dict[str, Any] = {
+    **{name: value for name, value in IMPORTED.items() if name not in ("execution_role", "infrastructure")},
+    "instance_groups": [
+        GROUP,
+        {
+            "name": "elsewhere",
+            "instance_type": "ml.g5.12xlarge",
+            "count": 2,
+            "vpc": {"subnets": ["subnet-0123456789abcdef1"], "security_groups": ["sg-0123456789abcdef1"]},
+        },
+    ],
+    "infrastructure": IMPORTED["infrastructure"] | {"file_system": {"size_gib": 1200}},
+}
+"""In a network that is there already; the second group names a subnet and a security group of its own in it."""
+
+CASES = {"eks": EKS, "slurm": SLURM, "least": LEAST_EKS, "imported": IMPORTED, "own networks": OWN_NETWORKS}
 
 
 def deployment(base: dict[str, Any] | None = None, **changes: Any) -> ClusterConfig:

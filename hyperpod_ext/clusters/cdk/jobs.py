@@ -81,8 +81,6 @@ def on_cluster(job: JobConfig, outputs: ClusterOutputs, target: str | None) -> J
 
 def _of_sagemaker(job: JobConfig, outputs: ClusterOutputs) -> Iterator[tuple[str, Any]]:
     yield "region", outputs.region or None
-    if outputs.get("EksClusterName") is None:  # on EKS, machines may not write checkpoints, and pods' roles are pods'
-        yield "role", outputs.get("ExecutionRoleArn")
     if uri := checkpoint_uri(outputs):
         yield "output", f"{uri}/{job.name}-output"
     subnets, groups = outputs.items("SubnetIds"), outputs.items("SecurityGroupIds")

@@ -160,3 +160,8 @@ class JobConfig(Config):
     def world_size(self) -> int:
         """Number of ranks."""
         return self.nodes * self.workers_per_node
+
+    @property
+    def spares_in_all(self) -> int:
+        """The job's own, or else those of its groups."""
+        return self.spares or sum(group.spares for group in self.node_groups)

@@ -9,7 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.agent.election import ElectionListener
@@ -119,7 +119,7 @@ class CoordinatorClient:
         while True:
             host, port = endpoint()
             try:
-                self._reader, self._writer = await self._dial(host, port, self._settings.join_timeout_s)
+                self._take_line(await self._dial(host, port, self._settings.join_timeout_s))
                 return
             except OSError as error:
                 if why := give_up():
@@ -181,7 +181,6 @@ class CoordinatorClient:
                         return None
                     continue
                 message = await self._look_for_another(self.news)
-            self._heard_at = time.monotonic()
             match message:
                 case c.Heard(heard=heard):
                     while self._heard < heard and self._unheard:
@@ -298,6 +297,19 @@ class CoordinatorClient:
         """Lose the connection, as a network may."""
         if self._writer is not None:
             self._writer.transport.abort()
+
+    def _take_line(self, dialled: wire.Connection) -> None:
+        """Speak on this one from now on. What comes counts when it comes: an order may take longer to be carried out
+        than a coordinator may be silent."""
+        reader, self._writer = dialled
+        take = reader.feed_data
+
+        def heard(data: Any) -> None:
+            self._heard_at = time.monotonic()
+            take(data)
+
+        reader.feed_data = heard  # type: ignore[method-assign]
+        self._reader = reader
 
     def _hang_up(self) -> None:
         if self._writer is not None:
@@ -421,7 +433,7 @@ class CoordinatorClient:
         if me not in members or not await self._election.wait_for_majority(members, me, wait_s, lambda: self._lost):
             return None
         self._take_over(self._introduction(), list(self._election.votes.values()), self._lost)
-        self._reader, self._writer = await self._dial(*self._election.address, self._lease_s)
+        self._take_line(await self._dial(*self._election.address, self._lease_s))
         self._leader = me
         self.send_handshake()
         return await self._read()
@@ -486,9 +498,9 @@ class CoordinatorClient:
         self, node: int, dialled: wire.Connection, until: float, reached: set[int]
     ) -> c.ToAgent | None:
         """Say who this node is; first word of the answer, None where none comes until then."""
-        self._reader, self._writer = dialled
+        self._take_line(dialled)
         reached.add(node)
-        self._introduce(self._writer)
+        self._introduce(dialled[1])
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.05, until - time.monotonic())):
                 if (word := await self._read()) is not None:

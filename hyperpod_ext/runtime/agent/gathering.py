@@ -42,6 +42,11 @@ class Gathering:
         self._restored[rank] = report
         self._wait_for_others(self._restored.keys())
 
+    def take_back(self, rank: int) -> None:
+        """Another process takes the place of `rank`: what it said and was not sent is no news."""
+        self._joins.pop(rank, None)
+        self._restored.pop(rank, None)
+
     def tell(self, report: c.FromAgent) -> None:
         """Send what comes after all that was said so far."""
         self.flush()

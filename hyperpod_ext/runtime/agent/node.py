@@ -534,6 +534,7 @@ class Node:
             newest_generation=found.generation,
             problems=found.problems,
             unreachable=found.unreachable,
+            exclude=exclude,
         )
         self._tell(answer)
 

@@ -71,6 +71,8 @@ class _Worker:
     """Whether its training is done: it saves no more, unless another generation begins."""
     reported: bool = False
     """Whether its end is known."""
+    is_replaced: bool = False
+    """Whether another takes its place: it is ended once that can be started, and until then joins nothing."""
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it has ended, and all that it had is free."""
 
@@ -224,6 +226,9 @@ class Workers:
     def expect(self, rank: int) -> int:
         """A worker is about to be started for `rank`: what `start` is given."""
         self._starts[rank] = next(_STARTS)
+        if (old := self._workers.get(rank)) is not None:
+            old.is_replaced = True
+            self._gathering.take_back(rank)
         return self._starts[rank]
 
     async def start(
@@ -434,7 +439,10 @@ class Workers:
         asyncio.get_running_loop().call_later(_LAST_EVENT_S, inject_node_fault, fault, lambda: None)
 
     async def _join(self, rank: int, worker: _Worker, report: c.Join) -> None:
-        worker.joined, worker.waiting, worker.finished = self.generation, report, False
+        worker.joined = self.generation
+        if worker.is_replaced:
+            return
+        worker.waiting, worker.finished = report, False
         async with self._known:
             self._known.notify_all()
         held = await self._memory.ask(r.Held(owner=rank, pid=worker.pid))

@@ -44,8 +44,9 @@ class Exchange:
             answer = {"answer": decide(answers)}
         except HyperpodExtError as error:
             answer = {"error": error.to_json()}
+        text = json.dumps(answer)
         for rank in range(self._world_size):
-            self._store.set(f"hpx-{what}/{rank}", json.dumps(answer))
+            self._store.set(f"hpx-{what}/{rank}", text)
 
     def _read(self, key: str, limit: timedelta) -> Any:
         self._store.wait([key], limit)

@@ -96,7 +96,7 @@ class Admission:
         if handshake.term == self._run.term:
             lacks_ranks = bool(set(membership.ranks_on(node)) - handshake.workers.keys())
             self._actions.carry_out(membership.meet_again(lacks_ranks=lacks_ranks))
-        self._outbox.share_job_state()
+        self._outbox.share_with(node)
         if membership.phase is JobPhase.ENDED:
             self._outbox.send(node, c.FinishTraining(generation=membership.generation))
             self._end.check_exits()

@@ -12,6 +12,7 @@ import contextlib
 import secrets
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Self
@@ -28,6 +29,7 @@ from hyperpod_ext.runtime.coordinator.reports import Reports
 from hyperpod_ext.runtime.coordinator.resize_orders import orders_due, orders_were_left, read_orders
 from hyperpod_ext.runtime.coordinator.save_schedule import SaveSchedule
 from hyperpod_ext.runtime.events.capacity import orders_accepted
+from hyperpod_ext.runtime.events.event import Events
 from hyperpod_ext.runtime.events.log import EventLog
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
@@ -82,7 +84,7 @@ class Coordinator:
         """When this process was last known to run."""
         self._metrics: MetricsExporter | None = None
         if config.metrics is not None:
-            self._metrics = MetricsExporter(config.metrics, config.name, self.events.read(), log)
+            self._metrics = MetricsExporter(config.metrics, config.name, self.events.past(), log)
             self.events.heard = self._metrics.add
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -139,11 +141,13 @@ class Coordinator:
             membership.held.add(node)
         made = cls(run, membership, members, job_state)
         ordered = config.elastic is not None or orders_were_left(run_dir)
-        made._start(made.orders_accepted() if ordered else set())
+        # of all that another has written: those of steps are too many to be read while others wait
+        written = made.events.read(steps=False) if ordered else Events()
+        made._start(orders_accepted(written))
         made._log("coordinator", node=node, before=lost, term=term)
         made.actions.carry_out(actions)
         if ordered:
-            made.actions.resize_clock.resume(made.events.read())
+            made.actions.resize_clock.resume(made.events.read(steps=False))
         if lost in members.members:
             made._lose(lost, job_state.get("gives_up") or "its agent, which coordinated the job, is gone")
         for its in sorted(gone & members.members.keys()):
@@ -154,6 +158,14 @@ class Coordinator:
     def _start(self, orders_accepted: set[str]) -> None:
         self.membership.retention.next_due = self.schedule.policy.next_due
         self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._look_for_orders(orders_accepted))]
+        for task in self._tasks:
+            task.add_done_callback(self._looked)
+
+    def _looked(self, task: asyncio.Task[None]) -> None:
+        """Nobody looks for silent nodes, or for orders, any more: that is no job that may seem to go on."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            traceback.print_exception(error)
+            self.broke(f"{type(error).__name__}: {error}")
 
     # --- for the agent that it is on ----------------------------------------------------------------
 
@@ -191,7 +203,7 @@ class Coordinator:
         for agent in self.members.agents.values():
             with contextlib.suppress(ConnectionError):  # that agent left first
                 await agent.writer.wait_closed()
-        self.end.report_uploads()
+        await self.end.reported()
         if self._metrics is not None:
             await self._metrics.close()
         if self.ended.done() and tracing.is_asked_for():
@@ -322,10 +334,6 @@ class Coordinator:
     def _takes_orders(self) -> bool:
         """Whether other nodes than now could have ranks."""
         return self._run.config.elastic is not None or self._run.config.spares > 0
-
-    def orders_accepted(self) -> set[str]:
-        """Orders that a coordinator before this one has taken."""
-        return orders_accepted(self.events.read())
 
     def _let_go(self) -> None:
         """Nodes that are no members any more may end, once all members know who they are."""

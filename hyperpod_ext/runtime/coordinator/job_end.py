@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from hyperpod_ext.runtime.coordinator.final_save import FinalSave
 from hyperpod_ext.runtime.coordinator.job_run import JobRun, Ranks
@@ -62,6 +65,7 @@ class JobEnd:
         self._error: dict[str, str] | None = None
         self._waits: tuple[FinalState, dict[str, str] | None] | None = None
         """How the job ends, if others have no other coordinator."""
+        self._reporting: asyncio.Task[None] | None = None
         self.ended: asyncio.Future[FinalState] = asyncio.get_running_loop().create_future()
         """Final state: succeeded, failed or cancelled."""
 
@@ -217,9 +221,9 @@ class JobEnd:
             return
         self._events.write("job_ended", state=state)
         self._error = error
-        self._report(state)
         self.ended.set_result(state)
         self._outbox.to_all(self.order())
+        self._report(state)
 
     def _lacks_nodes(self) -> bool:
         """Whether the last that happened is that a node was lost, and others would be enough to go on. Then it may be
@@ -239,11 +243,25 @@ class JobEnd:
         grace_s = self._schedule.policy.grace_s - spent_s
         return c.EndJob(state=self.ended.result(), grace_s=grace_s)
 
-    def report_uploads(self) -> None:
-        """Write the report once more, with what was uploaded after the job had ended."""
-        if self.final_save.held and self.ended.done() and self.ended.result() != "succeeded":
+    async def reported(self) -> None:
+        """The report is written; once more, with what was uploaded after the job had ended."""
+        if self._reporting is None:
+            return
+        await self._reporting
+        if self.final_save.held and self.ended.result() != "succeeded":
             self._report(self.ended.result())
+            await self._reporting
 
     def _report(self, state: FinalState) -> None:
-        world_size = len(self._membership.nodes)
-        write_report(self._run.run_dir, self._events.report(state=state, error=self._error, world_size=world_size))
+        """Have the report written in a thread: for a long job that takes longer than agents wait for a sign of life."""
+        make = self._events.reporter(state=state, error=self._error, world_size=len(self._membership.nodes))
+        writing = asyncio.to_thread(_write, self._run.run_dir, make)
+        self._reporting = asyncio.get_running_loop().create_task(writing)
+
+
+def _write(run_dir: Path, make: Callable[[], dict[str, Any]]) -> None:
+    """The job has ended as it has, whether that can be written or not."""
+    try:
+        write_report(run_dir, make())
+    except OSError as error:
+        sys.stderr.write(f"the job's report cannot be written: {error}\n")

@@ -96,11 +96,15 @@ class Members:
 
     def enter(self, node: int, handshake: AgentHandshake, agent: Agent) -> None:
         """A node is there, for the first time or again."""
-        self.members[node] = {key: value for key, value in encode(handshake).items() if key in _KNOWN}
+        said = {key: value for key, value in encode(handshake).items() if key in _KNOWN}
+        was_member = node in self.members
+        if not was_member or not _is_same(said, self.members[node]):
+            self.members[node] = said
+            self.version += 1
         self.agents[node] = agent
         self._expect_no_more(node)
-        self.version += 1
-        self.memberships.append(set(self.members))
+        if not was_member or self.is_agreed:
+            self.memberships.append(set(self.members))
 
     def doubt(self, node: int, cause: str, until: float) -> None:
         """A node is not there any more; it is lost if it does not come again until then."""
@@ -214,3 +218,12 @@ class Members:
     def table(self, key: str) -> dict[int, Any]:
         """One thing that each member said of itself, by node."""
         return {node: member[key] for node, member in self.members.items()}
+
+
+def _is_same(said: dict[str, Any], known: dict[str, Any]) -> bool:
+    """Whether a node says of itself what is known; of another coordinator, addresses come as lists."""
+    return {key: _listed(value) for key, value in said.items()} == {key: _listed(value) for key, value in known.items()}
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

@@ -6,16 +6,17 @@ hear what they must know of the job, and of themselves, when that has changed. W
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hyperpod_ext.runtime.coordinator.job_run import JobRun
-from hyperpod_ext.runtime.coordinator.members import Members
+from hyperpod_ext.runtime.coordinator.members import Agent, Members
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.decision_parts import DecisionParts
 from hyperpod_ext.runtime.ipc.declared import encode
-from hyperpod_ext.runtime.membership.candidates import choose_candidates
+from hyperpod_ext.runtime.membership.candidates import CANDIDATES, choose_candidates
 from hyperpod_ext.runtime.membership.job_state_changes import chained, changes
 from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.membership.node_states import NodeState
@@ -24,6 +25,8 @@ from hyperpod_ext.runtime.membership.placement import Placement, place_replicas
 
 MakeOrder = Callable[[c.RestoreDecision, dict[int, tuple[str, int]]], c.BeginGeneration | c.TryNext]
 """From a decision and the memory servers that it names."""
+_FEW = CANDIDATES + 1
+"""Agents of which any may come to have the job state."""
 _NOBODY = c.NodeAssignment(ranks=(), peers={}, domains={})
 
 
@@ -49,6 +52,7 @@ class Outbox:
         """As it was shared last."""
         self._digest = ""
         self._news: c.JobNews | None = None
+        self._shares_soon = False
         self._assignments: dict[int, c.NodeAssignment] = {}
         """Of nodes with ranks."""
         self._assigned_for: tuple[object, ...] = ()
@@ -87,8 +91,29 @@ class Outbox:
 
     # --- the job state ----------------------------------------------------------------------------
 
+    def share_with(self, node: int) -> None:
+        """A node is there again: what it must know itself, and the job state; where it may coordinate at once, else
+        soon. All nodes may come in one moment, and each time the job state is made it is made of all nodes."""
+        members = self._members
+        if self._news is None or len(members.agents) <= _FEW or node in (members.candidates or ()):
+            self.share_job_state()
+            return
+        self._assign()
+        agent = members.agents[node]
+        agent.send(frame_of(self._news))
+        agent.knows_news = True
+        self._share_assignment(node, agent)
+        if not self._shares_soon:
+            self._shares_soon = True
+            asyncio.get_running_loop().call_soon(self._share_now)
+
+    def _share_now(self) -> None:
+        if self._shares_soon and not self._members.stepped_down:
+            self.share_job_state()
+
     def share_job_state(self) -> None:
         """To every agent, what has changed of what it must know; to a few, all that another coordinator needs."""
+        self._shares_soon = False
         members = self._members
         self._assign()
         domains = {node: member["domain"] for node, member in members.members.items() if node in members.agents}
@@ -169,10 +194,13 @@ class Outbox:
 
     def _share_assignments(self) -> None:
         for node, agent in self._members.agents.items():
-            assignment = self._assignments.get(node, _NOBODY)
-            if agent.assignment is not assignment and agent.assignment != assignment:
-                agent.send(frame_of(assignment))
-            agent.assignment = assignment
+            self._share_assignment(node, agent)
+
+    def _share_assignment(self, node: int, agent: Agent) -> None:
+        assignment = self._assignments.get(node, _NOBODY)
+        if agent.assignment is not assignment and agent.assignment != assignment:
+            agent.send(frame_of(assignment))
+        agent.assignment = assignment
 
     def _assign(self) -> None:
         """Each node's ranks, and who holds its copies."""

@@ -154,8 +154,10 @@ class Reports:
             return
         generation, step = self._membership.generation, self._membership.committed + 1
         cause = f"was not ready for generation {generation} within {self._formation.limit_s:g} s"
-        for rank in self._membership.missing():
-            self._fault(Fault(rank, cause, step, died=True, kind="late"), generation, now)
+        for missing in self._membership.missing():
+            # the others may go on without the first of them, and have other numbers then
+            if (rank := self._membership.renumbering.rank_now(missing, generation)) is not None:
+                self._fault(Fault(rank, cause, step, died=True, kind="late"), generation, now)
 
     # --- a generation forms -----------------------------------------------------------------------
 
@@ -186,6 +188,8 @@ class Reports:
     def _durable_answered(self, report: c.DurableAnswer) -> None:
         stored = [Offer.of_all(encode(checkpoint)) for checkpoint in report.checkpoints]
         self._log("durable", steps=[offer.step for offer in stored], problems=report.problems)
+        if not self._membership.restoring.awaits(report.exclude):
+            return  # it was asked by a generation that is over
         if self._actions.durable.answered(reached=not report.unreachable):
             newest = report.newest_generation
             answer = self._membership.durable_answered(stored, newest, report.problems, report.unreachable)

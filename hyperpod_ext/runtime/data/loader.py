@@ -211,7 +211,9 @@ class ElasticDataLoader:
                     raise JobFailedError(
                         f"{here}: an epoch of {len(read)} samples has no step", hint="Give a stream that has samples."
                     )
-                cursor, samples = Cursor(cursor.epoch + 1, 0, cursor.step), None
+                # the sampler's too: only here is it known, and what is asked next may begin from it
+                self.sampler.cursor = cursor = Cursor(cursor.epoch + 1, 0, cursor.step)
+                samples = None
                 continue
             plan = self.sampler.plan(cursor, available=len(read))
             start = plan.extent.start

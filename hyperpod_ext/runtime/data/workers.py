@@ -48,7 +48,8 @@ def in_processes(
     """Read up to `prefetch` steps ahead in processes of torch's DataLoader.
 
     Raises:
-        JobFailedError: one of them died.
+        RuntimeError: one of them was killed. A job makes the step again, as after any fault.
+        JobFailedError: one of them ended by itself.
     """
     import torch
     from torch.utils.data import DataLoader
@@ -89,9 +90,9 @@ def in_processes(
                         return
                     raise JobFailedError("a worker process ended before its work", hint="See its output.") from None
                 except RuntimeError as error:  # torch tells the death of a worker so
-                    raise JobFailedError(
-                        f"reading step {given[0].cursor.step + 1}: {str(error).splitlines()[0]}",
-                        hint="A worker process was killed: see whether memory or /dev/shm is short.",
+                    raise RuntimeError(
+                        f"reading step {given[0].cursor.step + 1}: {str(error).splitlines()[0]} "
+                        "If a worker process was killed, see whether memory or /dev/shm is short."
                     ) from error
             yield given.popleft(), fetched
     finally:

@@ -55,7 +55,10 @@ class Tiers:
         self.rank, self.nodes = self._ranks.rank, self._node.nodes
         self._checkpointer = self._node.together("attach", self._attach)
         self._history, self._entry, self._run = SaveHistory(), Entry(0, None), ""
-        self._by_time = time.monotonic()
+        self._by_time = {
+            tier.kind: time.monotonic() for tier in self.policy.durable() if tier.every_seconds is not None
+        }
+        """When a step was named last for each kind of tier that goes by time."""
         self._failed: dict[str, int] = {}
         self._offers: list[Offer] = []
         self._refused: list[Refused] = []
@@ -139,19 +142,28 @@ class Tiers:
         Raises:
             JobFailedError: the ranks are about to save different steps.
         """
-        answers = self._ranks.all_gather("save", [step, self._is_due_by_time()])
+        answers = self._ranks.all_gather("save", [step, self._due_by_time()])
         if len(steps := {int(each[0]) for each in answers}) > 1:
             raise JobFailedError(f"the ranks save different steps at the same time: {sorted(steps)}")
         if self._history.needs_new(step):
             self._enter(step)
-        if answers[0][1]:  # by the clock of rank 0; nobody seals before every node knows
-            self._by_time = time.monotonic()
-            self._node.for_node("schedule copy", lambda: self._client.ask(r.ScheduleCopy(step=step)))
+        # by the clock of rank 0; nobody seals before every node knows
+        if kinds := [kind for kind in self._by_time if kind in answers[0][1]]:
+            self._by_time |= dict.fromkeys(kinds, time.monotonic())
+            self._node.for_node("schedule copy", lambda: self._schedule(step, kinds))
         return Save(step, self._history.generation)
 
-    def _is_due_by_time(self) -> bool:
-        clocks = [tier.every_seconds for tier in self.policy.durable() if tier.every_seconds is not None]
-        return bool(clocks) and time.monotonic() - self._by_time >= min(clocks)
+    def _due_by_time(self) -> list[str]:
+        """Kinds of the tiers whose time has come."""
+        return [
+            tier.kind
+            for tier in self.policy.durable()
+            if tier.every_seconds is not None and time.monotonic() - self._by_time[tier.kind] >= tier.every_seconds
+        ]
+
+    def _schedule(self, step: int, kinds: Sequence[str]) -> None:
+        for kind in kinds:
+            self._client.ask(r.ScheduleCopy(step=step, kind=kind))
 
     def _enter(self, step: int) -> None:
         """Begin a generation: newer than any that is held, or that a durable tier knows of."""

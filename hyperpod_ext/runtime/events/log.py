@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import sys
@@ -71,6 +72,8 @@ class EventLog:
     """Who follows what is written."""
     _together: list[bytes] | None = None
     """Lines that are kept to be written at once."""
+    _lost, _why = 0, ""
+    """Events that could not be written since the last one that could, and why."""
 
     def __init__(self, run_dir: Path, *, fresh: bool) -> None:
         self.path = run_dir / "events.jsonl"
@@ -78,14 +81,15 @@ class EventLog:
             self.path.unlink(missing_ok=True)
         self._file = self.path.open("ab", buffering=0)
         self._take_back(_unfinished(self.path))  # whoever wrote it ended there
-        if not self._file.seek(0, os.SEEK_END):
+        self._past_bytes = self._file.seek(0, os.SEEK_END)
+        if not self._past_bytes:
             self._append(first_line())
 
     def write(self, event: str, *, t: float | None = None, **fields: Any) -> None:
         """Add an event of a declared kind, of now or of moment `t`."""
         happened, line = checked(event, fields, t)
         if self._together is None:
-            self._append(line)
+            self._keep(line)
         else:
             self._together.append(line)
         if self.heard is not None:
@@ -104,18 +108,37 @@ class EventLog:
     def _flush(self) -> None:
         lines, self._together = self._together, [] if self._together is not None else None
         if lines:
-            self._append(b"".join(lines))
+            self._keep(b"".join(lines), len(lines))
 
-    def read(self) -> Events:
-        """All events so far that can be read; what cannot is said on stderr."""
+    def read(self, *, steps: bool = True) -> Events:
+        """All events so far that can be read, or all but steps; what cannot is said on stderr."""
         self._flush()
-        return _read(self.path)[0]
+        return _read(self.path, steps=steps)[0]
 
-    def report(self, *, state: str, error: Any, world_size: int) -> dict[str, Any]:
-        """The job's report; see `report_on`."""
+    def past(self) -> Iterator[Event]:
+        """What was there before this log was opened. Read when the first is asked for, in whichever thread."""
+        yield from _read(self.path, nbytes=self._past_bytes)[0]
+
+    def reporter(self, *, state: str, error: Any, world_size: int) -> Callable[[], dict[str, Any]]:
+        """What makes the job's report of all that is written so far, in whichever thread; see `report_on`."""
         self._flush()
+        nbytes = self._file.seek(0, os.SEEK_END)
         # read once, at the end: a process should not keep a month's events while the job runs
-        return report_on(self.path, state=state, error=error, world_size=world_size)
+        return functools.partial(report_on, self.path, nbytes=nbytes, state=state, error=error, world_size=world_size)
+
+    def _keep(self, lines: bytes, count: int = 1) -> None:
+        """A full disk loses events, and no node. Between those before and after stands a line that is none, and says
+        so: of such a log no number can be trusted."""
+        try:
+            if self._lost:
+                self._append(f"{self._lost} events could not be written here: {self._why}\n".encode())
+                self._lost = 0
+            self._append(lines)
+        except OSError as error:
+            if not self._lost:
+                self._why = error.strerror or str(error)
+                sys.stderr.write(f"hyperpod_ext: {self.path} cannot be written, events are lost: {self._why}\n")
+            self._lost += count
 
     def _append(self, line: bytes) -> None:
         left = line
@@ -135,17 +158,18 @@ class EventLog:
         self._file.close()
 
 
-def _read(path: Path) -> tuple[Events, ConfigError | None]:
-    log = read_events(path)
+def _read(path: Path, *, nbytes: int | None = None, steps: bool = True) -> tuple[Events, ConfigError | None]:
+    log = read_events(path, nbytes=nbytes, steps=steps)
     if log.damaged is None:
         return log.events, None
     sys.stderr.write(f"{log.damaged}\n")
     return log.events, ConfigError([log.damaged])
 
 
-def report_on(path: Path, *, state: str, error: Any, world_size: int) -> dict[str, Any]:
-    """The report of a log. From a damaged one no number can be trusted: its report has none, and says why."""
-    events, damaged = _read(path)
+def report_on(path: Path, *, state: str, error: Any, world_size: int, nbytes: int | None = None) -> dict[str, Any]:
+    """The report of a log, or of its first `nbytes`. From a damaged one no number can be trusted: its report has none,
+    and says why."""
+    events, damaged = _read(path, nbytes=nbytes)
     if damaged is not None:
         events, error = Events(), error or damaged.to_json()
     return make_report(events, state=state, error=error, world_size=world_size)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from hyperpod_ext.errors import ConfigError, Problem
 from hyperpod_ext.runtime.events.event import VERSION, Event, Events, Other
@@ -14,6 +14,9 @@ from hyperpod_ext.runtime.events.of_training import LogBegun
 from hyperpod_ext.runtime.ipc import fast_json
 from hyperpod_ext.runtime.ipc.messages import WireError
 
+_STEP = (b'"event":"step"', b'"event": "step"')
+_HEAD = 64
+"""Bytes of a line in which its kind is."""
 _REMOVE = "the file is damaged there; remove the line, or name another log"
 
 
@@ -69,13 +72,29 @@ def read_log(lines: Iterable[str], source: str) -> LogRead:
     return LogRead(events, damaged, tuple(notes))
 
 
-def read_events(path: Path) -> LogRead:
-    """The events of a file; none where there is no file."""
+def read_events(path: Path, *, nbytes: int | None = None, steps: bool = True) -> LogRead:
+    """The events of a file; none where there is no file.
+
+    Args:
+        nbytes: of so much of it, where others write on.
+        steps: whether with those of steps, which are nearly all of a long log.
+    """
     try:
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            return read_log(lines, str(path))
+        with path.open("rb") as file:
+            return read_log(_lines(file, nbytes, steps), str(path))
     except FileNotFoundError:
         return LogRead(Events(), None, ())
+
+
+def _lines(file: BinaryIO, nbytes: int | None, steps: bool) -> Iterator[str]:
+    """One that is left out is empty, so that the others keep their numbers."""
+    for line in file:
+        if nbytes is not None:
+            if nbytes <= 0:
+                return
+            line, nbytes = line[:nbytes], nbytes - len(line)
+        left_out = not steps and any(line.find(kind, 0, _HEAD) >= 0 for kind in _STEP)
+        yield "" if left_out else line.decode(errors="replace")
 
 
 def read_followed(entry: Mapping[str, Any]) -> Event | None:

@@ -429,6 +429,8 @@ class DurableAnswer(Report):
     problems: Listed[str]
     unreachable: Listed[str]
     """Those of the problems that leave open whether a tier has a newer one."""
+    exclude: Listed[Annotated[tuple[str, str], Strict(False)]] = ()
+    """As they were asked: what else there is. An answer to another question is none."""
 
 
 class Stalled(Report):

@@ -73,6 +73,10 @@ class RestoreNegotiation:
         """The memory of `node` is gone."""
         self._held.pop(node, None)
 
+    def awaits(self, excluded: Collection[tuple[str, str]]) -> bool:
+        """Whether what durable tiers hold besides those is what this generation wants to know."""
+        return self._excluded == frozenset(excluded)
+
     def durable_answered(
         self, stored: Collection[Offer], problems: tuple[str, ...], unreachable: tuple[str, ...]
     ) -> None:

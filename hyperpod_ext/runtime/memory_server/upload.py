@@ -24,6 +24,9 @@ from hyperpod_ext.runtime.storage.upload_split import partition_uploads
 
 _POLL_S = (0.02, 1.0)
 _DEADLINE_S = 600.0
+"""How long other nodes are waited for, at least."""
+_SLOWEST_BYTES_S = 5e6
+"""A second, of another node's part: how long that may take. Who is lost, or says that it fails, is not waited for."""
 
 
 class Upload:
@@ -90,7 +93,8 @@ class Upload:
             checkpoints.put_done(folder, self.node, macs)
             task.brought = True
         everyone = {int(manifest["rank"]): manifest for each in records.values() for manifest in each}
-        committed = self._see_committed(task, folder, everyone, files, macs, checkpoints)
+        most = max(sum(int(everyone[rank]["nbytes"]) for rank in ranks) for ranks in uploads.values())
+        committed = self._see_committed(task, folder, everyone, files, macs, checkpoints, most)
         for manifest in manifests:
             self._regions.mark(int(manifest["rank"]), task.save_id, State.DURABLE)
         return committed
@@ -165,9 +169,15 @@ class Upload:
         files: dict[int, str],
         macs: Mapping[str, Mac],
         checkpoints: Checkpoints,
+        nbytes: int,
     ) -> bool:
-        """Commit when all are done. The lowest node's business; the others step in when it does not come to it."""
+        """Commit when all are done. The lowest node's business; the others step in when it does not come to it.
+
+        Args:
+            nbytes: what the node brings that brings most.
+        """
         timeout_s = time.monotonic() + 2.0 * self.node
+        limit_s = max(_DEADLINE_S, nbytes / _SLOWEST_BYTES_S)
         by_us = False
 
         def committed() -> bool:
@@ -177,7 +187,10 @@ class Upload:
                 progress = self._progress(task, folder, checkpoints)
                 if progress.complete:
                     return True
-                if len(progress.done) < task.nodes or time.monotonic() < timeout_s:
+                if len(progress.done) < task.nodes:
+                    return False
+                # who is lower may have gone on to a newer step: its part is there, and so nobody else would commit
+                if time.monotonic() < timeout_s and not self._queue.is_passed(task, time.monotonic()):
                     return False
                 try:
                     for node in progress.done - {self.node}:
@@ -194,6 +207,7 @@ class Upload:
             lambda: task.dropped or self._queue.is_passed(task, time.monotonic()),
             committed,
             f"not every node has brought its part of step {task.step}",
+            limit_s,
         )
         return by_us
 
@@ -205,8 +219,15 @@ class Upload:
             raise Cancelled
         return progress
 
-    def _poll(self, given_up: Callable[[], bool], condition: Callable[[], bool], failure: str) -> None:
-        wait, deadline = _POLL_S[0], time.monotonic() + _DEADLINE_S
+    def _poll(
+        self,
+        given_up: Callable[[], bool],
+        condition: Callable[[], bool],
+        failure: str,
+        limit_s: float | None = None,
+    ) -> None:
+        limit_s = _DEADLINE_S if limit_s is None else limit_s
+        wait, deadline = _POLL_S[0], time.monotonic() + limit_s
         self._queue.waiting = True
         try:
             while True:
@@ -216,7 +237,7 @@ class Upload:
                 if given_up():
                     raise Cancelled
                 if time.monotonic() > deadline:
-                    raise HyperpodExtError(f"{self._checkpoints.store.url}: {failure} after {_DEADLINE_S:.0f} s")
+                    raise HyperpodExtError(f"{self._checkpoints.store.url}: {failure} after {limit_s:.0f} s")
                 self.wake.wait(wait)
                 wait = min(wait * 2, _POLL_S[1])
         finally:

@@ -22,7 +22,8 @@ class MetricsExporter:
     Args:
         config: host and port.
         job: its name; the label `hpx_job` of every number.
-        past: events of coordinators before this one, so that counters go on where they were.
+        past: events of coordinators before this one, so that counters go on where they were. Read in a thread once it
+            is opened: of a long job they are many, and others wait for a sign of life.
         event: takes what is worth an event: where the numbers are, or why they are not.
     """
 
@@ -30,21 +31,23 @@ class MetricsExporter:
         self._config, self._event = config, event
         self._labels = (("hpx_job", job),)
         self._epoch = time.time() - time.monotonic()
+        self._past = past
         self._meters: Meters | None = Meters()
+        self._waiting: list[Event] | None = []
+        """What comes before the past is counted."""
         self._endpoint = MetricsEndpoint(self.text, self.summary, self._failed)
         self._opening: asyncio.Task[None] | None = None
-        for known in past:
-            self.add(known)
 
     def add(self, event: Event) -> None:
         """Take in one event of the log."""
         if self._meters is None:
             return
-        if isinstance(event, Other) and event.why:
-            self._meters = None  # no number is better than a wrong one
-            self._failed(f"an event is not as declared: {event.why}")
-            return
-        self._meters.add(event)
+        if why := _why_not(event):
+            self._stop(why)
+        elif self._waiting is not None:
+            self._waiting.append(event)
+        else:
+            self._meters.add(event)
 
     def text(self) -> str:
         """What is answered; empty once the numbers could not be kept."""
@@ -65,6 +68,14 @@ class MetricsExporter:
         await self._endpoint.close()
 
     async def _open(self) -> None:
+        meters, why = await asyncio.to_thread(_counted, self._past)
+        waiting, self._waiting, self._past = self._waiting or [], None, ()
+        if why and self._meters is not None:
+            self._stop(why)
+        elif self._meters is not None:
+            self._meters = meters
+            for event in waiting:
+                meters.add(event)
         host, port = self._config.host, self._config.port
         try:
             port = await self._endpoint.open(host, port)
@@ -73,6 +84,26 @@ class MetricsExporter:
             return
         self._event("metrics_shown", host=host, port=port)
 
+    def _stop(self, why: str) -> None:
+        """No number is better than a wrong one."""
+        self._meters = None
+        self._failed(why)
+
     def _failed(self, why: str) -> None:
         sys.stderr.write(f"the job's metrics are not shown: {why}\n")
         self._event("metrics_failed", cause=why)
+
+
+def _counted(events: Iterable[Event]) -> tuple[Meters, str]:
+    """What they come to; and why it cannot be told, if it cannot."""
+    meters = Meters()
+    for event in events:
+        if why := _why_not(event):
+            return meters, why
+        meters.add(event)
+    return meters, ""
+
+
+def _why_not(event: Event) -> str:
+    """Why an event cannot be counted; empty: it can."""
+    return f"an event is not as declared: {event.why}" if isinstance(event, Other) and event.why else ""

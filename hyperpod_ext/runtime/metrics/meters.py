@@ -86,6 +86,8 @@ class Meters:
     _lost_work: float = 0.0
     _faulty_since: float | None = None
     """When the fault was seen that the job has yet to recover from."""
+    _broken_generation: int = -1
+    """The generation in which the last fault was."""
 
     def add(self, event: Event) -> None:
         """Take in one event. Kinds it does not know are none of its business."""
@@ -97,6 +99,7 @@ class Meters:
             case Fault():
                 self.faults[event.kind, event.escalation_level] += 1
                 self._faulty_since = self._faulty_since or event.t
+                self._broken_generation = self.generation
                 self.state = "recovering"
                 for now in self.ranks.values():
                     now.phase = "abort"
@@ -177,15 +180,18 @@ class Meters:
         self.of = made.of or self.of
         self._made(made.step).ranks += 1
         if self.step is None or made.step > self.step:
-            self.step, self.state = made.step, "running"
+            self.step = made.step
             self.steps_made += 1
         if made.step == self.step and (loss := made.logged.get("loss")) is not None:
             self.loss = loss
         self.last_step_t = max(self.last_step_t or made.t, made.t)
-        if self._faulty_since is not None and made.generation == self.generation:
+        if made.generation <= self._broken_generation:
+            return  # who had passed its last collective when another rank failed ends its step
+        self.state = "running"
+        if self._faulty_since is not None:
             self.recoveries += 1
             self.recovery_seconds.observe(max(0.0, made.t - self._faulty_since))
-            self._faulty_since, self.state = None, "running"
+            self._faulty_since = None
 
     def _made(self, step: int) -> _Made:
         made = self._recent.get(step)

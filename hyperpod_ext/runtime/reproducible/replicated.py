@@ -95,10 +95,16 @@ class Replicated(Reproducible):
         self.count = 0
 
     def norm(self) -> torch.Tensor:
-        if self.count:
+        # a rank that had no micro-batch in this step takes part: others reduce, too
+        if self.count or not self._is_reduced():
             self.reduce()
         gradients = [parameter.grad for parameter in self._trained if parameter.grad is not None]
         return torch.nn.utils.get_total_norm(gradients)  # whole on every rank, so always added in one order
+
+    def _is_reduced(self) -> bool:
+        """Whether gradients of the last reduction are still there: they go before the next step begins."""
+        given = [None if held is None else held() for held in self._given]
+        return any(held is not None and held is p.grad for held, p in zip(given, self._trained, strict=True))
 
     def _parts(self, tops: list[int]) -> Iterator[list[int]]:
         """Parameters that are sent together."""

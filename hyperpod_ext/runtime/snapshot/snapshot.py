@@ -195,11 +195,7 @@ def _reshard(layout: Layout, used: Sequence[Snapshot], snapshots: Sequence[Snaps
         shards.append(snapshot.shards(targets, {(item.fqn, item.offsets) for each in shards for item, _ in each}))
     for each in shards:
         for item, shard in each:
-            known = sources.setdefault(item.fqn, [])
-            same = next((theirs for other, theirs in known if other.offsets == item.offsets), None)
-            if same is None:
-                known.append((item, shard))
-            elif same.shape != shard.shape or not torch.equal(_raw(same), _raw(shard)):
+            if not _add_part(sources.setdefault(item.fqn, []), item, shard):
                 differing.append(item.fqn)
     if differing:
         names = ", ".join(sorted(set(differing))[:5])
@@ -217,9 +213,38 @@ def _reshard(layout: Layout, used: Sequence[Snapshot], snapshots: Sequence[Snaps
             )
         if parts[0][0].shape != item.shape:
             raise JobFailedError(f"{item.fqn} has shape {item.shape} here and {parts[0][0].shape} in the snapshot")
-        covered = sum(_copy_overlap(item, destination, source, shard) for source, shard in parts)
+        covered = 0
+        for at, (source, shard) in enumerate(parts):
+            copied = _copy_overlap(item, destination, source, shard)
+            covered += 0 if any(_within(source, other) for other, _ in parts[:at]) else copied
         if covered != destination.numel():
             raise JobFailedError(f"{item.fqn}: the snapshots hold {covered} of the {destination.numel()} elements here")
+
+
+def _add_part(known: list[tuple[Item, torch.Tensor]], item: Item, shard: torch.Tensor) -> bool:
+    """Another part of a tensor. Of one that several hold, the first counts, and is copied last: it may be the smaller
+    one, where only so much of it was read. False: they differ."""
+    for at, (other, theirs) in enumerate(known):
+        if item.shape != other.shape:
+            if item.offsets == other.offsets:
+                return False
+        elif _within(item, other) or _within(other, item):
+            if not _within(item, other):
+                known.insert(at, (item, shard))
+            shared = _overlap(item, shard, other, theirs)
+            return shared is not None and torch.equal(_raw(shared[0]), _raw(shared[1]))
+    known.append((item, shard))
+    return True
+
+
+def _within(item: Item, other: Item) -> bool:
+    """Whether all that `item` has of a tensor is in `other`, too."""
+    return all(
+        start >= their_start and start + size <= their_start + their_size
+        for start, size, their_start, their_size in zip(
+            item.offsets, item.sizes, other.offsets, other.sizes, strict=True
+        )
+    )
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:
@@ -239,18 +264,27 @@ def _differing_values(snapshots: Sequence[Snapshot]) -> list[str]:
 
 def _copy_overlap(target: Item, destination: torch.Tensor, source: Item, view: torch.Tensor) -> int:
     """Copy what both have of a tensor; returns the number of elements."""
+    if (shared := _overlap(target, destination, source, view)) is None:
+        return 0
+    with torch.no_grad():
+        shared[0].copy_(shared[1])
+    return shared[0].numel()
+
+
+def _overlap(
+    target: Item, destination: torch.Tensor, source: Item, view: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """What both have of a tensor, in each of them; None: nothing."""
     for dimension in range(len(target.shape)):
         low = max(target.offsets[dimension], source.offsets[dimension])
         high = min(
             target.offsets[dimension] + target.sizes[dimension], source.offsets[dimension] + source.sizes[dimension]
         )
         if high <= low:
-            return 0
+            return None
         destination = destination.narrow(dimension, low - target.offsets[dimension], high - low)
         view = view.narrow(dimension, low - source.offsets[dimension], high - low)
-    with torch.no_grad():
-        destination.copy_(view)
-    return destination.numel()
+    return destination, view
 
 
 _Parts = dict[str, list[tuple[Item, torch.Tensor]]]

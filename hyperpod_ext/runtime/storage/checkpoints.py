@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ext.errors import CorruptSnapshotError, NotFoundError, StaleGenerationError
+from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, NotFoundError, StaleGenerationError
 from hyperpod_ext.runtime.snapshot.dcp_metadata import METADATA_FILE, RankFile, derive
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan, read_plan
 from hyperpod_ext.runtime.snapshot.manifest import (
@@ -38,6 +38,7 @@ from hyperpod_ext.runtime.snapshot.manifest import (
 )
 from hyperpod_ext.runtime.storage.mac import Expected, Mac, is_bound, mac_of
 from hyperpod_ext.runtime.storage.names import (
+    DOCUMENT_BYTES,
     MANIFEST,
     NOTE,
     VALUES,
@@ -129,7 +130,7 @@ class Checkpoints:
             CorruptSnapshotError: it is not whole, or not this job's.
         """
         where = f"{self.store.url}/{found.folder}/{MANIFEST}"
-        manifest = read_document(self.store.get(f"{found.folder}/{MANIFEST}"), where)
+        manifest = read_document(self.store.get(f"{found.folder}/{MANIFEST}", DOCUMENT_BYTES), where)
         check_manifest(manifest, self._secret, job=self._job, where=where)
         ranks, files, macs = manifest.get("ranks"), manifest.get("files"), manifest.get("macs", {})
         if not (isinstance(ranks, dict) and isinstance(files, dict) and ranks.keys() == files.keys()):
@@ -297,7 +298,7 @@ class Checkpoints:
     def record(self, folder: str, node: int) -> list[Manifest]:
         """What a node has announced, verified."""
         name = f"{folder}/node-{node}.json"
-        manifests = read_document(self.store.get(name), name).get("manifests")
+        manifests = read_document(self.store.get(name, DOCUMENT_BYTES), name).get("manifests")
         if not isinstance(manifests, list) or not all(isinstance(one, dict) for one in manifests):
             raise CorruptSnapshotError(f"{self.store.url}/{name}: not a list of manifests")
         for manifest in manifests:
@@ -343,8 +344,13 @@ class Checkpoints:
             "nbytes": sum({files[rank]: int(m["nbytes"]) for rank, m in manifests.items()}.values()),
             "created_at": time.time(),
         }
-        signed = sign(document, self._secret)
-        created = self.store.put_new(f"{folder}/{MANIFEST}", json.dumps(signed).encode())
+        signed = json.dumps(sign(document, self._secret)).encode()
+        if len(signed) > DOCUMENT_BYTES:  # nobody would read it
+            raise HyperpodExtError(
+                f"{self.store.url}/{folder}: its manifest would have {len(signed)} bytes of at most {DOCUMENT_BYTES}",
+                hint="It holds what is no tensor of each rank's state: make large lists of numbers tensors.",
+            )
+        created = self.store.put_new(f"{folder}/{MANIFEST}", signed)
         self._tidy(folder)
         return created
 

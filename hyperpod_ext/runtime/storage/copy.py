@@ -17,7 +17,7 @@ from hyperpod_ext.runtime.snapshot.dcp_metadata import METADATA_FILE
 from hyperpod_ext.runtime.snapshot.manifest import crc64nvme, crc_text, read_document
 from hyperpod_ext.runtime.storage.inventory import Inventory, InventoryEntry, plans
 from hyperpod_ext.runtime.storage.mac import Expected, Reading
-from hyperpod_ext.runtime.storage.names import MANIFEST, NOTE, VALUES
+from hyperpod_ext.runtime.storage.names import DOCUMENT_BYTES, MANIFEST, NOTE, VALUES
 from hyperpod_ext.runtime.storage.object_store import MIB, ObjectStore, ignore
 from hyperpod_ext.runtime.storage.retention import without_abandoned
 from hyperpod_ext.runtime.storage.verify import CHUNK, expected, what_is_wrong
@@ -92,13 +92,14 @@ def copy(
         copied.files, copied.nbytes = copied.files + 1, copied.nbytes + file.nbytes
     listed = {file.name for file in files}
     for small in sorted({*plans(seen.manifest), VALUES, METADATA_FILE} - listed):
-        data = source.get(f"{folder}/{small}")
+        data = source.get(f"{folder}/{small}", DOCUMENT_BYTES)
         store.put(f"{folder}/{small}", memoryview(data), crc_text(crc64nvme(data)))
         copied.files, copied.nbytes = copied.files + 1, copied.nbytes + len(data)
-    manifest = source.get(f"{folder}/{MANIFEST}")
+    name = f"{folder}/{MANIFEST}"
+    manifest = source.get(name, DOCUMENT_BYTES)
     if read_document(manifest, MANIFEST) != seen.manifest:
         raise ConflictError(f"{source.url}/{folder} changed while it was copied", hint="copy it again")
-    if not store.put_new(f"{folder}/{MANIFEST}", manifest) and store.get(f"{folder}/{MANIFEST}") != manifest:
+    if not store.put_new(name, manifest) and store.get(name, DOCUMENT_BYTES) != manifest:
         raise ConflictError(f"{store.url}/{folder} has become another checkpoint while this one was copied")
     return copied
 

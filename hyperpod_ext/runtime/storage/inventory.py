@@ -19,6 +19,7 @@ from hyperpod_ext.runtime.snapshot.manifest import FORMAT, Manifest, check_manif
 from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
 from hyperpod_ext.runtime.storage.mac import is_bound, read_mac
 from hyperpod_ext.runtime.storage.names import (
+    DOCUMENT_BYTES,
     MANIFEST,
     NOTE,
     VALUES,
@@ -131,7 +132,7 @@ def take_inventory(
 
 def _read(store: ObjectStore, found: Found) -> Manifest | str | None:
     try:
-        return read_document(store.get(f"{found.folder}/{MANIFEST}"), MANIFEST)
+        return read_document(store.get(f"{found.folder}/{MANIFEST}", DOCUMENT_BYTES), MANIFEST)
     except NotFoundError:
         return None
     except CorruptSnapshotError as error:

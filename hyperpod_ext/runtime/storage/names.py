@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 MANIFEST = "manifest.json"
 VALUES = "__0_1.distcp"
+DOCUMENT_BYTES = 1 << 30
+"""Most that a manifest may have, or what else holds values of all ranks: those of a thousand with a megabyte each."""
 _FOLDER = re.compile(r"step-(\d{9,})-g(\d{6,})(?:/|$)")
 NOTE = re.compile(r"(node|done|failed|left)-(\d+)\.json")
 """What nodes tell each other of a checkpoint that is not there yet."""

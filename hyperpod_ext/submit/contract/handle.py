@@ -9,6 +9,8 @@ from hyperpod_ext.errors import ConfigError, Problem
 
 _URL = re.compile(r"(?P<target>[a-z0-9-]+)://(?P<place>[^/\s]+)/(?P<name>[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)")
 _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
+ANYWHERE = "-"
+"""The place of a job that is called by its bare name: its target says where it looks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +26,13 @@ class JobHandle:
 
     @classmethod
     def parse(cls, text: str, target: str = "local") -> JobHandle:
-        """Read a URL, or the bare name of a job of `target`; its place is then the usual one there, `-`.
+        """Read a URL, or the bare name of a job of `target`; its place is then `ANYWHERE`.
 
         Raises:
             ConfigError: the text is neither.
         """
         if _NAME.fullmatch(text):
-            return cls(target, "localhost" if target == "local" else "-", text)
+            return cls(target, "localhost" if target == "local" else ANYWHERE, text)
         match = _URL.fullmatch(text)
         if match is None:
             hint = "write its name, or its URL as in local://localhost/tiny-gpt"

@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote
 from hyperpod_ext.catalog import labels
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import ConflictError, HyperpodExtError, NotFoundError
-from hyperpod_ext.submit.contract.handle import JobHandle
+from hyperpod_ext.submit.contract.handle import ANYWHERE, JobHandle
 from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
 from hyperpod_ext.submit.contract.spec_annotation import read_note
 from hyperpod_ext.submit.contract.yaml_text import read_all
@@ -221,8 +221,8 @@ def handle_of(kind: Kind, client: Client, name: str) -> JobHandle:
 
 
 def client_of(handle: JobHandle) -> Client:
-    """A client for the place of a handle; `-` is the current context."""
-    if handle.place == "-":
+    """A client for the place of a handle; for a bare name that of the current context."""
+    if handle.place == ANYWHERE:
         return Client(load_access())
     namespace, at, context = handle.place.rpartition("@")
     return Client(load_access(unquote(context), namespace if at else None))

@@ -134,8 +134,7 @@ def a_pod_is_waited_for(context: Context) -> Iterator[Finding]:
     if context.target != "hyperpod-eks" or job.kubernetes.launcher != "ours" or job.nodes == 1:
         return
     written = job.restart.node_wait_s if "node_wait_s" in job.restart.model_fields_set else NEW_POD_S
-    has_spares = bool(job.spares or sum(group.spares for group in job.node_groups))
-    if written < (_POD_IS_THERE_S if has_spares else _POD_COMES_S):
+    if written < (_POD_IS_THERE_S if job.spares_in_all else _POD_COMES_S):
         message = (
             f"{written:g} s are too short for a pod in the place of a lost one, and the job fails when they are over"
         )

@@ -81,7 +81,7 @@ def elastic_bounds(context: Context) -> Iterator[Finding]:
 )
 def spares_need_a_queue(context: Context) -> Iterator[Finding]:
     job = context.job
-    asked = job.spares or sum(group.spares for group in job.node_groups)
+    asked = job.spares_in_all
     if context.target == "hyperpod-eks" and asked and job.scheduling.queue is None:
         hint = "add scheduling.queue: NAMESPACE-localqueue, or remove the spares"
         yield Finding(("spares",), f"{asked} spares, but no queue of Kueue that would reserve them", hint)

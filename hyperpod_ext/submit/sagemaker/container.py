@@ -59,9 +59,14 @@ def arguments_of(job: JobConfig) -> dict[str, str]:
     """`--steps 40` as hyperparameters, which SageMaker's images make arguments of again.
 
     Raises:
-        ValueError: the arguments are not pairs of an option and its value.
+        ValueError: with the argument that is no option with its value, or that comes twice.
     """
-    return dict(_pairs(job.args))
+    found: dict[str, str] = {}
+    for name, value in _pairs(job.args):
+        if name in found:
+            raise ValueError(f"`--{name}` comes twice, and only its last value would be passed on")
+        found[name] = value
+    return found
 
 
 def _pairs(args: tuple[str, ...]) -> Iterator[tuple[str, str]]:
@@ -70,5 +75,5 @@ def _pairs(args: tuple[str, ...]) -> Iterator[tuple[str, str]]:
         option = rest.pop(0)
         name, equals, value = option.removeprefix("--").partition("=")
         if not option.startswith("--") or not name or (not equals and not rest):
-            raise ValueError(f"`{option}`")
+            raise ValueError(f"`{option}` is none")
         yield name, value if equals else rest.pop(0)

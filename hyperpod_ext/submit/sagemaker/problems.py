@@ -55,7 +55,7 @@ def warnings(job: JobConfig) -> Iterator[str]:
 def _missing(job: JobConfig) -> Iterator[Problem]:
     for path, value, hint in (
         ("image", job.image, "name a training image, as in docker pull"),
-        ("sagemaker.role", job.sagemaker.role, "write the ARN of the role that the nodes have"),
+        ("sagemaker.role", job.sagemaker.role, "write the ARN of the role that the job is to have"),
         ("sagemaker.output", job.sagemaker.output, "write an S3 prefix, s3://bucket/prefix"),
     ):
         if not value:
@@ -144,8 +144,10 @@ def _arguments(job: JobConfig) -> Iterator[Problem]:
         try:
             arguments_of(job)
         except ValueError as error:
-            hint = "write `--name value`, or use mode: ours"
-            yield Problem(f"SageMaker's images take arguments as pairs; {error} is none", path="args", hint=hint)
+            hint = "write `--name value`, each name once, or use mode: ours"
+            yield Problem(
+                f"SageMaker's images take arguments as pairs, each name once; {error}", path="args", hint=hint
+            )
         return
     starting = entrypoint_of(job)
     for text in starting["ContainerEntrypoint"]:

@@ -15,7 +15,7 @@ from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import ConfigError, ConflictError, HyperpodExtError, NotFoundError, UnreachableError
 from hyperpod_ext.submit.contract import records
 from hyperpod_ext.submit.contract.capabilities import Capabilities
-from hyperpod_ext.submit.contract.handle import JobHandle
+from hyperpod_ext.submit.contract.handle import ANYWHERE, JobHandle
 from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
 from hyperpod_ext.submit.local.result import EMPTY_REPORT
 from hyperpod_ext.submit.sagemaker.by_tag import newest_by_name
@@ -131,12 +131,14 @@ def list_jobs() -> list[JobStatus]:
 
 def status(handle: JobHandle) -> JobStatus:
     """What SageMaker says of the newest submission under the name, or of the training job that is called so."""
+    handle = _with_region(handle)
     return _status(handle, _describe(handle))
 
 
 def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[StatusUpdate]:
     """A moment every few seconds."""
-    printed = JobLogs(_region(handle), _job_name(handle))
+    handle = _with_region(handle)
+    printed = JobLogs(handle.place, _job_name(handle))
     while True:
         now = status(handle)
         yield StatusUpdate(now, (), tuple(printed.new_lines()) if with_lines else ())
@@ -147,7 +149,8 @@ def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[StatusUpdate]
 
 def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> Iterator[str]:
     """What CloudWatch has of the job."""
-    printed = JobLogs(_region(handle), _job_name(handle))
+    handle = _with_region(handle)
+    printed = JobLogs(handle.place, _job_name(handle))
     of_rank = None if rank is None else f"rank {rank} | "
     while True:
         ended = not follow or status(handle).ended  # asked first: what came before its end is read below
@@ -159,7 +162,8 @@ def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> It
 
 def cancel(handle: JobHandle) -> JobStatus:
     """StopTrainingJob, then wait until it has stopped. An ended job is left as it is."""
-    service, job_name = client("sagemaker", _region(handle)), _job_name(handle)
+    handle = _with_region(handle)
+    service, job_name = client("sagemaker", handle.place), _job_name(handle)
     deadline = time.monotonic() + _CANCEL_TIMEOUT_S
     asked = False
     while not (now := status(handle)).ended:
@@ -178,6 +182,7 @@ def result(handle: JobHandle) -> Mapping[str, Any]:
     Raises:
         NotFoundError: the job has not ended.
     """
+    handle = _with_region(handle)
     described = _describe(handle)
     now = _status(handle, described)
     if not now.ended:
@@ -213,7 +218,7 @@ def _status(handle: JobHandle, described: Mapping[str, Any]) -> JobStatus:
 
 
 def _describe(handle: JobHandle) -> Mapping[str, Any]:
-    service, job_name = client("sagemaker", _region(handle)), _job_name(handle)
+    service, job_name = client("sagemaker", handle.place), _job_name(handle)
     answer: Mapping[str, Any] = call(
         f"DescribeTrainingJob {job_name}", lambda: service.describe_training_job(TrainingJobName=job_name)
     )
@@ -238,8 +243,15 @@ def _tagged(region: str, name: str) -> str | None:
     return str(found[name]["TrainingJobName"]) if name in found else None
 
 
-def _region(handle: JobHandle) -> str:
-    return handle.place
+def _with_region(handle: JobHandle) -> JobHandle:
+    """Of a bare name: in the region that it was submitted to from this machine, or else in that of the environment."""
+    if handle.place != ANYWHERE:
+        return handle
+    try:
+        region = str(records.recall(NAME, handle.name)["region"])
+    except NotFoundError:
+        region = str(client("sagemaker", None).meta.region_name)
+    return JobHandle(NAME, region, handle.name)
 
 
 def _refuse_a_second(name: str) -> None:

@@ -165,6 +165,7 @@ def problems(job: JobConfig) -> Iterator[Problem]:
         elif volume.kind == "scratch":
             hint = "use a folder of the node: a volume of kind host"
             yield Problem("Slurm makes no scratch volumes", path=f"volumes.{index}", hint=hint)
+    yield from _unreadable(job.slurm.setup, "slurm.setup")
     yield from _problems_at_limit(job)
     yield from _overlay_problems(job)
     if job.node_groups:
@@ -301,11 +302,16 @@ def _overlay_problems(job: JobConfig) -> Iterator[Problem]:
             hint = "remove it: the launcher sets these variables"
             message = "would change variables that ranks or the runtime rely on"
             yield Problem(message, path=f"{path}.before.{index}", hint=hint)
-    if overlay.before:
-        try:
-            check_shell("overlay", "\n".join(overlay.before) + "\n")
-        except HyperpodExtError:
-            yield Problem("is no shell that sh can read", path=f"{path}.before", hint="end what it begins, quotes too")
+    yield from _unreadable(overlay.before, f"{path}.before")
+
+
+def _unreadable(lines: Sequence[str], path: str) -> Iterator[Problem]:
+    if not lines:
+        return
+    try:
+        check_shell(path, "\n".join(lines) + "\n")
+    except HyperpodExtError:
+        yield Problem("is no shell that sh can read", path=path, hint="end what it begins, quotes too")
 
 
 def _step_options(job: JobConfig) -> Iterator[str]:

@@ -333,7 +333,7 @@ def simulated_machines(candidates: int) -> Iterator[None]:
         replace(outbox, choose_candidates=functools.partial(choose_candidates, most=candidates))
         replace(memory_client, _WATCH_S=_NEVER_S)
         # of each story a report is much work; and lines are written when somebody reads them, see `_Coordinator`
-        replace(EventLog, report=lambda log, **told: told, together=lambda log: contextlib.nullcontext())
+        replace(EventLog, reporter=lambda log, **told: lambda: told, together=lambda log: contextlib.nullcontext())
         replace(
             agent_workers,
             os=_Os,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hyperpod_ext.config.job.runtime import RuntimeConfig
+from hyperpod_ext.config.restart import RestartPolicy
 from hyperpod_ext.runtime.agent.coordinator_client import CoordinatorClient, ExcludedError
 from hyperpod_ext.runtime.agent.election import ElectionListener
 from hyperpod_ext.runtime.agent.settings import NodeSettings
@@ -87,6 +88,41 @@ def test_a_death_between_a_vote_and_the_first_word_of_the_next_coordinator_is_to
         return kinds
 
     assert asyncio.run(asyncio.wait_for(run(), 60)) == ["handshake", "died"]
+
+
+def test_a_node_that_is_busy_with_an_order_keeps_its_line(tmp_path: Path) -> None:
+    """Its memory server may take longer than half of a lease; the coordinator's answers wait to be read meanwhile."""
+
+    async def run() -> None:
+        beats, ends = 0, asyncio.Event()
+
+        async def coordinate(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal beats
+            await wire.accept_peer(reader, writer, SECRET)
+            await wire.read(reader)
+            writer.write(wire.encode(encode(news(1))))
+            while await wire.read(reader) is not None:
+                beats += 1
+                writer.write(wire.encode(encode(c.Heard(heard=0))))
+            ends.set()
+
+        server = await asyncio.start_server(coordinate, "127.0.0.1", 0)
+        config = CONFIG.model_copy(update={"restart": RestartPolicy(lease_s=1.2)})
+        settings = NodeSettings(
+            config, 0, "127.0.0.1", 0, ["train.py"], tmp_path, tmp_path, tmp_path / "secret", SECRET
+        )
+        unused: Any = None
+        client = CoordinatorClient(settings, ElectionListener(SECRET, print), handshake, unused)
+        await client.connect(lambda: ("127.0.0.1", server.sockets[0].getsockname()[1]), lambda: "")
+        client.send_handshake()
+        assert isinstance(await client.next(), c.JobNews)
+        while beats < 8 and not ends.is_set():  # one each 0.2 s: longer than half of a lease
+            await asyncio.sleep(0.01)
+        assert not ends.is_set()
+        await client.close()
+        server.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,31 @@ def test_a_worker_that_is_wanted_stays(tmp_path: Path) -> None:
     assert events[0] == "worker_started"
 
 
+def test_a_process_that_is_to_be_replaced_joins_no_generation(tmp_path: Path) -> None:
+    """It is ended as soon as its successor can be started, and the generation would wait for it in vain."""
+    told: list[Any] = []
+
+    async def run() -> None:
+        workers = workers_in(tmp_path, [])
+        workers._gathering._send = told.append
+        fork_server: Any = Recording()
+        await workers.start(1, workers.expect(1), fork_server)
+        await workers.start(0, workers.expect(0), fork_server)
+        old, join = workers._workers[1], c.Join(rank=1, generation=1, live=None, pid=fork_server.pids[0], store_port=1)
+        workers._gathering.join(1, join, ())
+        this = workers.expect(1)
+        await workers._join(1, old, join)
+        workers._gathering.flush()
+        assert (told, old.waiting) == ([], None)
+        await workers.start(1, this, fork_server)
+        assert is_ended(old.pid)
+        workers.kill_all()
+        while not all(map(is_reaped, fork_server.pids)):
+            await asyncio.sleep(0.005)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
 def test_a_replacement_gets_the_device_that_is_free_though_numbers_have_changed(tmp_path: Path) -> None:
     """Rank 0 dies, and 1 is called 0 until another one joins, as 1."""
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -498,6 +500,68 @@ def test_a_rank_that_does_not_join_in_time_is_a_fault_of_its_own_kind(tmp_path: 
     asyncio.run(asyncio.wait_for(run(), 30))
     fault = events(tmp_path, "fault")[0]
     assert (fault["rank"], fault["kind"], fault["died"]) == (1, "late", True), "its node is there"
+
+
+def test_a_log_that_cannot_be_written_costs_no_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body() -> None:
+        async with coordinating(tmp_path) as (listener, coordinator):
+            agents = await three(listener)
+            with monkeypatch.context() as full:
+                full.setattr(
+                    coordinator.events, "_append", lambda line: os.writev(os.open("/dev/full", os.O_WRONLY), [line])
+                )
+                for agent in agents:
+                    agent.say(c.Event(event="imported", t=1.0, fields={"seconds": 0.1}))
+                    agent.say(c.AskJobState())
+                    await agent.hears(c.JobState)
+            assert not events(tmp_path, "imported")
+            agents[1].say(c.Event(event="imported", t=2.0, fields={"seconds": 0.1}))
+            while "3 events could not be written here" not in (tmp_path / "events.jsonl").read_text():
+                await asyncio.sleep(0.01)
+            assert set(coordinator.members.agents) == {0, 1, 2}
+
+    asyncio.run(body())
+
+
+def test_a_search_that_breaks_ends_the_job_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(now: float) -> None:
+        raise KeyError("rank 7")
+
+    async def body() -> None:
+        async with coordinating(tmp_path) as (listener, coordinator):
+            agents = await three(listener)
+            monkeypatch.setattr(coordinator.reports, "late_ranks", broken)
+            assert (await agents[1].hears(c.EndJob)).state == "failed"
+            await coordinator.end.reported()
+        error = json.loads((tmp_path / "report.json").read_text())["error"]
+        assert "KeyError: 'rank 7'" in error["message"]
+
+    asyncio.run(body())
+
+
+def test_the_end_is_told_while_the_report_of_a_long_log_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = threading.Event()
+
+    def takes_long(path: Path, **_: Any) -> dict[str, Any]:
+        assert made.wait(PATIENCE_S)
+        return {"of": path.name}
+
+    monkeypatch.setattr("hyperpod_ext.runtime.events.log.report_on", takes_long)
+
+    async def body() -> None:
+        async with coordinating(tmp_path) as (listener, coordinator):
+            agents = await three(listener)
+            coordinator.cancel()
+            for agent in agents:
+                assert (await agent.hears(c.EndJob)).state == "cancelled"
+            assert not (tmp_path / "report.json").exists()
+            made.set()
+            await coordinator.end.reported()
+            assert json.loads((tmp_path / "report.json").read_text()) == {"of": "events.jsonl"}
+
+    asyncio.run(body())
 
 
 def test_an_event_is_logged_with_all_that_its_sender_says_and_with_nothing_else(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from waiting import until
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime import Run, resilient
 from hyperpod_ext.runtime.data import ElasticDataLoader, Mixture, Stream
+from hyperpod_ext.runtime.training.loop import _failure
 
 
 class Noisy:
@@ -146,8 +147,9 @@ def test_too_many_samples_left_out_are_an_error() -> None:
 
 def test_a_worker_that_is_killed_is_told_and_its_step_made_again() -> None:
     loader = loader_of(Deadly(), workers=1, prefetch=1)
-    with pytest.raises(JobFailedError, match=r"reading step \d+: DataLoader worker \(pid"):
+    with pytest.raises(RuntimeError, match=r"reading step \d+: DataLoader worker \(pid.*/dev/shm") as caught:
         drain(loader)
+    assert not _failure(caught.value, 5).final, "a job recovers from it"
     again = loader_of(Deadly())
     again.load_state_dict(loader.state_dict())
     assert next(again.steps()).number == loader.state_dict()["step"] + 1
@@ -282,6 +284,17 @@ def test_a_stream_that_fails_is_named_with_its_place() -> None:
     loader = loader_of(Stream(open_at, fingerprint="x"), shuffle=False)
     with pytest.raises(JobFailedError, match=r"step 2, epoch 0, sample 12 .*OSError: connection lost"):
         drain(loader)
+
+
+@pytest.mark.parametrize(("n", "drop_last"), [(24, False), (24, True), (25, True), (25, False)])
+def test_a_stream_is_read_once_by_each_pass_over_the_loader(n: int, drop_last: bool) -> None:
+    loader = loader_of(numbers(n, []), shuffle=False, drop_last=drop_last)
+    for _ in range(3):
+        ids: list[int] = []
+        for step in loader:
+            ids += [one for batch, weight in step if weight for one in batch]
+            loader.ack(step)
+        assert ids == [*range(24 if drop_last else n)]
 
 
 def test_a_stream_without_samples_is_an_error() -> None:

@@ -12,8 +12,9 @@ from made_events import entry
 
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
+from hyperpod_ext.runtime.events.capacity import orders_accepted
 from hyperpod_ext.runtime.events.event import Events
-from hyperpod_ext.runtime.events.log import EventLog
+from hyperpod_ext.runtime.events.log import EventLog, report_on
 from hyperpod_ext.runtime.events.reading import read_events
 from hyperpod_ext.runtime.ipc.declared import name_of
 
@@ -58,18 +59,24 @@ def test_a_log_of_half_a_line_is_begun_anew(tmp_path: Path) -> None:
     assert names(log.read()) == ["coordinator"]
 
 
-def test_a_full_disk_leaves_no_half_line(tmp_path: Path) -> None:
+def test_a_full_disk_loses_events_says_so_and_leaves_no_half_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     log = EventLog(tmp_path, fresh=True)
     log.write(**entry(1.0, "job_started"))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "events.jsonl").stat().st_size + 10, hard))
     try:
-        with pytest.raises(OSError, match="File too large"):
+        for _ in range(3):
             log.write(**entry(1.0, "go"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert capsys.readouterr().err.count("events are lost: File too large") == 1
     log.write(**entry(1.0, "step"))
     assert names(log.read()) == ["job_started", "step"]
+    assert "3 events could not be written here: File too large" in (tmp_path / "events.jsonl").read_text()
+    report = report_on(tmp_path / "events.jsonl", state="succeeded", error=None, world_size=1)
+    assert (report["state"], "events.jsonl:3: is not an event" in report["error"]["message"]) == ("succeeded", True)
 
 
 def test_a_damaged_line_is_named_and_the_job_ends_as_it_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,7 +85,7 @@ def test_a_damaged_line_is_named_and_the_job_ends_as_it_has(tmp_path: Path, caps
         with (tmp_path / "events.jsonl").open("a") as log:
             log.write(HALF + "\n")
             log.write(json.dumps(entry(4.0, "resized", order="7")) + "\n")
-        assert coordinator.orders_accepted() == {"7"}
+        assert orders_accepted(coordinator.events.read(steps=False)) == {"7"}
         coordinator.cancel()
         assert await coordinator.ended == "cancelled"
         await coordinator.close()

@@ -494,6 +494,21 @@ def test_a_first_choice_that_failed_does_not_rule_out_a_newer_durable_checkpoint
     assert again.decision.step == 8
 
 
+def test_what_durable_tiers_have_besides_those_refused_is_no_answer_to_the_next_generation():
+    """It refuses none as yet, and would take the rest for all that there is: it would begin anew."""
+    membership = with_durable()
+    join_all(membership)
+    begin = begun(membership.durable_answered([stored(100)], 1, ()))
+    (ask,) = membership.restore_reported(1, begin.generation, 1, "the link to it timed out")
+    assert isinstance(ask, AskDurable)
+    assert membership.restoring.awaits(ask.exclude)
+    assert not membership.restoring.awaits(())
+    membership.fault(died(2, step=0), membership.generation)
+    assert membership.restoring.awaits(())
+    assert not membership.restoring.awaits(ask.exclude)
+    assert join_all(membership) == [AskDurable()]
+
+
 def test_a_try_that_nobody_went_on_from_gives_up_no_steps():
     """A second's trouble with step 9, then with step 7: the next generation finds both, and takes the newer."""
     membership = fresh()

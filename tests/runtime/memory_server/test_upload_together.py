@@ -116,6 +116,37 @@ def test_a_step_given_up_beside_a_slow_upload_is_waited_for_by_nobody(nodes):
     assert [node.uploader.status["superseded"] for node in nodes] == [1, 2]
 
 
+def test_a_step_that_the_first_node_has_passed_is_committed_by_the_other(nodes):
+    """All its parts are there: else a tier that is slow on one node would never have a whole one."""
+    quick, slow = nodes
+    slow.store.hold(f"{folder_of(10, 1)}/__1_0.distcp")
+    slow.save(10)
+    quick.save(10)
+    assert slow.store.reached.wait(20)
+    until(lambda: 0 in slow.uploader.checkpoints.progress(folder_of(10, 1)).done)
+    give_up(slow, 20)
+    quick.save(20)
+    until(lambda: quick.announced(20))
+    slow.store.open.set()
+    come_to_rest(slow, quick)
+    assert slow.steps() == [10]
+
+
+def test_another_nodes_part_is_waited_for_as_long_as_it_may_take(nodes, monkeypatch):
+    monkeypatch.setattr("hyperpod_ext.runtime.memory_server.upload._DEADLINE_S", 0.3)
+    monkeypatch.setattr("hyperpod_ext.runtime.memory_server.upload._SLOWEST_BYTES_S", NBYTES / 100)
+    slow, quick = nodes
+    slow.store.hold(f"{folder_of(10, 1)}/__0_0.distcp")
+    slow.save(10)
+    quick.save(10)
+    assert slow.store.reached.wait(20)
+    until(lambda: 1 in quick.uploader.checkpoints.progress(folder_of(10, 1)).done)
+    assert not quick.memory.wait_idle(1.0), "it waits on"
+    slow.store.open.set()
+    come_to_rest(slow, quick)
+    assert slow.steps() == [10]
+
+
 def test_two_nodes_that_gave_up_each_what_the_other_has_meet_at_the_next_step(nodes):
     """One went on to step 20 without waiting for the other's part of step 10; the other, about to bring that, needed
     the memory of step 20."""

@@ -36,6 +36,7 @@ BACK_TWO_STEPS = Events(
         *_both(2.0, "begun", step=0, generation=1),
         *(event for step in (1, 2, 3) for event in _steps(1.0 + step, step)),
         made(5.5, "fault", rank=1, node=1, step=4, cause="lost", died=True, kind="lost", escalation_level="node"),
+        made(5.6, "step", rank=0, step=4, of=4, began=5.0, loss=9.0, generation=1),  # it had passed its last collective
         *_both(6.0, "aborted", step=3),
         *_both(6.5, "joined", pid=2),
         made(6.5, "generation", generation=2, step=1, world_size=2),

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 from made_events import made
+from waiting import PATIENCE_S
 
 from hyperpod_ext.config.metrics import Metrics
+from hyperpod_ext.runtime.events.event import Event
 from hyperpod_ext.runtime.events.log import checked
 from hyperpod_ext.runtime.metrics.exporter import MetricsExporter
 
@@ -54,6 +58,30 @@ def test_counters_go_on_where_the_coordinator_before_left_them() -> None:
     ((status, body),) = answers(shown, events, "GET /metrics?x=1 HTTP/1.1\r\nHost: x\r\n\r\n")
     assert status == "200 OK"
     assert f"{COUNTED} 2" in body.splitlines()
+
+
+def test_a_long_past_is_counted_aside_and_before_what_came_meanwhile() -> None:
+    events, counted = Events(), threading.Event()
+
+    def past() -> Iterator[Event]:
+        assert counted.wait(PATIENCE_S)
+        yield FAULT
+
+    async def run() -> str:
+        shown = MetricsExporter(HERE, "tiny", past(), events.write)
+        shown.open()
+        await asyncio.sleep(0.05)  # of its own accord it would be open by now
+        shown.add(FAULT)
+        assert not events
+        counted.set()
+        while not events:
+            await asyncio.sleep(0.005)
+        try:
+            return shown.text()
+        finally:
+            await shown.close()
+
+    assert f"{COUNTED} 2" in asyncio.run(asyncio.wait_for(run(), PATIENCE_S)).splitlines()
 
 
 def test_what_else_is_asked_for_is_not_there() -> None:

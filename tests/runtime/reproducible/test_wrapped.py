@@ -76,6 +76,24 @@ def test_an_optimizer_does_not_step_without_reduction(make):
     optimizer.step()
 
 
+def test_a_rank_without_a_micro_batch_reduces_once_a_step_as_others_do():
+    model, optimizer = small()
+    parallel = reproducible(model)
+    reduce, reduced = parallel.reduce, list[int]()
+    parallel.reduce = lambda: (reduced.append(len(reduced)), reduce())[1]
+    for micro_batches in (1, 0, 2, 0, 0):
+        optimizer.zero_grad()
+        for _ in range(micro_batches):
+            parallel(torch.ones(2, 4)).sum().backward()
+        before = len(reduced)
+        norm = parallel.clip_grad_norm_(1.0)
+        assert len(reduced) == before + 1
+        if micro_batches:
+            assert parallel.norm() <= norm
+            assert len(reduced) == before + 1
+        optimizer.step()
+
+
 @pytest.mark.parametrize("make", [small, sharded])
 def test_gradients_of_the_last_step_are_not_added_to(make):
     model, optimizer = make()

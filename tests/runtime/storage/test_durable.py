@@ -384,6 +384,25 @@ def test_a_record_that_is_not_of_this_job_is_refused(checkpoints, tmp_path):
         store_at(tmp_path, secret=b"x" * 32).record(folder, 0)
 
 
+def test_values_of_many_ranks_are_read_and_what_nobody_could_read_is_not_committed(checkpoints, monkeypatch):
+    large = "x" * (40 << 20)
+    ranks = [Rank(rank, {"t": torch.zeros(2), "n": large}, world_size=2) for rank in range(2)]
+    folder, macs = folder_of(100, 1), {}
+    for rank, one in enumerate(ranks):
+        checkpoints.put_plan(folder, one.plan)
+        checkpoints.store.put(f"{folder}/{image_of(rank)}", memoryview(one.image), one.manifest["crc64nvme"])
+        macs[image_of(rank)] = checkpoints.mac(memoryview(one.image))
+    manifests = {rank: one.manifest for rank, one in enumerate(ranks)}
+    files = {rank: image_of(rank) for rank in range(2)}
+    with monkeypatch.context() as limited:
+        limited.setattr("hyperpod_ext.runtime.storage.checkpoints.DOCUMENT_BYTES", 64 << 20)
+        with pytest.raises(HyperpodExtError, match="its manifest would have") as caught:
+            checkpoints.commit(folder, manifests, files, macs)
+    assert (checkpoints.found(), "tensors" in caught.value.hint) == ([], True)
+    assert checkpoints.commit(folder, manifests, files, macs)
+    assert checkpoints.read(Found(100, 1))["ranks"]["1"]["values"] == [large]
+
+
 @pytest.mark.parametrize("text", ["", "{}", '{"manifests": 7}', '{"manifests": [7]}'])
 def test_a_record_that_is_none_is_an_error_of_ours(checkpoints, tmp_path, text):
     (tmp_path / folder_of(100, 1)).mkdir()

@@ -114,6 +114,8 @@ def test_jobs_of_other_machines_are_listed_and_found_by_their_tag(place: Place, 
         ("b", "succeeded"),
         ("tiny-gpt", "succeeded"),
     ]
+    by_name = elsewhere.hp_ext("status", "a", *TARGET, "-o", "json")
+    assert by_name.json["handle"] == listed[0]["handle"] == "sagemaker://us-west-2/a"
     shown = elsewhere.hp_ext("cancel", listed[0]["handle"], "-o", "json")
     assert (shown.json["state"], aws.jobs[last]["TrainingJobStatus"]) == ("cancelled", "Stopped"), shown.stderr
     aws.failures["Search"] = Failure(400, "AccessDeniedException")
@@ -131,7 +133,8 @@ def test_a_running_job_is_followed_refused_a_second_time_and_cancelled(place: Pl
     aws.lines[f"{name}/algo-2-1700000000"] = ["rank 3 | four"]
     printed = place.hp_ext("logs", URL).stdout.splitlines()
     assert (printed[0], printed[-1], len(printed)) == ("algo-1 | rank 0 | one", "algo-2 | rank 3 | four", 4)
-    assert len(place.hp_ext("logs", URL, "--rank", "0").stdout.splitlines()) == 2
+    by_name = place.hp_ext("logs", "tiny-gpt", *TARGET, "--rank", "0")  # its region is known of the submission
+    assert len(by_name.stdout.splitlines()) == 2, by_name
     second = place.create()
     assert (second.code, "is running" in second.stderr) == (5, True)
     cancelled = place.hp_ext("cancel", URL, "-o", "json").json

@@ -73,6 +73,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "a long argument": ("args.1", {"args": ["a", "x" * 257]}),
     "a line break": ("args.0", {"args": ["a\nb"]}),
     "arguments that are no pairs": ("args", {"mode": "plain", "args": ["train", "--fast"]}),
+    "an option that comes twice": ("args", {"mode": "plain", "args": ["--data", "/a", "--data=/b"]}),
     "spot and a warm pool": ("sagemaker.keep_alive_s", {"sagemaker": {"spot": True, "keep_alive_s": 60}}),
     "a wait without spot": ("sagemaker.max_wait_s", {"sagemaker": {"max_wait_s": 100}}),
     "a wait that is too short": ("sagemaker.max_wait_s", {"sagemaker": {"spot": True, "max_wait_s": 100}}),

@@ -196,6 +196,7 @@ REFUSED = {
     "volumes.0": {"volumes": [{"kind": "claim", "path": "/a", "claim": "b"}]},
     "node_groups": {"node_groups": [{"name": "a", "nodes": 1}]},
     "mode": {"mode": "aws-checkpointless"},
+    "slurm.setup": {"slurm": {"setup": ["echo ok", "echo it's ready"]}},
     "chaos": {"chaos": {"faults": [{"rank": 0, "step": 1}]}},
 }
 

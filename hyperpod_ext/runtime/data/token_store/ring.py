@@ -96,11 +96,15 @@ class ReadyRing:
         return arrays
 
     def put(self, step: int, slot: int, arrays: Mapping[str, npt.NDArray[Any]]) -> bool:
-        """Keep `arrays`, and drop the oldest steps for them; False: they are the oldest, and over the budget.
+        """Keep `arrays`, and drop the oldest steps for them.
+
+        False: they are the oldest and over the budget, or of a slot below 0: a ghost, whose samples count for nothing.
 
         Raises:
             DiskFullError: there is no room, even so.
         """
+        if slot < 0:
+            return False
         parts: list[bytes | bytearray | memoryview] = []
         entries, at = [], 0
         for name, array in arrays.items():

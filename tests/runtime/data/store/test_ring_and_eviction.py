@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hyperpod_ext.errors import NotFoundError
+from hyperpod_ext.runtime.data.positions import GHOST
 from hyperpod_ext.runtime.data.store import ReadyRing, TokenStore, build, evict
 from hyperpod_ext.runtime.data.token_store.eviction import CachedStore, choose_evictions, nbytes_of
 from hyperpod_ext.runtime.data.token_store.files import FileLock
@@ -90,6 +91,12 @@ class TestRing:
         assert [step for step, _ in ring.ready()] == [5, 6, 7, 8, 9]
         assert not ring.put(2, 0, batch(2, 0))
         assert [step for step, _ in ring.ready()] == [5, 6, 7, 8, 9]
+
+    def test_ghosts_take_no_room(self, tmp_path: Path) -> None:
+        ring = ReadyRing(tmp_path, "s", budget_bytes=1 << 20)
+        for step in range(3):
+            assert ring.fetch(step, GHOST, lambda: {"a": np.full(9, 7)})["a"].sum() == 63
+        assert (list(ring.folder.iterdir()), ring.stats.made) == ([], 3)
 
     def test_what_is_given_out_is_this_processes_own(self, tmp_path: Path) -> None:
         ring = ReadyRing(tmp_path, "stream")
