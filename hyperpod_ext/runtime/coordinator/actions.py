@@ -228,11 +228,13 @@ class Actions:
         self._timers.set("release", grace_s, lambda: self.carry_out(late()))
 
     def _release(self, nodes: Sequence[int]) -> None:
-        """Let nodes go: first all others learn that they are no members any more, and do not count for a majority."""
+        """Let nodes go: first all others learn that they are no members any more, and do not count for a majority. And
+        what ranks had by other numbers, or elsewhere, is not needed; where no node goes, that alone."""
         for node in nodes:
             self._log("node_left", node=node)
             self._members.forget(node)
-        if self._run.config.elastic is not None:
+        if nodes and self._run.config.elastic is not None:
             tell_wanted(self._run.run_dir, sorted(self._members.members))
         self._outbox.to_all(c.MembersReleased(world_size=len(self._membership.nodes)))
-        self._outbox.share_job_state()
+        if nodes:
+            self._outbox.share_job_state()

@@ -225,7 +225,7 @@ class Reports:
             self._schedule.replicated = of.sharing == "same"
         for kind, due in self._schedule.due(self._ranks, membership, time.monotonic()):
             self._outbox.to_all(c.ScheduleSave(kind=kind, step=due))
-        if report.event == "begun" or not membership.states.going:
+        if report.event == "begun" or not membership.releases_at(of.step):
             return
         if (by_all := self._ranks.committed_by_all(len(membership.nodes))) is not None:
             self._actions.carry_out(membership.release_retained(by_all))

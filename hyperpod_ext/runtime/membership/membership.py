@@ -413,14 +413,21 @@ class Membership:
 
     def release_retained(self, step: int, *, late: bool = False) -> list[Action]:
         """Every rank has committed `step`. `late`: or the time is over in which it should have."""
-        if self.phase is not JobPhase.RUNNING or not (late or self.retention.is_over(step)):
+        if self.phase is not JobPhase.RUNNING:
             return []
-        gone = []
-        for node in sorted(self.states.going):
+        unneeded, gone = self.retention.is_unneeded(step), list[int]()
+        for node in sorted(self.states.going) if late or self.retention.is_over(step) else ():
             spare = self.states.why(node) is Why.RESIZED and len(self.states.spares) < self.rescaling.reserve
             self.states.set_state(node, NodeState.SPARE if spare else NodeState.RELEASED)
             gone += [] if spare else [node]
-        return [Release(tuple(gone))] if gone else []
+        if not (gone or unneeded):
+            return []
+        self.retention.moved = self.retention.moved and not unneeded
+        return [Release(tuple(gone))]
+
+    def releases_at(self, step: int) -> bool:
+        """Whether anything is released once every rank has committed `step`."""
+        return self.retention.is_unneeded(step) or (self.retention.is_over(step) and bool(self.states.going))
 
     # --- held from outside ----------------------------------------------------------------------
 
@@ -620,6 +627,7 @@ class Membership:
             self.states.set_state(node, NodeState.DECOMMISSIONED, self.states.why(node) or Why.RESIZED)
         self.rescaling.keep_moving(self.states)
         self.retention.begin(handed_on=bool(to.after.keys() - to.moved.values()))
+        self.retention.moved = True
         numbers = {"generation": self.generation, "world_size": len(to.after), "moved": numbers_json(to.moved)}
         return [Log("world", {**fields, "cause": cause, **numbers}), abort, *(Decommission(node) for node in leaving)]
 
@@ -690,6 +698,7 @@ class Membership:
         membership.continuing.places = [int(node) for node in data.get("places", ())]
         membership.rescaling.learn(data)
         membership.renumbering = Renumbering.from_json(data["moves"])
+        membership.retention.moved = bool(membership.renumbering.moves)  # whether that was released is not known
         membership.sharing = str(data["sharing"])
         if data["ended"]:
             return membership, []

@@ -154,7 +154,8 @@ class NodeStates:
 
 @dataclass(slots=True)
 class Retention:
-    """Until which step the memory of nodes that gave up their ranks may be needed."""
+    """Until which step memory may be needed: that of nodes that gave up their ranks, and on nodes that stay what ranks
+    had by earlier numbers."""
 
     next_due: Callable[[int], int] = lambda step: step
     """The first step from one on that is saved to memory."""
@@ -162,6 +163,10 @@ class Retention:
     """None: not known before all ranks have restored."""
     handed_on: bool = True
     """Whether new processes have ranks, and their state from there. A coordinator that cannot know takes it so."""
+    moved: bool = False
+    """Whether ranks have had other numbers, and what they had by those is held still."""
+    saved_anew: int = 0
+    """Once every rank has committed this step, each has saved by the number that it has."""
 
     def begin(self, *, handed_on: bool = True) -> None:
         """Nodes give up their ranks."""
@@ -173,11 +178,16 @@ class Retention:
         Args:
             sharing: how their states are related, as their snapshots say; empty: there are none.
         """
+        self.saved_anew = self.next_due(step + 1) + 1
         if self.until is None:
             # what others do not have is safe once it has been saved where it is now; the step after that shows it
             others_have_it = sharing in ("", "same") or (sharing == "alike" and not self.handed_on)
-            self.until = step if others_have_it else self.next_due(step + 1) + 1
+            self.until = step if others_have_it else self.saved_anew
 
     def is_over(self, step: int) -> bool:
         """Whether it is not needed any more, now that every rank has committed `step`."""
         return self.until is not None and step >= self.until
+
+    def is_unneeded(self, step: int) -> bool:
+        """Whether what ranks had by earlier numbers is held for nothing, now that every rank has committed `step`."""
+        return self.moved and step >= self.saved_anew

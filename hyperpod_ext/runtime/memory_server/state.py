@@ -115,6 +115,8 @@ class NodeMemory:
         self._peers: dict[int, tuple[str, int]] = {}
         self._servers_lost = 0
         self._provisional: dict[int, Manifest] = {}
+        self._departed: set[int] = set()
+        """Ranks whose memory here is given back as soon as nobody copies from it."""
         self._restore_cache = RestoreCache(self.uploaders, self._budget, self.plans)
 
     def map(self, owner: int, slot_bytes: int) -> tuple[Region, int]:
@@ -123,6 +125,7 @@ class NodeMemory:
         Raises:
             MemoryTierFullError: the node has not that much left; what is held stays as it is.
         """
+        self._departed = self._departed - {owner}  # it is back
         try:
             return self.own.map(owner, slot_bytes)
         except MemoryTierFullError:
@@ -140,6 +143,7 @@ class NodeMemory:
         else:
             self._send_on(owner, manifest)
         self._restore_cache.forget()
+        self._drop_departed()
         return manifest
 
     def resolve(self, owner: int, save_id: str, *, keep: bool) -> None:
@@ -215,15 +219,23 @@ class NodeMemory:
             uploader.resize(self._node, nodes, owners)
 
     def release_departed(self, ranks: Collection[int], world_size: int) -> None:
-        """Give back the memory of ranks that are not on this node any more, since the job was resized."""
-        for owner in set(self.own.owners()) - set(ranks):
-            self.own.drop_unused(owner)
+        """Give back the memory of ranks that are not on this node any more, since the job was resized. What is copied
+        from at the moment goes with one of the next saves."""
+        self._departed = set(self.own.owners()) - set(ranks)
+        if self.replicator is not None:
+            self.replicator.let_go(self._departed)
+        self._drop_departed()
         for owner in self.replicas.owners():
             if owner >= world_size or owner in ranks:
                 self.replicas.drop_unused(owner)
         if self.parts is not None:
             for owner in set(self.parts.pieces.owners()) - set(ranks):
                 self.parts.pieces.drop_unused(owner)
+
+    def _drop_departed(self) -> None:
+        for owner in self._departed:
+            self.own.drop_unused(owner)
+        self._departed = self._departed.intersection(self.own.owners()) if self._departed else self._departed
 
     def held(self) -> list[dict[str, Any]]:
         """Whole snapshots here, own and replicas, in brief."""

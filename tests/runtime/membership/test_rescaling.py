@@ -219,6 +219,31 @@ def test_shards_that_were_cut_anew_are_kept_where_they_were_until_they_have_been
     assert membership.release_retained(membership.retention.until) == [m.Release((gone,))]
 
 
+@pytest.mark.parametrize("how", ["lost", "grown"])
+def test_what_ranks_had_by_other_numbers_is_released_once_they_have_saved_by_the_new_ones(how: str) -> None:
+    """No node goes, and each change of numbers would leave a set of slots behind."""
+    membership = elastic(3, 1)
+    membership.retention.next_due = lambda step: step + 2
+    if how == "lost":
+        membership.node_lost(0, "gone")
+    else:
+        membership.resize(4, "a")
+        membership.node_came(3)
+        stop(membership, membership.prepared(3))
+    assert m.Release not in kinds(begin(membership))
+    anew = membership.retention.saved_anew
+    assert anew > LIVE_STEP
+    assert not membership.releases_at(anew - 1)
+    assert membership.release_retained(anew - 1, late=True) == []
+    revived = Membership.revived(
+        json.loads(json.dumps(membership.to_json())), Budgets(10), durable=False, generation=2, committed=7
+    )[0]
+    assert revived.retention.moved
+    assert membership.releases_at(anew)
+    assert membership.release_retained(anew) == [m.Release(())]
+    assert membership.release_retained(anew + 1) == []
+
+
 def test_another_coordinator_goes_on_with_the_same_world_and_the_same_wish():
     membership = elastic(3, 1)
     stop(membership, membership.leave(0))

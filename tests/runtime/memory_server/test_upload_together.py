@@ -69,7 +69,7 @@ class Node:
             slot = self.memory.own.next_slot(self.rank, "supersede", 20)
             assert slot is not None
             self.memory.begin(self.rank, slot, step, save_id_of(1, step), 1)
-            region.view(slot, NBYTES)[:] = bytes([step + 100 * self.rank]) * NBYTES
+            region.view(slot, NBYTES)[:] = bytes([step + 30 * self.rank]) * NBYTES
             record = {"save_id": save_id_of(1, step), "world_size": 2, "own_digest": "", "extras": {}}
             record |= {"plan": self.plan.digest, "nbytes": NBYTES, "values": [step], "saved_at": 0.0}
             self.memory.seal(self.rank, slot, SaveRecord.model_validate(record))
@@ -145,6 +145,21 @@ def test_another_nodes_part_is_waited_for_as_long_as_it_may_take(nodes, monkeypa
     slow.store.open.set()
     come_to_rest(slow, quick)
     assert slow.steps() == [10]
+
+
+def test_the_memory_of_ranks_that_are_elsewhere_is_given_back_once_nobody_copies_from_it(nodes):
+    node, _ = nodes
+    node.store.hold(f"{folder_of(10, 1)}/node-0.json")
+    node.save(10)
+    assert node.store.reached.wait(20)
+    node.memory.release_departed((5,), 6)
+    assert node.memory.own.owners() == [0], "it is uploaded still"
+    node.rank = 5
+    node.store.open.set()
+    node.memory.uploaders[0]._upload._queue.current.dropped = True  # the other node's part does not come
+    assert node.memory.wait_idle(20)
+    node.save(11)
+    assert node.memory.own.owners() == [5]
 
 
 def test_two_nodes_that_gave_up_each_what_the_other_has_meet_at_the_next_step(nodes):

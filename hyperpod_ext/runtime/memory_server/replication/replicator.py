@@ -13,7 +13,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -445,6 +445,13 @@ class Replicator:
                 try:
                     self._regions.open_manifest(owner, kept[owner][0])
                 except NotFoundError:
+                    kept.pop(owner)[1].close()
+
+    def let_go(self, owners: Collection[int]) -> None:
+        """These ranks are on another node now, or have other numbers: what is kept of them is needed by nobody."""
+        with self._changed:
+            for kept in (self._kept, self._done):
+                for owner in kept.keys() & set(owners):
                     kept.pop(owner)[1].close()
 
     # --- how it goes ----------------------------------------------------------------------------

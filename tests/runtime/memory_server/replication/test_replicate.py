@@ -369,6 +369,21 @@ def test_the_last_step_with_replicas_stays_until_the_next_has_some(make_node):
     assert steps(b.replicas) == [10, 20]
 
 
+def test_what_is_kept_of_ranks_that_are_elsewhere_is_let_go(make_node):
+    a, b = make_node(0), make_node(1)
+    a.replicator.set_peers({1: b.address})
+    for owner in (0, 1):
+        a.save(owner, 10, content(MIB, owner))
+    assert a.replicator.wait_idle(20)
+    for owner in (0, 1):
+        a.own.drop_unused(owner)
+    assert sorted(a.own.owners()) == [0, 1], "the last step with replicas stays"
+    a.replicator.let_go({1, 7})
+    for owner in (0, 1):
+        a.own.drop_unused(owner)
+    assert a.own.owners() == [0]
+
+
 def test_steps_that_take_longer_beside_a_copy_slow_it_down_though_nothing_is_saved_meanwhile(pair):
     a, _ = pair
 
