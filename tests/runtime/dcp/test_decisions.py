@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
@@ -12,6 +16,7 @@ from hyperpod_ext.runtime.dcp.choice import Refused, choose
 from hyperpod_ext.runtime.dcp.policy import policy_of
 from hyperpod_ext.runtime.dcp.state import contents_of, parts_of
 from hyperpod_ext.runtime.dcp.steps import Entry, SaveHistory, names_step, step_of
+from hyperpod_ext.runtime.dcp.tiers import Tiers
 from hyperpod_ext.runtime.membership.node_map import Nodes
 from hyperpod_ext.runtime.memory_server.client.start import ServerFiles, runtime_dir, secret_file_of
 from hyperpod_ext.runtime.snapshot.image import Layout
@@ -30,6 +35,31 @@ def test_a_checkpoint_id_without_a_step_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="names no step"):
         step_of(name)
     assert not names_step(name)
+
+
+def test_each_tier_that_goes_by_time_goes_by_its_own() -> None:
+    """S3 was given the file tier's every minute, and kept none that was older."""
+    kinds = [
+        {"kind": "file", "path": "/f", "every_seconds": 60},
+        {"kind": "s3", "uri": "s3://bucket/c", "every_seconds": 3600},
+    ]
+    tiers: Any = object.__new__(Tiers)
+    tiers.policy = policy_of("j", {"tiers": [{"kind": "memory"}, *kinds]})
+    asked: list[Any] = []
+    history = SaveHistory()
+    history.enter(1)
+    history.saved(1, True)
+    tiers._history, tiers._client = history, SimpleNamespace(ask=asked.append)
+    tiers._ranks = SimpleNamespace(all_gather=lambda what, mine: [mine, [mine[0], []]])
+    tiers._node = SimpleNamespace(for_node=lambda what, work: work())
+    named = {"file": time.monotonic() - 61, "s3": time.monotonic() - 61}
+    tiers._by_time = dict(named)
+    tiers.begin_save(2)
+    assert [(one.step, one.kind) for one in asked] == [(2, "file")]
+    tiers.begin_save(3)
+    assert len(asked) == 1, "a minute has not passed"
+    assert tiers._by_time["file"] > named["file"]
+    assert tiers._by_time["s3"] == named["s3"]
 
 
 def test_a_run_that_saves_on_is_one_generation() -> None:

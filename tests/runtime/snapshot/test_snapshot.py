@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -120,6 +121,26 @@ def test_of_images_on_other_nodes_only_rows_that_are_needed_are_read(case):
 WHOLE = torch.arange(12, dtype=torch.float32).reshape(4, 3)
 TOP, BOTTOM = ((0, 2), (0, 3)), ((2, 2), (0, 3))
 ALL = ((0, 4), (0, 3))
+
+
+@pytest.mark.parametrize("differs", [False, True])
+@pytest.mark.parametrize("first", ["rows of it", "all of it"])
+def test_a_shard_that_two_snapshots_hold_counts_once_though_of_one_only_rows_are_read(
+    first: str, differs: bool
+) -> None:
+    """As of HSDP, whose replicas are on another node and on this one. What the lower rank has is taken."""
+    shape = (4, 3)
+    whole = torch.arange(12, dtype=torch.float32).reshape(shape)
+    low, middle, high = ((0, 2), (0, 3)), ((1, 2), (0, 3)), ((2, 2), (0, 3))
+    top, bottom = (snapshot({"w": cut(whole, box), "n": 7}, box, shape) for box in (low, high))
+    other = snapshot({"w": cut(whole, low) - float(differs), "n": 7}, low, shape)
+    held = [over_there(top, []), other] if first == "rows of it" else [top, over_there(other, [])]
+    live = take_apart({"w": torch.full((2, 3), -1.0), "n": 0}, torch.Tensor)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        tree = fill(live, [*held, bottom], sharded(live, [middle], shape))
+    assert torch.equal(tree["w"], cut(whole, middle))
+    assert any("w differed from rank to rank" in str(one.message) for one in said) == differs
 
 
 def test_what_no_snapshot_holds_is_named_with_how_much_there_is():
