@@ -41,7 +41,7 @@ def main() -> None:
     last_word.keep("")
     with socket_dir() as private:
         try:
-            state = _run(arguments, run_dir, private)
+            state, why, hint = _run(arguments, run_dir, private)
         except HyperpodExtError as error:
             last_word.say(f"node {arguments.node_rank}: {error}")
             last_word.keep(error.message, error.hint, arguments.node_rank)
@@ -53,16 +53,8 @@ def main() -> None:
         for warning in _report_in(run_dir).get("warnings") or ():
             last_word.say(f"node {arguments.node_rank}: warning: {warning}")
     if state == "failed":
-        last_word.say(f"node {arguments.node_rank}: {_why(run_dir)}")
+        last_word.say(f"node {arguments.node_rank}: {last_word.of_failed_job(why, hint)}")
     sys.exit(_EXIT_CODES[state])
-
-
-def _why(run_dir: Path) -> str:
-    """Why the job failed, where this node has its report; kept in the status of a pod."""
-    error = _report_in(run_dir).get("error") or {}
-    last_word.keep(error.get("message") or "", error.get("hint") or "")
-    why = "\n".join(str(error[key]) for key in ("message", "hint") if error.get(key))
-    return why or f"the job failed; {REPORT} of the node that led it says why"
 
 
 def _report_in(run_dir: Path) -> dict[str, Any]:
@@ -99,12 +91,15 @@ def socket_dir() -> Iterator[Path]:
         yield private
 
 
-def _run(arguments: argparse.Namespace, run_dir: Path, private: Path) -> str:
+def _run(arguments: argparse.Namespace, run_dir: Path, private: Path) -> tuple[str, str, str]:
+    """The job's final state, and where it has failed, why and what to do."""
     settings = read_settings(arguments, run_dir, private)
     collect_seldom()
 
-    async def run() -> str:
-        return await Node(settings).run()
+    async def run() -> tuple[str, str, str]:
+        node = Node(settings)
+        state = await node.run()
+        return state, *node.why_failed
 
     return asyncio.run(run())
 

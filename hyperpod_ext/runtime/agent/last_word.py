@@ -20,6 +20,12 @@ def say(words: str) -> None:
     print(f"hyperpod_ext agent, {words}", file=sys.stderr)  # noqa: T201  (its log keeps what is printed)
 
 
+def of_failed_job(why: str, hint: str) -> str:
+    """Why the job failed, as this node was told; kept, too."""
+    keep(why, hint)
+    return "\n".join(filter(None, (why, hint))) or "the job failed; the report of the node that led it says why"
+
+
 def keep(message: str, hint: str = "", node: int | None = None) -> None:
     """In the status of this pod, where this is one: why the job failed, or why `node` had to stop. Empty: forget it."""
     head = OF_JOB if node is None else f"{OF_NODE} {node}: "

@@ -132,6 +132,9 @@ class Node:
         )
         self._coordinator_client = CoordinatorClient(settings, self._election, self._who, self._take_over)
 
+    why_failed = "", ""
+    """Why the job has failed, and what to do, as this node was told."""
+
     async def run(self) -> str:
         """Returns the job's final state: succeeded, failed or cancelled; or left, if the job goes on without this node.
 
@@ -319,7 +322,7 @@ class Node:
             if self._watch is not None:
                 self._watch(order)
             if isinstance(order, c.EndJob):
-                self._over = True
+                self._over, self.why_failed = True, (order.why, order.hint)
                 if order.state != "succeeded":
                     await self._save_what_there_is(order.grace_s)
                 return order.state

@@ -241,7 +241,9 @@ class JobEnd:
         """What agents are told: to end, within what is left of the grace."""
         spent_s = time.monotonic() - self._last_stop.since if self._last_stop is not None else 0.0
         grace_s = self._schedule.policy.grace_s - spent_s
-        return c.EndJob(state=self.ended.result(), grace_s=grace_s)
+        error = self._error or {}
+        why, hint = error.get("message", ""), error.get("hint", "")
+        return c.EndJob(state=self.ended.result(), grace_s=grace_s, why=why, hint=hint)
 
     async def reported(self) -> None:
         """The report is written; once more, with what was uploaded after the job had ended."""

@@ -96,10 +96,10 @@ class Members:
 
     def enter(self, node: int, handshake: AgentHandshake, agent: Agent) -> None:
         """A node is there, for the first time or again."""
-        said = {key: value for key, value in encode(handshake).items() if key in _KNOWN}
+        own = {key: value for key, value in encode(handshake).items() if key in _KNOWN}
         was_member = node in self.members
-        if not was_member or not _is_same(said, self.members[node]):
-            self.members[node] = said
+        if not was_member or not _is_same(own, self.members[node]):
+            self.members[node] = own
             self.version += 1
         self.agents[node] = agent
         self._expect_no_more(node)
@@ -220,9 +220,9 @@ class Members:
         return {node: member[key] for node, member in self.members.items()}
 
 
-def _is_same(said: dict[str, Any], known: dict[str, Any]) -> bool:
+def _is_same(own: dict[str, Any], known: dict[str, Any]) -> bool:
     """Whether a node says of itself what is known; of another coordinator, addresses come as lists."""
-    return {key: _listed(value) for key, value in said.items()} == {key: _listed(value) for key, value in known.items()}
+    return {key: _listed(value) for key, value in own.items()} == {key: _listed(value) for key, value in known.items()}
 
 
 def _listed(value: Any) -> Any:

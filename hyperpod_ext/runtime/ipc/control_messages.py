@@ -611,6 +611,9 @@ class EndJob(Order):
     state: Literal["succeeded", "failed", "cancelled"]
     grace_s: float
     """How long what there is may take to be uploaded; below 0: no longer."""
+    why: str = ""
+    """Why it has failed."""
+    hint: str = ""
 
 
 class Released(Order):

@@ -213,7 +213,7 @@ class Upload:
 
     def _progress(self, task: UploadTask, folder: str, checkpoints: Checkpoints) -> CheckpointProgress:
         progress = checkpoints.progress(folder)
-        if others := progress.failed - {self.node}:
+        if (others := progress.failed - {self.node}) and not progress.complete:
             raise HyperpodExtError(f"node {min(others)} could not bring its part of step {task.step}")
         if progress.left - {self.node} and not progress.complete:
             raise Cancelled

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import queue
 import signal
 import sys
@@ -168,8 +167,8 @@ class AgentHere:
         message, mode, state = "", JOB_LEVEL, "failed"
         last_word.keep("")
         try:
-            state = await self._job(listener, number, at)
-            message = self._why_failed()
+            state, why, hint = await self._job(listener, number, at)
+            message = last_word.of_failed_job(why, hint)
         except asyncio.CancelledError:
             return
         except ExcludedError as error:  # the others may go on without it: a new process may come back to them
@@ -189,7 +188,8 @@ class AgentHere:
         if number == self._wanted:
             listener.job_ended(succeeded=state == "succeeded", message=message, restart_mode=mode)
 
-    async def _job(self, listener: JobListener, number: int, at: NodeStart) -> str:
+    async def _job(self, listener: JobListener, number: int, at: NodeStart) -> tuple[str, str, str]:
+        """Its final state, and where it has failed, why and what to do."""
         settings = await self._settings(number, at)
         (self._run_dir / "logs").mkdir(parents=True, exist_ok=True)
         if settings.node == 0:
@@ -207,7 +207,7 @@ class AgentHere:
         await asyncio.sleep(0)
         for signum in (signal.SIGTERM, signal.SIGINT):  # in the place of the node's own
             asyncio.get_running_loop().add_signal_handler(signum, self._is_asked_to_end)
-        return await task
+        return await task, *node.why_failed
 
     async def _settings(self, number: int, at: NodeStart) -> NodeSettings:
         """What the agent is started with: as node of the job that runs, or of one that begins."""
@@ -255,12 +255,3 @@ class AgentHere:
                 listener.fault_mended(step)
             case c.Event(event="step", rank=rank, fields=fields) if isinstance(fields.get("step"), int):
                 listener.stepped(self._name, rank, rank % self._arguments.nproc_per_node, fields["step"])
-
-    def _why_failed(self) -> str:
-        try:
-            error = json.loads((self._run_dir / REPORT).read_text()).get("error") or {}
-        except (OSError, ValueError):
-            error = {}
-        last_word.keep(error.get("message") or "", error.get("hint") or "")
-        why = "\n".join(str(error[key]) for key in ("message", "hint") if error.get(key))
-        return why or f"the job failed; {REPORT} of the node that led it says why"

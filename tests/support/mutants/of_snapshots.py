@@ -111,8 +111,8 @@ MUTANTS: list[Mutant] = [
     UPLOAD.mutant(
         "upload.commits_before_all_parts",
         "The manifest of a checkpoint is written when every node has brought its part.",
-        "if len(progress.done) < task.nodes or",
-        "if len(progress.announced) < task.nodes or",
+        "if len(progress.done) < task.nodes:",
+        "if len(progress.announced) < task.nodes:",
     ),
     UPLOAD.mutant(
         "upload.commits_after_another_run",
