@@ -206,8 +206,7 @@ class CheckpointPolicy(Config):
 
     def due(self, step: int) -> bool:
         """Whether some tier wants a snapshot of `step`. Tiers that go by time take what the others leave."""
-        every = [tier.every_steps for tier in self.tiers if not self._by_time(tier)]
-        return any(step % steps == 0 for steps in every or [1])
+        return any(step % steps == 0 for steps in self._intervals())
 
     def with_memory_every(self, steps: int) -> Self:
         """The same with another number of steps between two snapshots in memory."""
@@ -219,9 +218,11 @@ class CheckpointPolicy(Config):
 
     def next_due(self, step: int) -> int:
         """The first step from `step` on that is due."""
-        while not self.due(step):
-            step += 1
-        return step
+        return min(-(-step // steps) * steps for steps in self._intervals())
+
+    def _intervals(self) -> list[int]:
+        """In steps, of the tiers that go by them."""
+        return [tier.every_steps for tier in self.tiers if not self._by_time(tier)] or [1]
 
     @staticmethod
     def _by_time(tier: Tier) -> bool:

@@ -86,6 +86,7 @@ def test_a_snapshot_is_due_when_any_tier_wants_one() -> None:
     both = policy({"kind": "memory", "every_steps": 4}, {"kind": "peer", "every_steps": 6})
     assert [step for step in range(1, 14) if both.due(step)] == [4, 6, 8, 12]
     assert [both.next_due(step) for step in (1, 4, 5, 9)] == [4, 4, 6, 12]
+    assert [both.next_due(step) for step in (0, 10**15 + 1)] == [0, 10**15 + 2], "no step is tried"
 
 
 def test_a_tier_that_goes_by_time_takes_what_the_others_leave() -> None:
