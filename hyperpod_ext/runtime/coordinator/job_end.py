@@ -257,8 +257,10 @@ class JobEnd:
     def _report(self, state: FinalState) -> None:
         """Have the report written in a thread: for a long job that takes longer than agents wait for a sign of life."""
         make = self._events.reporter(state=state, error=self._error, world_size=len(self._membership.nodes))
-        writing = asyncio.to_thread(_write, self._run.run_dir, make)
-        self._reporting = asyncio.get_running_loop().create_task(writing)
+        self._reporting = asyncio.get_running_loop().create_task(self._write_aside(make))
+
+    async def _write_aside(self, make: Callable[[], dict[str, Any]]) -> None:
+        await asyncio.to_thread(_write, self._run.run_dir, make)
 
 
 def _write(run_dir: Path, make: Callable[[], dict[str, Any]]) -> None:
