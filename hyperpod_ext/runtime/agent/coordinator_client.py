@@ -308,6 +308,7 @@ class CoordinatorClient:
             self._heard_at = time.monotonic()
             take(data)
 
+        # of this connection's reader alone: asyncio has no other word for it that bytes came
         reader.feed_data = heard  # type: ignore[method-assign]
         self._reader = reader
 

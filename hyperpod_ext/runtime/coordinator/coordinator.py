@@ -147,7 +147,7 @@ class Coordinator:
         made._log("coordinator", node=node, before=lost, term=term)
         made.actions.carry_out(actions)
         if ordered:
-            made.actions.resize_clock.resume(made.events.read(steps=False))
+            made.actions.resize_clock.resume(written)
         if lost in members.members:
             made._lose(lost, job_state.get("gives_up") or "its agent, which coordinated the job, is gone")
         for its in sorted(gone & members.members.keys()):

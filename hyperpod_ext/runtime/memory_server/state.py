@@ -233,9 +233,11 @@ class NodeMemory:
                 self.parts.pieces.drop_unused(owner)
 
     def _drop_departed(self) -> None:
+        if not self._departed:
+            return
         for owner in self._departed:
             self.own.drop_unused(owner)
-        self._departed = self._departed.intersection(self.own.owners()) if self._departed else self._departed
+        self._departed = self._departed.intersection(self.own.owners())
 
     def held(self) -> list[dict[str, Any]]:
         """Whole snapshots here, own and replicas, in brief."""

@@ -142,6 +142,7 @@ class Upload:
             lambda: task.cancelled() or self._queue.is_passed(task, time.monotonic()),
             complete,
             f"not every node has sealed step {task.step}",
+            _DEADLINE_S,
         )
         return found
 
@@ -219,14 +220,7 @@ class Upload:
             raise Cancelled
         return progress
 
-    def _poll(
-        self,
-        given_up: Callable[[], bool],
-        condition: Callable[[], bool],
-        failure: str,
-        limit_s: float | None = None,
-    ) -> None:
-        limit_s = _DEADLINE_S if limit_s is None else limit_s
+    def _poll(self, given_up: Callable[[], bool], condition: Callable[[], bool], failure: str, limit_s: float) -> None:
         wait, deadline = _POLL_S[0], time.monotonic() + limit_s
         self._queue.waiting = True
         try:

@@ -187,7 +187,8 @@ class Meters:
         self.last_step_t = max(self.last_step_t or made.t, made.t)
         if made.generation <= self._broken_generation:
             return  # who had passed its last collective when another rank failed ends its step
-        self.state = "running"
+        if self.state in ("starting", "recovering"):  # the news of a step may come after that of the end
+            self.state = "running"
         if self._faulty_since is not None:
             self.recoveries += 1
             self.recovery_seconds.observe(max(0.0, made.t - self._faulty_since))

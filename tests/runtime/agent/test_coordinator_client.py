@@ -34,6 +34,12 @@ def handshake(own_id: str, term: int, job_state: wire.Message | None) -> c.Agent
     )  # fmt: skip
 
 
+def settings_in(folder: Path, config: RuntimeConfig = CONFIG, *, node: int = 0, **more: Any) -> NodeSettings:
+    return NodeSettings(
+        config, node, "127.0.0.1", 0, ["train.py"], folder, folder, folder / "secret", SECRET, **more
+    )  # fmt: skip
+
+
 def news(port: int) -> c.JobNews:
     return c.JobNews(
         term=1, coordinator=2, candidates={1: ("127.0.0.1", port)}, members=3, master_port=1, world_size=3, nodes=3,
@@ -68,9 +74,7 @@ def test_a_death_between_a_vote_and_the_first_word_of_the_next_coordinator_is_to
 
         first = await asyncio.start_server(coordinate, "127.0.0.1", 0)
         next_one = await asyncio.start_server(take_over, "127.0.0.1", 0)
-        settings = NodeSettings(
-            CONFIG, 0, "127.0.0.1", 0, ["train.py"], tmp_path, tmp_path, tmp_path / "secret", SECRET
-        )
+        settings = settings_in(tmp_path)
         unused: Any = None
         client = CoordinatorClient(settings, ElectionListener(SECRET, print), handshake, unused)
         await client.connect(lambda: ("127.0.0.1", first.sockets[0].getsockname()[1]), lambda: "")
@@ -107,10 +111,7 @@ def test_a_node_that_is_busy_with_an_order_keeps_its_line(tmp_path: Path) -> Non
             ends.set()
 
         server = await asyncio.start_server(coordinate, "127.0.0.1", 0)
-        config = CONFIG.model_copy(update={"restart": RestartPolicy(lease_s=1.2)})
-        settings = NodeSettings(
-            config, 0, "127.0.0.1", 0, ["train.py"], tmp_path, tmp_path, tmp_path / "secret", SECRET
-        )
+        settings = settings_in(tmp_path, CONFIG.model_copy(update={"restart": RestartPolicy(lease_s=1.2)}))
         unused: Any = None
         client = CoordinatorClient(settings, ElectionListener(SECRET, print), handshake, unused)
         await client.connect(lambda: ("127.0.0.1", server.sockets[0].getsockname()[1]), lambda: "")
@@ -182,10 +183,7 @@ def test_the_last_node_takes_over_once_it_is_told_from_outside_that_the_others_a
         config = config.model_copy(
             update={"restart": config.restart.model_copy(update={"lease_s": lease_s, "node_wait_s": 50.0})}
         )
-        settings = NodeSettings(
-            config, 0, "127.0.0.1", 0, ["train.py"], tmp_path, tmp_path, tmp_path / "secret", SECRET,
-            listen=("127.0.0.1", 0),
-        )  # fmt: skip
+        settings = settings_in(tmp_path, config, listen=("127.0.0.1", 0))
         first = await asyncio.start_server(coordinate, "127.0.0.1", 0)
         election = ElectionListener(SECRET, pytest.fail)
         await election.open("127.0.0.1", 0)
@@ -239,10 +237,7 @@ def test_who_waits_for_an_order_from_outside_hears_from_its_coordinator_that_it_
 
         config = RuntimeConfig(name="a", nodes=2, workers_per_node=1)
         config = config.model_copy(update={"restart": config.restart.model_copy(update={"lease_s": 6.0})})
-        settings = NodeSettings(
-            config, 0, "127.0.0.1", 0, ["train.py"], tmp_path, tmp_path, tmp_path / "secret", SECRET,
-            listen=("127.0.0.1", 0),
-        )  # fmt: skip
+        settings = settings_in(tmp_path, config, listen=("127.0.0.1", 0))
         server = await asyncio.start_server(coordinate, "127.0.0.1", 0)
         where = server.sockets[0].getsockname()[:2]
         election = ElectionListener(SECRET, pytest.fail)
@@ -300,9 +295,7 @@ class Others:
 
     async def client(self, me: int) -> CoordinatorClient:
         """Of an agent whose coordinator, node 8, has just been lost."""
-        settings = NodeSettings(
-            self._config, me, "127.0.0.1", 0, ["train.py"], self._folder, self._folder, self._folder / "secret", SECRET
-        )
+        settings = settings_in(self._folder, self._config, node=me)
         self.election = ElectionListener(SECRET, pytest.fail)
         await self.election.open("127.0.0.1", 0)
         unused: Any = None

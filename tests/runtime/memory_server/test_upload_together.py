@@ -100,18 +100,28 @@ def give_up(node: Node, step: int) -> None:
     node.save(step, step + 1, step + 2)
 
 
-def test_a_step_given_up_beside_a_slow_upload_is_waited_for_by_nobody(nodes):
-    slow, quick = nodes
-    slow.store.hold(f"{folder_of(10, 1)}/__0_0.distcp")
+def begin_step_10(slow: Node, quick: Node) -> None:
+    """One has brought its part of it; the other's image waits for its store to be opened."""
+    slow.store.hold(f"{folder_of(10, 1)}/__{slow.rank}_0.distcp")
     slow.save(10)
     quick.save(10)
     assert slow.store.reached.wait(20)
-    until(lambda: 1 in quick.uploader.checkpoints.progress(folder_of(10, 1)).done)
+    until(lambda: quick.rank in quick.uploader.checkpoints.progress(folder_of(10, 1)).done)
+
+
+def give_up_step_20(slow: Node, quick: Node) -> None:
+    """The slow one does, and both come to rest."""
     give_up(slow, 20)
     quick.save(20)
     until(lambda: quick.announced(20))
     slow.store.open.set()
     come_to_rest(slow, quick)
+
+
+def test_a_step_given_up_beside_a_slow_upload_is_waited_for_by_nobody(nodes):
+    slow, quick = nodes
+    begin_step_10(slow, quick)
+    give_up_step_20(slow, quick)
     assert slow.steps() == [10]
     assert [node.uploader.status["superseded"] for node in nodes] == [1, 2]
 
@@ -119,16 +129,8 @@ def test_a_step_given_up_beside_a_slow_upload_is_waited_for_by_nobody(nodes):
 def test_a_step_that_the_first_node_has_passed_is_committed_by_the_other(nodes):
     """All its parts are there: else a tier that is slow on one node would never have a whole one."""
     quick, slow = nodes
-    slow.store.hold(f"{folder_of(10, 1)}/__1_0.distcp")
-    slow.save(10)
-    quick.save(10)
-    assert slow.store.reached.wait(20)
-    until(lambda: 0 in slow.uploader.checkpoints.progress(folder_of(10, 1)).done)
-    give_up(slow, 20)
-    quick.save(20)
-    until(lambda: quick.announced(20))
-    slow.store.open.set()
-    come_to_rest(slow, quick)
+    begin_step_10(slow, quick)
+    give_up_step_20(slow, quick)
     assert slow.steps() == [10]
 
 
@@ -136,11 +138,7 @@ def test_another_nodes_part_is_waited_for_as_long_as_it_may_take(nodes, monkeypa
     monkeypatch.setattr("hyperpod_ext.runtime.memory_server.upload._DEADLINE_S", 0.3)
     monkeypatch.setattr("hyperpod_ext.runtime.memory_server.upload._SLOWEST_BYTES_S", NBYTES / 100)
     slow, quick = nodes
-    slow.store.hold(f"{folder_of(10, 1)}/__0_0.distcp")
-    slow.save(10)
-    quick.save(10)
-    assert slow.store.reached.wait(20)
-    until(lambda: 1 in quick.uploader.checkpoints.progress(folder_of(10, 1)).done)
+    begin_step_10(slow, quick)
     assert not quick.memory.wait_idle(1.0), "it waits on"
     slow.store.open.set()
     come_to_rest(slow, quick)

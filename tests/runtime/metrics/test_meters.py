@@ -71,6 +71,8 @@ def test_in_the_end_it_says_what_the_report_says():
     for phase in set(PHASES) - {"step", "data", "lost_work"}:  # what is lost later counts as made when it is made
         assert meters.seconds[phase] == pytest.approx(sum(own[phase] for own in phases)), phase
     assert sum(meters.seconds.values()) == pytest.approx(20.0)
+    meters.add(made(10.5, "step", rank=0, step=4, of=9, began=9.0, generation=2))
+    assert meters.state == "succeeded", "news of a step may come late"
 
 
 def test_while_it_runs_it_says_what_every_rank_does():
