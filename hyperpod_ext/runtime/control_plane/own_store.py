@@ -52,8 +52,8 @@ class OwnStore:
         return PartitionedStore(addresses, number, self._secret, own=own, connections=self._connections)
 
 
-def wait_listening(address: Address, is_over: Callable[[], bool], limit_s: float) -> None:
-    """Until somebody listens at `address`, whose process may be starting yet.
+def wait_listening(rank: int, address: Address, is_over: Callable[[], bool], limit_s: float) -> None:
+    """Until `rank`, whose process may be starting yet, listens at `address`.
 
     Raises:
         GenerationOverError: `is_over` became true meanwhile.
@@ -69,7 +69,7 @@ def wait_listening(address: Address, is_over: Callable[[], bool], limit_s: float
                 raise GenerationOverError("the generation is over") from error
             if time.monotonic() > deadline:
                 raise UnreachableError(
-                    f"rank 0 does not listen at {address[0]}:{address[1]}: {error}",
+                    f"rank {rank} does not listen at {address[0]}:{address[1]}: {error}",
                     hint="Ranks must reach each other's ports from HPX_PORT_BASE on.",
                 ) from error
         time.sleep(_RETRY_S)

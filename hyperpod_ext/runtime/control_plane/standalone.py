@@ -20,7 +20,7 @@ from typing import Any
 from hyperpod_ext.errors import HyperpodExtError, JobFailedError
 from hyperpod_ext.runtime.control_plane.agent import AbortedError, Generation
 from hyperpod_ext.runtime.control_plane.decision import RestoreCoordinator
-from hyperpod_ext.runtime.control_plane.exchange import Exchange
+from hyperpod_ext.runtime.control_plane.exchange import Exchange, parent_of
 from hyperpod_ext.runtime.control_plane.node_memory_client import NodeMemoryClient
 from hyperpod_ext.runtime.control_plane.own_store import OwnStore, wait_listening
 from hyperpod_ext.runtime.control_plane.save_at_time import TimedTiers
@@ -154,7 +154,8 @@ class Members(ABC):
             if self.aborted:
                 raise GenerationOverError("the generation was over before it began")
         limit_s = self.settings.config.restart.form_timeout_s
-        wait_listening(rendezvous.addresses[0], lambda: self.aborted, limit_s)
+        above = parent_of(rendezvous.rank)
+        wait_listening(above, rendezvous.addresses[above], lambda: self.aborted, limit_s)
         self._exchange = exchange = Exchange(store, rendezvous.rank, rendezvous.world_size, limit_s)
         me = {"place": place_of(runtime_dir()), "node": str(rendezvous.node), "pid": os.getpid()}
         ranks = exchange.ask("who", me, list)

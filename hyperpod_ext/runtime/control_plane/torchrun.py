@@ -11,12 +11,15 @@ import os
 import secrets
 import socket
 import threading
+from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from hyperpod_ext.errors import UnreachableError
 from hyperpod_ext.runtime.control_plane.elastic_events import ElasticEvent, StopAtElasticEvent
+from hyperpod_ext.runtime.control_plane.exchange import spread
 from hyperpod_ext.runtime.control_plane.launcher import Launcher
 from hyperpod_ext.runtime.control_plane.own_store import OwnStore
 from hyperpod_ext.runtime.control_plane.settings import Settings
@@ -26,6 +29,8 @@ from hyperpod_ext.runtime.process_group.groups import ProcessGroups
 from hyperpod_ext.runtime.process_group.store import Address, PartitionedStore
 
 _MEET = timedelta(minutes=10)
+_MARGIN = timedelta(seconds=30)
+"""Longer than rank 0 takes to say who is missing."""
 _FAULT = "hpx-fault"
 _FOR_EVER = timedelta(days=14)
 
@@ -51,11 +56,7 @@ class TorchrunMembers(Members):
         mine = self._keys.start(host)
         # process after process of one rank: the launcher's count keeps their addresses apart
         store = PrefixStore(f"hpx-{environ['TORCHELASTIC_RESTART_COUNT']}", meeting)
-        store.set(f"address/{self._me}", json.dumps(mine))
-        keys = [f"address/{rank}" for rank in range(self._world_size)]
-        store.wait(keys, _MEET)
-        found = [json.loads(store.get(key)) for key in keys]
-        self._addresses: tuple[Address, ...] = tuple((str(host), int(port)) for host, port in found)
+        self._addresses = addresses_of_all(store, self._me, self._world_size, mine, _MEET)
         self._meeting_store = meeting  # where rank 0 hosts it, others may still be reading
         self._last = ("", 0)
         self._faults = 0
@@ -87,12 +88,14 @@ class TorchrunMembers(Members):
         threading.Thread(target=self._watch, args=watch, name="hpx-watch", daemon=True).start()
 
     def _watch(self, store: PartitionedStore, number: int) -> None:
-        """Until a rank tells of an exception in epoch `number`, or has left it."""
+        """Until this rank hears of an exception in epoch `number`, or has left it."""
         try:
-            store.wait([_FAULT], _FOR_EVER)
+            store.wait([f"{_FAULT}/{self._me}"], _FOR_EVER)
         except ConnectionError:
             if self._finishing:
                 return  # whoever is done may go
+        else:
+            spread(store, _FAULT, self._me, self._world_size)
         self._abort(number)
 
     def _stop_for_others(self, step: int) -> None:
@@ -121,10 +124,7 @@ class TorchrunMembers(Members):
         self._say(f"{what}; all ranks begin anew in their processes")
         assert self._store is not None
         assert self._round is not None
-        try:
-            self._store.set(_FAULT, json.dumps({"rank": self.rank, "cause": failure.cause}))
-        except ConnectionError:
-            return self.aborted  # somebody else's exception came first, or its death
+        spread(self._store, _FAULT, self._me, self._world_size)
         self._abort(self._round.number)
         return True
 
@@ -156,6 +156,37 @@ def _suffix(meeting: TCPStore, launcher: Launcher) -> str:
     if launcher is not Launcher.TORCHRUN:
         return ""  # its pod is one job's alone
     return meeting.compare_set("hpx-job", "", secrets.token_hex(4)).decode()
+
+
+def addresses_of_all(store: Store, rank: int, world_size: int, mine: Address, limit: timedelta) -> tuple[Address, ...]:
+    """Of all ranks. Rank 0 collects them, so that the launcher's store answers each of the others once.
+
+    Raises:
+        UnreachableError: some rank has not told its own within `limit`.
+    """
+    store.set(f"address/{rank}", json.dumps(mine))
+    if rank == 0:
+        store.set("addresses", json.dumps(_collected(store, [f"address/{one}" for one in range(world_size)], limit)))
+    try:
+        store.wait(["addresses"], limit + _MARGIN)
+    except RuntimeError as error:
+        raise UnreachableError(f"rank 0 has not told the addresses of all ranks: {error}") from error
+    found = json.loads(store.get("addresses"))
+    if missing := [str(rank) for rank, address in enumerate(found) if address is None]:
+        raise UnreachableError(
+            f"ranks {', '.join(missing)} have not told their address in {limit.total_seconds():g} s",
+            hint="Their processes have not come as far; their own logs say why.",
+        )
+    return tuple((str(host), int(port)) for host, port in found)
+
+
+def _collected(store: Store, keys: Sequence[str], limit: timedelta) -> list[Any]:
+    """Values of `keys`, once all are there; None in the place of those that do not come within `limit`."""
+    try:
+        store.wait(list(keys), limit)
+    except RuntimeError:
+        return [json.loads(store.get(key)) if store.check([key]) else None for key in keys]
+    return [json.loads(value) for value in store.multi_get(list(keys))]
 
 
 def _own_address() -> str:

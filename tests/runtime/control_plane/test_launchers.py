@@ -6,6 +6,8 @@ import math
 import random
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from hyperpod_ext.runtime.control_plane.hyperpod_socket import HyperpodAgentClie
 from hyperpod_ext.runtime.control_plane.launcher import Launcher, find_launcher
 from hyperpod_ext.runtime.control_plane.save_at_time import TimedTiers
 from hyperpod_ext.runtime.control_plane.settings import name_of, port_base, sized
+from hyperpod_ext.runtime.control_plane.torchrun import addresses_of_all
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.snapshot.manifest import save_id_of
 
@@ -205,3 +208,25 @@ def test_durable_checkpoints_that_are_all_refused_are_not_given_up_for_a_fresh_s
     with pytest.raises(NoCheckpointError, match="The last try: rank 0: CRC64-NVME"):
         restoring.refuse({0: "CRC64-NVME"})
     assert asked == [[], [("/d", save_id_of(1, 8))]], "the second time for what else is there"
+
+
+def tell_addresses(ranks: int, limit_s: float, but: tuple[int, ...] = ()) -> list[Any]:
+    """What each rank but some learns of all, or the error that it ends with."""
+    store = HashStore()  # the launcher's
+
+    def one(rank: int) -> Any:
+        try:
+            return addresses_of_all(store, rank, ranks, ("10.0.0.1", 7000 + rank), timedelta(seconds=limit_s))
+        except UnreachableError as error:
+            return error.message
+
+    with ThreadPoolExecutor(ranks) as pool:
+        return list(pool.map(one, [rank for rank in range(ranks) if rank not in but]))
+
+
+def test_ranks_learn_all_addresses_from_what_rank_0_has_collected():
+    assert tell_addresses(5, 60.0) == [tuple(("10.0.0.1", 7000 + rank) for rank in range(5))] * 5
+
+
+def test_all_say_which_ranks_have_not_told_their_address():
+    assert tell_addresses(5, 0.1, but=(2, 4)) == ["ranks 2, 4 have not told their address in 0.1 s"] * 3
