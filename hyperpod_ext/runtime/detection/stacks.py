@@ -18,17 +18,28 @@ from hyperpod_ext.runtime.detection.failure_causes import is_users
 
 DUMP_SIGNAL = signal.SIGRTMIN + 7
 """Asks a worker for its stacks. A real-time signal, so that it is nobody's: Slurm and Lightning use SIGUSR1."""
-_LOOK_S = 0.02
+_LOOK_S = 0.005
+_QUIET_S = 0.04
+"""A dump to which nothing is added for so long is whole, though its process computes, or waits for a core."""
 _libc = ctypes.CDLL(None)
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in ')
 
 
 def state_of(pid: int) -> str:
     """The kernel's state of a process: R runs, S sleeps, D waits for a device, T is stopped, Z has ended; or ""."""
+    return _state_in(Path(f"/proc/{pid}/stat"))
+
+
+def _state_in(stat: Path) -> str:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return stat.read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError, IndexError):
         return ""
+
+
+def _computes(pid: int) -> bool:
+    """Whether any thread of a process runs, or would if it had a core."""
+    return any(_state_in(stat) == "R" for stat in Path(f"/proc/{pid}/task").glob("*/stat"))
 
 
 async def dump_stacks(pid: int, log: Path, limit_s: float) -> bool:
@@ -47,13 +58,14 @@ async def dump_stacks(pid: int, log: Path, limit_s: float) -> bool:
             os.kill(pid, signal.SIGCONT)
         else:
             os.kill(pid, DUMP_SIGNAL)
-    deadline, known = time.monotonic() + limit_s, before
-    while time.monotonic() < deadline:
-        await asyncio.sleep(_LOOK_S)
-        size = _size(log)
-        if size == known and size > before:
+    began = time.monotonic()
+    deadline, known, since = began + limit_s, before, began
+    while (now := time.monotonic()) < deadline:
+        if (size := _size(log)) != known:
+            known, since = size, now
+        elif known > before and (now - since >= _QUIET_S or not _computes(pid)):
             return True  # it has come, and nothing more does
-        known = size
+        await asyncio.sleep(_LOOK_S)
     if known > before:
         return True
     with log.open("a") as file:
