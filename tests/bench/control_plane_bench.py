@@ -1,4 +1,4 @@
-"""The control plane by number of nodes: a job's start, and a lost node, counted and timed at the coordinator.
+"""The control plane by number of nodes: a job's start, a lost node, and a lost coordinator, counted and timed there.
 
     python tests/bench/control_plane_bench.py --sizes 16 64 256
 
@@ -14,6 +14,8 @@ import sys
 import tempfile
 import time
 from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,39 +23,43 @@ from control_plane.agents import Cluster
 from control_plane.coordinator_process import SECRET
 from control_plane.page import make_document, make_page, make_table
 
+from hyperpod_ext.runtime.ipc.declared import encode
+
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
 _PROGRAM = Path(__file__).parent / "control_plane" / "coordinator_process.py"
 
 
 async def measure(nodes: int, workers_per_node: int, at_once: int, limit_s: float) -> dict[str, Any]:
-    """One row: a job of `nodes` nodes and a spare starts, makes a step, and loses a node."""
+    """One row: a job of `nodes` nodes and a spare starts, makes a step, loses a node, and then its coordinator."""
     spares = 1
+    numbers = [str(number) for number in (nodes, workers_per_node, spares)]
     with tempfile.TemporaryDirectory(prefix="hpx-bench-") as folder:
-        numbers = [str(number) for number in (nodes, workers_per_node, spares)]
-        coordinator = await asyncio.create_subprocess_exec(
-            sys.executable, str(_PROGRAM), folder, *numbers, stdin=PIPE, stdout=PIPE
-        )
-        try:
-            return await _measure(coordinator, Cluster(nodes, spares, workers_per_node), at_once, limit_s)
-        finally:
-            if coordinator.returncode is None:
-                coordinator.kill()
-            await coordinator.wait()
+        cluster = Cluster(nodes, spares, workers_per_node)
+        async with _coordinator(folder, *numbers) as coordinator:
+            row = await _measure(coordinator, cluster, at_once, limit_s)
+        known = Path(folder) / "known.json"
+        successor = cluster.agents[1]
+        known.write_text(json.dumps(encode(successor.handshake(trains=True, job_state=successor.job_state()))))
+        async with _coordinator(folder, *numbers, str(known)) as coordinator:
+            return row | await _measure_takeover(coordinator, cluster, at_once, limit_s)
+
+
+@asynccontextmanager
+async def _coordinator(*arguments: str) -> AsyncIterator[Process]:
+    coordinator = await asyncio.create_subprocess_exec(
+        sys.executable, str(_PROGRAM), *arguments, stdin=PIPE, stdout=PIPE
+    )
+    try:
+        yield coordinator
+    finally:
+        if coordinator.returncode is None:
+            coordinator.kill()
+        await coordinator.wait()
 
 
 async def _measure(coordinator: Process, cluster: Cluster, at_once: int, limit_s: float) -> dict[str, Any]:
-    assert coordinator.stdout is not None
-    port = int(await coordinator.stdout.readline())
-    before, began = await _ask(coordinator), time.perf_counter()
-    gate = asyncio.Semaphore(at_once)
-
-    async def come(node: int) -> None:
-        async with gate:
-            await cluster.agents[node].come(port, SECRET)
-
-    spares = range(cluster.nodes, len(cluster.agents))
-    await asyncio.gather(*(come(node) for node in [*spares, *range(cluster.nodes)]))
-    await cluster.all_go_on(1, len(cluster.agents), limit_s)
+    before, began = await _come(coordinator, cluster, at_once, range(-1, cluster.nodes))
+    await cluster.all_hear("go", 1, len(cluster.agents), limit_s)
     started, start_s, start = await _ask(coordinator), time.perf_counter() - began, cluster.traffic
     for agent in cluster.agents[: cluster.nodes]:
         agent.step()
@@ -62,7 +68,7 @@ async def _measure(coordinator: Process, cluster: Cluster, at_once: int, limit_s
     await _ask(coordinator, b"profile\n")
     began = time.perf_counter()
     cluster.agents[cluster.nodes - 1].hang_up()
-    await cluster.all_go_on(2, len(cluster.agents) - 1, limit_s)
+    await cluster.all_hear("go", 2, len(cluster.agents) - 1, limit_s)
     fault_s = time.perf_counter() - began
     after = await _ask_when_idle(coordinator, b"profiled\n")
     for agent in cluster.agents:
@@ -85,6 +91,42 @@ async def _measure(coordinator: Process, cluster: Cluster, at_once: int, limit_s
         "fault_by_kind": fault.by_kind,
         "start_by_kind": start.by_kind,
     }
+
+
+async def _measure_takeover(coordinator: Process, cluster: Cluster, at_once: int, limit_s: float) -> dict[str, Any]:
+    """The coordinator's node is lost, too: all others come to the next one, which has their ranks leave their step."""
+    cluster.traffic = type(cluster.traffic)()
+    there = [node for node in range(-1, cluster.nodes - 1) if node]
+    before, began = await _come(coordinator, cluster, at_once, there, trains=True)
+    await cluster.all_hear("abort", 3, len(there), limit_s)
+    takeover_s, takeover = time.perf_counter() - began, cluster.traffic
+    after = await _ask_when_idle(coordinator)
+    for agent in cluster.agents:
+        agent.hang_up()
+    return {
+        "takeover_cpu_s": round(after["cpu_s"] - before["cpu_s"], 4),
+        "takeover_bytes": takeover.nbytes,
+        "takeover_messages": takeover.messages,
+        "takeover_s": round(takeover_s, 4),
+        "takeover_by_kind": takeover.by_kind,
+    }
+
+
+async def _come(
+    coordinator: Process, cluster: Cluster, at_once: int, nodes: Iterable[int], *, trains: bool = False
+) -> tuple[dict[str, Any], float]:
+    """Agents reach the coordinator, all in one moment; -1: the spare's. Its costs before, and when they began."""
+    assert coordinator.stdout is not None
+    port = int(await coordinator.stdout.readline())
+    before, began = await _ask(coordinator), time.perf_counter()
+    gate = asyncio.Semaphore(at_once)
+
+    async def come(node: int) -> None:
+        async with gate:
+            await cluster.agents[node].come(port, SECRET, trains=trains)
+
+    await asyncio.gather(*(come(node) for node in nodes))
+    return before, began
 
 
 async def _ask(coordinator: Process, line: bytes = b"\n") -> dict[str, Any]:

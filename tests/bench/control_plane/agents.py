@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.declared import Declared, encode, with_version
 from hyperpod_ext.runtime.ipc.gathered import node_join
+from hyperpod_ext.runtime.membership.job_state_changes import changed
 
 _KIND = re.compile(rb'"type":"(\w+)"')
 _HEAD_BYTES = 4096
@@ -45,16 +47,16 @@ class Agent:
         self._cluster, self.node = cluster, node
         self.ranks: list[int] = []
         self.generation = 1
-        self.went: dict[int, bool] = {}
-        """Generations that have gone on."""
+        self.heard_of_state: list[bytes] = []
+        """The job state as it came last, and changes of it since; of the first node after the coordinator's alone."""
         self._number = 0
         self._reading: asyncio.Task[None] | None = None
 
-    async def come(self, port: int, secret: bytes) -> None:
-        """Reach the coordinator, as a real one does."""
+    async def come(self, port: int, secret: bytes, *, trains: bool = False) -> None:
+        """Reach the coordinator, as a real one does; `trains`: again, or another one, with ranks that make steps."""
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", port)
         await wire.join_peer(self._reader, self._writer, secret)
-        self._send(with_version(encode(self._handshake())))
+        self._send(with_version(encode(self.handshake(trains=trains))))
         self._reading = asyncio.create_task(self._read())
 
     def hang_up(self) -> None:
@@ -70,7 +72,8 @@ class Agent:
         self._cluster.traffic.count(str(message["type"]), len(frame))
         self._writer.write(frame)
 
-    def _handshake(self) -> c.AgentHandshake:
+    def handshake(self, *, trains: bool, job_state: wire.Message | None = None) -> c.AgentHandshake:
+        workers = {rank: c.RunningWorker(pid=2000 + rank, step=STEP, joining=False) for rank in self.ranks}
         return c.AgentHandshake(
             node=self.node,
             id=f"{self.node:016x}",
@@ -78,12 +81,21 @@ class Agent:
             peer=(f"10.0.{self.node // 250}.{self.node % 250 + 1}", 40000),
             address=(f"10.0.{self.node // 250}.{self.node % 250 + 1}", 41000),
             domain=f"rack {self.node // 16}",
-            generation=1,
-            workers={},
-            committed=0,
+            generation=self.generation,
+            workers=workers if trains else {},
+            committed=STEP if trains else 0,
             exited={},
-            job_state=None,
+            job_state=job_state,
+            term=int(trains),
         )
+
+    def job_state(self) -> wire.Message:
+        """What another coordinator needs, as this node has it."""
+        first, *later = (json.loads(body) for body in self.heard_of_state)
+        state: wire.Message = first["job_state"]
+        for each in later:
+            state = {**changed(state, each["changes"]), "number": each["number"]}
+        return state
 
     async def _read(self) -> None:
         while True:
@@ -92,6 +104,8 @@ class Agent:
             kind = _KIND.search(body)
             assert kind is not None
             self._cluster.traffic.count(kind[1].decode(), 4 + len(body))
+            if self.node == 1 and kind[1] in (b"job_state", b"job_state_change"):
+                self.heard_of_state = [*([] if kind[1] == b"job_state" else self.heard_of_state), body]
             self._hear(kind[1].decode(), json.loads(body) if len(body) < _HEAD_BYTES else {})
 
     def _hear(self, kind: str, order: dict[str, Any]) -> None:
@@ -104,14 +118,14 @@ class Agent:
                     self._join(live=False)
             case "abort":
                 self.generation = order["generation"]
+                self._cluster.count("abort", self.generation)
                 self._join(live=True)
             case "begin":
                 if self.ranks:
                     ranks = tuple(self.ranks)
                     self.say(c.Restored(generation=self.generation, rank=ranks[0], attempt=1, error="", ranks=ranks))
             case "go":
-                self.went[self.generation] = True
-                self._cluster.has_gone_on(self.generation)
+                self._cluster.count("go", self.generation)
             case "stop":
                 raise AssertionError(f"node {self.node} was told to stop: {order['why']}")
 
@@ -163,19 +177,22 @@ class Cluster:
         self.nodes, self.workers_per_node = nodes, workers_per_node
         self.traffic = Traffic()
         self.agents = [Agent(self, node) for node in range(nodes + spares)]
-        self._gone_on: dict[int, int] = {}
-        self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        self._heard: Counter[tuple[str, int]] = Counter()
+        """How many agents have heard an order of a generation."""
+        self._waiter: tuple[Callable[[], bool], asyncio.Future[None]] | None = None
 
-    def has_gone_on(self, generation: int) -> None:
-        self._gone_on[generation] = self._gone_on.get(generation, 0) + 1
-        for enough, waiter in self._waiters:
-            if enough() and not waiter.done():
-                waiter.set_result(None)
+    def count(self, order: str, generation: int) -> None:
+        self._heard[order, generation] += 1
+        if self._waiter is not None and self._waiter[0]() and not self._waiter[1].done():
+            self._waiter[1].set_result(None)
 
-    async def all_go_on(self, generation: int, agents: int, limit_s: float) -> None:
-        """Wait until so many agents have heard that it goes on."""
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters = [(lambda: self._gone_on.get(generation, 0) >= agents, waiter)]
-        self.has_gone_on(0)
-        async with asyncio.timeout(limit_s):
-            await waiter
+    async def all_hear(self, order: str, generation: int, agents: int, limit_s: float) -> None:
+        """Wait until so many agents have heard an order of a generation."""
+
+        def enough() -> bool:
+            return self._heard[order, generation] >= agents
+
+        if not enough():
+            self._waiter = (enough, asyncio.get_running_loop().create_future())
+            async with asyncio.timeout(limit_s):
+                await self._waiter[1]

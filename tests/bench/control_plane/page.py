@@ -113,6 +113,9 @@ COLUMNS = {
     "fault_bytes": ("fault, MB", 1e6, 2),
     "fault_messages": ("fault, messages", 1, 0),
     "fault_s": ("fault, s", 1, 2),
+    "takeover_cpu_s": ("takeover, CPU s", 1, 2),
+    "takeover_bytes": ("takeover, MB", 1e6, 2),
+    "takeover_s": ("takeover, s", 1, 2),
     "rss_bytes": ("memory, MB", 1e6, 0),
 }
 
@@ -191,6 +194,10 @@ And when the job starts:
 
 {make_kinds(document, "start_by_kind")}
 
+And when all come to another coordinator:
+
+{make_kinds(document, "takeover_by_kind")}
+
 ## What is measured
 
 The coordinator that a job has, in a process of its own; its agents are only their messages, all in another process,
@@ -201,6 +208,8 @@ over the loopback interface, with eight workers a node and one spare. All agents
 - **fault**: the connection of a node with eight ranks ends; the spare gets them; every other rank still has its state
   live, and every node reports two snapshots of each of its ranks in memory and a replica of another's. Until every
   agent was told to go on.
+- **takeover**: the coordinator's node is lost after that. Another process knows what a node of the job does, the others
+  come to it all at once, and it has their ranks leave their step. Until every agent was told so.
 - **CPU s** is processor time of the coordinator's process, **MB** and **messages** go both ways, **memory** is what is
   resident at the end.
 

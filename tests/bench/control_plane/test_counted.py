@@ -1,4 +1,4 @@
-"""What a lost node and a start cost in messages and bytes, counted: no more than N log N of the number of nodes."""
+"""What a start, a lost node and a lost coordinator cost in messages and bytes: N log N of the number of nodes at most."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ def rows() -> list[dict[str, Any]]:
     return [asyncio.run(measure(nodes, WORKERS, nodes + 1, 120.0)) for nodes in SIZES]
 
 
-@pytest.mark.parametrize("what", ["fault_bytes", "fault_messages", "start_bytes", "start_messages"])
-def test_costs_grow_with_n_log_n_at_most(rows: list[dict[str, Any]], what: str) -> None:
+@pytest.mark.parametrize("unit", ["bytes", "messages"])
+@pytest.mark.parametrize("of", ["start", "fault", "takeover"])
+def test_costs_grow_with_n_log_n_at_most(rows: list[dict[str, Any]], of: str, unit: str) -> None:
+    what = f"{of}_{unit}"
     each = [row[what] / (row["nodes"] * log2(row["nodes"])) for row in rows]
     assert each == sorted(each, reverse=True), f"{what} by N log N of {SIZES} nodes"
 
@@ -34,3 +36,5 @@ def test_a_node_hears_and_says_a_few_short_messages_when_another_is_lost(rows: l
         assert changes[0] <= 3 * 17, "only those who may coordinate hear what changes of the job state"
         assert "job_state" not in row["fault_by_kind"]
         assert row["start_by_kind"]["job_state"][0] <= 17
+        assert row["takeover_by_kind"]["job_state"][0] <= 17
+        assert row["takeover_messages"] <= 8 * row["nodes"] + 17 * 17, "those few hear of each other's coming"
