@@ -1,4 +1,4 @@
-"""What a start, a lost node and a lost coordinator cost in messages and bytes: N log N of the number of nodes at most."""
+"""What a start, a lost node and a lost coordinator cost in messages and bytes: N log N of the nodes at most."""
 
 from __future__ import annotations
 
