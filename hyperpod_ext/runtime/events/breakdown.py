@@ -10,6 +10,7 @@ snapshots  how many ranks made, and how long one was waited for: in its own step
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -80,7 +81,10 @@ class OverTime:
 def _window(found: Sequence[Span], began: float, seconds: float) -> list[list[Any]]:
     """`[phase, seconds from `began`, seconds]` of what lies within; steps of one phase in a row are one."""
     pieces: list[list[Any]] = []
-    for span in found:
+    # a month's spans are not all looked at for each of its recoveries
+    first = bisect_right(found, began, key=lambda span: span.ended)
+    last = bisect_left(found, began + seconds, key=lambda span: span.began)
+    for span in found[first:last]:
         left, right = max(span.began, began), min(span.ended, began + seconds)
         if right - left < _SHORTEST_S:
             continue

@@ -7,12 +7,13 @@ steps which were kept. A step that a fault interrupted counts from its second, w
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from hyperpod_ext.runtime.events.breakdown import breakdown
 from hyperpod_ext.runtime.events.capacity import capacity_of, differences, find_continued, find_resizes
 from hyperpod_ext.runtime.events.durable_steps import durable_steps, left_out
-from hyperpod_ext.runtime.events.event import Events
+from hyperpod_ext.runtime.events.event import Event, Events
 from hyperpod_ext.runtime.events.of_faults import Aborted, Fault, Injected, Killed
 from hyperpod_ext.runtime.events.of_nodes import Network, NodeLost, RanksReassigned
 from hyperpod_ext.runtime.events.of_training import (
@@ -158,27 +159,50 @@ def account(
 
 def find_recoveries(events: Events, world_size: int) -> list[dict[str, Any]]:
     """One entry for each generation after the first, with the phases that led to it, in seconds."""
-    starts = [index for index, event in enumerate(events) if isinstance(event, Generation)]
+    bounds = [index for index, event in enumerate(events) if isinstance(event, Generation)] + [len(events)]
+    parts = [Events(events[begins:ends]) for begins, ends in pairwise(bounds)]
+    past = _Past(events.start, world_size, events[: bounds[0]])
     recoveries = []
-    bounds = [*starts, len(events)]
-    for before, begin, after in zip(bounds, bounds[1:], bounds[2:], strict=False):
-        leaving, joining = Events(events[before:begin]), Events(events[begin:after])
+    for leaving, joining in pairwise(parts):
+        past.made(leaving)
         if leaving.of(Fault):
-            recoveries.append(_recovery(Events(events[:begin]), leaving, joining, world_size))
+            recoveries.append(_recovery(past, leaving, joining))
+        past.left(leaving)
     return recoveries
 
 
-def _recovery(past: Events, leaving: Events, joining: Events, world_size: int) -> dict[str, Any]:
+class _Past:
+    """What is known of a job until a generation ends, from one to the next."""
+
+    def __init__(self, start: float, world_size: int, before: Iterable[Event]) -> None:
+        self.start, self.world_size = start, world_size
+        self.pids = {event.rank: event.pid for event in before if isinstance(event, Joined)}
+        """Of each rank's process, in the generation before."""
+        self.committed = 0
+        """The newest step that every rank has made, or gone on from, since all went on last."""
+
+    def made(self, generation: Events) -> None:
+        """Count the steps of a generation that ends."""
+        begins = generation.of(Generation)[0]
+        if (went_on := generation.last(Go)) is not None:
+            self.committed = went_on.step
+        self.committed = max(self.committed, committed_step(generation, begins.world_size or self.world_size))
+
+    def left(self, generation: Events) -> None:
+        """The one that follows begins."""
+        self.pids |= {event.rank: event.pid for event in generation.of(Joined)}
+
+
+def _recovery(past: _Past, leaving: Events, joining: Events) -> dict[str, Any]:
     faults, begins = leaving.of(Fault), joining.of(Generation)[0]
     fault, went_on = faults[0], joining.last(Go)
     # the first choice may have been refused; what everybody went on from is the last word
     resumed = begins.step if went_on is None else went_on.step
-    lost = max(0, committed_step(past, past.of(Generation)[-1].world_size or world_size) - resumed)
     injected = _injected_at(leaving, {fault.rank for fault in faults}, fault.t)
     phases, seconds = _phases(leaving, joining, fault.t, injected, resumed)
     began = fault.t if injected is None else injected
     moved = [event.t for event in leaving if isinstance(event, Step | Begun) and event.t <= fault.t]
-    staying = _staying(leaving, world_size)
+    staying = _staying(leaving, past.world_size)
     return {
         "generation": begins.generation,
         "t": round(began - past.start, 4),
@@ -186,9 +210,10 @@ def _recovery(past: Events, leaving: Events, joining: Events, world_size: int) -
         "escalation_level": fault.escalation_level,
         "silent_s": round(fault.t - max(moved), 4) if moved else None,
         "resumed_step": resumed,
-        "steps_lost": lost,
+        # where nobody went on, the next choice shows what is lost
+        "steps_lost": max(0, past.committed - resumed) if went_on is not None else 0,
         "source": _source(joining, fault.rank, staying),
-        "survivor_pids_kept": _same_pids(past, leaving, staying, fault.t),
+        "survivor_pids_kept": _same_pids(past.pids, leaving, staying, fault.t),
         "phases": phases,
         "seconds": seconds,
     }
@@ -253,9 +278,9 @@ def _source(joining: Events, failed: int, staying: Mapping[int, int]) -> str:
     return sources.get(staying.get(failed, failed), "")
 
 
-def _same_pids(past: Events, leaving: Events, stay: Mapping[int, int], seen: float) -> bool:
+def _same_pids(pids: Mapping[int, int], leaving: Events, stay: Mapping[int, int], seen: float) -> bool:
     """Whether every rank whose process stays joined with the process id that it had before the fault."""
-    before = {event.rank: event.pid for event in past.of(Joined) if event.t < seen}
+    before = {**pids, **{event.rank: event.pid for event in leaving.of(Joined) if event.t < seen}}
     now = {event.rank: event.pid for event in leaving.of(Joined) if event.t >= seen}
     return all(before.get(rank) == now.get(moved) for rank, moved in stay.items())
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from made_events import entry, events_of
 
+from hyperpod_ext.runtime.events import report
 from hyperpod_ext.runtime.events.event import Events
 from hyperpod_ext.runtime.events.report import account, committed_step, find_recoveries, kept_steps, make_report
 
@@ -87,6 +88,51 @@ def test_going_back_behind_a_committed_step_is_a_lost_step():
     assert find_recoveries(events_of(events), world_size=2)[0]["steps_lost"] == 1
 
 
+def recovery(t: float, generation: int, step_of_go: int | None, decided: int) -> list[Entry]:
+    """Rank 1 dies at `t`, and all go on after a step; None: the next fault comes first."""
+    chosen = [
+        entry(t, "fault", rank=1, node=0, step=9, cause="killed by SIGKILL (9)", died=True),
+        *[entry(t + 0.1, "joined", rank=rank, pid=200 + generation) for rank in (0, 1)],
+        entry(t + 0.2, "generation", generation=generation, step=decided),
+    ]
+    if step_of_go is None:
+        return chosen
+    begun = [entry(t + 0.3, "begun", rank=rank, step=step_of_go, generation=generation) for rank in (0, 1)]
+    return [*chosen, entry(t + 0.3, "go", step=step_of_go), *begun]
+
+
+def test_a_lost_step_is_lost_once():
+    """All go back from step 5 to 2, make step 3, and lose nothing in the recovery after that."""
+    begin = [entry(0.0, "job_started"), entry(0.5, "generation", generation=1, step=0), entry(0.6, "go", step=0)]
+    steps = [step(float(number), number, rank) for number in range(1, 6) for rank in (0, 1)]
+    again = [step(8.0, 3, rank, generation=2) for rank in (0, 1)]
+    events = [*begin, *steps, *recovery(6.0, 2, 2, decided=2), *again, *recovery(9.0, 3, 3, decided=3)]
+    assert [one["steps_lost"] for one in find_recoveries(events_of(events), world_size=2)] == [3, 0]
+
+
+def test_a_choice_that_nobody_went_on_from_loses_nothing():
+    begin = [entry(0.0, "job_started"), entry(0.5, "generation", generation=1, step=0), entry(0.6, "go", step=0)]
+    steps = [step(float(number), number, rank) for number in range(1, 6) for rank in (0, 1)]
+    events = [*begin, *steps, *recovery(6.0, 2, None, decided=1), *recovery(7.0, 3, 4, decided=4)]
+    assert [one["steps_lost"] for one in find_recoveries(events_of(events), world_size=2)] == [0, 1]
+
+
+def test_what_recoveries_cost_grows_with_the_log_not_with_their_number(monkeypatch):
+    """Each event is looked at for one recovery, or two: not for all that come after it."""
+    events = [entry(0.0, "job_started"), entry(0.5, "generation", generation=1, step=0), entry(0.6, "go", step=0)]
+    for number in range(1, 31):
+        events += [step(10.0 * number + 1, number, rank, generation=number) for rank in (0, 1)]
+        events += recovery(10.0 * number + 2, number + 1, number, decided=number)
+    looked_at = []
+    monkeypatch.setattr(
+        report,
+        "committed_step",
+        lambda part, world_size: looked_at.append(len(part)) or committed_step(part, world_size),
+    )
+    assert [one["steps_lost"] for one in find_recoveries(events_of(events), world_size=2)] == [0] * 30
+    assert sum(looked_at) <= len(events)
+
+
 def test_a_step_that_one_rank_never_finished_is_not_committed():
     assert committed_step(events_of([step(1.0, 1, 0), step(1.0, 1, 1), step(2.0, 2, 0)]), world_size=2) == 1
 
@@ -109,11 +155,11 @@ def test_every_second_is_accounted_for_once():
 
 
 def test_the_report_of_a_whole_run():
-    report = make_report(events_of(story()), state="succeeded", error=None, world_size=2)
-    assert report["losses"] == {"1": 10.0, "2": 5.0, "3": 10.0 / 3}
-    assert report["weights"] == "d"
-    assert report["generations"] == 2
-    assert report["goodput"] == pytest.approx(3.4 / 18, abs=1e-4)
+    made = make_report(events_of(story()), state="succeeded", error=None, world_size=2)
+    assert made["losses"] == {"1": 10.0, "2": 5.0, "3": 10.0 / 3}
+    assert made["weights"] == "d"
+    assert made["generations"] == 2
+    assert made["goodput"] == pytest.approx(3.4 / 18, abs=1e-4)
 
 
 def test_ranks_that_end_with_different_state_show_it():
@@ -123,8 +169,8 @@ def test_ranks_that_end_with_different_state_show_it():
 
 
 def test_a_job_that_never_started_has_a_report_too():
-    report = make_report(Events(), state="failed", error={"code": "x"}, world_size=4)
-    assert (report["steps"], report["weights"], report["goodput"]) == (0, "", 0.0)
+    made = make_report(Events(), state="failed", error={"code": "x"}, world_size=4)
+    assert (made["steps"], made["weights"], made["goodput"]) == (0, "", 0.0)
 
 
 def test_two_lost_of_a_parity_group_are_a_warning_of_the_report():
