@@ -37,6 +37,8 @@ async def measure(nodes: int, workers_per_node: int, at_once: int, limit_s: floa
         cluster = Cluster(nodes, spares, workers_per_node)
         async with _coordinator(folder, *numbers) as coordinator:
             row = await _measure(coordinator, cluster, at_once, limit_s)
+        with (Path(folder) / "events.jsonl").open("rb") as log:
+            row["step_log_bytes"] = sum(len(line) for line in log if b'"event":"step"' in line)
         known = Path(folder) / "known.json"
         successor = cluster.agents[1]
         known.write_text(json.dumps(encode(successor.handshake(trains=True, job_state=successor.job_state()))))

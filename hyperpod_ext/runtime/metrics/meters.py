@@ -24,6 +24,7 @@ from hyperpod_ext.runtime.events.of_training import (
     WorkerStarted,
 )
 from hyperpod_ext.runtime.events.phases import KEPT, PHASES, LivePhases, SpanPhase
+from hyperpod_ext.runtime.events.told import telling_ranks, tells_steps
 from hyperpod_ext.runtime.metrics.families import Family, Histogram, Labels, Sample, counter, gauge
 
 _STEP_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
@@ -122,6 +123,8 @@ class Meters:
                 rank.phase, rank.t = _NEXT[type(event)], event.t
                 if isinstance(event, WorkerStarted):
                     rank.node = event.node
+                if isinstance(event, Begun | Done) and not tells_steps(event.rank):
+                    del self.ranks[event.rank]  # nothing is heard of it until the next fault
             case JobEnded():
                 self.state = event.state
         for span in self._phases.add(event):
@@ -174,11 +177,12 @@ class Meters:
         ]
 
     def _add_step(self, made: Step) -> None:
-        rank = self._rank(made.rank, made.t)
-        rank.phase, rank.step, rank.step_s, rank.t = "step", made.step, made.took, made.t
-        self.step_seconds.observe(made.took)
+        if tells_steps(made.rank):
+            rank = self._rank(made.rank, made.t)
+            rank.phase, rank.step, rank.step_s, rank.t = "step", made.step, made.took, made.t
+            self.step_seconds.observe(made.took)
+            self._made(made.step).ranks += 1
         self.of = made.of or self.of
-        self._made(made.step).ranks += 1
         if self.step is None or made.step > self.step:
             self.step = made.step
             self.steps_made += 1
@@ -213,7 +217,8 @@ class Meters:
     def _go_on_from(self, step: int) -> None:
         """Steps after `step` are made again; what went into them was not kept."""
         again = [made for made in self._recent if made > step]
-        everywhere = [made for made in again if self._recent[made].ranks >= (self.world_size or 1)]
+        telling = telling_ranks(self.world_size or 1)
+        everywhere = [made for made in again if self._recent[made].ranks >= telling]
         self.steps_lost += max(everywhere, default=step) - step
         self._lost_work += sum(self._recent.pop(made).seconds for made in again)
 

@@ -109,6 +109,7 @@ COLUMNS = {
     "start_cpu_s": ("start, CPU s", 1, 2),
     "start_bytes": ("start, MB", 1e6, 1),
     "step_cpu_s": ("step, CPU s", 1, 2),
+    "step_log_bytes": ("step, log KB", 1e3, 1),
     "fault_cpu_s": ("fault, CPU s", 1, 3),
     "fault_bytes": ("fault, MB", 1e6, 2),
     "fault_messages": ("fault, messages", 1, 0),
@@ -204,7 +205,8 @@ The coordinator that a job has, in a process of its own; its agents are only the
 over the loopback interface, with eight workers a node and one spare. All agents connect at the same time.
 
 - **start**: from the first connection until every agent was told to go on with step 0.
-- **step**: every rank reports that it has begun its loop, and one step. Both go to the event log.
+- **step**: every rank reports that it has begun its loop, and one step. Both go to the event log, the step
+  [of some ranks](../events.md#what-a-line-has) only; **log KB** is what it adds.
 - **fault**: the connection of a node with eight ranks ends; the spare gets them; every other rank still has its state
   live, and every node reports two snapshots of each of its ranks in memory and a replica of another's. Until every
   agent was told to go on.
