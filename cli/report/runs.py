@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ..checkpoints.location import CheckpointLocation
 
 _NOT_COMPARED = {"loss_equal": None, "weights_equal": None, "undisturbed": None}
+_LONG_BYTES = 64 << 20
+"""A larger log takes seconds to read: how far it is, is shown."""
 _OWN = ("name", "target", "handle", "state", "error", "starts", "slurm_job_id")
 """What a target says of a job itself, whatever the event log has."""
 _REPORTS = ("result.json", "report.json")
@@ -237,14 +239,12 @@ def _read_file(path: Path) -> Mapping[str, Any]:
             hint = "name a run folder, as of `HPX_RUN_DIR`, or one of these files"
             raise NotFoundError(f"{path} has no {', '.join(_REPORTS)} or events.jsonl", hint=hint)
         path = found[0]
+    if path.suffix == ".jsonl" and path.is_file():
+        return _of_events(path)
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        report = json.loads(path.read_text(encoding="utf-8", errors="replace"))
     except FileNotFoundError:
         raise NotFoundError(f"there is no file {path}", hint="a job is named without a slash or suffix") from None
-    if path.suffix == ".jsonl":
-        return _of_events(path, text)
-    try:
-        report = json.loads(text)
     except ValueError:
         raise _damaged(path, "is no JSON", "it was cut off; name the events.jsonl beside it") from None
     if not isinstance(report, dict) or not {"state", "recoveries", "seconds"} <= report.keys():
@@ -252,11 +252,31 @@ def _read_file(path: Path) -> Mapping[str, Any]:
     return {"name": path.resolve().parent.name, **report}
 
 
-def _of_events(path: Path, text: str) -> Mapping[str, Any]:
+def _of_events(path: Path) -> Mapping[str, Any]:
     """A report made here and now: of a job that could not write one, or still runs."""
     from hyperpod_ext.runtime.events.reading import read_log
 
-    return {"name": path.resolve().parent.name, **_of_log(read_log(text.splitlines(), str(path)), str(path))}
+    from ..checkpoints.progress import transfer
+
+    nbytes = path.stat().st_size
+    shown = transfer(f"reading {path.name}", nbytes) if nbytes > _LONG_BYTES else contextlib.nullcontext(_not_counted)
+    with path.open(encoding="utf-8", errors="replace") as lines, shown as count:
+        log = read_log(_counted(lines, count), str(path))
+    return {"name": path.resolve().parent.name, **_of_log(log, str(path))}
+
+
+def _counted(lines: Iterable[str], count: Callable[[int], None]) -> Iterator[str]:
+    """The lines; `count` hears of each megabyte of them."""
+    read = 0
+    for line in lines:
+        yield line
+        read += len(line)
+        if read >= 1 << 20:
+            count(read)
+            read = 0
+
+
+def _not_counted(nbytes: int) -> None: ...
 
 
 def _of_log(log: LogRead, source: str) -> dict[str, Any]:
