@@ -29,7 +29,7 @@ async def find_place(
     deadline = time.monotonic() + limit_s
     asked = dict.fromkeys(list(others)[:_ASKED])
     while True:
-        found = dict(zip(asked, await asyncio.gather(*(_ask(settings, place) for place in asked)), strict=True))
+        found = await _ask_all(settings, asked)
         for place, answer in found.items():
             if answer is None or answer.node is None:
                 continue
@@ -42,6 +42,27 @@ async def find_place(
         if not named.keys() - asked.keys():
             await asyncio.sleep(_AGAIN_S)
         asked |= named
+
+
+async def _ask_all(settings: NodeSettings, asked: Collection[Address]) -> dict[Address, c.FreeNumber | None]:
+    """What each says; of some only, where one of them knows a number, or whom else to ask: another may be on a machine
+    that is lost, and say nothing for seconds."""
+    asking = {asyncio.create_task(_ask(settings, place)): place for place in asked}
+    found: dict[Address, c.FreeNumber | None] = {}
+
+    def is_enough() -> bool:
+        answers = [answer for answer in found.values() if answer is not None]
+        return any(one.node is not None or (one.coordinator and one.coordinator not in asked) for one in answers)
+
+    try:
+        while asking and not is_enough():
+            done, _ = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+            found |= {asking.pop(task): task.result() for task in done}
+    finally:
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+    return {place: found[place] for place in asked if place in found}
 
 
 async def _ask(settings: NodeSettings, place: Address) -> c.FreeNumber | None:

@@ -37,6 +37,7 @@ from hyperpod_ext.runtime.membership.escalation import Budgets
 from hyperpod_ext.runtime.membership.job_state_changes import changed
 from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.membership.renumbering import Renumbering
+from hyperpod_ext.runtime.operator_api import place_in_job
 from hyperpod_ext.runtime.operator_api.place_in_job import find_place
 
 SECRET = b"the secret of this test's job"
@@ -278,6 +279,30 @@ def test_a_pod_whose_rank_another_node_has_gets_the_number_of_the_lost_one(tmp_p
             stranger._news = lambda: knows
             assert await place(0, of=asked[:2]) == (1, listener.address), "whoever is asked says who coordinates"
             await stranger.close()
+
+    asyncio.run(run())
+
+
+def test_a_pod_does_not_wait_for_one_that_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is on a machine that is lost, too."""
+    monkeypatch.setattr(place_in_job, "_DIAL_S", 3600.0)
+
+    async def run() -> None:
+        async with coordinating(tmp_path, spares=0, node_wait_s=60.0) as (listener, coordinator):
+            zero, one = await Agent.come(listener, 0), await Agent.come(listener, 1)
+            zero.beating = asyncio.create_task(zero.beats())
+            await zero.hears(c.JobState)
+            listener._news = lambda: NEWS
+            one.hang_up()
+            other = ElectionListener(SECRET, lambda why: pytest.fail(why))
+            await other.open("127.0.0.1", 0)
+            other._news = lambda: NEWS.model_copy(update={"candidates": {0: listener.address}})
+            settings = settings_of(coordinator, 1, tmp_path, listener.address)
+            with socket.create_server(("127.0.0.1", 0)) as silent:
+                for asked in (listener.address, other.address):
+                    others = [silent.getsockname(), asked]
+                    assert await find_place(settings, others, 10.0, lambda: True) == (1, listener.address)
+            await other.close()
 
     asyncio.run(run())
 
