@@ -13,8 +13,8 @@ from hyperpod_ext.runtime.coordinator.members import Members
 from hyperpod_ext.runtime.coordinator.outbox import Outbox
 from hyperpod_ext.runtime.coordinator.queries import HangQuery, LivenessQuery
 from hyperpod_ext.runtime.coordinator.save_schedule import SaveSchedule
+from hyperpod_ext.runtime.coordinator.step_sampler import StepSampler
 from hyperpod_ext.runtime.detection.hangs import Hang, Heartbeat
-from hyperpod_ext.runtime.events.told import ToldSteps
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc.declared import Count, Declared, encode, read
 from hyperpod_ext.runtime.ipc.gathered import HeldOffers, RankJoin, joins_of
@@ -62,7 +62,7 @@ class Reports:
         self._ranks, self._schedule, self._formation, self._end = ranks, schedule, formation, end
         self._actions, self._log, self._give_up_node = actions, log, give_up_node
         self._lose_majority = lose_majority
-        self._told = ToldSteps()
+        self._step_sampler = StepSampler()
         self._hangs = HangQuery()
         self._liveness: LivenessQuery | None = None
 
@@ -209,7 +209,7 @@ class Reports:
         fields = {"generation": report.generation, **reported, **number}
         if self._schedule.heard({"event": event, "t": report.t, **fields}, time.monotonic()):
             self._outbox.share_job_state()  # another coordinator would begin anew
-        if event != "step" or self._told.takes(report.rank, report.generation, fields):
+        if event != "step" or self._step_sampler.takes(report.rank, report.generation, fields):
             self._log(event, t=report.t, **fields)
         if event == "step" and step is not None:
             resized = self._actions.resize_clock.stepped(report.generation, step.step, step.began, report.t)

@@ -227,6 +227,23 @@ class Step(ByWorker):
         return self.__pydantic_extra__
 
 
+ALL_SAMPLED_UP_TO = 64
+"""Ranks from 0 on whose steps a log has. Those of 8,192 would be half a megabyte a step, and nobody could read a month
+of them."""
+SAMPLED_ONE_IN = 129
+"""Of the ranks after them. Odd: ranks of each number on their nodes are among them."""
+
+
+def is_sampled(rank: int) -> bool:
+    """Whether a log has every step of `rank`."""
+    return rank < ALL_SAMPLED_UP_TO or rank % SAMPLED_ONE_IN == 0
+
+
+def count_sampled(world_size: int) -> int:
+    """How many of a job's ranks are sampled."""
+    return min(world_size, ALL_SAMPLED_UP_TO) + max(0, world_size - 1) // SAMPLED_ONE_IN
+
+
 class Metric(ByWorker):
     """The script logged numbers outside of steps: a number or null each."""
 

@@ -1,7 +1,7 @@
 """Every second of every rank in exactly one phase: from the event log to spans that leave no gap. Pure.
 
 Each event of a rank ends one span and begins the next, so what a rank's spans take adds up to the job's wall time,
-whatever happened between. In a large job, `every rank` is every one that tells its steps (`told.py`). What a phase is:
+whatever happened between. In a large job, `every rank` is every one that is sampled. What a phase is:
 
 startup           until the first step begins: imports, processes, groups, model
 data              from the beginning of a step to the first forward pass
@@ -35,8 +35,8 @@ from hyperpod_ext.runtime.events.of_training import (
     Restored,
     Step,
     WorkerStarted,
+    is_sampled,
 )
-from hyperpod_ext.runtime.events.told import tells_steps
 
 SpanPhase = Literal[
     "startup",
@@ -131,8 +131,8 @@ def spans_by_rank(events: Events) -> Iterator[tuple[int, list[Span]]]:
 
 
 def ranks_of(events: Events) -> list[int]:
-    """Ranks that ever joined, of those that tell their steps."""
-    return sorted({event.rank for event in events.of(Joined) if tells_steps(event.rank)})
+    """Ranks that ever joined, of those that are sampled."""
+    return sorted({event.rank for event in events.of(Joined) if is_sampled(event.rank)})
 
 
 def totals(of_rank: Iterable[Span]) -> dict[SpanPhase, float]:
@@ -263,7 +263,7 @@ class LivePhases:
         if self._facts is None:
             self._facts = Facts(event.t, math.inf, {}, (), math.inf)
         self._learn(event, self._facts)
-        if isinstance(event, WorkerStarted | Joined) and event.rank not in self._builders and tells_steps(event.rank):
+        if isinstance(event, WorkerStarted | Joined) and event.rank not in self._builders and is_sampled(event.rank):
             self._builders[event.rank] = SpanBuilder(event.rank, self._facts)
             if self._facts.first_step < math.inf:  # before that it was not there
                 self._builders[event.rank].begin_at(event.t)

@@ -30,8 +30,9 @@ from hyperpod_ext.runtime.events.of_training import (
     Step,
     Unsaved,
     WorkerStarted,
+    count_sampled,
+    is_sampled,
 )
-from hyperpod_ext.runtime.events.told import telling_ranks, tells_steps
 from hyperpod_ext.runtime.snapshot.parity import beyond_parity
 
 _SHOWN = 8
@@ -124,12 +125,12 @@ def kept_steps(events: Events) -> dict[int, tuple[float, float]]:
 
 
 def committed_step(events: Events, world_size: int) -> int:
-    """Newest step that every rank reported as done, or restored, in one generation: every rank that tells its steps."""
-    ranks, telling = dict[tuple[int, int], set[int]](), telling_ranks(world_size)
+    """Newest step that every rank reported as done, or restored, in one generation: every rank that is sampled."""
+    ranks, sampled = dict[tuple[int, int], set[int]](), count_sampled(world_size)
     for event in events:
-        if isinstance(event, Step | Begun) and tells_steps(event.rank):
+        if isinstance(event, Step | Begun) and is_sampled(event.rank):
             ranks.setdefault((event.step, event.generation), set()).add(event.rank)
-    return max((step for (step, _), reported in ranks.items() if len(reported) == telling), default=0)
+    return max((step for (step, _), reported in ranks.items() if len(reported) == sampled), default=0)
 
 
 def account(

@@ -22,9 +22,10 @@ from hyperpod_ext.runtime.events.of_training import (
     Skipped,
     Step,
     WorkerStarted,
+    count_sampled,
+    is_sampled,
 )
 from hyperpod_ext.runtime.events.phases import KEPT, PHASES, LivePhases, SpanPhase
-from hyperpod_ext.runtime.events.told import telling_ranks, tells_steps
 from hyperpod_ext.runtime.metrics.families import Family, Histogram, Labels, Sample, counter, gauge
 
 _STEP_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
@@ -123,7 +124,7 @@ class Meters:
                 rank.phase, rank.t = _NEXT[type(event)], event.t
                 if isinstance(event, WorkerStarted):
                     rank.node = event.node
-                if isinstance(event, Begun | Done) and not tells_steps(event.rank):
+                if isinstance(event, Begun | Done) and not is_sampled(event.rank):
                     del self.ranks[event.rank]  # nothing is heard of it until the next fault
             case JobEnded():
                 self.state = event.state
@@ -177,7 +178,7 @@ class Meters:
         ]
 
     def _add_step(self, made: Step) -> None:
-        if tells_steps(made.rank):
+        if is_sampled(made.rank):
             rank = self._rank(made.rank, made.t)
             rank.phase, rank.step, rank.step_s, rank.t = "step", made.step, made.took, made.t
             self.step_seconds.observe(made.took)
@@ -217,8 +218,8 @@ class Meters:
     def _go_on_from(self, step: int) -> None:
         """Steps after `step` are made again; what went into them was not kept."""
         again = [made for made in self._recent if made > step]
-        telling = telling_ranks(self.world_size or 1)
-        everywhere = [made for made in again if self._recent[made].ranks >= telling]
+        sampled = count_sampled(self.world_size or 1)
+        everywhere = [made for made in again if self._recent[made].ranks >= sampled]
         self.steps_lost += max(everywhere, default=step) - step
         self._lost_work += sum(self._recent.pop(made).seconds for made in again)
 

@@ -7,39 +7,40 @@ from typing import Any
 import pytest
 from made_events import entry, events_of
 
+from hyperpod_ext.runtime.coordinator.step_sampler import StepSampler
 from hyperpod_ext.runtime.events.event import Event
+from hyperpod_ext.runtime.events.of_training import ALL_SAMPLED_UP_TO, count_sampled, is_sampled
 from hyperpod_ext.runtime.events.report import make_report
-from hyperpod_ext.runtime.events.told import ALL_UP_TO, ToldSteps, telling_ranks, tells_steps
 from hyperpod_ext.runtime.metrics.meters import Meters
 
 OWN = ("generation", "rank", "step", "began", "data_s")
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 63, 64, 65, 129, 130, 131, 258, 259, 1000, 8192, 16384])
-def test_so_many_ranks_tell_their_steps(world_size: int) -> None:
-    telling = [rank for rank in range(world_size) if tells_steps(rank)]
-    assert telling_ranks(world_size) == len(telling)
-    assert telling[:ALL_UP_TO] == list(range(min(world_size, ALL_UP_TO)))
+def test_so_many_ranks_are_sampled(world_size: int) -> None:
+    sampled = [rank for rank in range(world_size) if is_sampled(rank)]
+    assert count_sampled(world_size) == len(sampled)
+    assert sampled[:ALL_SAMPLED_UP_TO] == list(range(min(world_size, ALL_SAMPLED_UP_TO)))
 
 
 def test_ranks_of_every_place_on_their_nodes_are_among_them() -> None:
-    assert {rank % 8 for rank in range(ALL_UP_TO, 8192) if tells_steps(rank)} == set(range(8))
+    assert {rank % 8 for rank in range(ALL_SAMPLED_UP_TO, 8192) if is_sampled(rank)} == set(range(8))
 
 
 def test_steps_of_a_large_job_are_those_of_a_few_dozen_ranks() -> None:
-    told = ToldSteps()
-    assert sum(told.takes(rank, 1, OWN) for rank in range(8192)) == telling_ranks(8192) == 127
+    sampler = StepSampler()
+    assert sum(sampler.takes(rank, 1, OWN) for rank in range(8192)) == count_sampled(8192) == 127
 
 
-def test_what_a_script_logs_is_told_of_the_lowest_rank_that_logs_it() -> None:
+def test_what_a_script_logs_is_taken_of_the_lowest_rank_that_logs_it() -> None:
     """A pipeline's last stage has the loss; where all ranks log it, rank 0's is enough."""
-    told, logs = ToldSteps(), (*OWN, "loss")
-    of_last_stage = [rank for rank in range(7168, 8192) if told.takes(rank, 1, logs)]
-    assert of_last_stage == [7168, *(rank for rank in range(7169, 8192) if tells_steps(rank))]
-    assert [told.takes(rank, 1, logs) for rank in (7168, 7171, 7168)] == [True, False, True], "the next step"
-    assert not told.takes(7168, 1, OWN)
-    assert told.takes(7500, 2, logs), "who has it may be another in the next generation"
-    everywhere = ToldSteps()
+    sampler, logs = StepSampler(), (*OWN, "loss")
+    of_last_stage = [rank for rank in range(7168, 8192) if sampler.takes(rank, 1, logs)]
+    assert of_last_stage == [7168, *(rank for rank in range(7169, 8192) if is_sampled(rank))]
+    assert [sampler.takes(rank, 1, logs) for rank in (7168, 7171, 7168)] == [True, False, True], "the next step"
+    assert not sampler.takes(7168, 1, OWN)
+    assert sampler.takes(7500, 2, logs), "who has it may be another in the next generation"
+    everywhere = StepSampler()
     came_first = [rank for rank in (5000, 300, 7000, 0, 4000, 300) if everywhere.takes(rank, 1, logs)]
     assert came_first == [5000, 300, 0]
 
@@ -48,14 +49,14 @@ RANKS = 300
 
 
 def log_of_a_large_job() -> list[dict[str, Any]]:
-    """300 ranks make three steps; then rank 200, which tells none, dies, and all go on after step 2."""
-    told = [rank for rank in range(RANKS) if tells_steps(rank)]
+    """300 ranks make three steps; then rank 200, which is not sampled, dies, and all go on after step 2."""
+    sampled = [rank for rank in range(RANKS) if is_sampled(rank)]
 
     def of_all(t: float, event: str, **fields: Any) -> list[dict[str, Any]]:
         return [entry(t, event, rank=rank, **fields) for rank in range(RANKS)]
 
-    def of_told(step: int, generation: int, t: float) -> list[dict[str, Any]]:
-        return [entry(t, "step", rank=rank, step=step, generation=generation, began=t - 1.0) for rank in told]
+    def of_sampled(step: int, generation: int, t: float) -> list[dict[str, Any]]:
+        return [entry(t, "step", rank=rank, step=step, generation=generation, began=t - 1.0) for rank in sampled]
 
     return [
         entry(0.0, "job_started", world_size=RANKS, nodes=1),
@@ -63,25 +64,25 @@ def log_of_a_large_job() -> list[dict[str, Any]]:
         entry(1.0, "generation", generation=1, step=0, world_size=RANKS),
         entry(1.0, "go", step=0),
         *of_all(1.0, "begun", step=0, generation=1),
-        *[each for step in (1, 2, 3) for each in of_told(step, 1, 1.0 + step)],
+        *[each for step in (1, 2, 3) for each in of_sampled(step, 1, 1.0 + step)],
         entry(4.5, "fault", rank=200, node=0, step=4, cause="killed by SIGKILL (9)", died=True),
         *of_all(4.6, "aborted", step=3),
         *of_all(4.7, "joined", pid=1),
         entry(4.8, "generation", generation=2, step=2, world_size=RANKS),
         entry(4.9, "go", step=2),
         *of_all(5.0, "begun", step=2, generation=2),
-        *[each for step in (3, 4) for each in of_told(step, 2, 3.0 + step)],
+        *[each for step in (3, 4) for each in of_sampled(step, 2, 3.0 + step)],
         *of_all(7.0, "done", digest="d"),
         entry(7.5, "job_ended"),
     ]
 
 
-def test_the_report_of_a_large_job_is_of_those_that_tell() -> None:
+def test_the_report_of_a_large_job_is_of_sampled_ranks() -> None:
     report = make_report(events_of(log_of_a_large_job()), state="succeeded", error=None, world_size=RANKS)
     (recovery,) = report["recoveries"]
     assert (report["steps"], report["steps_lost"], recovery["resumed_step"], report["weights"]) == (4, 1, 2, "d")
-    told = [str(rank) for rank in range(RANKS) if tells_steps(rank)]
-    assert list(report["phases"]) == list(recovery["timeline"]) == told
+    sampled = [str(rank) for rank in range(RANKS) if is_sampled(rank)]
+    assert list(report["phases"]) == list(recovery["timeline"]) == sampled
     for seconds in report["phases"].values():
         assert sum(seconds.values()) == pytest.approx(7.5)
         assert seconds["lost_work"] == pytest.approx(1.5)
@@ -94,6 +95,6 @@ def test_numbers_of_a_large_job_while_it_runs() -> None:
         meters.add(event)
         if event.t == 4.5:
             at_the_fault = set(meters.ranks)
-    assert at_the_fault == {200, *(rank for rank in range(RANKS) if tells_steps(rank))}
+    assert at_the_fault == {200, *(rank for rank in range(RANKS) if is_sampled(rank))}
     assert (meters.step, meters.steps_made, meters.steps_lost, meters.recoveries) == (4, 4, 1, 1)
-    assert all(tells_steps(rank) for rank in meters.ranks), "of the others nothing is heard while they train"
+    assert all(is_sampled(rank) for rank in meters.ranks), "of the others nothing is heard while they train"
