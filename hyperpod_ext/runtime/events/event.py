@@ -14,7 +14,7 @@ from hyperpod_ext.runtime.ipc import declared
 from hyperpod_ext.runtime.ipc.declared import Count, Declared, Kinds, Unit
 from hyperpod_ext.runtime.ipc.messages import WireError
 
-VERSION = 2
+VERSION = 3
 """Of the event log. It rises when readers of the version before would misread a log."""
 NOTE = "not_as_declared"
 """The field that says what is wrong with an event that was written all the same."""
