@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ def test_a_series_has_twenty_runs_of_all_variants_spread_over_it() -> None:
 
 def test_a_run_without_interrupts_ignores_them(tmp_path: Path) -> None:
     program = "import signal; print(signal.getsignal(signal.SIGINT) == signal.SIG_IGN)"
-    (tmp_path / "Makefile").write_text(f"seen:\n\t@{sys.executable} -c '{program}'\n")
+    (tmp_path / "Makefile").write_text(f"seen:\n\t@{shlex.join([sys.executable, '-c', program])}\n")
     for name, seen in {"sigint": "True\n", "plain": "False\n"}.items():
         log = tmp_path / name
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
