@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from hyperpod_ext.files import write_atomically
 from hyperpod_ext.runtime.dcp import TieredStorageReader, TieredStorageWriter, Tiers
 from hyperpod_ext.runtime.memory_server.protocol.requests import Held
 
@@ -157,7 +158,7 @@ def save_and_hang(marker: str) -> None:
     for step in (5, 6):
         training.train(step)
         dcp.save(training.state(), storage_writer=TieredStorageWriter(tiers, step))
-    Path(marker, str(rank())).write_text(training.digest())
+    write_atomically(Path(marker, str(rank())), training.digest())  # whoever sees it kills us
     time.sleep(60)
 
 
