@@ -24,12 +24,10 @@ def events_in(folder: str) -> Path | None:
 def read_events_of(folder: str) -> Events:
     """What the newest start of a job has logged so far, in the order of time; none where it has no log."""
     from hyperpod_ext.runtime.events.event import Events
-    from hyperpod_ext.runtime.events.reading import read_log
+    from hyperpod_ext.runtime.events.reading import read_events
 
-    if (file := events_in(folder)) is None:
-        return Events()
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    return in_time(read_log(lines, str(file)))
+    file = events_in(folder)
+    return Events() if file is None else in_time(read_events(file))
 
 
 def nodes_in(events: Events) -> JobNodes:

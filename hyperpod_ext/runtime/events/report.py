@@ -125,7 +125,7 @@ def kept_steps(events: Events) -> dict[int, tuple[float, float]]:
 
 
 def committed_step(events: Events, world_size: int) -> int:
-    """Newest step that every rank reported as done, or restored, in one generation: every rank that is sampled."""
+    """Newest step that every sampled rank reported as done, or restored, in one generation."""
     ranks, sampled = dict[tuple[int, int], set[int]](), count_sampled(world_size)
     for event in events:
         if isinstance(event, Step | Begun) and is_sampled(event.rank):
@@ -191,7 +191,7 @@ class _Past:
         self.committed = max(self.committed, committed_step(generation, begins.world_size or self.world_size))
 
     def left(self, generation: Events) -> None:
-        """The one that follows begins."""
+        """Keep the process ids of a generation that has ended."""
         self.pids |= {event.rank: event.pid for event in generation.of(Joined)}
 
 

@@ -285,7 +285,7 @@ def test_a_pod_whose_rank_another_node_has_gets_the_number_of_the_lost_one(tmp_p
 
 def test_a_pod_does_not_wait_for_one_that_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is on a machine that is lost, too."""
-    monkeypatch.setattr(place_in_job, "_DIAL_S", 3600.0)
+    monkeypatch.setattr(place_in_job, "_DIAL_S", 3600.0)  # who waits for it waits longer than a test may take
 
     async def run() -> None:
         async with coordinating(tmp_path, spares=0, node_wait_s=60.0) as (listener, coordinator):

@@ -123,7 +123,7 @@ def test_what_recoveries_cost_grows_with_the_log_not_with_their_number(monkeypat
     for number in range(1, 31):
         events += [step(10.0 * number + 1, number, rank, generation=number) for rank in (0, 1)]
         events += recovery(10.0 * number + 2, number + 1, number, decided=number)
-    looked_at = []
+    looked_at = []  # sizes of the parts in which steps are looked for
     monkeypatch.setattr(
         report,
         "committed_step",
