@@ -37,15 +37,15 @@ def children_of(rank: int, world_size: int) -> range:
 
 
 def spread(store: PartitionedStore, key: str, rank: int, world_size: int) -> None:
-    """Tell those that `rank` talks to by setting `KEY/THEIR RANK`. Whoever hears and does the same has all ranks know,
-    and none of them needs a line to all others."""
+    """Set `KEY/RANK` of the parent and of each child of `rank`. When every rank that hears it does the same, all know,
+    and none needs a connection to all others."""
     for other in [*([parent_of(rank)] if rank else []), *children_of(rank, world_size)]:
         with contextlib.suppress(ConnectionError):  # it has gone, or is in the next generation already
             store.set(f"{key}/{other}", "")
 
 
 def levels_below(rank: int, world_size: int) -> int:
-    """0: of one that hears nobody."""
+    """Levels of the tree below `rank`; 0: it hears nobody."""
     levels = 0
     while below := children_of(rank, world_size):
         rank, levels = below[0], levels + 1
@@ -58,7 +58,7 @@ class _Heard:
 
     values: dict[int, Any]
     missing: dict[int, str]
-    """Who has not spoken in time, and what came of waiting."""
+    """Ranks of which there is no report, and why."""
 
     def add(self, other: Mapping[str, Mapping[str, Any]]) -> None:
         self.values |= {int(rank): value for rank, value in other["values"].items()}
@@ -103,10 +103,11 @@ class Exchange:
         for child in children_of(self._rank, self._world_size):
             try:
                 text = self._read(f"hpx-{what}-from-{child}/{self._rank}", max(0.0, until - time.monotonic()))
-            except GenerationOverError as error:  # where it is over indeed, the next call says so, too
-                heard.missing[child] = str(error)
-            else:
                 heard.add(json.loads(text))
+            except GenerationOverError as error:  # where it is over indeed, the next call says so, too
+                heard.missing[child] = f"has not spoken in time: {error}"
+            except (ValueError, TypeError, KeyError, AttributeError):
+                heard.missing[child] = "reports what cannot be read; does it run another version of hyperpod_ext?"
         return heard
 
     def _hand_on(self, what: str, text: str, heard: _Heard) -> ConnectionError | None:
@@ -129,7 +130,7 @@ class Exchange:
 def _answer_to(heard: _Heard, decide: Decide) -> dict[str, Any]:
     if heard.missing:
         named = ", ".join(str(rank) for rank in sorted(heard.missing))
-        return {"missing": f"rank {named} has not spoken in time: {heard.missing[min(heard.missing)]}"}
+        return {"missing": f"rank {named} {heard.missing[min(heard.missing)]}"}
     try:
         return {"answer": decide([heard.values[rank] for rank in sorted(heard.values)])}
     except HyperpodExtError as error:

@@ -114,6 +114,24 @@ def test_all_are_told_who_has_not_spoken(ranks, missing):
         assert str(error).startswith(f"rank {missing} has not spoken in time: "), error
 
 
+def test_a_report_of_another_version_is_named_on_all(ranks):
+    job, decided = ranks(4), []
+
+    def ask(rank: int) -> Any:
+        if rank == 2:
+            job.stores[2].set("hpx-join-from-2/0", '["what an earlier version says"]')
+            return None
+        return job.exchange(rank).ask("join", rank, decided.append)
+
+    found = job.each(ask)
+    assert decided == []
+    for rank in (0, 1, 3):
+        assert isinstance(found[rank], GenerationOverError)
+        assert str(found[rank]).startswith("rank 2 reports what cannot be read; does it run another version"), found[
+            rank
+        ]
+
+
 def test_one_that_is_gone_keeps_the_answer_from_nobody_but_those_below_it(ranks):
     job = ranks(FAN_OUT + 1)
     spoken = threading.Barrier(2)
