@@ -134,6 +134,7 @@ def earlier_faults(events: Events) -> list[Fault]:
             node_lost=is_loss,
             at=event.t,
             level=levels.get(event.escalation_level),
+            late=event.late,
         )
         found.append(fault)
     return found

@@ -20,7 +20,8 @@ class RestartPolicy(Config):
     """Samples of a step while ranks are missing, with `policy: continue`: all of them, shared by the ranks that are
     left; or only as many micro-batches as those ranks have anyway."""
     max_restarts: NonNegativeInt = 10
-    """Faults the job recovers from before it gives up, over its whole life. 0: the first fault ends it."""
+    """Faults the job recovers from before it gives up, over its whole life; processes that die at one moment are one
+    fault. 0: the first fault ends it."""
     max_restarts_in_window: PositiveInt | None = None
     """Faults within `window_s` that the job recovers from before it gives up, beside `max_restarts`: a limit on their
     rate, which a job of months does not come to by its age. Default: no such limit."""
@@ -40,7 +41,8 @@ class RestartPolicy(Config):
     max_in_process: NonNegativeInt = 3
     """Exceptions of one rank in a row that are met in its process; at the next, the process is replaced."""
     max_on_node: NonNegativeInt = 3
-    """Deaths of processes of one node in a row that are met there; at the next, a spare takes its ranks."""
+    """Deaths of processes of one node in a row that are met there, those of one moment as one; at the next, a spare
+    takes its ranks."""
     max_node_losses: NonNegativeInt = 3
     """Nodes the job goes on without before it gives up."""
     quarantine_after: PositiveInt = 2

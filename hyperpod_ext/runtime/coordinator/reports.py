@@ -284,9 +284,10 @@ class Reports:
         membership = self._membership
         node, before = membership.nodes[fault.rank], len(membership.faults)
         actions = membership.fault(replace(fault, at=time.time()), generation)
-        level = membership.faults[-1].level if len(membership.faults) > before else None
-        escalation_level = level.value if level else ""
+        counted = membership.faults[-1] if len(membership.faults) > before else None
+        escalation_level = counted.level.value if counted is not None and counted.level else ""
         fields = {"rank": fault.rank, "node": node, "step": fault.step, "cause": fault.cause, "died": fault.died}
+        fields |= {"late": True} if counted is not None and counted.late else {}
         self._log("fault", t=seen, **fields, phase=phase, kind=fault.kind, escalation_level=escalation_level)
         self._actions.carry_out(actions)
 

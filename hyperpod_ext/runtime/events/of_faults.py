@@ -26,6 +26,8 @@ class Fault(ByCoordinator):
     kind: FaultKind | Literal[""] = ""
     escalation_level: str = ""
     """How far up it was taken: in process, process or node; empty: it ends the job, or another fault was first."""
+    late: bool = False
+    """Whether another fault had ended its generation already: it counts for no budget."""
 
 
 class Aborted(ByWorker):

@@ -57,11 +57,14 @@ class Fault:
     place: str = ""
     """What it has in common with the same fault when that comes again, beside its kind: a line of the script, the phase
     of a hang. Empty: its cause."""
+    late: bool = False
+    """Whether another fault had ended its generation already."""
 
     @property
     def follows(self) -> bool:
-        """Whether it is but the consequence of another fault, which is the one that counts."""
-        return self.kind == "stuck"
+        """Whether it came with another fault, which is the one that counts: eight processes that the kernel ends at
+        one moment are one fault of their node."""
+        return self.late or self.kind == "stuck"
 
     def is_like(self, other: Fault) -> bool:
         """Whether the other is this one, at another time. It may be of another rank, and at another step."""

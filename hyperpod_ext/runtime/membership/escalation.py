@@ -66,10 +66,10 @@ def give_up(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> Fail | 
     if fault.follows:
         return None
     everything, earlier = earlier, [other for other in earlier if not other.follows]
-    same, most = _same(fault, earlier, budgets)
+    same, most = _same(fault, everything, budgets)
     if not fault.node_lost and same >= most:
         hint = "It happens each time, so restarting cannot help; the rank's log has the whole story."
-        left = next((f" Rank {other.rank} {other.cause}." for other in reversed(everything) if other.follows), "")
+        left = next((f" Rank {other.rank} {other.cause}." for other in reversed(everything) if other.kind == "stuck"), "")
         after = left if fault.kind == "stalled" else ""  # nobody was ended for it, so only this tells the line
         return Fail(fault.code, f"{who}; {same} times in a row{'.' if after else ''}{after}", fault.hint or hint)
     losses = sum(other.node_lost for other in earlier) + fault.node_lost
@@ -103,7 +103,7 @@ def _same(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> tuple[int
 
         return _streak(fault, earlier, budgets.calm_steps, is_same), _SAME_HANG
     same = 1
-    for other in reversed(earlier):
+    for other in reversed([other for other in earlier if not other.follows]):
         if other.step != fault.step or not other.is_like(fault):
             break
         if fault.died and other.rank != fault.rank:

@@ -89,6 +89,8 @@ class Membership:
         self.began = dict(began or {})
         """Step at which each generation of this run went on; those that never did are left out."""
         self.faults, self.spares_used = list(faults), spares_used
+        self.broken = 0
+        """The newest generation that a fault has ended."""
         self.done: dict[int, str] = {}
         """Ranks that finished, with the digest of their final state."""
         self.has_failed = False
@@ -240,7 +242,7 @@ class Membership:
         if self.phase is JobPhase.ENDED or (left_already and not fault.died):
             return []  # what a rank met on its way out of an older generation is no news
         actions, node = self.rescaling.drop(self.states), self.nodes[fault.rank]
-        met = self._escalate(replace(fault, node=node))
+        met = self._escalate(replace(fault, node=node, late=generation <= self.broken))
         if isinstance(met, Fail):
             return [*actions, self._end(met)]
         lost = self.ranks_on(node) if met is EscalationLevel.NODE else [fault.rank]
@@ -272,6 +274,8 @@ class Membership:
         return [] if trains or self.phase is JobPhase.ENDED else [self._leave()]
 
     def _leave(self, rank: int = -1) -> Abort:
+        """All leave the generation, for a fault of `rank` if one is named."""
+        self.broken = self.generation if rank >= 0 else self.broken
         self.generation += 1
         self.phase, self.done, self.restoring = JobPhase.FORMING, {}, RestoreNegotiation(self.durable)
         return Abort(self.generation, rank)

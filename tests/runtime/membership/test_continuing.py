@@ -129,6 +129,21 @@ def test_a_second_rank_lost_before_the_others_have_gone_on():
     assert membership.nodes == {0: 0, 1: 0, 2: 1, 3: 1}
 
 
+def test_three_that_die_at_once_are_not_one_that_dies_three_times():
+    """Each death gives the next one the number of the last: 1, then the former 3, then the former 2."""
+    membership = continuing(2, 2)
+    generation = membership.generation
+    assert m.Fail not in kinds(kill(membership, 1))
+    for old in (3, 2):
+        rank = membership.renumbering.rank_now(old, generation)
+        assert rank == 1
+        assert m.Fail not in kinds(membership.fault(death(membership, rank), generation))
+    assert membership.nodes == {0: 0}
+    assert [fault.follows for fault in membership.faults] == [False, True, True]
+    come_back(membership, begin(membership))
+    assert len(membership.nodes) == 4
+
+
 def test_a_rank_lost_while_the_replacement_of_another_joins():
     membership = continuing(2, 2)
     kill(membership, 0)

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_membership import begin
 
 from hyperpod_ext.runtime.membership.actions import (
     Abort,
@@ -124,6 +125,31 @@ def test_a_death_on_the_way_out_of_an_older_generation_is_a_death():
     membership.fault(died(2), 1)
     assert membership.fault(died(3), 1) == [Replace(3)]
     assert membership.generation == 2
+
+
+def test_processes_of_a_node_that_die_at_one_moment_are_one_fault_of_it():
+    """A kernel that is out of memory ends all eight; it was three moments too many after the first."""
+    nodes, spare = {rank: rank // 8 for rank in range(16)}, 2
+    membership = Membership(nodes, Budgets(4), reserve=1)
+    membership.begin_with_spares([spare])
+    for moment in (1, 2, 3):
+        begin(membership, live=moment > 1)
+        generation, step = membership.generation, 10 * moment
+        for rank in range(8):
+            commands = membership.fault(died(rank, step), generation)
+            assert kinds(commands)[-1] is Replace, commands
+        assert sum(not fault.follows for fault in membership.faults) == moment
+    begin(membership)
+    assert Decommission in kinds(membership.fault(died(0, 40), membership.generation))
+
+
+def test_a_process_that_dies_on_its_way_out_of_a_resize_is_a_fault_of_its_own():
+    membership = Membership(NODES, Budgets(10))
+    begin(membership, live=False)
+    generation = membership.generation
+    membership.hold(1)
+    membership.fault(died(2), generation)
+    assert [fault.follows for fault in membership.faults] == [False]
 
 
 def test_who_finished_in_a_generation_that_was_left_has_not_finished_the_job():
