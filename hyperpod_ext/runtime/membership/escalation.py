@@ -69,7 +69,9 @@ def give_up(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> Fail | 
     same, most = _same(fault, everything, budgets)
     if not fault.node_lost and same >= most:
         hint = "It happens each time, so restarting cannot help; the rank's log has the whole story."
-        left = next((f" Rank {other.rank} {other.cause}." for other in reversed(everything) if other.kind == "stuck"), "")
+        left = next(
+            (f" Rank {other.rank} {other.cause}." for other in reversed(everything) if other.kind == "stuck"), ""
+        )
         after = left if fault.kind == "stalled" else ""  # nobody was ended for it, so only this tells the line
         return Fail(fault.code, f"{who}; {same} times in a row{'.' if after else ''}{after}", fault.hint or hint)
     losses = sum(other.node_lost for other in earlier) + fault.node_lost

@@ -171,11 +171,17 @@ def _sources(
     offers: Sequence[Offer], nodes: Mapping[int, int], world_size: int, differing: Collection[_Holders]
 ) -> dict[int, tuple[Source, ...]] | None:
     """Sources of every rank at one commit, or None when one of them has none."""
+    resized = world_size != len(nodes)
+    live = {} if resized else {offer.rank: offer.save_id for offer in offers if offer.tier == "live"}
+    sources: dict[int, tuple[Source, ...]] = {}
+    sources |= {rank: (Source("self", rank, live[rank]),) for rank in nodes if rank in live}  # it has what it needs
+    if len(sources) == len(nodes):
+        return sources
     commit = _Commit(offers, differing)
     any_will_do = None in commit.serving
-    resized = world_size != len(nodes)
-    sources: dict[int, tuple[Source, ...]] = {}
     for rank, node in nodes.items():
+        if rank in live:
+            continue
         wanted = range(world_size) if resized and not any_will_do else [rank]
         found = [commit.nearest(rank, one, node, resized) for one in wanted]
         if not all(found):
@@ -317,26 +323,26 @@ class _Commit:
             if holders not in differing and _interchangeable(theirs) and (holders is not None or len(together) == 1)
         }
         """Offers of ranks whose state serves all that hold the same."""
-        self._equals = {holders: _Equals(theirs) for holders, theirs in self.serving.items()}
-        of_rank: dict[int, list[Offer]] = {}
+        self._serving_rank: dict[int, list[Offer]] = {}
         for holders, theirs in self.serving.items():
             for rank in holders or ():
-                of_rank.setdefault(rank, []).extend(theirs)
-        self._equals_of = {rank: _Equals(theirs) for rank, theirs in of_rank.items()}
+                self._serving_rank.setdefault(rank, []).extend(theirs)
+        self._made: dict[int | None, _Equals] = {}
+
+    def _equals(self, rank: int | None) -> _Equals:
+        """Offers that serve `rank`; None: that serve all. Sorted for those alone that need a source."""
+        if rank not in self._made:
+            self._made[rank] = _Equals(self.serving[None] if rank is None else self._serving_rank.get(rank, ()))
+        return self._made[rank]
 
     def nearest(self, rank: int, wanted: int, node: int, resized: bool) -> list[Source]:
         """Where `rank` can get the state of rank `wanted`, the cheapest place first.
 
-        In order: itself, memory of its node, a live peer, memory of another node, parity, a shared directory, S3. Its
+        In order: memory of its node, a live peer, memory of another node, parity, a shared directory, S3. Its
         own state comes before another's that is equal, and load spreads by rank among equals.
         """
-        if wanted == rank and not resized:
-            for offer in self._own.get(rank, ()):
-                if offer.tier == "live":  # it has what it needs
-                    return [Source("self", rank, offer.save_id)]
         own = [*self._own.get(wanted, ()), *self._everybody]
-        equals = self._equals.get(None) or self._equals_of.get(wanted)
-        others = equals.near(rank, wanted, node) if equals is not None else ()
+        others = self._equals(None if None in self.serving else wanted).near(rank, wanted, node)
         found: dict[Source, tuple[int, bool, bool, int]] = {}
         for offer in (*own, *others):
             if offer.tier == "live" and resized:

@@ -24,7 +24,7 @@ from hyperpod_ext.runtime.process_group.address_book import Address, AddressBook
 from hyperpod_ext.runtime.process_group.store import Endpoint, PartitionedStore
 from rank_store.pattern import VALUE, Group, Mesh, default_group, mesh_groups
 
-SECRET, HOST = b"0123456789abcdef", "127.0.0.1"
+SECRET = b"0123456789abcdef"
 _TCP_INFO_BYTES, _RECEIVED_AT, _SENT_AT = 208, 128, 200
 """Of `struct tcp_info`, from Linux 4.19 on: two counts of bytes."""
 
@@ -51,6 +51,9 @@ class Node:
 
     def __init__(self, ranks: range, coordinator: Ranks, counted: LookUps) -> None:
         self.ranks, self._coordinator, self._counted = ranks, coordinator, counted
+        number = ranks.start // len(ranks)
+        self.host = f"127.1.{number // 250}.{number % 250 + 1}"
+        """Of one address, the ports do not do for all ranks and their connections."""
         self._book = NodeAddressBook(len(ranks), self._ask)
         self.workers: list[Owner] = []
 
@@ -78,7 +81,7 @@ class Owner:
         self.rank, self._world_size, self._node = rank, world_size, node
         self.groups = {"default": [default_group(rank, world_size)], "mesh": mesh_groups(rank, mesh)}
         self.book = AddressBook()
-        self.endpoint = Endpoint(rank, SECRET, _broken, HOST)
+        self.endpoint = Endpoint(rank, SECRET, _broken, node.host)
         self.store: PartitionedStore | None = None
 
     def open(self, generation: int) -> None:
@@ -189,7 +192,7 @@ class Owners:
         return [owner for node in self.nodes for owner in node.workers]
 
     def _addresses(self, nodes: Iterable[Node]) -> dict[int, Address]:
-        return {owner.rank: (HOST, owner.endpoint.port) for node in nodes for owner in node.workers}
+        return {owner.rank: (node.host, owner.endpoint.port) for node in nodes for owner in node.workers}
 
 
 def _broken(why: str) -> None:
