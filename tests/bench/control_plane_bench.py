@@ -36,7 +36,7 @@ async def measure(nodes: int, workers_per_node: int, at_once: int, limit_s: floa
     with tempfile.TemporaryDirectory(prefix="hpx-bench-") as folder:
         cluster = Cluster(nodes, spares, workers_per_node)
         async with _coordinator(folder, *numbers) as coordinator:
-            row = await _measure(coordinator, cluster, at_once, limit_s)
+            row = await _measure(coordinator, cluster, Path(folder) / "events.jsonl", at_once, limit_s)
         with (Path(folder) / "events.jsonl").open("rb") as log:
             row["step_log_bytes"] = sum(len(line) for line in log if b'"event":"step"' in line)
         known = Path(folder) / "known.json"
@@ -59,14 +59,14 @@ async def _coordinator(*arguments: str) -> AsyncIterator[Process]:
         await coordinator.wait()
 
 
-async def _measure(coordinator: Process, cluster: Cluster, at_once: int, limit_s: float) -> dict[str, Any]:
+async def _measure(coordinator: Process, cluster: Cluster, log: Path, at_once: int, limit_s: float) -> dict[str, Any]:
     before, began = await _come(coordinator, cluster, at_once, range(-1, cluster.nodes))
     await cluster.all_hear("go", 1, len(cluster.agents), limit_s)
     started, start_s, start = await _ask(coordinator), time.perf_counter() - began, cluster.traffic
     for agent in cluster.agents[: cluster.nodes]:
         agent.step()
     stepped = await _ask_when_idle(coordinator)
-    cluster.traffic = type(cluster.traffic)()
+    cluster.traffic, logged = type(cluster.traffic)(), log.stat().st_size
     await _ask(coordinator, b"profile\n")
     began = time.perf_counter()
     cluster.agents[cluster.nodes - 1].hang_up()
@@ -84,6 +84,7 @@ async def _measure(coordinator: Process, cluster: Cluster, at_once: int, limit_s
         "fault_cpu_s": round(after["cpu_s"] - stepped["cpu_s"], 4),
         "fault_bytes": fault.nbytes,
         "fault_messages": fault.messages,
+        "fault_log_bytes": log.stat().st_size - logged,
         "rss_bytes": after["rss_bytes"],
         "start_s": round(start_s, 4),
         "fault_s": round(fault_s, 4),

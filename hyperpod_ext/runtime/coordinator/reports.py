@@ -15,6 +15,7 @@ from hyperpod_ext.runtime.coordinator.queries import HangQuery, LivenessQuery
 from hyperpod_ext.runtime.coordinator.save_schedule import SaveSchedule
 from hyperpod_ext.runtime.coordinator.step_sampler import StepSampler
 from hyperpod_ext.runtime.detection.hangs import Hang, Heartbeat
+from hyperpod_ext.runtime.events.of_training import is_sampled
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc.declared import Count, Declared, encode, read
 from hyperpod_ext.runtime.ipc.gathered import HeldOffers, RankJoin, joins_of
@@ -23,6 +24,8 @@ from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.snapshot.select import Offer
 
 _OF_STEPS = ("begun", "step", "collective_broke")
+_OF_SAMPLED = frozenset({"groups_open", "aborted"})
+"""Of ranks that are not sampled, these do not go to the log."""
 _OWN = frozenset({"type", "event", "t", "self"})
 """Names in an event that are not its sender's to choose."""
 
@@ -170,8 +173,8 @@ class Reports:
             rank, live = join.rank, join.live
             if self._membership.nodes.get(rank) != node:
                 continue
-            self._log("joined", rank=rank, pid=join.pid, live_step=live and live.step)
-            self._actions.resize_clock.joined(rank, join.pid)
+            if self._actions.resize_clock.joined(rank, join.pid) or is_sampled(rank):
+                self._log("joined", rank=rank, pid=join.pid, live_step=live and live.step)
             self._ranks.stores[rank] = host, join.store_port
             offer = _live_offer(rank, node, live) if live is not None else None
             self._actions.carry_out(self._membership.join(rank, offer, held))
@@ -209,7 +212,7 @@ class Reports:
         fields = {"generation": report.generation, **reported, **number}
         if self._schedule.heard({"event": event, "t": report.t, **fields}, time.monotonic()):
             self._outbox.share_job_state()  # another coordinator would begin anew
-        if event != "step" or self._step_sampler.takes(report.rank, report.generation, fields):
+        if self._goes_to_log(report, fields):
             self._log(event, t=report.t, **fields)
         if event == "step" and step is not None:
             resized = self._actions.resize_clock.stepped(report.generation, step.step, step.began, report.t)
@@ -217,6 +220,11 @@ class Reports:
                 self._log("resized", **resized)
         elif event == "collective_broke" and step is not None and its:
             self._ask_who_lives(report, step)
+
+    def _goes_to_log(self, report: c.Event, fields: Iterable[str]) -> bool:
+        if report.event == "step":
+            return self._step_sampler.takes(report.rank, report.generation, fields)
+        return report.event not in _OF_SAMPLED or is_sampled(report.rank)
 
     def _stepped(self, report: c.Event, of: _OfStep) -> None:
         """A rank has begun its loop, or has committed a step."""

@@ -43,11 +43,13 @@ class ResizeClock:
                 self._last_step_at = event.t
                 self.reassigned(event.model_dump(exclude={"t", "event"}), unfinished.moved)
 
-    def joined(self, rank: int, pid: int) -> None:
-        """The process of `rank` waits for a generation."""
+    def joined(self, rank: int, pid: int) -> bool:
+        """The process of `rank` waits for a generation. Returns whether the log knows of none or another."""
+        is_new = self._pids.get(rank) != pid
         if self._under_way is not None and rank in self._pids_before:
             self._pids_after[rank] = pid
         self._pids[rank] = pid
+        return is_new
 
     def stepped(self, generation: int, step: int, began: float, ended: float) -> dict[str, Any] | None:
         """A rank has made a step. The first of a new rank assignment ends the resize: returns what to log of it."""

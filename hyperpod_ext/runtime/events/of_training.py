@@ -95,7 +95,8 @@ class Imported(ByAgent):
 
 
 class Joined(ByCoordinator):
-    """A rank waits for the next generation."""
+    """A rank waits for the next generation. Of ranks that are not sampled: another process than before, or the same
+    under another number."""
 
     event: Literal["joined"] = "joined"
     rank: Count

@@ -283,7 +283,8 @@ def _source(joining: Events, failed: int, staying: Mapping[int, int]) -> str:
 def _same_pids(pids: Mapping[int, int], leaving: Events, stay: Mapping[int, int], seen: float) -> bool:
     """Whether every rank whose process stays joined with the process id that it had before the fault."""
     before = {**pids, **{event.rank: event.pid for event in leaving.of(Joined) if event.t < seen}}
-    now = {event.rank: event.pid for event in leaving.of(Joined) if event.t >= seen}
+    # of a rank that is not sampled only another process is told, or another number
+    now = {**before, **{event.rank: event.pid for event in leaving.of(Joined) if event.t >= seen}}
     return all(before.get(rank) == now.get(moved) for rank, moved in stay.items())
 
 

@@ -114,6 +114,7 @@ COLUMNS = {
     "fault_bytes": ("fault, MB", 1e6, 2),
     "fault_messages": ("fault, messages", 1, 0),
     "fault_s": ("fault, s", 1, 2),
+    "fault_log_bytes": ("fault, log KB", 1e3, 1),
     "takeover_cpu_s": ("takeover, CPU s", 1, 2),
     "takeover_bytes": ("takeover, MB", 1e6, 2),
     "takeover_s": ("takeover, s", 1, 2),
@@ -209,7 +210,7 @@ over the loopback interface, with eight workers a node and one spare. All agents
   [of some ranks](../events.md#what-a-line-has) only; **log KB** is what it adds.
 - **fault**: the connection of a node with eight ranks ends; the spare gets them; every other rank still has its state
   live, and every node reports two snapshots of each of its ranks in memory and a replica of another's. Until every
-  agent was told to go on.
+  agent was told to go on. **log KB** is what the event log has of it.
 - **takeover**: the coordinator's node is lost after that. Another process knows what a node of the job does, the others
   come to it all at once, and it has their ranks leave their step. Until every agent was told so.
 - **CPU s** is processor time of the coordinator's process, **MB** and **messages** go both ways, **memory** is what is

@@ -26,8 +26,9 @@ def test_costs_grow_with_n_log_n_at_most(rows: list[dict[str, Any]], of: str, un
     assert each == sorted(each, reverse=True), f"{what} by N log N of {SIZES} nodes"
 
 
-def test_what_a_step_adds_to_the_log_hardly_grows_from_64_ranks_on(rows: list[dict[str, Any]]) -> None:
-    at_128, at_512, at_2048 = (row["step_log_bytes"] for row in rows)
+@pytest.mark.parametrize("of", ["step", "fault"])
+def test_what_it_adds_to_the_log_hardly_grows_from_64_ranks_on(rows: list[dict[str, Any]], of: str) -> None:
+    at_128, at_512, at_2048 = (row[f"{of}_log_bytes"] for row in rows)
     assert 0 < at_128 < at_512 < at_2048 < 1.3 * at_128
 
 

@@ -66,8 +66,9 @@ def log_of_a_large_job() -> list[dict[str, Any]]:
         *of_all(1.0, "begun", step=0, generation=1),
         *[each for step in (1, 2, 3) for each in of_sampled(step, 1, 1.0 + step)],
         entry(4.5, "fault", rank=200, node=0, step=4, cause="killed by SIGKILL (9)", died=True),
-        *of_all(4.6, "aborted", step=3),
-        *of_all(4.7, "joined", pid=1),
+        *[entry(4.6, "aborted", rank=rank, step=3) for rank in sampled],
+        *[entry(4.7, "joined", rank=rank, pid=1) for rank in sampled],
+        entry(4.7, "joined", rank=200, pid=2),
         entry(4.8, "generation", generation=2, step=2, world_size=RANKS),
         entry(4.9, "go", step=2),
         *of_all(5.0, "begun", step=2, generation=2),
@@ -81,6 +82,7 @@ def test_the_report_of_a_large_job_is_of_sampled_ranks() -> None:
     report = make_report(events_of(log_of_a_large_job()), state="succeeded", error=None, world_size=RANKS)
     (recovery,) = report["recoveries"]
     assert (report["steps"], report["steps_lost"], recovery["resumed_step"], report["weights"]) == (4, 1, 2, "d")
+    assert recovery["survivor_pids_kept"], "whoever is not told of has the process that it had"
     sampled = [str(rank) for rank in range(RANKS) if is_sampled(rank)]
     assert list(report["phases"]) == list(recovery["timeline"]) == sampled
     for seconds in report["phases"].values():
