@@ -16,12 +16,12 @@ class Row(NamedTuple):
 
 
 MEASURED = (
-    Row(16, 0.015, 0.009),
-    Row(64, 0.03, 0.018),
-    Row(256, 0.07, 0.055),
-    Row(512, 0.14, 0.106),
-    Row(1024, 0.31, 0.204),
-    Row(2048, 0.73, 0.423),
+    Row(16, 0.018, 0.010),
+    Row(64, 0.032, 0.019),
+    Row(256, 0.097, 0.056),
+    Row(512, 0.194, 0.109),
+    Row(1024, 0.453, 0.223),
+    Row(2048, 0.994, 0.463),
 )
 """`make bench-control-plane` (docs/benchmarks/control-plane.json); a test compares the two."""
 MOST = MEASURED[-1].nodes
