@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import os
 import resource
@@ -237,11 +238,22 @@ def test_more_than_the_budget_is_refused_and_what_is_held_stays(server):
 @pytest.mark.parametrize("left", [0, 1, 2])
 def test_a_server_out_of_descriptors_says_so_and_goes_on_once_there_are_some(server, left):
     """A new region takes one for its memory and the answer another; a third waits for who connects next."""
-    writer, other = Writer(server), server.client()
+    writer, other, owners = Writer(server), server.client(), itertools.count(8)
     writer.save(1)
     assert other.attach(7) is None  # its connection has its descriptor now
     opened = Path(f"/proc/{server.pid}/fd")
     until(lambda: sum("socket:" in link for link in links_of(server.pid).values()) == 3)  # no earlier client's
+
+    def takes_the_next_connection() -> bool:
+        """`accept` has its descriptor as soon as it waits, and it is not among those that are shown: the next region
+        leaves a gap for it."""
+        were = {int(fd.name) for fd in opened.iterdir()}
+        other.map(next(owners), 1000)
+        other.attach(7)  # the answer's own has gone since
+        now = {int(fd.name) for fd in opened.iterdir()}
+        return any(number not in now for number in range(min(now - were)))
+
+    until(takes_the_next_connection)
     before, at_first = resource.prlimit(server.pid, resource.RLIMIT_NOFILE), {int(fd.name) for fd in opened.iterdir()}
     free = [number for number in range(max(at_first) + 4) if number not in at_first]
     resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (free[left], before[1]))
