@@ -44,7 +44,7 @@ class ResizeClock:
                 self.reassigned(event.model_dump(exclude={"t", "event"}), unfinished.moved)
 
     def joined(self, rank: int, pid: int) -> bool:
-        """The process of `rank` waits for a generation. Returns whether the log knows of none or another."""
+        """The process of `rank` waits for a generation. Returns whether the rank had another before, or none."""
         is_new = self._pids.get(rank) != pid
         if self._under_way is not None and rank in self._pids_before:
             self._pids_after[rank] = pid

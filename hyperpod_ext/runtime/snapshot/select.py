@@ -338,8 +338,8 @@ class _Commit:
     def nearest(self, rank: int, wanted: int, node: int, resized: bool) -> list[Source]:
         """Where `rank` can get the state of rank `wanted`, the cheapest place first.
 
-        In order: memory of its node, a live peer, memory of another node, parity, a shared directory, S3. Its
-        own state comes before another's that is equal, and load spreads by rank among equals.
+        In order: memory of its node, a live peer, memory of another node, parity, a shared directory, S3. Its own state
+        comes before another's that is equal, and load spreads by rank among equals.
         """
         own = [*self._own.get(wanted, ()), *self._everybody]
         others = self._equals(None if None in self.serving else wanted).near(rank, wanted, node)
