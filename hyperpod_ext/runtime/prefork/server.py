@@ -97,8 +97,6 @@ class Server:
         self._events = selectors.DefaultSelector()
         self._ranks: dict[int, int] = {}
         """Small process of each."""
-        self._stopped: set[int] = set()
-        """Ranks that are stopped because their small processes are."""
         self._ended = False
         self._events.register(os.pidfd_open(launcher), selectors.EVENT_READ, self._launcher_ended)
         self._events.register(listener, selectors.EVENT_READ, functools.partial(self._accept, listener))
@@ -117,10 +115,8 @@ class Server:
 
     def _stop_with_fronts(self) -> None:
         for pid, front in self._ranks.items():
-            if not _is_stopped(front):
-                self._stopped.discard(pid)  # it hands SIGCONT on by itself
-            elif pid not in self._stopped:
-                self._stopped.add(pid)
+            # the rank is asked, too: its small process hands SIGCONT on, and may be stopped anew before we look again
+            if _is_stopped(front) and not _is_stopped(pid):
                 os.kill(pid, signal.SIGSTOP)
 
     def _reap(self) -> None:
@@ -163,7 +159,6 @@ class Server:
         kill_group(pid)  # what it has forked; its number is its own until it is waited for
         _, status = os.waitpid(pid, 0)
         del self._ranks[pid]
-        self._stopped.discard(pid)
         self._events.unregister(handle)
         os.close(handle)
         if line in self._events.get_map():

@@ -148,6 +148,9 @@ def test_a_rank_stops_and_goes_on_with_its_small_process(tmp_path: Path, environ
     for _ in range(2):
         front.send_signal(signal.SIGSTOP)
         until(stopped, "the rank is not stopped")
+        # as when the small process handed SIGCONT on, and is stopped anew before the fork server looks
+        os.kill(rank, signal.SIGCONT)
+        until(stopped, "the rank goes on while its small process is stopped")
         front.send_signal(signal.SIGCONT)
         until(lambda: not stopped(), "the rank does not go on")
     front.kill()
