@@ -63,4 +63,5 @@ class RestartPolicy(Config):
     skips its imports, which are most of a restart. They must not start threads or touch a GPU."""
     warm_spares: bool = False
     """Whether each node keeps, for each worker with a GPU, a process that has a CUDA context and takes its place when
-    it dies. It takes a context's memory on the GPU. A script that sets CUDA_VISIBLE_DEVICES itself comes too late."""
+    it dies. It takes a context's memory on the GPU. A script that sets CUDA_VISIBLE_DEVICES itself comes too late.
+    The one job that was tried with it on a GPU failed."""

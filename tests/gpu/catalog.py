@@ -64,7 +64,7 @@ PLAN: tuple[Experiment, ...] = (
     Experiment(
         "E8",
         "copies off the GPU and back; steps that are saved each",
-        "0.9 and 0.8 of a pinned copy; steps at most 2 % longer",
+        "copies off at 0.9 of a pinned copy; steps at most 2 % longer",
         "copies",
         150.0,
         measures=True,
@@ -72,7 +72,7 @@ PLAN: tuple[Experiment, ...] = (
     Experiment(
         "E11",
         "a rank dies while a communicator is made",
-        "the abort ends within 30 s, and the main thread raises",
+        "the abort ends within 30 s; the main thread raises, or its process must be ended",
         "init_abort",
         100.0,
     ),
@@ -130,7 +130,7 @@ PLAN: tuple[Experiment, ...] = (
     Experiment(
         "E4",
         "ranks abort while another one of their node is stopped",
-        "they wait until it is killed",
+        "their aborts end, at the latest when it is killed",
         "stopped_rank",
         100.0,
         shared=True,

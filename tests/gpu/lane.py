@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from hyperpod_ext.runtime.process_group.nccl.environment import Engine, nccl_environment
+from hyperpod_ext.runtime.process_group.nccl.environment import Engine, engines_used, nccl_environment
 
 Name = Literal["hostid", "multi-rank", "fake"]
 _CLEARED = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "HPX_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_")
@@ -82,7 +82,9 @@ class Lane:
         own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"} | _DETERMINISTIC
         if self.fake:
             return inherited | own
-        own |= _ONE_NODE | (nccl_environment(self.engine, inherited) if recovery else {})
+        own |= _ONE_NODE
+        for engine in engines_used(".".join(map(str, self.torch)), {}) if recovery else ():
+            own |= nccl_environment(engine, inherited)
         if self.name == "multi-rank":
             own["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
         elif rank is not None:

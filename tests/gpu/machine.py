@@ -20,9 +20,12 @@ PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 IMPORTED = {
     "annotated_types": "annotated-types",
     "awscrt": "awscrt",
+    "cffi": "cffi",
     "click": "click",
+    "cryptography": "cryptography",
     "jinja2": "jinja2",
     "numpy": "numpy",
+    "pycparser": "pycparser",
     "pydantic": "pydantic",
     "pydantic_core": "pydantic-core",
     "rich": "rich",
@@ -31,6 +34,12 @@ IMPORTED = {
     "yaml": "PyYAML",
 }
 """What a job of the product imports, and the name of its wheel."""
+_BRINGS = {
+    "pydantic": ("pydantic-core", "annotated-types", "typing-inspection", "typing-extensions"),
+    "cryptography": ("cffi",),
+    "cffi": ("pycparser",),
+}
+"""What pip downloads with a package; pydantic asks for one release of pydantic-core."""
 
 
 def has_gpu() -> bool:
@@ -49,10 +58,10 @@ def missing_wheels() -> list[str]:
 
 
 def how_to_bring(wheels: list[str]) -> str:
-    """A command for a machine with a package index. pydantic asks for one release of pydantic-core."""
-    pulled_in = {"pydantic-core", "annotated-types", "typing-inspection", "typing-extensions"}
-    named = [wheel for wheel in wheels if "pydantic" not in wheels or wheel not in pulled_in]
-    platforms = " ".join(f"--platform manylinux{name}_x86_64" for name in ("_2_28", "_2_17", "2014"))
+    """A command for a machine with a package index, which brings what the named packages ask for, too."""
+    brought = {wheel for package, others in _BRINGS.items() if package in wheels for wheel in others}
+    named = [wheel for wheel in wheels if wheel not in brought]
+    platforms = " ".join(f"--platform manylinux{name}_x86_64" for name in ("_2_34", "_2_28", "_2_17", "2014"))
     return (
         f"pip download --only-binary=:all: --python-version {PYTHON} --implementation cp {platforms} "
         f"-d wheels {' '.join(named)}"

@@ -60,12 +60,14 @@ class Rank:
         while self._words.get() != word:
             pass
 
-    def open(self, generation: int = 0, *, world_size: int = 0, timeout_s: float = _GROUP_TIMEOUT_S) -> None:
+    def open(
+        self, generation: int = 0, *, world_size: int = 0, timeout_s: float = _GROUP_TIMEOUT_S, backend: str = ""
+    ) -> None:
         """Open the default group; ranks of one generation meet under its number."""
         self.aborted.clear()
         torch_private.forget_groups()
         dist.init_process_group(
-            self.lane.backend,
+            backend or self.lane.backend,
             store=dist.PrefixStore(f"generation{generation}", self.store),
             rank=self.rank,
             world_size=world_size or self.world_size,

@@ -17,6 +17,7 @@ import catalog
 import machine
 import plan
 import pytest
+import record
 from lane import Lane, lane_of
 from waiting import until
 
@@ -225,6 +226,7 @@ def test_wheels_that_a_job_needs_are_named_with_a_command_that_brings_them() -> 
     command = machine.how_to_bring(["annotated-types", "awscrt", "pydantic", "pydantic-core", "typing-inspection"])
     assert command.startswith("pip download --only-binary=:all: ")
     assert command.endswith(" -d wheels awscrt pydantic"), "pydantic brings those of its own, in the versions that fit"
+    assert machine.how_to_bring(["cffi", "cryptography", "pycparser"]).endswith(" -d wheels cryptography")
 
 
 def test_without_pydantic_the_product_is_left_out_and_the_rest_imports(tmp_path: Path, root: Path) -> None:
@@ -269,10 +271,31 @@ def test_each_process_of_a_job_counts_as_a_node(monkeypatch: pytest.MonkeyPatch)
     assert len(set(printed.split()) - {"inherited"}) == 2
 
 
-def test_the_documentation_has_every_experiment(golden_part: Callable[[str, str, str], None]) -> None:
-    rows = "".join(f"| {one.name} | {one.shows} | {one.expected} | not run yet |\n" for one in catalog.PLAN)
-    titles = "| | what is done | expected | on a GPU |\n| --- | --- | --- | --- |\n"
-    golden_part("docs/gpu.md", "experiments", titles + rows)
+def test_the_documentation_has_what_each_experiment_found(golden_part: Callable[[str, str, str], None]) -> None:
+    golden_part("docs/gpu.md", "experiments", record.outcomes(catalog.PLAN, record.recorded()))
+    golden_part("docs/gpu.md", "figures", record.figures(catalog.PLAN, record.recorded()))
+
+
+def test_what_was_run_again_replaces_what_was_known_of_that_torch() -> None:
+    def run(torch: str, **outcomes: str) -> record.Run:
+        of = {
+            name: {"outcome": outcome, "reason": "", "figures": {}, "seconds": 1} for name, outcome in outcomes.items()
+        }
+        return {"machine": {"torch": torch, "NCCL": "2"}, "experiments": of}
+
+    known = record.merged([], run("2.15.0", E1="passed", E2="failed"))
+    known = record.merged(known, run("2.9.1", E1="failed"))
+    known = record.merged(known, run("2.15.0", E1="not run", E2="passed"))
+    assert [one["machine"]["torch"] for one in known] == ["2.9.1", "2.15.0"]
+    assert {name: one["outcome"] for name, one in known[1]["experiments"].items()} == {"E1": "passed", "E2": "passed"}
+
+
+def test_results_of_no_gpu_are_not_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "results.json"
+    file.write_text(json.dumps({"lane": "fake", "machine": {"torch": "2.15.0"}, "experiments": {}}))
+    with pytest.raises(SystemExit):
+        record.main([str(file)])
+    assert "it says nothing of a GPU" in capsys.readouterr().err
 
 
 def test_names_and_limits_of_the_plan_fit_a_command() -> None:

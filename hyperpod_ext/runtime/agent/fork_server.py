@@ -11,7 +11,7 @@ Arguments: the agent's process id, the socket's descriptor, and the modules to i
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -32,21 +32,21 @@ _OURS = (
     "hyperpod_ext.runtime.training.loop",  # with everything a worker of ours needs
     "awscrt.checksums",
 )
-_CUDA_DEVICE = "/dev/nvidia-uvm"
-"""Open in a process that has initialized CUDA. `/dev/nvidiactl` and `/dev/nvidia0` prove less: NVML opens them as well,
-and a process that uses it can be forked. Not run on a GPU yet."""
+_DRIVER = "libcuda.so"
+_NOT_INITIALIZED = 3
+"""What the driver answers before `cuInit`: `CUDA_ERROR_NOT_INITIALIZED` of cuda.h."""
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """With it `torch.cuda.is_available()` asks NVML: modules call that on import, and it would initialize CUDA here."""
 
 
-def main(cuda_device: str = _CUDA_DEVICE) -> None:
+def main() -> None:
     agent_pid, line = int(sys.argv[1]), int(sys.argv[2])
     die_with_parent(agent_pid)
     for signum in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C, and Slurm, which signals every process of a step
         signal.signal(signum, signal.SIG_IGN)  # the agent's business; it stops us
     with os.fdopen(os.dup(line), "r", encoding="utf-8") as requests, os.fdopen(line, "w", encoding="utf-8") as answers:
         os.environ.setdefault(_NVML_CHECK, "1")  # for workers, too: it is right in them as well
-        _say(answers, preload(sys.argv[3:], cuda_device))
+        _say(answers, preload(sys.argv[3:]))
         spares = WarmSpares(_fork_twice, agent_pid)
         for request in requests:
             _say(answers, _answer(json.loads(request), spares, agent_pid))
@@ -66,7 +66,7 @@ def _answer(order: dict[str, Any], spares: WarmSpares, agent_pid: int) -> dict[s
     return {"pid": _fork_twice(become_worker), "warm": False}
 
 
-def preload(modules: Iterable[str], cuda_device: str = _CUDA_DEVICE) -> dict[str, Any]:
+def preload(modules: Iterable[str]) -> dict[str, Any]:
     """Import these and what every worker needs: the seconds under `ready`, or an `error` that says what is wrong."""
     began = time.monotonic()
     for module in (*modules, *_OURS):
@@ -74,8 +74,8 @@ def preload(modules: Iterable[str], cuda_device: str = _CUDA_DEVICE) -> dict[str
             importlib.import_module(module)
         except ImportError as error:
             return {"error": f"cannot import {module!r}, which restart.preload asks for: {error}"}
-        if (opened := _opened(cuda_device)) is not None:
-            return {"error": _initialized_cuda(module, opened)}
+        if cuda_is_initialized():
+            return {"error": _initialized_by(module)}
     importlib.import_module("hyperpod_ext.runtime.process_group.store").rehearse()  # it needs torch
     build_all()
     # shared pages stay shared: no collector writes into what all workers inherit
@@ -84,21 +84,23 @@ def preload(modules: Iterable[str], cuda_device: str = _CUDA_DEVICE) -> dict[str
     return {"ready": time.monotonic() - began}
 
 
-def _initialized_cuda(module: str, opened: str) -> str:
+def _initialized_by(module: str) -> str:
     return (
-        f"the import of {module!r}, which restart.preload asks for, initialized CUDA: it opened {opened}. A worker "
-        "that is forked after that cannot use its GPU. Remove the module from restart.preload, or have it use CUDA no "
-        "earlier than in the training function."
+        f"the import of {module!r}, which restart.preload asks for, initialized CUDA. A worker that is forked after "
+        "that cannot use its GPU. Remove the module from restart.preload, or have it use CUDA no earlier than in the "
+        "training function."
     )
 
 
-def _opened(device: str) -> str | None:
-    """A file whose path begins with `device` that this process has open."""
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the listing's own
-            if (path := str(descriptor.readlink())).startswith(device):
-                return path
-    return None
+def cuda_is_initialized() -> bool:
+    """Whether this process has initialized CUDA. Its open files do not tell: NVML opens the same devices, and a process
+    that has asked it can be forked."""
+    mapped = (line.split(maxsplit=5)[5:] for line in Path("/proc/self/maps").read_text().splitlines())
+    loaded = next((path[0] for path in mapped if path and Path(path[0]).name.startswith(_DRIVER)), None)
+    if loaded is None:
+        return False
+    count = ctypes.c_int(0)
+    return int(ctypes.CDLL(loaded).cuDeviceGetCount(ctypes.byref(count))) != _NOT_INITIALIZED
 
 
 def _fork_twice(run: Callable[[], NoReturn]) -> int:

@@ -25,11 +25,11 @@ class Stager:
         self._stream: torch.cuda.Stream | None = None
         self._pinned: set[int] = set()
 
-    def register(self, memory: Any, nbytes: int) -> None:
-        """Pin a mapping, once: copies from a GPU into pageable memory are several times slower."""
+    def register(self, memory: Any, nbytes: int, start: int = 0) -> None:
+        """Pin part of a mapping, once: copies from a GPU into pageable memory are several times slower."""
         if not _cuda_in_use():
             return
-        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + start
         if address in self._pinned:
             return
         code = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, 0))
@@ -48,9 +48,7 @@ class Stager:
         stream = self._side_stream()
         with torch.no_grad(), torch.cuda.stream(stream):
             for source, destination in zip(sources, destinations, strict=True):
-                destination.copy_(source, non_blocking=True)
-                if source.is_cuda:
-                    source.record_stream(stream)
+                destination.copy_(source, non_blocking=True)  # the caller keeps them until this is done
             done = torch.cuda.Event()
             done.record(stream)
         done.synchronize()

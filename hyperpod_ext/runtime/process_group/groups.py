@@ -8,6 +8,7 @@ takes is each backend's affair (`backend.py`).
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -21,6 +22,7 @@ from hyperpod_ext.runtime.process_group import torch_private as torch_names
 from hyperpod_ext.runtime.process_group.backend import Backend
 from hyperpod_ext.runtime.process_group.gloo_backend import Gloo
 from hyperpod_ext.runtime.process_group.lasting_groups import LastingGroups, can_last
+from hyperpod_ext.runtime.process_group.nccl.environment import without_reconfigure
 from hyperpod_ext.runtime.process_group.nccl_backend import Nccl
 from hyperpod_ext.runtime.process_group.store import PartitionedStore
 
@@ -99,7 +101,9 @@ class ProcessGroups:
         if self._lasting is not None:
             self._lasting.open(store)
         else:
-            dist.init_process_group(TORCH_NAMES[kind], store=store, rank=rank, world_size=world_size)
+            nccl = f"cuda:{without_reconfigure(torch.__version__, os.environ)}"
+            names = TORCH_NAMES[kind].replace("cuda:nccl", nccl)
+            dist.init_process_group(names, store=store, rank=rank, world_size=world_size)
         for backend in self.backends:
             backend.opened()
 

@@ -6,7 +6,7 @@ gets its ranks back when it would have been made: the default group at once, any
 for it, asks for one of the same name and ranks. A new process makes its own in the same order, and meets them there.
 
 Torch reconfigures no group of several backends, but each of its backends: gloo's and NCCL's are, one after the other.
-NCCL can do that in its second implementation, torch's default from 2.15 on. Not run on a GPU yet.
+NCCL can do that in its second implementation, torch's default from 2.15 on.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Kernels of communicators can wait for one another, and so an abort may wait for another one's: none is waited for before
 all have begun. An aborted communicator cannot be used again, so the groups are destroyed and made anew. Sources:
-`ProcessGroupNCCL.cpp` of torch, `ncclCommAbort` of NCCL. Nothing of it has run on a GPU yet.
+`ProcessGroupNCCL.cpp` of torch, `ncclCommAbort` of NCCL. What was run on a GPU: docs/gpu.md.
 """
 
 from __future__ import annotations
@@ -22,11 +22,18 @@ from hyperpod_ext.runtime.process_group import torch_private as torch_names
 from hyperpod_ext.runtime.process_group.backend import AbortStuckError
 from hyperpod_ext.runtime.process_group.nccl import versions
 from hyperpod_ext.runtime.process_group.nccl.captured_graphs import CapturedGraphs
-from hyperpod_ext.runtime.process_group.nccl.environment import engine_of, nccl_environment
+from hyperpod_ext.runtime.process_group.nccl.environment import engines_used, nccl_environment
 
 _LIMIT_S = 20.0
 """An abort ends within milliseconds, or the 500 ms in which NCCL's proxy looks; one that has not by now will not."""
-_SIGNS = ("NCCL communicator was aborted", "ncclRemoteError", "ncclSystemError", "ncclInternalError", "NCCL timeout")
+_SIGNS = (
+    *("NCCL communicator was aborted", "ncclRemoteError", "ncclSystemError", "ncclInternalError", "NCCL timeout"),
+    # torch's second implementation has NCCL's own words for these errors (ncclGetErrorString of NCCL 2.30.7)
+    *("remote process exited or there was a network error", "unhandled system error", "internal error - please report"),
+    "NCCL operation timed out",
+    # and what it says of a group that was aborted meanwhile
+    "corrupted comm object detected",
+)
 
 
 class Communicators(Protocol):
@@ -84,7 +91,8 @@ class Nccl:
         Raises:
             ConfigError: the environment, or a library that is installed, does not allow it.
         """
-        os.environ.update(nccl_environment(engine_of(torch.__version__, os.environ), os.environ))
+        for engine in engines_used(torch.__version__, os.environ):
+            os.environ.update(nccl_environment(engine, os.environ))
         found = versions.judge(versions.installed(os.environ, built_in=torch.cuda.nccl.version()))
         if refused := [each.problem for each in found if each.severity == "refuse"]:
             raise ConfigError(refused)

@@ -45,6 +45,13 @@ def crc64nvme(data: Any, previous: int = 0) -> int:
     return int(checksums.crc64nvme(data, previous))
 
 
+def crc64nvme_of_both(first: int, second: int, nbytes: int) -> int:
+    """Of two buffers one after the other, from their checksums; `nbytes` of the second."""
+    from awscrt import checksums
+
+    return int(checksums.combine_crc64nvme(first, second, nbytes))
+
+
 def crc_text(checksum: int) -> str:
     """A CRC64 as manifests have it: 16 hex digits."""
     return f"{checksum:016x}"

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.snapshot.fast_copy import bytes_of, copy_checked, is_memory
+from hyperpod_ext.runtime.snapshot.fast_copy import bytes_of, copy_checked, copy_to_gpu_checked, is_memory
 from hyperpod_ext.runtime.snapshot.image import Layout, view, views
 from hyperpod_ext.runtime.snapshot.layout_plan import Item, Plan
 from hyperpod_ext.runtime.snapshot.manifest import check_bytes, check_crc, crc64nvme
@@ -177,14 +177,23 @@ def _copy_image(snapshot: Snapshot, layout: Layout) -> None:
         check_crc(snapshot.manifest, snapshot.plan.nbytes, snapshot.scatter(places))
         return
     image, sources = snapshot.image, views(snapshot.plan, snapshot.image)
+    if any(destination.is_cuda for destination in layout.locals):
+        checksum = copy_to_gpu_checked(layout.locals, sources, image)
+    else:
+        checksum = _copy_checked(snapshot.plan.items, sources, layout.locals, image)
+    if snapshot.manifest is not None:
+        check_crc(snapshot.manifest, len(image), checksum)
+
+
+def _copy_checked(
+    items: Sequence[Item], sources: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor], image: memoryview
+) -> int:
     checksum = position = 0
-    for item, source, destination in zip(snapshot.plan.items, sources, layout.locals, strict=True):
+    for item, source, destination in zip(items, sources, destinations, strict=True):
         checksum = crc64nvme(image[position : item.data], checksum)
         checksum = copy_checked(destination, source, checksum)
         position = item.data + item.nbytes
-    checksum = crc64nvme(image[position:], checksum)
-    if snapshot.manifest is not None:
-        check_crc(snapshot.manifest, len(image), checksum)
+    return crc64nvme(image[position:], checksum)
 
 
 def _reshard(layout: Layout, used: Sequence[Snapshot], snapshots: Sequence[Snapshot]) -> None:

@@ -1,6 +1,6 @@
 """E7: the fork server refuses a module that initialized CUDA, accepts one that only asked for GPUs, and a child
-forked after that can use the GPU; one forked after CUDA was initialized cannot. On CPU an open file stands for the
-GPU's."""
+forked after that can use the GPU; one forked after CUDA was initialized cannot. On CPU a small library stands for
+CUDA's driver."""
 
 from __future__ import annotations
 
@@ -12,19 +12,16 @@ import sys
 import tempfile
 from pathlib import Path
 
+import cuda_driver
 from lane import Lane
 from results import Figure, Figures
 
 _SERVER = ("-m", "hyperpod_ext.runtime.agent.fork_server")
-_SERVER_OF_FAKE = (
-    "-c",
-    "import sys; from hyperpod_ext.runtime.agent.fork_server import main; main(sys.argv.pop(1))",
-)
 _MODULES = {
     "asks": "import torch\ntorch.cuda.is_available()\n",
     "initializes": "import torch\ntorch.cuda.init()\n",
-    "opens": "import os\nheld = open(os.environ['STAND_IN'])\n",
 }
+_MODULES_OF_FAKE = {"asks": "import torch\n" + cuda_driver.ASKS, "initializes": cuda_driver.INITIALIZES}
 _FORKS = """
 import os, sys, torch
 if sys.argv[1] == "initialized":
@@ -46,14 +43,12 @@ _WORKS, _REFUSED = 0, 2
 def run(lane: Lane) -> Figures:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for module, source in _MODULES.items():
+        for module, source in (_MODULES_OF_FAKE if lane.fake else _MODULES).items():
             (folder / f"{module}.py").write_text(source)
-        stand_in = folder / "nvidia-uvm"
-        stand_in.touch()
-        bad = "opens" if lane.fake else "initializes"
-        refused = _answer(lane, folder, stand_in, ["asks", bad])
-        accepted = _answer(lane, folder, stand_in, ["torch", "asks"])
-    assert f"the import of {bad!r}" in refused, f"{bad} was not refused: {refused}"
+        driver = str(cuda_driver.build(folder)) if lane.fake else ""
+        refused = _answer(lane, folder, driver, ["asks", "initializes"])
+        accepted = _answer(lane, folder, driver, ["torch", "asks"])
+    assert "the import of 'initializes'" in refused, f"what initializes CUDA was not refused: {refused}"
     assert "initialized CUDA" not in accepted, accepted
     figures = {
         "refused": Figure(refused.partition(". ")[0]),
@@ -67,14 +62,13 @@ def run(lane: Lane) -> Figures:
     return figures
 
 
-def _answer(lane: Lane, folder: Path, stand_in: Path, modules: list[str]) -> str:
+def _answer(lane: Lane, folder: Path, driver: str, modules: list[str]) -> str:
     """What an agent hears of a fork server that preloads these: `ready`, or the error."""
     ours, theirs = socket.socketpair()
-    start = (*_SERVER_OF_FAKE, str(stand_in)) if lane.fake else _SERVER
     path = os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])
     process = subprocess.Popen(
-        [sys.executable, *start, str(os.getpid()), str(theirs.fileno()), *modules],
-        env=lane.environment(None) | {"PYTHONPATH": path, "STAND_IN": str(stand_in)},
+        [sys.executable, *_SERVER, str(os.getpid()), str(theirs.fileno()), *modules],
+        env=lane.environment(None) | {"PYTHONPATH": path, "DRIVER": driver},
         pass_fds=[theirs.fileno()],
     )
     theirs.close()

@@ -1,5 +1,6 @@
 """E5: a rank of four dies under DDP and FSDP2 on a 2x2 mesh. Survivors abort their groups all at once, and, in a
-second run, one after the other; then they go on as three."""
+second run, one after the other; then they go on as three. The groups are those of a job that does not reconfigure
+them."""
 
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ from sums import add_up
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+
+from hyperpod_ext.runtime.process_group.nccl.environment import without_reconfigure
 
 _MOST_S = 5.0
 _LIMIT_S = 40.0
@@ -52,13 +55,14 @@ def _abort(lane: Lane, *, one_by_one: bool) -> Figures:
 
 def body(rank: Rank) -> None:
     rank.one_by_one = rank.options["one_by_one"]
-    rank.open()
+    backend = "" if rank.lane.fake else without_reconfigure(torch.__version__, {})
+    rank.open(backend=backend)
     step = _training(rank)
     rank.repeat(step)
     del step
     rank.synchronize()
     rank.report("closed", seconds=rank.close())
-    rank.open(1, world_size=3)
+    rank.open(1, world_size=3, backend=backend)
     rank.report("summed", right=add_up(rank, 1 << 10))
     rank.close()
 

@@ -22,6 +22,7 @@ from hyperpod_ext.errors import (
 )
 from hyperpod_ext.runtime.checkpoint import overlapped_copy as beside
 from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
+from hyperpod_ext.runtime.checkpoint.staging import Stager
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
 from hyperpod_ext.runtime.snapshot.fast_copy import pieces_of
 from hyperpod_ext.runtime.snapshot.tree import Parts, take_apart
@@ -457,6 +458,17 @@ def test_what_may_change_is_copied_before_the_save_returns(make):
         checkpointer.flush()
     state = restored(make(), 1, {"buffer": torch.zeros(2), "slow": torch.zeros(3)})
     assert state["buffer"].tolist() == [1.0, 1.0]
+
+
+def test_each_slot_is_pinned_before_it_is_used(make, monkeypatch):
+    pinned: list[tuple[int, int]] = []
+    monkeypatch.setattr(Stager, "register", lambda self, memory, nbytes, start: pinned.append((start, nbytes)))
+    checkpointer = make()
+    for step in range(3):
+        save(checkpointer, step, {"x": torch.full((5000,), step)})
+    _, slot_bytes, _ = checkpointer.own_slots()
+    assert len(set(pinned)) > 1, "one slot after the other"
+    assert all(nbytes == slot_bytes and start % slot_bytes == 0 for start, nbytes in pinned)
 
 
 def test_the_next_save_waits_for_the_copy_before(make, server):

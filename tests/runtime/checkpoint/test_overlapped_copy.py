@@ -23,6 +23,7 @@ from hyperpod_ext.runtime.snapshot.fast_copy import (
     copy_checked,
     copy_memory_checked,
     copy_pieces_checked,
+    copy_to_gpu_checked,
     is_memory,
     pieces_of,
 )
@@ -347,3 +348,16 @@ def test_not_a_number_is_equal_to_itself_and_nothing_is_nothing() -> None:
     assert watch.changed(watch.look(), elements=True) is None
     nothing = MutationCheck([], [])
     assert nothing.changed(nothing.look(), elements=True) is None
+
+
+@pytest.mark.parametrize("cores", [1, 3, 64])
+@pytest.mark.parametrize("nbytes", [0, 1, 999, 4000, 4001])
+def test_a_restore_to_a_gpu_takes_the_checksum_of_the_whole_image(monkeypatch, cores, nbytes):
+    monkeypatch.setattr(streamed, "_PART", 1000)
+    monkeypatch.setattr(streamed.os, "sched_getaffinity", lambda pid: set(range(cores)))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    image = memoryview(bytearray(torch.randint(0, 256, (nbytes,), dtype=torch.uint8).numpy().tobytes()))
+    sources = [torch.frombuffer(image[begin : begin + 7], dtype=torch.uint8) for begin in range(0, nbytes - 7, 500)]
+    targets = [torch.zeros_like(source) for source in sources]
+    assert copy_to_gpu_checked(targets, sources, image) == crc64nvme(image)
+    assert all(map(torch.equal, targets, sources))

@@ -15,8 +15,9 @@ from hyperpod_ext.errors import ConfigError, JobFailedError
 from hyperpod_ext.runtime.process_group import groups, lasting_groups, nccl_backend
 from hyperpod_ext.runtime.process_group import torch_private as torch_names
 from hyperpod_ext.runtime.process_group.backend import AbortStuckError
+from hyperpod_ext.runtime.process_group.gloo_backend import LAZY
 from hyperpod_ext.runtime.process_group.nccl import versions
-from hyperpod_ext.runtime.process_group.nccl.environment import engine_of, nccl_environment, variables_of
+from hyperpod_ext.runtime.process_group.nccl.environment import engines_used, nccl_environment, variables_of
 from hyperpod_ext.runtime.process_group.nccl.versions import Component
 from hyperpod_ext.runtime.process_group.nccl_backend import Nccl
 from hyperpod_ext.runtime.torch_requirements.private_names import Feature, missing
@@ -159,6 +160,24 @@ def test_groups_of_two_backends_go_through_faults():
         ranks.hear("groups")
 
 
+def _say_its_backends(member: Member) -> None:
+    while member.join():
+        with member.faults():
+            member.send("backends", dist.get_backend_config())
+            dist.barrier()
+
+
+def test_groups_that_are_not_reconfigured_have_another_implementation_where_several_cannot_be_aborted(
+    gloo_for_nccl, monkeypatch
+):
+    monkeypatch.setitem(groups.TORCH_NAMES, "nccl", "cpu:gloo,cuda:nccl")
+    monkeypatch.setattr(groups, "without_reconfigure", lambda torch, given: "gloo")
+    monkeypatch.setenv(LAZY, "1")
+    with Ranks(2, _say_its_backends, kind=lambda rank: "nccl") as ranks:
+        ranks.begin()
+        assert set(ranks.hear("backends").values()) == {("cpu:gloo,cuda:gloo",)}
+
+
 def _a_second_gloo(options, _):
     return dist.ProcessGroupGloo(
         options.store, options.group_rank, options.group_size, timeout=options.timeout,
@@ -257,7 +276,9 @@ def test_the_environment_is_set_and_a_gpu_is_chosen(two_gpus, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "3")
     Nccl.prepare()
     assert two_gpus == [1]
-    wanted = nccl_environment(engine_of(torch.__version__, {}), {})
+    wanted = dict[str, str]()
+    for engine in engines_used(torch.__version__, {}):
+        wanted |= nccl_environment(engine, wanted)
     assert {name: os.environ.pop(name) for name in wanted} == wanted
 
 
@@ -278,6 +299,33 @@ def test_a_library_that_only_needs_a_word_is_told(two_gpus, monkeypatch, capfd):
     monkeypatch.setattr(versions, "installed", lambda environ, built_in: [Component("aws-ofi-nccl", (1, 17, 0))])
     Nccl.prepare()
     assert "crash the process now and then" in capfd.readouterr().err
+
+
+# --- what is raised ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [  # as ranks on an H200 raised it, whose peer was killed: torch 2.11 with NCCL 2.28.9, torch 2.15 with 2.30.7
+        "NCCL communicator was aborted on rank 0. ",
+        "NCCL timeout in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:197",
+        "NCCL AllGather failed: remote process exited or there was a network error \n"
+        "NCCL Last Error: socketProgress: Connection closed by remote peer localhost<57540>",
+        "failed to get async error: invalid argument (run with NCCL_DEBUG=WARN for details) \n"
+        "NCCL Last Error: Error: corrupted comm object detected",
+    ],
+)
+def test_what_a_lost_peer_makes_of_a_collective_is_not_taken_for_the_cause(text):
+    nccl = Nccl(dict, lambda: None)
+    assert nccl.is_broken(RuntimeError(text))
+    assert not nccl.is_broken(ValueError(text))
+
+
+def test_an_error_of_its_own_is_one():
+    unhandled = (
+        "NCCL commInitRankConfig failed during reconfigure: unhandled cuda error (run with NCCL_DEBUG=INFO for ...)"
+    )
+    assert not Nccl(dict, lambda: None).is_broken(RuntimeError(unhandled))
 
 
 # --- which backend ------------------------------------------------------------------------------------

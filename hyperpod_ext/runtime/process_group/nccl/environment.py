@@ -188,10 +188,26 @@ VARIABLES = (
 def engine_of(torch: str, given: Mapping[str, str]) -> Engine:
     """What torch of this version makes of the backend `nccl`; `given` is the environment, where it can be chosen."""
     chosen = given.get("TORCH_DIST_USE_NCCL2")
-    version = tuple(int(part) for part in torch.split("+")[0].split(".")[:2])
-    if version >= (2, 15):
+    if _version(torch) >= (2, 15):
         return "nccl" if chosen == "0" else "nccl2"
-    return "nccl2" if version == (2, 14) and chosen == "1" else "nccl"
+    return "nccl2" if _version(torch) == (2, 14) and chosen == "1" else "nccl"
+
+
+def without_reconfigure(torch: str, given: Mapping[str, str]) -> str:
+    """Torch's name of the backend for groups that are not reconfigured: several of `nccl2` cannot be aborted. Their
+    aborts did not end within 40 s on a GPU, those of the first implementation did in 0.6 s (docs/gpu.md, E5)."""
+    has_name = _version(torch) >= (2, 15)
+    return "nccl-legacy" if has_name and engine_of(torch, given) == "nccl2" else "nccl"
+
+
+def engines_used(torch: str, given: Mapping[str, str]) -> tuple[Engine, ...]:
+    """Implementations that the groups of a job may have as it grows: beyond some ranks they are not reconfigured."""
+    engine = engine_of(torch, given)
+    return (engine,) if without_reconfigure(torch, given) == "nccl" else (engine, "nccl")
+
+
+def _version(torch: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in torch.split("+")[0].split(".")[:2])
 
 
 def variables_of(engine: Engine) -> Iterator[Variable]:
@@ -214,13 +230,18 @@ def nccl_environment(engine: Engine, given: Mapping[str, str]) -> dict[str, str]
     return {
         variable.name: variable.value
         for variable in variables_of(engine)
-        if variable.is_set and _name_in(given, variable) is None
+        if variable.is_set and _name_in(given, variable) is None and not _has_newer_name(given, variable)
     }
 
 
 def _name_in(given: Mapping[str, str], variable: Variable) -> str | None:
     """The name under which it is set; an empty value counts as none."""
     return next((name for name in variable.names if given.get(name)), None)
+
+
+def _has_newer_name(given: Mapping[str, str], variable: Variable) -> bool:
+    """Whether torch is told by the newer name already; it warns of the former one."""
+    return any(variable.name in other.former and given.get(other.name) for other in VARIABLES)
 
 
 def _problem(variable: Variable, name: str, found: str) -> Problem:

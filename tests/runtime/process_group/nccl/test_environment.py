@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from hyperpod_ext.errors import ConfigError
-from hyperpod_ext.runtime.process_group.nccl.environment import VARIABLES, Engine, engine_of, nccl_environment
+from hyperpod_ext.runtime.process_group.nccl.environment import (
+    VARIABLES,
+    Engine,
+    engine_of,
+    engines_used,
+    nccl_environment,
+    without_reconfigure,
+)
 
 
 def refused(engine: Engine, **given: str) -> list[str]:
@@ -140,3 +147,30 @@ def test_what_is_set_is_accepted():
 )
 def test_what_torch_makes_of_nccl(torch: str, chosen: str | None, engine: Engine):
     assert engine_of(torch, {} if chosen is None else {"TORCH_DIST_USE_NCCL2": chosen}) == engine
+
+
+@pytest.mark.parametrize(
+    ("torch", "chosen", "backend", "engines"),
+    [
+        ("2.11.0+cu130", None, "nccl", ("nccl",)),
+        ("2.14.1", "1", "nccl", ("nccl2",)),  # which has no name for the first implementation
+        ("2.15.0+cu132", None, "nccl-legacy", ("nccl2", "nccl")),
+        ("2.15.0", "0", "nccl", ("nccl",)),
+    ],
+)
+def test_groups_that_are_not_reconfigured_are_of_the_implementation_that_can_abort_several(
+    torch: str, chosen: str | None, backend: str, engines: tuple[Engine, ...]
+):
+    given = {} if chosen is None else {"TORCH_DIST_USE_NCCL2": chosen}
+    assert without_reconfigure(torch, given) == backend
+    assert engines_used(torch, given) == engines
+
+
+def test_torch_is_told_once_what_has_two_names():
+    both = nccl_environment("nccl2", {})
+    both |= nccl_environment("nccl", both)
+    assert {name for name in both if "DUMP" in name} == {
+        "TORCH_FR_DUMP_ON_TIMEOUT",
+        "TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC",
+    }
+    assert both["TORCH_NCCL_ENABLE_MONITORING"] == "0"
