@@ -126,8 +126,8 @@ def copy_to_gpu_checked(
         for destination, source in zip(destinations, sources, strict=True):
             destination.copy_(source, non_blocking=True)
         checksum = 0
-        for taken, piece in zip(checksums, pieces, strict=True):
-            checksum = crc64nvme_of_both(checksum, taken.result(), len(piece))
+        for future, piece in zip(checksums, pieces, strict=True):
+            checksum = crc64nvme_of_both(checksum, future.result(), len(piece))
     if torch.cuda.is_initialized():
         torch.cuda.current_stream().synchronize()  # the image may be written again now
     return checksum
