@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -110,6 +111,7 @@ def run_experiment(name: str, module: str, lane: Lane, limit_s: float, scratch: 
     with _ended(process) as left:
         why = _wait(process, limit_s)
     seconds, lines = round(time.monotonic() - began, 1), _last_lines(log)
+    lines += _of_driver(began)
     if not file.exists():
         return Result("failed", why, seconds=seconds, output=lines)
     found = Result.from_json(json.loads(file.read_text()))
@@ -168,6 +170,25 @@ def _machine() -> Mapping[str, str]:
         raise PlanError(f"{sys.executable} cannot say what is here: {done.stderr.strip().splitlines()[-1]}")
     found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def _of_driver(since: float) -> list[str]:
+    """What NVIDIA's driver has told the kernel meanwhile, where this process may read that: an Xid names what happened
+    on the GPU.
+
+    Args:
+        since: seconds of the machine's monotonic clock, as the kernel's lines begin with.
+    """
+    try:
+        done = subprocess.run(["dmesg"], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return []
+    return [line[:_LONGEST_LINE] for line in done.stdout.splitlines() if "NVRM" in line and _time_of(line) >= since]
+
+
+def _time_of(line: str) -> float:
+    found = re.match(r"\[ *([0-9.]+)\]", line)
+    return float(found[1]) if found else 0.0
 
 
 def _last_lines(log: Path) -> list[str]:

@@ -18,6 +18,7 @@ import machine
 import plan
 import pytest
 import record
+import runner
 from lane import Lane, lane_of
 from waiting import until
 
@@ -245,6 +246,21 @@ def test_without_pydantic_the_product_is_left_out_and_the_rest_imports(tmp_path:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("no annotated-types, awscrt, click, numpy, pydantic, pydantic-core, PyYAML")
     assert "bring wheels: pip download --only-binary=:all: " in done.stdout
+
+
+def test_a_failed_experiment_shows_what_the_driver_said_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "dmesg"
+    program.write_text(
+        "#!/bin/sh\ncat <<'EOF'\n[    3.429888] NVRM: an earlier word\n[ 1234.500000] NVRM: Xid (PCI:0000:00:06): 13\n"
+        "[ 1234.600000] of another\nEOF\n"
+    )
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert runner._of_driver(1000.0) == ["[ 1234.500000] NVRM: Xid (PCI:0000:00:06): 13"]
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert runner._of_driver(1000.0) == []
 
 
 def test_ranks_share_a_gpu_as_nodes_or_as_ranks_of_one() -> None:

@@ -92,9 +92,16 @@ def run_job(
     environment = job_environment(lane) | {"HPX_HOME": str(home)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise RuntimeError(f"{example}, {' and '.join(faults)}: exit code {done.returncode}\n{done.stderr[-3000:]}")
+        logs = "".join(map(_end_of, sorted(home.glob("local/*/*/main/logs/rank*.log"))))
+        raise RuntimeError(
+            f"{example}, {' and '.join(changes)}: exit code {done.returncode}\n{done.stderr[-3000:]}{logs}"
+        )
     report: Mapping[str, Any] = json.loads(done.stdout)
     return report
+
+
+def _end_of(log: Path) -> str:
+    return "".join(f"\n{log.stem}: {line[:300]}" for line in log.read_text(errors="replace").splitlines()[-8:])
 
 
 def job_environment(lane: Lane) -> dict[str, str]:
