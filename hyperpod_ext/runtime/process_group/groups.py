@@ -124,6 +124,8 @@ class ProcessGroups:
             store.cancel()
         for backend in self.backends:
             backend.abort()
+        if (lasting := self._lasting) is not None:
+            lasting.give_up()
 
     def is_broken(self, error: BaseException) -> bool:
         """Whether this is what a rank meets in a group that lost a rank."""

@@ -12,6 +12,8 @@ NCCL can do that in its second implementation, torch's default from 2.15 on.
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,6 +34,8 @@ _MOST_RANKS = 128
 groups that are made anew."""
 
 _RANK_BITS = 20
+_WAKE_S = 5.0
+"""On a GPU all groups of a rank had their ranks after 0.7 s, and a rank never came out when one of those had died."""
 
 
 def can_last(world_size: int, *, nccl: bool = False) -> bool:
@@ -60,11 +64,13 @@ class LastingGroups:
         self._generation = 0
         self._asleep: set[str] = set()
         """Names of groups that have this rank alone in them."""
+        self._awake, self._given_up = threading.Event(), False
+        self._awake.set()
 
     def open(self, store: PartitionedStore) -> None:
         """Open the default group in a generation. Every rank must have left the former one."""
         self._store.become(store)
-        self._generation = store.generation
+        self._generation, self._given_up = store.generation, False
         rank, world_size = self.place
         if not dist.is_initialized():
             torch_names.forget_groups()
@@ -107,6 +113,22 @@ class LastingGroups:
 
     def _wake(self, group: dist.ProcessGroup, ranks: Sequence[int]) -> None:
         """Give a group its ranks; each of them does."""
+        self._awake = threading.Event()
+        try:
+            if self._given_up:
+                self.give_up()
+            self._give_ranks(group, ranks)
+        finally:
+            self._awake.set()
+
+    def give_up(self) -> None:
+        """The generation is over. A rank that is in NCCL's set-up waits there for good for one that has died, and
+        nothing ends that but the end of its process. From any thread."""
+        self._given_up = True
+        if "nccl" in self._backends and not self._awake.is_set():
+            threading.Thread(target=_end_unless, args=(self._awake,), name="hpx-wake", daemon=True).start()
+
+    def _give_ranks(self, group: dist.ProcessGroup, ranks: Sequence[int]) -> None:
         name = str(group.group_name)
         for device, part in torch_names.parts_of(group).items():
             self._store.set(f"handle/{name}/{device}/{self.place[0]}", part.get_reconfigure_handle())
@@ -131,6 +153,13 @@ def _default() -> dist.ProcessGroup:
 
 def _can_be_reconfigured(group: dist.ProcessGroup) -> bool:
     return all(part.supports_reconfigure for part in torch_names.parts_of(group).values())
+
+
+def _end_unless(awake: threading.Event) -> None:
+    if not awake.wait(_WAKE_S):
+        sys.stderr.write(f"was in the set-up of a process group {_WAKE_S:g} s after a fault elsewhere\n")
+        sys.stderr.flush()
+        os._exit(1)  # a process in its place restores what this one has
 
 
 def _reconfigure(part: Any, uuid: int, handles: list[str]) -> None:

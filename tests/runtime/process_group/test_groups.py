@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 import threading
 from collections import Counter
 from datetime import timedelta
@@ -351,3 +353,38 @@ def test_the_kernel_tells_of_every_name_that_is_used():
 
     assert Path("/proc/self/syscall").exists()
     assert LostWakeups.find() is not None
+
+
+_NEVER_AWAKE = """
+import sys, threading
+from hyperpod_ext.runtime.process_group import lasting_groups
+lasting_groups._WAKE_S = 0.1
+groups = lasting_groups.LastingGroups(0, 2, sys.argv[2])
+waiting = threading.Event()
+def give_ranks(group, ranks):
+    waiting.set()
+    if sys.argv[1] != "comes out":
+        threading.Event().wait(None if "nccl" in sys.argv[2] else 0.3)  # NCCL waits for good for a rank that has died
+groups._give_ranks = give_ranks
+if sys.argv[1] == "before":
+    groups.give_up()
+elif sys.argv[1] == "within":
+    threading.Thread(target=lambda: (waiting.wait(), groups.give_up()), daemon=True).start()
+groups._wake(None, [0, 1])
+groups.give_up()
+"""
+
+
+@pytest.mark.parametrize(
+    ("given_up", "backends", "code"),
+    [
+        ("before", "cpu:gloo,cuda:nccl", 1),
+        ("within", "cpu:gloo,cuda:nccl", 1),
+        ("comes out", "cpu:gloo,cuda:nccl", 0),
+        ("within", "gloo", 0),
+    ],
+)
+def test_a_rank_that_waits_for_a_dead_one_in_the_set_up_of_nccl_is_ended(given_up: str, backends: str, code: int):
+    command = [sys.executable, "-c", _NEVER_AWAKE, given_up, backends]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, "in the set-up of a process group" in done.stderr) == (code, code == 1), done.stderr
