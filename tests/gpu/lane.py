@@ -82,9 +82,8 @@ class Lane:
         own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"} | _DETERMINISTIC
         if self.fake:
             return inherited | own
-        own |= _ONE_NODE
-        for engine in engines_used(".".join(map(str, self.torch)), {}) if recovery else ():
-            own |= nccl_environment(engine, inherited)
+        engines = engines_used(".".join(map(str, self.torch)), {})
+        own |= _ONE_NODE | (nccl_environment(engines, inherited) if recovery else {})
         if self.name == "multi-rank":
             own["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
         elif rank is not None:

@@ -49,7 +49,7 @@ def merged(runs: Sequence[Run], found: Run) -> list[Run]:
     """With what was run of `found` in the place of what was known."""
     kept = ("outcome", "reason", "figures")
     new = {
-        name: {key: one[key] for key in kept}
+        name: {key: one[key] for key in kept} | {"reason": one["reason"].partition("\n")[0]}
         for name, one in found["experiments"].items()
         if one["outcome"] != "not run"
     }

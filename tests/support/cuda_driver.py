@@ -23,5 +23,7 @@ def can_be_built() -> bool:
 def build(folder: Path) -> Path:
     source, library = folder / "driver.c", folder / "libcuda.so.1"
     source.write_text(_SOURCE)
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", f"-Wl,-soname,{library.name}", "-o", str(library), str(source)], check=True
+    )
     return library

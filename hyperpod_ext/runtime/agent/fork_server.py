@@ -20,7 +20,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from hyperpod_ext.processes import die_with_parent
@@ -32,9 +31,7 @@ _OURS = (
     "hyperpod_ext.runtime.training.loop",  # with everything a worker of ours needs
     "awscrt.checksums",
 )
-_DRIVER = "libcuda.so"
-_NOT_INITIALIZED = 3
-"""What the driver answers before `cuInit`: `CUDA_ERROR_NOT_INITIALIZED` of cuda.h."""
+_DRIVER = "libcuda.so.1"
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """With it `torch.cuda.is_available()` asks NVML: modules call that on import, and it would initialize CUDA here."""
 
@@ -95,12 +92,12 @@ def _initialized_by(module: str) -> str:
 def cuda_is_initialized() -> bool:
     """Whether this process has initialized CUDA. Its open files do not tell: NVML opens the same devices, and a process
     that has asked it can be forked."""
-    mapped = (line.split(maxsplit=5)[5:] for line in Path("/proc/self/maps").read_text().splitlines())
-    loaded = next((path[0] for path in mapped if path and Path(path[0]).name.startswith(_DRIVER)), None)
-    if loaded is None:
+    try:
+        driver = ctypes.CDLL(_DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:  # it is not loaded
         return False
     count = ctypes.c_int(0)
-    return int(ctypes.CDLL(loaded).cuDeviceGetCount(ctypes.byref(count))) != _NOT_INITIALIZED
+    return int(driver.cuDeviceGetCount(ctypes.byref(count))) == 0  # before cuInit: CUDA_ERROR_NOT_INITIALIZED
 
 
 def _fork_twice(run: Callable[[], NoReturn]) -> int:

@@ -240,7 +240,7 @@ class Checkpointer:
             self._lost = False
             mapping = self._mapping
             assert mapping is not None, "it was laid out"
-            # slot by slot, and beside the caller where the copy is: pinning takes 0.05 s a GiB, and delays kernels
+            # slot by slot, beside the caller where the copy is: pinning takes 0.05 s a GiB or more
             self._stager.register(mapping.memory, mapping.slot_bytes, slot * mapping.slot_bytes)
             self._write_frames(layout, slot)
         return slot

@@ -23,6 +23,8 @@ class Stager:
         """What changes the tensors behind the caller; None: nothing does."""
         self._after: Marker | None = None
         self._stream: torch.cuda.Stream | None = None
+        self._memory: Any = None
+        """Of which parts are pinned; kept, so that no other mapping lies at their addresses."""
         self._pinned: set[int] = set()
 
     def register(self, memory: Any, nbytes: int, start: int = 0) -> None:
@@ -30,12 +32,21 @@ class Stager:
         if not _cuda_in_use():
             return
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + start
-        if address in self._pinned:
-            return
-        code = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, 0))
+        with torch.cuda.device(self._side_stream().device):  # a thread beside the caller has GPU 0 else
+            if self._memory is not memory:
+                self._let_go()
+                self._memory = memory
+            if address in self._pinned:
+                return
+            code = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, 0))
         if code != 0:
             raise HyperpodExtError(f"the memory tier cannot be pinned for the GPU: CUDA error {code}")
         self._pinned.add(address)
+
+    def _let_go(self) -> None:
+        for address in self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(address)
+        self._pinned.clear()
 
     def copy(self, sources: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor]) -> None:
         """Copy, and return when the bytes are there. Frees the GIL."""

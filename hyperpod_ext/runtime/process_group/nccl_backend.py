@@ -91,8 +91,7 @@ class Nccl:
         Raises:
             ConfigError: the environment, or a library that is installed, does not allow it.
         """
-        for engine in engines_used(torch.__version__, os.environ):
-            os.environ.update(nccl_environment(engine, os.environ))
+        os.environ.update(nccl_environment(engines_used(torch.__version__, os.environ), os.environ))
         found = versions.judge(versions.installed(os.environ, built_in=torch.cuda.nccl.version()))
         if refused := [each.problem for each in found if each.severity == "refuse"]:
             raise ConfigError(refused)

@@ -121,15 +121,17 @@ def copy_to_gpu_checked(
     parts = max(1, min(_threads(), len(image) // _PART))
     bounds = [len(image) * part // parts for part in range(parts + 1)]
     pieces = [image[begin:end] for begin, end in itertools.pairwise(bounds)]
-    with ThreadPoolExecutor(parts) as pool, torch.no_grad():
-        checksums = [pool.submit(crc64nvme, piece) for piece in pieces]
-        for destination, source in zip(destinations, sources, strict=True):
-            destination.copy_(source, non_blocking=True)
-        checksum = 0
-        for future, piece in zip(checksums, pieces, strict=True):
-            checksum = crc64nvme_of_both(checksum, future.result(), len(piece))
-    if torch.cuda.is_initialized():
-        torch.cuda.current_stream().synchronize()  # the image may be written again now
+    checksum = 0
+    try:
+        with ThreadPoolExecutor(parts) as pool, torch.no_grad():
+            checksums = [pool.submit(crc64nvme, piece) for piece in pieces]
+            for destination, source in zip(destinations, sources, strict=True):
+                destination.copy_(source, non_blocking=True)
+            for future, piece in zip(checksums, pieces, strict=True):
+                checksum = crc64nvme_of_both(checksum, future.result(), len(piece))
+    finally:  # the image may be written again after it
+        for device in {destination.device for destination in destinations if destination.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()
     return checksum
 
 

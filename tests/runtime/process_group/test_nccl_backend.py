@@ -276,9 +276,7 @@ def test_the_environment_is_set_and_a_gpu_is_chosen(two_gpus, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "3")
     Nccl.prepare()
     assert two_gpus == [1]
-    wanted = dict[str, str]()
-    for engine in engines_used(torch.__version__, {}):
-        wanted |= nccl_environment(engine, wanted)
+    wanted = nccl_environment(engines_used(torch.__version__, {}), {})
     assert {name: os.environ.pop(name) for name in wanted} == wanted
 
 

@@ -5,14 +5,14 @@ group is made. A value of the user's that contradicts the table is an error that
 
 Sources: `c10d/ProcessGroupNCCL.hpp`, `c10d/FlightRecorder.hpp` and `c10d/Utils.hpp` among the headers of torch 2.13 and
 2.15 (names, former names, how values are read), `ProcessGroupNCCL.cpp` of both engines (what they do with them), and
-the usage guide of NVIDIA's resiliency extension for in-process restart (`NCCL_NVLS_ENABLE`). Nothing of it has run on a
-GPU yet.
+the usage guide of NVIDIA's resiliency extension for in-process restart (`NCCL_NVLS_ENABLE`). What was
+run on a GPU: docs/gpu.md.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -210,38 +210,33 @@ def _version(torch: str) -> tuple[int, ...]:
     return tuple(int(part) for part in torch.split("+")[0].split(".")[:2])
 
 
-def variables_of(engine: Engine) -> Iterator[Variable]:
-    return (variable for variable in VARIABLES if engine in variable.engines)
+def variables_of(*engines: Engine) -> Iterator[Variable]:
+    return (variable for variable in VARIABLES if not set(engines).isdisjoint(variable.engines))
 
 
-def nccl_environment(engine: Engine, given: Mapping[str, str]) -> dict[str, str]:
+def nccl_environment(engines: Sequence[Engine], given: Mapping[str, str]) -> dict[str, str]:
     """What to set before the first NCCL group, beside what `given`, the environment, has already.
 
     Raises:
         ConfigError: `given` contradicts the table; each such variable is named.
     """
-    problems = [
-        _problem(variable, name, given[name])
-        for variable in variables_of(engine)
+    problems = {
+        name: _problem(variable, name, given[name])
+        for variable in variables_of(*engines)
         if (name := _name_in(given, variable)) is not None and not variable.accepts(given[name])
-    ]
+    }
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError(list(problems.values()))
     return {
         variable.name: variable.value
-        for variable in variables_of(engine)
-        if variable.is_set and _name_in(given, variable) is None and not _has_newer_name(given, variable)
+        for variable in variables_of(*engines)
+        if variable.is_set and _name_in(given, variable) is None
     }
 
 
 def _name_in(given: Mapping[str, str], variable: Variable) -> str | None:
     """The name under which it is set; an empty value counts as none."""
     return next((name for name in variable.names if given.get(name)), None)
-
-
-def _has_newer_name(given: Mapping[str, str], variable: Variable) -> bool:
-    """Whether torch is told by the newer name already; it warns of the former one."""
-    return any(variable.name in other.former and given.get(other.name) for other in VARIABLES)
 
 
 def _problem(variable: Variable, name: str, found: str) -> Problem:

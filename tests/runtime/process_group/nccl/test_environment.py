@@ -17,12 +17,12 @@ from hyperpod_ext.runtime.process_group.nccl.environment import (
 
 def refused(engine: Engine, **given: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
-        nccl_environment(engine, given)
+        nccl_environment((engine,), given)
     return [problem.path for problem in caught.value.problems]
 
 
 def test_the_legacy_engine_gets_all_that_keeps_its_threads_from_ending_the_process():
-    assert nccl_environment("nccl", {"PATH": "/bin"}) == {
+    assert nccl_environment(("nccl",), {"PATH": "/bin"}) == {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
         "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
         "TORCH_NCCL_ENABLE_MONITORING": "0",
@@ -35,7 +35,7 @@ def test_the_legacy_engine_gets_all_that_keeps_its_threads_from_ending_the_proce
 
 
 def test_nccl2_gets_what_it_reads():
-    assert nccl_environment("nccl2", {}) == {
+    assert nccl_environment(("nccl2",), {}) == {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
         "TORCH_FR_DUMP_ON_TIMEOUT": "0",
         "TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC": "1",
@@ -46,7 +46,7 @@ def test_nccl2_gets_what_it_reads():
 def test_all_contradictions_are_told_at_once_with_what_to_do():
     given = {"TORCH_NCCL_ENABLE_MONITORING": "1", "CUDA_LAUNCH_BLOCKING": "1", "TORCH_NCCL_PROPAGATE_ERROR": "0"}
     with pytest.raises(ConfigError) as caught:
-        nccl_environment("nccl", given)
+        nccl_environment(("nccl",), given)
     monitoring, blocking = str(caught.value).splitlines()
     assert monitoring.startswith(
         "the environment: TORCH_NCCL_ENABLE_MONITORING: is '1', and recovery with NCCL needs 0"
@@ -104,33 +104,33 @@ def test_a_value_that_contradicts_is_refused_by_the_name_that_the_user_gave(name
 )
 def test_a_value_that_means_the_same_is_left_alone(name: str, value: str):
     variable = next(variable for variable in VARIABLES if name in variable.names)
-    assert variable.name in nccl_environment("nccl", {})
-    assert variable.name not in nccl_environment("nccl", {name: value})
+    assert variable.name in nccl_environment(("nccl",), {})
+    assert variable.name not in nccl_environment(("nccl",), {name: value})
 
 
 def test_a_debug_level_that_changes_nothing_is_accepted():
-    assert nccl_environment("nccl", {"TORCH_DISTRIBUTED_DEBUG": "info"}) == nccl_environment("nccl", {})
+    assert nccl_environment(("nccl",), {"TORCH_DISTRIBUTED_DEBUG": "info"}) == nccl_environment(("nccl",), {})
 
 
 def test_of_two_names_the_newer_one_counts():
     given = {"TORCH_NCCL_BLOCKING_WAIT": "0", "NCCL_BLOCKING_WAIT": "1"}  # torch reads it so, too
-    assert nccl_environment("nccl", given) == nccl_environment("nccl", {})
+    assert nccl_environment(("nccl",), given) == nccl_environment(("nccl",), {})
 
 
 def test_what_is_empty_is_not_set():
-    assert nccl_environment("nccl", {"TORCH_NCCL_ENABLE_MONITORING": ""}) == nccl_environment("nccl", {})
+    assert nccl_environment(("nccl",), {"TORCH_NCCL_ENABLE_MONITORING": ""}) == nccl_environment(("nccl",), {})
 
 
 def test_nccl2_is_asked_by_its_own_names_and_torchs_former_ones():
     assert refused("nccl2", TORCH_NCCL_DUMP_ON_TIMEOUT="1") == ["TORCH_NCCL_DUMP_ON_TIMEOUT"]
-    assert "TORCH_FR_DUMP_ON_TIMEOUT" not in nccl_environment("nccl2", {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"})
+    assert "TORCH_FR_DUMP_ON_TIMEOUT" not in nccl_environment(("nccl2",), {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"})
     unread = {"TORCH_NCCL_ENABLE_MONITORING": "1", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}  # of the legacy engine alone
-    assert nccl_environment("nccl2", unread) == nccl_environment("nccl2", {})
+    assert nccl_environment(("nccl2",), unread) == nccl_environment(("nccl2",), {})
 
 
 def test_what_is_set_is_accepted():
     for engine in ("nccl", "nccl2"):
-        assert nccl_environment(engine, nccl_environment(engine, {})) == {}
+        assert nccl_environment((engine,), nccl_environment((engine,), {})) == {}
 
 
 @pytest.mark.parametrize(
@@ -166,11 +166,10 @@ def test_groups_that_are_not_reconfigured_are_of_the_implementation_that_can_abo
     assert engines_used(torch, given) == engines
 
 
-def test_torch_is_told_once_what_has_two_names():
-    both = nccl_environment("nccl2", {})
-    both |= nccl_environment("nccl", both)
-    assert {name for name in both if "DUMP" in name} == {
-        "TORCH_FR_DUMP_ON_TIMEOUT",
-        "TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC",
-    }
-    assert both["TORCH_NCCL_ENABLE_MONITORING"] == "0"
+def test_what_both_implementations_read_is_set_for_both():
+    both = nccl_environment(("nccl2", "nccl"), {})
+    assert both == nccl_environment(("nccl",), {}) | nccl_environment(("nccl2",), {})
+    given = {"TORCH_NCCL_ENABLE_MONITORING": "1", "TORCH_FR_DUMP_ON_TIMEOUT": "1", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+    with pytest.raises(ConfigError) as caught:
+        nccl_environment(("nccl2", "nccl"), given)
+    assert {problem.path for problem in caught.value.problems} == set(given), "all at once"
