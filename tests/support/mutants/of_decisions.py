@@ -26,7 +26,24 @@ RESCALING = Source("hyperpod_ext.runtime.membership.rescaling", ("tests/runtime/
 STOP = Source("hyperpod_ext.runtime.membership.stop_agreement", ("tests/runtime/membership/test_rescaling.py",))
 OPERATOR = Source("hyperpod_ext.runtime.operator_api.states", ("tests/runtime/operator_api/test_states.py",))
 
+ACTIONS = Source("hyperpod_ext.runtime.membership.actions", ("tests/runtime/membership/test_membership.py",))
+NCCL = Source(
+    "hyperpod_ext.runtime.process_group.nccl.environment", ("tests/runtime/process_group/nccl/test_environment.py",)
+)
+
 MUTANTS: list[Mutant] = [
+    ACTIONS.mutant(
+        "escalation.each_death_of_a_moment",
+        "Processes that die at one moment are one fault of the budgets.",
+        'return self.late or self.kind == "stuck"',
+        'return self.kind == "stuck"',
+    ),
+    NCCL.mutant(
+        "nccl.groups_that_cannot_be_aborted",
+        "Groups that are not reconfigured are of the implementation that can abort several.",
+        'return "nccl-legacy" if has_name and engine_of(torch, given) == "nccl2" else "nccl"',
+        'return "nccl"',
+    ),
     OPERATOR.mutant(
         "operator.nobody_hears_of_another_first_pod",
         "A pod that goes on hears which pods are none of the job's nodes any more.",

@@ -34,8 +34,15 @@ PARITY = Source(
 )
 WIRE = Source("hyperpod_ext.runtime.ipc.messages", ("tests/runtime/process_group/test_wire_and_store.py",))
 KEYS = Source("hyperpod_ext.runtime.process_group.store_keys", ("tests/runtime/process_group/test_wire_and_store.py",))
+COPY = Source("hyperpod_ext.runtime.snapshot.fast_copy", ("tests/runtime/checkpoint/test_overlapped_copy.py",))
 
 MUTANTS: list[Mutant] = [
+    COPY.mutant(
+        "copy.checksum_of_the_last_piece",
+        "What is restored onto a GPU is verified as a whole.",
+        "crc64nvme_of_both(checksum, future.result(), len(piece))",
+        "future.result()",
+    ),
     PARITY.mutant(
         "parity.a_piece_counts_too_soon",
         "A parity piece of a step counts only when the parts of all other nodes of the group have come.",
