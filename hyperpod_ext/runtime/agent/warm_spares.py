@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -39,12 +40,14 @@ class WarmSpares:
     def __init__(self, fork: Fork, agent_pid: int) -> None:
         self._fork, self._agent_pid = fork, agent_pid
         self._spares: dict[int, _Spare] = {}
+        self._no_gpu: bool | None = None
+        """None: nobody has asked."""
 
     def keep(self, local_ranks: list[int]) -> list[int]:
         """Have one for each of these, if this node has a GPU; returns the process ids of new ones."""
-        import torch
-
-        if torch.cuda.device_count() == 0:
+        if self._no_gpu is None:
+            self._no_gpu = _count_gpus() == 0
+        if self._no_gpu:
             return []
         for local_rank in [*self._spares]:
             if self._has_ended(self._spares[local_rank]):
@@ -86,6 +89,21 @@ class WarmSpares:
     @staticmethod
     def _has_ended(spare: _Spare) -> bool:
         return _peeked(spare) == b""
+
+
+def _count_gpus() -> int:
+    """GPUs of this node, 255 at most. A child asks: torch asks NVML, which leaves a thread and open devices behind, and
+    whoever forks should have neither."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            import torch
+
+            os._exit(min(torch.cuda.device_count(), 255))
+        except BaseException:  # nothing of this process may go on as the fork server
+            traceback.print_exc()
+            os._exit(0)
+    return max(0, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
 def _is_ready(spare: _Spare) -> bool:

@@ -81,6 +81,27 @@ def test_a_node_without_a_gpu_has_none(spares: WarmSpares, monkeypatch: pytest.M
     assert spares.keep([0, 1]) == []
 
 
+def test_the_process_that_forks_does_not_ask_for_gpus_itself(
+    spares: WarmSpares, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def count() -> int:
+        with (tmp_path / "asked").open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        return 1
+
+    monkeypatch.setattr(torch.cuda, "device_count", count)
+    for _ in range(2):
+        assert spares.keep([]) == []
+    (asked,) = (tmp_path / "asked").read_text().split()
+    assert int(asked) != os.getpid()
+
+
+def test_a_node_that_cannot_say_has_none(spares: WarmSpares, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
+    monkeypatch.delattr(torch.cuda, "device_count")
+    assert spares.keep([0, 1]) == []
+    assert "AttributeError" in capfd.readouterr().err
+
+
 def test_a_spare_whose_context_is_not_made_yet_takes_no_order(spares, forked, monkeypatch) -> None:
     reading, writing = os.pipe()
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: os.read(reading, 1))
