@@ -66,7 +66,7 @@ class ProcessGroups:
         self._store: PartitionedStore | None = None
         self._lasting: LastingGroups | None = None
         self.before_abort: Callable[[], None] = lambda: None
-        """Called before each abort, from the thread that aborts."""
+        """Called before each abort, from the thread that aborts: ours, or that of a backend that does it by itself."""
         self._lock = threading.Lock()
 
     def open(self, store: PartitionedStore, rank: int, world_size: int, kind: Kind) -> None:
@@ -89,7 +89,7 @@ class ProcessGroups:
                 hint="Remove init_process_group (and destroy_process_group) from the script.",
             )
         if self._lasting is None and can_last(world_size, nccl=kind == "nccl"):
-            self._lasting = LastingGroups(rank, world_size, TORCH_NAMES[kind])
+            self._lasting = LastingGroups(rank, world_size, TORCH_NAMES[kind], lambda: self.before_abort())
         if kind == "nccl" and len(self.backends) == 1:
             self.backends.append(Nccl.prepare())
         for backend in self.backends:

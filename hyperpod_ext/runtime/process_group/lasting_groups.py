@@ -6,11 +6,14 @@ gets its ranks back when it would have been made: the default group at once, any
 for it, asks for one of the same name and ranks. A new process makes its own in the same order, and meets them there.
 
 Torch reconfigures no group of several backends, but each of its backends: gloo's and NCCL's are, one after the other.
-NCCL can do that in its second implementation, torch's default from 2.15 on.
+NCCL can do that in its second implementation, torch's default from 2.15 on. That one's watchdog aborts by itself what
+has met an error, maybe before we do. It says so before.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import sys
 import threading
@@ -19,7 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import Backend, HashStore
 
 from hyperpod_ext.runtime.process_group import torch_private as torch_names
 from hyperpod_ext.runtime.process_group.gloo_backend import LAZY
@@ -34,6 +37,8 @@ _MOST_RANKS = 128
 groups that are made anew."""
 
 _RANK_BITS = 20
+_HOOK = 0x68707874
+"""A number that no other hook of a backend has: `hpxt`."""
 _WAKE_S = 5.0
 """On a GPU all groups of a rank had their ranks after 0.7 s, and a rank never came out when one of those had died."""
 
@@ -48,7 +53,9 @@ def can_last(world_size: int, *, nccl: bool = False) -> bool:
     # thread that would
     if world_size > _MOST_RANKS or os.environ.get(LAZY, "0") != "0" or missing(Feature.LASTING_GROUPS):
         return False
-    return not nccl or engine_of(torch.__version__, os.environ) == "nccl2"
+    # NCCL's watchdog aborts such groups by itself: a step that it cuts would be taken for made, did nobody hear of it
+    hears = hasattr(Backend, "register_abort_hook")
+    return not nccl or (hears and engine_of(torch.__version__, os.environ) == "nccl2")
 
 
 class LastingGroups:
@@ -56,14 +63,19 @@ class LastingGroups:
 
     Args:
         backends: as `init_process_group` takes them.
+        before_abort: called before a backend aborts by itself, from its own thread.
     """
 
-    def __init__(self, rank: int, world_size: int, backends: str = "gloo") -> None:
-        self.place, self._backends = (rank, world_size), backends
+    def __init__(
+        self, rank: int, world_size: int, backends: str = "gloo", before_abort: Callable[[], object] = lambda: None
+    ) -> None:
+        self.place, self._backends, self._before_abort = (rank, world_size), backends, before_abort
         self._store = LastingStore()
         self._generation = 0
         self._asleep: set[str] = set()
         """Names of groups that have this rank alone in them."""
+        self._heard: set[str] = set()
+        """Names of groups that say it before they abort by themselves."""
         self._awake, self._given_up = threading.Event(), False
         self._awake.set()
 
@@ -130,18 +142,30 @@ class LastingGroups:
 
     def _give_ranks(self, group: dist.ProcessGroup, ranks: Sequence[int]) -> None:
         name = str(group.group_name)
+        self._listen(name, group)
         for device, part in torch_names.parts_of(group).items():
             self._store.set(f"handle/{name}/{device}/{self.place[0]}", part.get_reconfigure_handle())
             handles = [self._store.get(f"handle/{name}/{device}/{rank}").decode() for rank in ranks]
             _reconfigure(part, self._uuid(), handles)
         self._asleep.discard(name)
 
+    def _listen(self, name: str, group: dist.ProcessGroup) -> None:
+        if name not in self._heard:
+            self._heard.add(name)
+            for part in torch_names.parts_of(group).values():
+                _hear(part, functools.partial(self._about_to_abort, name))
+
+    def _about_to_abort(self, name: str) -> None:
+        if name not in self._asleep:  # else of a generation that was left
+            self._before_abort()
+
     def _uuid(self, *, alone: bool = False) -> int:
         """Of what a group becomes. Handles name it, and must differ: so that of a rank alone is its own."""
         return (self._generation << _RANK_BITS) + (1 + self.place[0] if alone else 0)
 
     def _forget(self, group: dist.ProcessGroup) -> None:
-        self._asleep.discard(str(group.group_name))
+        for names in (self._asleep, self._heard):
+            names.discard(str(group.group_name))
         dist.destroy_process_group(group)
 
 
@@ -153,6 +177,16 @@ def _default() -> dist.ProcessGroup:
 
 def _can_be_reconfigured(group: dist.ProcessGroup) -> bool:
     return all(part.supports_reconfigure for part in torch_names.parts_of(group).values())
+
+
+def _hear(part: Any, hook: Callable[[], None]) -> None:
+    """Have a backend say it before it aborts by itself, if it ever does."""
+    if hasattr(part, "supports_abort_hooks"):
+        if part.supports_abort_hooks:
+            part.register_abort_hook(_HOOK, hook)
+    elif hasattr(part, "register_abort_hook"):  # torch 2.14
+        with contextlib.suppress(RuntimeError):  # it never does
+            part.register_abort_hook(_HOOK, hook)
 
 
 def _end_unless(awake: threading.Event) -> None:

@@ -8,8 +8,10 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +20,8 @@ from ranks import Member, Ranks
 from waiting import until
 from world_of_one import world_of_one
 
-from hyperpod_ext.runtime.process_group import groups
+from hyperpod_ext.runtime.process_group import groups, lasting_groups
+from hyperpod_ext.runtime.process_group import torch_private as torch_names
 from hyperpod_ext.runtime.process_group.gloo import waits as gloo_waits
 from hyperpod_ext.runtime.process_group.gloo.sockets import event_loops
 from hyperpod_ext.runtime.process_group.gloo.waits import sleeping, threads, work_threads
@@ -353,6 +356,57 @@ def test_the_kernel_tells_of_every_name_that_is_used():
 
     assert Path("/proc/self/syscall").exists()
     assert LostWakeups.find() is not None
+
+
+class _Part:
+    """A backend that may abort by itself, as NCCL's second implementation does."""
+
+    supports_reconfigure = supports_abort_hooks = True
+
+    def __init__(self) -> None:
+        self.hooks: dict[int, Callable[[], None]] = {}
+
+    def register_abort_hook(self, number: int, hook: Callable[[], None]) -> None:
+        assert number not in self.hooks, "once for each backend"
+        self.hooks[number] = hook
+
+    def get_reconfigure_handle(self) -> bytes:
+        return b"0"
+
+    def aborts_by_itself(self) -> None:
+        for hook in self.hooks.values():
+            hook()
+
+
+def test_an_abort_that_a_backend_makes_by_itself_is_heard_of_in_its_generation(monkeypatch):
+    heard: list[str] = []
+    part, group = _Part(), SimpleNamespace(group_name="0")
+    monkeypatch.setattr(lasting_groups, "_reconfigure", lambda part, uuid, handles: None)
+    monkeypatch.setattr(torch_names, "parts_of", lambda group: {"cuda": part})
+    monkeypatch.setattr(torch_names, "open_groups", lambda: {"0": group})
+    lasting = lasting_groups.LastingGroups(0, 1, "cpu:gloo,cuda:nccl", lambda: heard.append("aborts"))
+    lasting._store.become(dist.HashStore())
+    for generation in (1, 2):
+        lasting._wake(group, [0])
+        part.aborts_by_itself()
+        assert heard == ["aborts"] * generation
+        lasting.leave()
+        part.aborts_by_itself()
+        assert len(heard) == generation, "of one that was left"
+        lasting._store.become(dist.HashStore())
+
+
+def test_a_backend_that_never_aborts_by_itself_is_not_asked_to_say_so():
+    asked: list[str] = []
+
+    def register(number: int, hook: Callable[[], None]) -> None:
+        asked.append("asked")
+        raise RuntimeError("Backend gloo does not support registerAbortHook")
+
+    lasting_groups._hear(SimpleNamespace(supports_abort_hooks=False, register_abort_hook=register), lambda: None)
+    assert not asked
+    lasting_groups._hear(SimpleNamespace(register_abort_hook=register), lambda: None)  # torch 2.14 does not say
+    assert asked
 
 
 _NEVER_AWAKE = """

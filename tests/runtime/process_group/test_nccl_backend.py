@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -224,10 +225,18 @@ def test_a_group_of_two_backends_is_kept_with_both_of_them(gloo_for_nccl, monkey
 
 
 @pytest.mark.parametrize(
-    ("version", "given", "lasts"),
-    [("2.15.0", {}, True), ("2.15.0", {"TORCH_DIST_USE_NCCL2": "0"}, False), ("2.14.1", {}, False)],
+    ("version", "given", "hook", "lasts"),
+    [
+        ("2.15.0", {}, "register_abort_hook", True),
+        ("2.15.0", {"TORCH_DIST_USE_NCCL2": "0"}, "register_abort_hook", False),
+        ("2.14.1", {}, "register_abort_hook", False),
+        ("3.0.0", {}, "of_another_name", False),
+    ],
 )
-def test_groups_with_nccl_last_where_its_second_implementation_is_used(version, given, lasts, monkeypatch):
+def test_groups_with_nccl_last_where_its_second_implementation_is_used_and_heard(
+    version, given, hook, lasts, monkeypatch
+):
+    monkeypatch.setattr(lasting_groups, "Backend", SimpleNamespace(**{hook: None}))
     monkeypatch.setattr(lasting_groups, "missing", lambda feature: ())
     monkeypatch.setattr(torch, "__version__", version)
     monkeypatch.delenv("TORCH_DIST_USE_NCCL2", raising=False)
