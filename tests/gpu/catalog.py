@@ -47,6 +47,13 @@ PLAN: tuple[Experiment, ...] = (
         120.0,
     ),
     Experiment(
+        "E12",
+        "a rank dies, and torch's watchdog aborts before anybody is told to",
+        "in its hook the steps that are whole are counted, and none behind them",
+        "own_abort",
+        100.0,
+    ),
+    Experiment(
         "E5",
         "groups of DDP and FSDP2 are aborted, all at once and one by one",
         "at once in less than 5 s",

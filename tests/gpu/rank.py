@@ -45,6 +45,8 @@ class Rank:
         self.aborted = threading.Event()
         """Set when the abort has returned."""
         self.before_abort: Callable[[], None] = lambda: None
+        self.kept: object = None
+        """What torch calls, and does not keep alive."""
         self.one_by_one = False
         """Abort one group after the other, not all at once."""
         self._reports = Path(given["reports"])

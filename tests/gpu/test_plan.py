@@ -328,6 +328,7 @@ def test_the_whole_plan_passes_on_cpu(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + (tmp_path / "results.md").read_text()
     raw = json.loads((tmp_path / "results.json").read_text())["experiments"]
     left_out = {name: one["reason"] for name, one in raw.items() if one["outcome"] != "passed"}
+    assert "aborts by itself" in left_out.pop("E12"), "gloo does not"
     assert not left_out or (list(left_out) == ["E3"] and "has no reconfigure" in left_out["E3"])
     assert len(list(tmp_path.iterdir())) == 2
 

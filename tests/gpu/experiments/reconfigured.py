@@ -42,8 +42,9 @@ def _reconfigure(lane: Lane, more: dict[str, str], name: str) -> Figures:
     return {f"{name}: abort to the first sum": Figure(max(one["t"] for one in summed.values()) - told, "s")}
 
 
-def body(rank: Rank) -> None:
-    store = LastingStore()
+def open_group(rank: Rank, generation: int) -> None:
+    """Open the default group as one that can be reconfigured, with the ranks of this generation."""
+    store = rank.kept = LastingStore()
     store.become(rank.store)
     _dist.init_process_group(
         rank.lane.backend,
@@ -53,12 +54,17 @@ def body(rank: Rank) -> None:
         timeout=timedelta(seconds=100),
         enable_reconfigure=True,
     )
+    _meet(rank, generation)
+
+
+def body(rank: Rank) -> None:
+    generation = rank.options["generation"]
+    open_group(rank, generation)
     group = dist.group.WORLD
-    if rank.options["generation"] == 0:
-        _meet(rank, 0)
+    if generation == 0:
         rank.repeat(lambda: add_up(rank, 1 << 14))
         rank.synchronize()
-    _meet(rank, 1)
+        _meet(rank, 1)
     rank.report("summed", right=add_up(rank, 1 << 14), same_group=group is dist.group.WORLD)
     rank.close()
 
