@@ -15,6 +15,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NoReturn
 
 from hyperpod_ext.processes import die_with_parent
@@ -40,20 +41,20 @@ class WarmSpares:
     def __init__(self, fork: Fork, agent_pid: int) -> None:
         self._fork, self._agent_pid = fork, agent_pid
         self._spares: dict[int, _Spare] = {}
-        self._no_gpu: bool | None = None
-        """None: nobody has asked."""
 
     def keep(self, local_ranks: list[int]) -> list[int]:
         """Have one for each of these, if this node has a GPU; returns the process ids of new ones."""
-        if self._no_gpu is None:
-            self._no_gpu = _count_gpus() == 0
-        if self._no_gpu:
+        if not self._gpus:
             return []
         for local_rank in [*self._spares]:
             if self._has_ended(self._spares[local_rank]):
                 self._spares.pop(local_rank).line.close()
         missing = [local_rank for local_rank in local_ranks if local_rank not in self._spares]
         return [self._start(local_rank) for local_rank in missing]
+
+    @cached_property
+    def _gpus(self) -> int:
+        return _count_gpus()
 
     def take(self, order: dict[str, Any]) -> int | None:
         """Have the spare of the order's local rank become that worker: its process id. None: there is none yet."""

@@ -74,8 +74,6 @@ class LastingGroups:
         self._generation = 0
         self._asleep: set[str] = set()
         """Names of groups that have this rank alone in them."""
-        self._heard: set[str] = set()
-        """Names of groups that say it before they abort by themselves."""
         self._awake, self._given_up = threading.Event(), False
         self._awake.set()
 
@@ -89,6 +87,7 @@ class LastingGroups:
             _dist.init_process_group(
                 self._backends, store=self._store, rank=rank, world_size=world_size, enable_reconfigure=True
             )
+            self._listen(_default())
         torch_names.forget_groups(kept=1)
         self._wake(_default(), range(world_size))
 
@@ -104,6 +103,7 @@ class LastingGroups:
             self._forget(known)
         group, store = make(enable_reconfigure=True)
         if isinstance(group, dist.ProcessGroup) and _can_be_reconfigured(group):
+            self._listen(group)
             self._wake(group, ranks)
         return group, store
 
@@ -142,18 +142,16 @@ class LastingGroups:
 
     def _give_ranks(self, group: dist.ProcessGroup, ranks: Sequence[int]) -> None:
         name = str(group.group_name)
-        self._listen(name, group)
         for device, part in torch_names.parts_of(group).items():
             self._store.set(f"handle/{name}/{device}/{self.place[0]}", part.get_reconfigure_handle())
             handles = [self._store.get(f"handle/{name}/{device}/{rank}").decode() for rank in ranks]
             _reconfigure(part, self._uuid(), handles)
         self._asleep.discard(name)
 
-    def _listen(self, name: str, group: dist.ProcessGroup) -> None:
-        if name not in self._heard:
-            self._heard.add(name)
-            for part in torch_names.parts_of(group).values():
-                _hear(part, functools.partial(self._about_to_abort, name))
+    def _listen(self, group: dist.ProcessGroup) -> None:
+        """Of a group that was just made."""
+        for part in torch_names.parts_of(group).values():
+            _hear(part, functools.partial(self._about_to_abort, str(group.group_name)))
 
     def _about_to_abort(self, name: str) -> None:
         if name not in self._asleep:  # else of a generation that was left
@@ -164,8 +162,7 @@ class LastingGroups:
         return (self._generation << _RANK_BITS) + (1 + self.place[0] if alone else 0)
 
     def _forget(self, group: dist.ProcessGroup) -> None:
-        for names in (self._asleep, self._heard):
-            names.discard(str(group.group_name))
+        self._asleep.discard(str(group.group_name))
         dist.destroy_process_group(group)
 
 

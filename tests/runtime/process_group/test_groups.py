@@ -386,6 +386,7 @@ def test_an_abort_that_a_backend_makes_by_itself_is_heard_of_in_its_generation(m
     monkeypatch.setattr(torch_names, "open_groups", lambda: {"0": group})
     lasting = lasting_groups.LastingGroups(0, 1, "cpu:gloo,cuda:nccl", lambda: heard.append("aborts"))
     lasting._store.become(dist.HashStore())
+    lasting._listen(group)
     for generation in (1, 2):
         lasting._wake(group, [0])
         part.aborts_by_itself()
