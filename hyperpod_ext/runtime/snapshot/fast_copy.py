@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import increment_version
 
-from hyperpod_ext.runtime.snapshot.manifest import crc64nvme, crc64nvme_of_both
+from hyperpod_ext.runtime.snapshot.manifest import crc64nvme, join_checksums
 
 Copy = Callable[[int, int, int], object]
 """Address to copy to, address to copy from, bytes. Frees the GIL."""
@@ -121,18 +121,16 @@ def copy_to_gpu_checked(
     parts = max(1, min(_threads(), len(image) // _PART))
     bounds = [len(image) * part // parts for part in range(parts + 1)]
     pieces = [image[begin:end] for begin, end in itertools.pairwise(bounds)]
-    checksum = 0
     try:
         with ThreadPoolExecutor(parts) as pool, torch.no_grad():
             checksums = [pool.submit(crc64nvme, piece) for piece in pieces]
             for destination, source in zip(destinations, sources, strict=True):
                 destination.copy_(source, non_blocking=True)
-            for future, piece in zip(checksums, pieces, strict=True):
-                checksum = crc64nvme_of_both(checksum, future.result(), len(piece))
+            found = [(each.result(), len(piece)) for each, piece in zip(checksums, pieces, strict=True)]
     finally:  # the image may be written again after it
         for device in {destination.device for destination in destinations if destination.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
-    return checksum
+    return join_checksums(found)
 
 
 def _threads() -> int:

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import hmac
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hyperpod_ext.errors import CorruptSnapshotError
@@ -45,11 +45,14 @@ def crc64nvme(data: Any, previous: int = 0) -> int:
     return int(checksums.crc64nvme(data, previous))
 
 
-def crc64nvme_of_both(first: int, second: int, nbytes: int) -> int:
-    """Of two buffers one after the other, from their checksums; `nbytes` of the second."""
+def join_checksums(parts: Sequence[tuple[int, int]]) -> int:
+    """CRC64-NVME over parts that follow each other, from the checksum and the length of each."""
     from awscrt import checksums
 
-    return int(checksums.combine_crc64nvme(first, second, nbytes))
+    combined = 0
+    for checksum, nbytes in parts:
+        combined = int(checksums.combine_crc64nvme(combined, checksum, nbytes))
+    return combined
 
 
 def crc_text(checksum: int) -> str:

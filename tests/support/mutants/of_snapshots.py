@@ -38,10 +38,10 @@ COPY = Source("hyperpod_ext.runtime.snapshot.fast_copy", ("tests/runtime/checkpo
 
 MUTANTS: list[Mutant] = [
     COPY.mutant(
-        "copy.checksum_of_the_last_piece",
+        "copy.length_of_a_piece",
         "What is restored onto a GPU is verified as a whole.",
-        "crc64nvme_of_both(checksum, future.result(), len(piece))",
-        "future.result()",
+        "(each.result(), len(piece)) for",
+        "(each.result(), len(image)) for",
     ),
     PARITY.mutant(
         "parity.a_piece_counts_too_soon",

@@ -24,7 +24,7 @@ from hyperpod_ext.runtime.memory_server.protocol.peer_requests import (
 )
 from hyperpod_ext.runtime.memory_server.protocol.request import A, Request, read_answer
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan, read_plan
-from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_manifest, crc_text
+from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_manifest, crc_text, join_checksums
 
 _VERIFIED_A_SECOND = 256 << 20
 """Bytes that any node verifies in a second, while somebody waits for its answer."""
@@ -118,7 +118,7 @@ class PeerClient:
 
         if failures := ps.in_threads(work, len(parts), f"from {self}"):
             raise failures[0]
-        return ps.join_checksums([(checksums[i], sum(map(len, part))) for i, part in enumerate(parts)])
+        return join_checksums([(checksums[i], sum(map(len, part))) for i, part in enumerate(parts)])
 
     def read_parts(self, owner: int, save_id: str, parts: Sequence[tuple[int, memoryview]], nbytes: int) -> None:
         """Read parts of an image of `nbytes`, start and writable bytes of each, once the other node has verified all of

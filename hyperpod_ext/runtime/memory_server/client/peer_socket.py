@@ -161,16 +161,6 @@ def _batches(destinations: Sequence[memoryview]) -> list[list[memoryview]]:
     return [batch for batch in batches if batch]
 
 
-def join_checksums(parts: Sequence[tuple[int, int]]) -> int:
-    """CRC64-NVME over parts that follow each other, from the checksum and the length of each."""
-    from awscrt import checksums
-
-    combined = 0
-    for checksum, nbytes in parts:
-        combined = int(checksums.combine_crc64nvme(combined, checksum, nbytes))
-    return combined
-
-
 def in_threads(work: Callable[[int], None], count: int, name: str) -> list[BaseException]:
     """Do `work(0)` ... `work(count - 1)` at the same time; returns what went wrong once all have ended."""
     failures: list[BaseException] = []

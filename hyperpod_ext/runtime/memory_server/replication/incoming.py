@@ -16,7 +16,7 @@ from hyperpod_ext.runtime.memory_server.replication.cpu_priority import CpuPrior
 from hyperpod_ext.runtime.memory_server.replication.nixl_transfer import NixlFailure
 from hyperpod_ext.runtime.memory_server.slots.region import Region
 from hyperpod_ext.runtime.memory_server.slots.regions import Regions
-from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_crc, crc64nvme, generation_of
+from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_crc, crc64nvme, generation_of, join_checksums
 
 ReadInto = Callable[[int, Region, int, int, Callable[[], bool]], None]
 """Brings bytes of the image from a place on into a region, to a place there, so many, unless that says to stop. Once it
@@ -208,4 +208,4 @@ def _received(replica: Incoming) -> tuple[int, int]:
         if (checksum := replica.checksums.get(start)) is None:
             raise CorruptSnapshotError(f"replica of rank {replica.owner}: the bytes from {start} on never came")
         parts.append((checksum, min(ps.CHUNK, nbytes - start)))
-    return nbytes, ps.join_checksums(parts)
+    return nbytes, join_checksums(parts)

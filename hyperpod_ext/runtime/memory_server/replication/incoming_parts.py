@@ -20,7 +20,7 @@ from hyperpod_ext.runtime.memory_server.client import peer_socket as ps
 from hyperpod_ext.runtime.memory_server.replication.cpu_priority import CpuPriority
 from hyperpod_ext.runtime.memory_server.replication.parity_group import ParityGroup
 from hyperpod_ext.runtime.memory_server.slots.regions import Regions
-from hyperpod_ext.runtime.snapshot.manifest import Manifest, crc_text, generation_of
+from hyperpod_ext.runtime.snapshot.manifest import Manifest, crc_text, generation_of, join_checksums
 from hyperpod_ext.runtime.snapshot.parity import Stripe
 from hyperpod_ext.runtime.snapshot.xor import fill_with_zeros, xor_into
 
@@ -328,7 +328,7 @@ def _incomplete(part: _Part) -> str | None:
         if (checksum := part.checksums.get(start)) is None:
             return f"the bytes from {start} on never came"
         parts.append((checksum, min(ps.CHUNK, part.nbytes - start)))
-    found = crc_text(ps.join_checksums(parts))
+    found = crc_text(join_checksums(parts))
     return None if found == part.checksum else f"CRC64-NVME is {found}, {part.checksum} was announced"
 
 

@@ -11,7 +11,7 @@ from hyperpod_ext.runtime.memory_server.replication.sender import PeerSender, Su
 from hyperpod_ext.runtime.memory_server.slots.pins import Pin
 from hyperpod_ext.runtime.memory_server.slots.regions import Regions
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
-from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_crc, crc64nvme, crc_text
+from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_crc, crc64nvme, crc_text, join_checksums
 from hyperpod_ext.runtime.snapshot.parity import Stripe
 
 _POLL_S = 0.2
@@ -64,7 +64,7 @@ class SentParts:
         pin = self._pin = self._held.enter_context(self._regions.pin(self._owner, self._save_id, who))
         with pin.data as data:
             checksums = [crc64nvme(data[start : start + length]) for _, start, length in spans]
-            joined = ps.join_checksums([(sum_, length) for sum_, (_, _, length) in zip(checksums, spans, strict=True)])
+            joined = join_checksums([(sum_, length) for sum_, (_, _, length) in zip(checksums, spans, strict=True)])
             check_crc(self.manifest, nbytes, joined)  # what is wrong here would be wrong in all pieces
 
             def work(index: int) -> None:
