@@ -88,6 +88,18 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"{args.out} is not empty")
     work = args.out / "work"
     work.mkdir(parents=True)
+    try:
+        _pack(args, work)
+    except subprocess.CalledProcessError as error:
+        print(f"{Path(error.cmd[0]).name} failed, and has said why", file=sys.stderr)
+        return 1
+    finally:
+        shutil.rmtree(work)
+    print(f"{args.out}: {len(list(args.out.glob('piece.*')))} pieces and unpack.sh")
+    return 0
+
+
+def _pack(args: argparse.Namespace, work: Path) -> None:
     wheel = _download(f"torch=={args.torch}", args.python, work)
     with zipfile.ZipFile(wheel) as archive:
         (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
@@ -96,9 +108,6 @@ def main(arguments: list[str] | None = None) -> int:
     print("compressing", flush=True)
     _write_pieces(site, work, args.out, args.piece_mib << 20)
     (args.out / "unpack.sh").write_text(_UNPACK)
-    shutil.rmtree(work)
-    print(f"{args.out}: {len(list(args.out.glob('piece.*')))} pieces and unpack.sh")
-    return 0
 
 
 def _download(what: str, python: str, work: Path) -> Path:

@@ -31,10 +31,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("results", type=Path, nargs="+", metavar="results.json")
     runs = recorded()
     for file in parser.parse_args(arguments).results:
-        found = json.loads(file.read_text())
-        if found["lane"] != "GPU":
-            parser.error(f"{file} is of lane {found['lane']}: it says nothing of a GPU")
-        runs = merged(runs, found)
+        try:
+            found = json.loads(file.read_text())
+            if found["lane"] != "GPU":
+                parser.error(f"{file} is of lane {found['lane']}: it says nothing of a GPU")
+            runs = merged(runs, found)
+        except OSError as error:
+            parser.error(f"{file} cannot be read: {error.strerror}")
+        except (ValueError, KeyError, TypeError) as error:
+            parser.error(f"{file} is no results.json of `make test-gpu`: {type(error).__name__}: {error}")
     RECORD.write_text(json.dumps(runs, indent=1) + "\n")
     return 0
 

@@ -312,6 +312,14 @@ def test_results_of_no_gpu_are_not_recorded(tmp_path: Path, capsys: pytest.Captu
     with pytest.raises(SystemExit):
         record.main([str(file)])
     assert "it says nothing of a GPU" in capsys.readouterr().err
+    for text in ("{", '{"lane": "GPU"}', "[]"):
+        file.write_text(text)
+        with pytest.raises(SystemExit):
+            record.main([str(file)])
+        assert f"{file} is no results.json" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        record.main([str(tmp_path / "none")])
+    assert "cannot be read: No such file" in capsys.readouterr().err
 
 
 def test_names_and_limits_of_the_plan_fit_a_command() -> None:
