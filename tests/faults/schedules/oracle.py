@@ -12,13 +12,13 @@ import hmac
 import json
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ext.runtime.memory_server.slots.slots import Slot
+from hyperpod_ext.runtime.memory_server.slots.slots import Slot, State
 from hyperpod_ext.runtime.snapshot.image import Layout, views
 from hyperpod_ext.runtime.snapshot.tree import take_apart
 
@@ -229,6 +229,19 @@ def raw_slots(node: Node) -> Iterator[tuple[str, int, Slot, bytes]]:
                             start = index * region.slot_bytes
                             data = bytes(region.memory[start : start + int(slot.manifest["nbytes"])])
                             yield name, owner, slot, data
+
+
+def copying_is_uneven(nodes: Iterable[Node], ranks: set[int], since: Commit | None) -> bool:
+    """Whether some ranks have replicas of something newer than `since`, and others not: those that have let go of what
+    they kept, and the loss of one that has not leaves neither whole."""
+    if since is None:
+        return False
+    done: defaultdict[Commit, set[int]] = defaultdict(set)
+    for node in nodes:
+        for name, owner, slot, _ in raw_slots(node):
+            if name == "own" and slot.state >= State.REPLICATED and (slot.generation, slot.step) > since[::-1]:
+                done[slot.step, slot.generation].add(owner)
+    return bool(done) and ranks not in done.values()
 
 
 class Promises:

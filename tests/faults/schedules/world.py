@@ -23,7 +23,7 @@ from hyperpod_ext.runtime.snapshot.manifest import generation_of
 from hyperpod_ext.runtime.snapshot.select import Decision, Offer
 
 from .node import JOB, Node, Worker
-from .oracle import Commit, Copies, Promises, Run, given_up
+from .oracle import Commit, Copies, Promises, Run, copying_is_uneven, given_up
 from .states import START, Kind, Moment
 
 SETTLE_S = 10.0
@@ -137,6 +137,8 @@ class World:
             if not self.workers[rank].dead:
                 self.workers[rank].die()
         old.lose()
+        if copying_is_uneven(self.nodes.values(), set(self.workers), self.promises.protected):
+            self.promises.protected = None  # the first thing to know in docs/checkpointing.md
         self.disturbed = True
         self.graveyard.append(old)
         self.promises.lost(set(self.ranks_of(number)))
