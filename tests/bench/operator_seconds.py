@@ -52,6 +52,7 @@ FAULTS: dict[str, dict[str, Any]] = {
     "hang": {"fault": {"what": "sleeps", "rank": 2, "step": FAULT_STEP, "dies": -1}},
     "lost pod": {"kills": [kill("pod", 1)], "spares": 1},
     "lost first pod": {"kills": [kill("pod", 0)], "spares": 1},
+    "lost pod, `policy: continue`": {"kills": [kill("pod", 1)], "spares": 1, "continues": True},
     f"kill -9, operator gone for {RESTARTED_AFTER_S:g} s": {
         "kills": [kill("operator", 0, RESTARTED_AFTER_S / 2), kill("rank", 2, beside=True)]
     },
@@ -63,11 +64,18 @@ def faulted(launcher: str, name: str) -> tuple[float, dict[str, Any]]:
     its = FAULTS[name]
     hang = {"enabled": name == "hang", **HANG}
     rules = [RULE] if name == "hang" and launcher != OURS else []
-    with pods(launcher, fault=its.get("fault", {}), hang=hang, log_rules=rules, quiet=True) as running:
+    more = {"fault": its.get("fault", {}), "hang": hang, "log_rules": rules, "continues": its.get("continues", False)}
+    with pods(launcher, quiet=True, **more) as running:
         running.run(its.get("kills", []), spares=its.get("spares", 0))
         report = running.report()
         steps = [event for event in running.events() if event["event"] == "step"]
-    return _gap(steps), {part: report[part] for part in ("losses", "weights", "metrics")}
+    parts = ("losses",) if more["continues"] else ("losses", "weights", "metrics")
+    return _gap(steps), {part: report[part] for part in parts}
+
+
+def _script(name: str) -> str:
+    """What jobs with that fault have in common."""
+    return "bitwise" if FAULTS[name].get("continues") else "faults"
 
 
 def _gap(steps: Iterable[dict[str, Any]]) -> float:
@@ -143,7 +151,7 @@ def main() -> int:
     kept = arguments.out / "operator.json"
     before = json.loads(kept.read_text())["rounds"] if arguments.add and kept.exists() else {}
     seconds: dict[str, dict[str, list[float]]] = before
-    came_to: dict[str, list[Any]] = {"faults": [], "resize": []}
+    came_to: dict[str, list[Any]] = {}
     for number in range(arguments.rounds):
         for name in wanted:
             for launcher in arguments.launchers:
@@ -152,7 +160,7 @@ def main() -> int:
                 else:
                     gap, result = faulted(launcher, name)
                     gaps = {name: gap}
-                came_to["resize" if name == "resize" else "faults"].append(result)
+                came_to.setdefault("resize" if name == "resize" else _script(name), []).append(result)
                 for what, gap in gaps.items():
                     seconds.setdefault(what, {}).setdefault(launcher, []).append(gap)
                 print(f"round {number + 1}, {launcher}: {gaps}", file=sys.stderr, flush=True)

@@ -269,7 +269,11 @@ SHOWN: dict[str, dict[str, Shown]] = {
         "local": (
             "tests/faults/test_continue.py::test_three_of_four_ranks_make_the_next_steps_and_the_fourth_joins_them"
         ),
-        "hyperpod-slurm": _LOCAL,
+        "ours": (
+            "tests/faults/test_operator_continue.py::"
+            "test_the_other_pods_train_on_while_the_operator_replaces_a_lost_one"
+        ),
+        **dict.fromkeys(("kubeflow", "hyperpod-slurm", "sagemaker"), _LOCAL),
     },
     IN_PLACE: {
         "local": "tests/faults/test_resize.py::test_two_four_three_one_four",

@@ -31,7 +31,7 @@ from hyperpod_ext.scratch import remove_abandoned
 from hyperpod_ext.submit.kubernetes.hyperpod_eks_render import MONITOR_S
 
 ELASTIC = launched.TINY.with_name("elastic_bitwise.py")
-STEPS, ELASTIC_STEPS = 40, 400
+STEPS, ELASTIC_STEPS, CONTINUED_STEPS = 40, 400, 100
 STEP_S = 0.05
 NODES, EACH = 2, 2
 _LOOK_S = 0.02
@@ -132,6 +132,8 @@ class Pods:
     """Faults that ranks inflict on themselves, as HPX_CHAOS has them."""
     sizes: dict[int, int] = field(default_factory=dict)
     """Numbers of nodes that the job is to have, by the step after which; such a job has one rank on each."""
+    continues: bool = False
+    """Whether steps have the same bits on any number of ranks, and our agents go on without lost ones."""
     patience_s: float = 3 * PATIENCE_S
     """AWS's agent imports for long on a busy machine."""
     pods: list[Pod] = field(default_factory=list)
@@ -162,6 +164,11 @@ class Pods:
             self.job.steps = ELASTIC_STEPS
             bounds = {"elastic": {"min_nodes": 1, "max_nodes": max(self.sizes.values())}}
             self.env = self.job.elastic_env(NODES, restart=RESTART, **(bounds if self.launcher == "ours" else {}))
+        if self.continues:
+            self.script, self.job.steps = ELASTIC, CONTINUED_STEPS
+            policy = {"policy": "continue"} if self.launcher == "ours" else {}
+            self.env = self.job.elastic_env(NODES, workers_per_node=EACH, restart=RESTART | policy)
+            self.env |= {"HPX_TEST_SECONDS": str(STEP_S)}
         first = {"nodes": NODES, "port": self.port, "phase": "begin", "version": 0, "faults": []}
         self._write("job.json", first | {"log_rules": self.log_rules})
 
@@ -194,7 +201,7 @@ class Pods:
 
     def _resize(self, newest: int) -> None:
         """Have the operator take another number of nodes, once the last one is what the job has."""
-        if self.script != ELASTIC or (self.asked_for and self.decided["nodes"] != self.asked_for):
+        if self.script != ELASTIC or self.continues or (self.asked_for and self.decided["nodes"] != self.asked_for):
             return
         worlds = [event["world"] for event in self.events() if event["event"] == "step"]
         if not worlds or worlds[-1] != self.decided["nodes"]:
@@ -287,7 +294,7 @@ class Pods:
                 pod.runs = warm.start(warm.OPERATOR_API, at, env=environ, log=log)
             else:
                 (pod.folder / "logs").mkdir(exist_ok=True)
-                at += [] if self.script == ELASTIC else ["--inprocess-restart"]
+                at += [] if self.script == ELASTIC and not self.continues else ["--inprocess-restart"]
                 at += ["--log_dir", str(pod.folder / "logs"), "--tee", "3", "--redirect", "3"]
                 at += ["--rdzv-conf", f"resource_config_dir={pod.folder / 'logs'}", "--server-log-level", "warning"]
                 if self.launcher == "hyperpodrun":

@@ -61,6 +61,7 @@ class ElectionListener:
         has_coordinator: whether this node has one elsewhere. Who is new in the job and looks for it is hung up on then.
         news: what this node knows of the job.
         begun_anew: is told the host of an agent that looks for its place: a former one there is gone.
+        succeeded: whether the job has come to its end, so that nobody is needed any more.
     """
 
     def __init__(
@@ -73,9 +74,10 @@ class ElectionListener:
         has_coordinator: Callable[[], bool] = lambda: False,
         news: Callable[[], c.JobNews | None] = lambda: None,
         begun_anew: Callable[[str], object] = lambda host: None,
+        succeeded: bool = False,
     ) -> None:
         self._secret, self._encrypted, self._has_coordinator = secret, encrypted, has_coordinator
-        self._news, self._begun_anew = news, begun_anew
+        self._news, self._begun_anew, self._succeeded = news, begun_anew, succeeded
         # not the connection: asyncio breaks when that is closed in the middle of a TLS handshake
         self._unproven: Unproven[asyncio.Task[Any]] = Unproven(unproven.places(places), asyncio.Task.cancel)
         self._listener = Listener(self._serve, on_error)
@@ -166,7 +168,7 @@ class ElectionListener:
         news = self._news()
         node = await self._coordinator.free_number(asked.wanted) if self._coordinator is not None else None
         where = news.candidates.get(news.coordinator) if news is not None else None
-        return c.FreeNumber(node=node, knows_job=news is not None, coordinator=where)
+        return c.FreeNumber(node=node, knows_job=news is not None, coordinator=where, succeeded=self._succeeded)
 
     async def _keep(
         self, handshake: c.AgentHandshake, reading: asyncio.Task[wire.Message | None], writer: asyncio.StreamWriter

@@ -108,8 +108,8 @@ class Node:
         self._ready: asyncio.Task[None] | None = None
         self._over = False
         """Whether the job is, or goes on without this node."""
-        self._is_held = False
-        """Whether somebody wants no rank to train."""
+        self._hold: c.HoldTraining | None = None
+        """What was said when somebody wanted no rank to train."""
         self._resumed: c.ResumeTraining | None = None
         """What was said when ranks were to train again; another coordinator is told, too."""
         self._resumed_in = -1
@@ -208,10 +208,11 @@ class Node:
         """Have no rank of the job train until `resume`; processes and memory stay.
 
         Args:
-            limit_s: ranks here that have not left their step by then are ended; None: `restart.leave_timeout_s`.
+            limit_s: ranks here that have not left their step by then are ended; None: this is for a fault, in which
+                `restart.leave_timeout_s` counts, and a job that goes on without what was lost does not stop.
         """
-        self._is_held = True
-        self._tell(c.HoldTraining())
+        self._hold = c.HoldTraining(for_fault=limit_s is None)
+        self._tell(self._hold)
         if limit_s is not None and self._hold_ends is None:
             why = f"did not leave its step within {limit_s:g} s, when the operator stopped the job"
             self._hold_ends = asyncio.get_running_loop().call_later(limit_s, self._workers.end_trainers, why)
@@ -226,7 +227,7 @@ class Node:
     def resume(self, nodes: int, gone: Collection[str] = ()) -> None:
         """Let ranks train again, on `nodes` nodes if the job is elastic. Those at the addresses `gone` are none of them
         any more."""
-        self._is_held = False
+        self._hold = None
         if self._hold_ends is not None:
             self._hold_ends.cancel()
             self._hold_ends = None
@@ -241,8 +242,8 @@ class Node:
         return self._coordinator_client.waits_for
 
     def ask_to_end(self) -> None:
-        """As SIGTERM does."""
-        self._is_asked_to_end()
+        """As SIGTERM does; but where the others continue without lost ranks, this node alone is meant."""
+        self._is_asked_to_end(leaves=self._config.restart.policy == "continue")
 
     def operator_asked(self, call: str, caller: str, status: int, why: str, state: str) -> None:
         """For the job's event log: somebody has called the pod as AWS's operator does."""
@@ -473,8 +474,8 @@ class Node:
         self._workers.world_size, self._nodes_in_use = news.world_size, news.nodes
         if not self._workers.ranks:
             self._workers.moved_in = news.moved_in
-        if self._is_held:  # another coordinator may not know
-            self._tell(c.HoldTraining())
+        if self._hold is not None:  # another coordinator may not know
+            self._tell(self._hold)
         elif self._resumed is not None and news.term != self._resumed_in:
             self._resumed_in = news.term
             self._tell(self._resumed)
@@ -656,9 +657,10 @@ class Node:
             self._tell(report)
             asyncio.get_running_loop().call_later(_LAST_WORD_S, give_up)
 
-    def _is_asked_to_end(self) -> None:
+    def _is_asked_to_end(self, *, leaves: bool = False) -> None:
         """SIGTERM. Of an elastic job, this node alone may be meant: it leaves, if enough of the others stay."""
-        if self._config.elastic is None or self._reported_once or not self._coordinator_client.connected:
+        leaves = leaves or self._config.elastic is not None
+        if not leaves or self._reported_once or not self._coordinator_client.connected:
             self._cancel()
             return
         self._reported_once = True

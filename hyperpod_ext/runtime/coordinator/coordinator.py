@@ -117,7 +117,8 @@ class Coordinator:
 
         Args:
             gone: nodes that are none of the job's any more, as somebody outside of it has said, who has stopped all. So
-                no rank trains until the agent here passes on who trains now.
+                no rank trains until the agent here passes on who trains now; but a job that goes on without lost ranks
+                does.
         """
         handshakes = [own, *votes]
         job_states = [handshake.job_state for handshake in handshakes if handshake.job_state is not None]
@@ -137,7 +138,7 @@ class Coordinator:
         members, lost = Members(node), int(job_state["coordinator"])
         known = {int(its): member for its, member in job_state["members"].items()}
         members.succeed(known, lost, time.monotonic() + config.restart.lease_s / 2, gone)
-        if gone:
+        if gone and not membership.continuing.enabled:
             membership.held.add(node)
         made = cls(run, membership, members, job_state)
         ordered = config.elastic is not None or orders_were_left(run_dir)

@@ -134,8 +134,8 @@ class Reports:
                 self._outbox.send(node, c.Addresses(generation=generation, addresses=addresses))
             case c.Leave():
                 carry_out(membership.leave(node))
-            case c.HoldTraining():
-                carry_out(membership.hold(node))
+            case c.HoldTraining(for_fault=for_fault):
+                carry_out(membership.hold(node, for_fault=for_fault))
             case c.ResumeTraining(nodes=nodes, gone=gone):
                 self._resume(node, nodes, gone)
             case c.CancelJob():

@@ -332,6 +332,8 @@ class FreeNumber(Declared):
     """Whether it is in a job that has begun."""
     coordinator: Address | None
     """Who coordinates that, as far as it knows."""
+    succeeded: bool = False
+    """Whether the job that it was in has come to its end."""
 
 
 class Beat(Report):
@@ -470,6 +472,8 @@ class HoldTraining(Report):
 
     sender, reader = "agent", "coordinator"
     type: Literal["hold"] = "hold"
+    for_fault: bool = False
+    """Whether that is for a fault. In a job that goes on without what was lost, nobody stops for it then."""
 
 
 class ResumeTraining(Report):

@@ -247,7 +247,7 @@ class Membership:
             return [*actions, self._end(met)]
         lost = self.ranks_on(node) if met is EscalationLevel.NODE else [fault.rank]
         if met is not EscalationLevel.IN_PROCESS and fault.died and self._can_do_without(lost):
-            return [*actions, *self._do_without(lost, node if met is EscalationLevel.NODE else None)]
+            return [*actions, *self._do_without(lost, node if met is EscalationLevel.NODE else None, Why.FAILED)]
         if not left_already and self.phase is not JobPhase.FORMING:
             actions.append(self._leave(fault.rank))
         # else nobody trains, so there is nothing to abort: the others go on waiting for this rank
@@ -375,17 +375,18 @@ class Membership:
         able = self.continuing.can_do_without(self.nodes, lost)
         return able and bool(self.began) and not (self.sharded or self.held or self.unassigned - set(lost))
 
-    def _do_without(self, lost: Collection[int], failing: int | None = None) -> list[Action]:
-        """From here on, ranks are those that are left. `failing`: the node of the others, which gives them up."""
+    def _do_without(self, lost: Collection[int], node: int | None = None, why: Why | None = None) -> list[Action]:
+        """From here on, ranks are those that are left. `node`: that of the others, which gives them up, and why."""
         rank = min(lost)
         left = self.continuing.lose(self.nodes, lost, self.rescaling.each)
         self.rescaling.try_anew()
         actions = self._reassign(Reassignment(left.after, left.moved, (), 1.0), "continued", rank)
-        if failing is None:
+        if node is None:
             return actions
-        self.states.count_loss(failing)
-        self.states.set_state(failing, NodeState.DECOMMISSIONED, Why.FAILED)
-        return [*actions, Decommission(failing)]
+        if why is Why.FAILED:
+            self.states.count_loss(node)
+        self.states.set_state(node, NodeState.DECOMMISSIONED, why)
+        return [*actions, Decommission(node)]
 
     def _refill_now(self) -> list[Action]:
         """Have the missing ranks come back, as far as there are nodes for them."""
@@ -435,9 +436,13 @@ class Membership:
 
     # --- held from outside ----------------------------------------------------------------------
 
-    def hold(self, node: int) -> list[Action]:
-        """`node` wants no rank to train: all leave their step. That is no fault."""
-        if self.phase is JobPhase.ENDED or node in self.held:
+    def hold(self, node: int, *, for_fault: bool = False) -> list[Action]:
+        """`node` wants no rank to train: all leave their step. That is no fault.
+
+        Args:
+            for_fault: it wants that for a fault: no more than others wait for where ranks are missing.
+        """
+        if self.phase is JobPhase.ENDED or node in self.held or (for_fault and self.continuing.is_short):
             return []
         self.held.add(node)
         dropped = self.rescaling.drop(self.states)
@@ -514,7 +519,10 @@ class Membership:
         return [*dropped, Release((node,)), *(self._without_departing() or self.reconcile())]
 
     def _depart(self, node: int) -> list[Action]:
-        """A node with ranks leaves: the job goes on without, where it may have fewer nodes."""
+        """A node with ranks leaves: the job goes on without, where it may have fewer nodes, or until another comes."""
+        if self._can_do_without(ranks := self.ranks_on(node)):
+            dropped = self.rescaling.drop(self.states)
+            return [*dropped, Log("node_leaves", {"node": node}), *self._do_without(ranks, node, Why.ASKED)]
         if self.states[node] is NodeState.MEMBER:
             self.states.ask_to_leave(node)
         else:

@@ -19,13 +19,14 @@ from hyperpod_ext.runtime.agent import last_word
 from hyperpod_ext.runtime.agent.arguments import parse, read_settings
 from hyperpod_ext.runtime.agent.children import Prepared
 from hyperpod_ext.runtime.agent.coordinator_client import ExcludedError
+from hyperpod_ext.runtime.agent.election import ElectionListener
 from hyperpod_ext.runtime.agent.node import Node
 from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.events.log import REPORT
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.log_rules import rules
 from hyperpod_ext.runtime.log_rules.rules import LogRule
-from hyperpod_ext.runtime.operator_api.place_in_job import find_place
+from hyperpod_ext.runtime.operator_api.place_in_job import JobSucceededError, find_place
 from hyperpod_ext.runtime.operator_api.states import JOB_LEVEL, PROCESS_LEVEL, NodeStart
 
 _CANCELLED = 130
@@ -36,6 +37,8 @@ class JobListener(Protocol):
     """Who hears of the job."""
 
     def fault_seen(self, cause: str, rank: int = -1) -> None: ...
+
+    def goes_on_without(self, step: int, ranks: int, of: int) -> None: ...
 
     def fault_mended(self, step: int) -> None: ...
 
@@ -68,12 +71,17 @@ class AgentHere:
         self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any], Node] | None = None
         self._is_held = False
         """Whether no rank is to train, also of an agent that is about to start."""
+        self._settings_of_job: NodeSettings | None = None
+        self._serving_end: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
+        """Tells pods that come late of the job's end."""
         self._asked_to_end = False
         self._rank = -1
         """Number of this node in the job."""
         self._looks_for = ""
         """What keeps an agent from starting, in words."""
         self._name = ""
+        self._ranks, self._ranks_now = 0, 0
+        """Of a job that goes on without lost ones: all of them, and those that train."""
         self._has_time = False
         """Whether there is something to do before this pod may end: a job that goes on without, or a durable tier."""
 
@@ -127,10 +135,11 @@ class AgentHere:
 
     def _drop(self) -> None:
         self._wanted += 1
-        if (running := self._running) is not None:
-            loop, task, _ = running
-            with contextlib.suppress(RuntimeError):  # it has ended meanwhile
-                loop.call_soon_threadsafe(task.cancel)
+        for ends in (self._running, self._serving_end):
+            if ends is not None:
+                loop, task, *_ = ends
+                with contextlib.suppress(RuntimeError):  # it has ended meanwhile
+                    loop.call_soon_threadsafe(task.cancel)
 
     def _to_node(self, call: Callable[[Node], None]) -> None:
         if (running := self._running) is not None:
@@ -165,6 +174,7 @@ class AgentHere:
 
     async def _run(self, listener: JobListener, number: int, at: NodeStart) -> None:
         message, mode, state = "", JOB_LEVEL, "failed"
+        self._settings_of_job = None
         last_word.keep("")
         try:
             state, why, hint = await self._job(listener, number, at)
@@ -187,15 +197,38 @@ class AgentHere:
                 self.leave(_CANCELLED)
         if number == self._wanted:
             listener.job_ended(succeeded=state == "succeeded", message=message, restart_mode=mode)
+            if state == "succeeded" and self._settings_of_job is not None:
+                await self._serve_end(self._settings_of_job, number)
+
+    async def _serve_end(self, settings: NodeSettings, number: int) -> None:
+        """Of the end of a job that may go on without some pods, until another order comes: one that the operator starts
+        late would begin it anew."""
+        address = settings.listen or ((settings.host, settings.port) if settings.node == 0 else None)
+        if address is None or not (settings.config.elastic or self._ranks):
+            return
+        election = ElectionListener(settings.secret, _say, encrypted=settings.config.encrypted, succeeded=True)
+        self._serving_end = asyncio.get_running_loop(), asyncio.ensure_future(asyncio.Event().wait())
+        self._idle.set()
+        with contextlib.suppress(OSError, asyncio.CancelledError):  # the port may be another's by now
+            await election.open(*address)
+            if number == self._wanted:
+                await self._serving_end[1]
+        self._serving_end = None
+        await election.close()
 
     async def _job(self, listener: JobListener, number: int, at: NodeStart) -> tuple[str, str, str]:
         """Its final state, and where it has failed, why and what to do."""
-        settings = await self._settings(number, at)
+        try:
+            settings = await self._settings(number, at)
+        except JobSucceededError:
+            return "succeeded", "", ""
+        self._settings_of_job = settings
         (self._run_dir / "logs").mkdir(parents=True, exist_ok=True)
         if settings.node == 0:
             (self._run_dir / REPORT).unlink(missing_ok=True)  # of an earlier run
         self._rank, self._name = settings.node, settings.config.name
-        self._has_time = bool(settings.config.checkpoint.durable() or settings.config.elastic)
+        self._ranks = settings.config.world_size if settings.config.restart.policy == "continue" else 0
+        self._has_time = bool(settings.config.checkpoint.durable() or settings.config.elastic or self._ranks)
         prepared, self._prepared = self._prepared, None
         node = Node(settings, lambda message: self._hear(listener, message), self._rules_of(at), prepared)
         task = asyncio.ensure_future(node.run())
@@ -241,7 +274,7 @@ class AgentHere:
         try:
             return rules.read(at.log_rules)
         except ValueError as error:
-            sys.stderr.write(f"hyperpod_ext: the operator's log rules are not followed: {error}\n")
+            _say(f"the operator's log rules are not followed: {error}")
             return []
 
     def _hear(self, listener: JobListener, message: c.ToAgent | c.FromAgent) -> None:
@@ -251,7 +284,15 @@ class AgentHere:
                 listener.fault_seen(f"rank {rank}, step {step}: {cause}", rank)
             case c.AbortGeneration(rank=rank) if rank >= 0 and rank // self._arguments.nproc_per_node != self._rank:
                 listener.fault_seen(f"a fault of rank {rank}, on node {rank // self._arguments.nproc_per_node}")
+            case c.JobNews(world_size=world_size):
+                self._ranks_now = world_size
+            case c.GoOn(step=step) if self._ranks_now < self._ranks:
+                listener.goes_on_without(step, self._ranks_now, self._ranks)
             case c.GoOn(step=step):
                 listener.fault_mended(step)
             case c.Event(event="step", rank=rank, fields=fields) if isinstance(fields.get("step"), int):
                 listener.stepped(self._name, rank, rank % self._arguments.nproc_per_node, fields["step"])
+
+
+def _say(words: str) -> None:
+    sys.stderr.write(f"hyperpod_ext: {words}\n")

@@ -18,6 +18,10 @@ _ASKED = 8
 """Others that are asked: each of them knows who coordinates."""
 
 
+class JobSucceededError(Exception):
+    """The job came to its end before this pod was one of its."""
+
+
 async def find_place(
     settings: NodeSettings, others: Collection[Address], limit_s: float, goes_on: Callable[[], bool]
 ) -> tuple[int, Address] | None:
@@ -25,6 +29,9 @@ async def find_place(
 
     Those that are may be about to agree on another coordinator: they are asked again, for `limit_s` at most, and as
     long as `goes_on`.
+
+    Raises:
+        JobSucceededError: one of them has seen its end.
     """
     deadline = time.monotonic() + limit_s
     asked = dict.fromkeys(list(others)[:_ASKED])
@@ -35,6 +42,8 @@ async def find_place(
                 continue
             begins = not answer.knows_job and (answer.node, place) == (settings.node, (settings.host, settings.port))
             return None if begins else (answer.node, place)
+        if any(answer is not None and answer.succeeded for answer in found.values()):
+            raise JobSucceededError
         known = [answer for answer in found.values() if answer is not None and answer.knows_job]
         if not known or not goes_on() or time.monotonic() > deadline:
             return None

@@ -102,6 +102,9 @@ class OperatorApi:
     def fault_seen(self, cause: str, rank: int = -1) -> None:
         self._take(lambda pod: states.fault_seen(pod, cause, rank))
 
+    def goes_on_without(self, step: int, ranks: int, of: int) -> None:
+        self._take(lambda pod: states.goes_on_without(pod, step, ranks, of))
+
     def fault_mended(self, step: int) -> None:
         self._take(lambda pod: states.fault_mended(pod, step))
 

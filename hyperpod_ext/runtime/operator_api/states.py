@@ -18,6 +18,7 @@ from hyperpod_ext.runtime.operator_api.requests import Ranks, Start, Stop, is_ad
 OK, FORBIDDEN, CONFLICT = 200, 403, 409
 OPERATOR_SILENT_S = 60.0
 """After so long without a call of the operator another address may be it."""
+_MEANWHILE = "; meanwhile "
 IN_PROCESS, PROCESS_LEVEL, JOB_LEVEL = "in_process_restart", "process_level_restart", "job_level_restart"
 
 
@@ -107,6 +108,8 @@ class Pod:
     labels: Mapping[str, str] = field(default_factory=dict)
     mended: int = 0
     """Faults that the job has met without the operator."""
+    succeeded: bool = False
+    """Whether the job has come to its end while the pod was stopped."""
 
     @property
     def node_start(self) -> NodeStart:
@@ -148,6 +151,8 @@ def start(pod: Pod, asked: Start, now: str) -> Answer:
     if pod.state is not State.READY:
         return Answer(updated)
     own, peers = updated.addresses.get(asked.rank, ""), frozenset(updated.addresses.values())
+    if pod.succeeded:
+        return Answer(enter(replace(updated, succeeded=False), State.COMPLETED, now))
     same = own == pod.agent_address if own and pod.agent_address else asked.rank == pod.agent_rank
     order = Order.RESUME if same and pod.agent_rank is not None else Order.BEGIN
     gone = pod.agent_peers - peers if peers and order is Order.RESUME else frozenset()
@@ -270,6 +275,14 @@ def waiting(pod: Pod, why: str) -> Pod:
     return replace(pod, reason="Waiting", message=why) if why and pod.state is State.RUNNING else pod
 
 
+def goes_on_without(pod: Pod, step: int, ranks: int, of: int) -> Pod:
+    """The job goes on with `ranks` of all its ranks, until the others are replaced."""
+    if pod.state is not State.RUNNING or pod.reason != "MendingInPlace":
+        return pod
+    cause = pod.message.partition(_MEANWHILE)[0]
+    return replace(pod, message=f"{cause}{_MEANWHILE}{ranks} of {of} ranks train from step {step} on")
+
+
 def fault_mended(pod: Pod, step: int) -> Pod:
     """All ranks train again."""
     if pod.state is not State.RUNNING or pod.reason != "MendingInPlace":
@@ -281,10 +294,11 @@ def fault_mended(pod: Pod, step: int) -> Pod:
 
 
 def job_ended(pod: Pod, now: str, *, succeeded: bool, message: str, restart_mode: str) -> Pod:
-    """The agent here has ended by itself."""
+    """The agent here has ended by itself. A job that the operator has stopped may have gone on without what was lost,
+    and to its end."""
     pod = replace(pod, agent_rank=None)
     if pod.state is not State.RUNNING:
-        return pod
+        return replace(pod, succeeded=succeeded and pod.state in (State.STOPPING, State.READY))
     if succeeded:
         return enter(pod, State.COMPLETED, now)
     return replace(enter(pod, State.FAULTED, now, "JobFailed", message), restart_mode=restart_mode)

@@ -34,8 +34,6 @@ class Capabilities:
     """Nodes may wait without work until another fails."""
     process_restart: bool = False
     """One worker is replaced while the others live on."""
-    continues: bool = False
-    """The others may go on while one is replaced."""
     aws_checkpointless: bool = False
     """AWS's own checkpointless recovery."""
     managed_tier: bool = False
@@ -70,12 +68,6 @@ def unsupported(job: JobConfig, target: str, can: Capabilities) -> Iterator[Prob
             f"target {target} starts Python scripts alone",
             path="command",
             hint="write a script that runs the command, or use another --target",
-        )
-    if job.restart.policy == "continue" and not can.continues:
-        yield Problem(
-            f"target {target} does not continue without a lost rank: that was never tried there",
-            path="restart.policy",
-            hint="write `policy: wait`, or use --target hyperpod-slurm or local",
         )
     if job.spares and not can.spares:
         yield Problem(

@@ -73,6 +73,12 @@ def _of_launcher(job: JobConfig) -> Iterator[Problem]:
                 path="chaos.faults",
                 hint="write `inject` with kind sigkill, or `kubernetes.launcher: ours`",
             )
+        if job.restart.policy == "continue" and job.mode == "ours":
+            yield Problem(
+                "hyperpodrun stops all ranks at a fault: our agents let the others continue",
+                path="restart.policy",
+                hint="write `kubernetes.launcher: ours`, or `policy: wait`",
+            )
         for index, tier in enumerate(job.checkpoint.tiers):
             if tier.kind == "peer" and tier.parity is not None:
                 yield Problem(

@@ -40,7 +40,6 @@ def capabilities() -> Capabilities:
         tiers_reason="",
         chaos=True,
         process_restart=True,
-        continues=True,
         spares=True,
         elastic=True,
         command=True,

@@ -66,7 +66,6 @@ def capabilities() -> Capabilities:
         tiers_reason="",
         image=True,
         process_restart=True,
-        continues=True,
         spares=True,
         elastic=True,
         command=True,

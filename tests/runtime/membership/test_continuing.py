@@ -262,6 +262,39 @@ def test_a_node_whose_processes_die_again_and_again_gives_its_ranks_to_a_spare()
     assert set(membership.nodes.values()) == {1, 2}
 
 
+def test_a_node_that_is_to_end_leaves_and_a_spare_brings_its_ranks_back():
+    membership = continuing(3, 2, spares=1)
+    commands = membership.leave(1)
+    assert kinds(commands) == [m.Abort, m.Decommission]
+    assert logged(commands, "node_leaves") == {"node": 1}
+    assert (sorted(membership.nodes.values()), membership.faults) == ([0, 0, 2, 2], [])
+    assert membership.decommissioned(1, []) == []
+    commands = begin(membership)
+    come_back(membership, commands)
+    assert (sorted(membership.nodes.values()), membership.states.losses) == ([0, 0, 2, 2, 3, 3], {})
+    assert membership.states[1] is NodeState.RELEASED
+
+
+def test_the_last_node_that_is_to_end_cancels_the_job():
+    membership = continuing(2, 1)
+    assert kinds(membership.leave(0)) == [m.Abort, m.Decommission]
+    membership.decommissioned(0, [])
+    begin(membership)
+    assert m.Cancel in kinds(membership.leave(1))
+
+
+def test_whoever_stops_all_for_a_fault_stops_nobody_while_ranks_are_missing():
+    membership = continuing(2, 2)
+    assert kinds(membership.hold(0, for_fault=True)) == [m.Abort], "nothing is missing yet"
+    membership.resume(0, 2)
+    begin(membership)
+    membership.node_lost(1, "its connection ended")
+    assert membership.hold(0, for_fault=True) == []
+    assert m.Go in kinds(begin(membership))
+    assert membership.resume(0, 2) == []
+    assert kinds(membership.hold(0)) == [m.Abort], "another reason counts all the same"
+
+
 def test_no_order_to_move_is_taken_while_ranks_are_missing():
     membership = continuing(2, 2, spares=1)
     kill(membership, 0)
@@ -308,12 +341,15 @@ def _shake(rng: random.Random) -> None:
     absent: set[int] = set()
     for moment in range(25):
         ranks = sorted(rank for rank in membership.nodes if rank not in membership.unassigned)
-        match rng.choice(["kill", "kill", "lose", "come", "ready", "go", "die joining"]):
+        match rng.choice(["kill", "kill", "lose", "leave", "come", "ready", "go", "die joining"]):
             case "kill" if ranks:
                 kill(membership, rng.choice(ranks), step=100 * moment)
             case "lose" if len(there := membership.states.those(*NodeState) - absent) > 1:
                 absent.add(node := rng.choice(sorted(there)))
                 membership.node_lost(node, "gone")
+            case "leave" if len(members := sorted({membership.nodes[rank] for rank in ranks})) > 1:
+                if m.Decommission in kinds(membership.leave(node := rng.choice(members))):
+                    membership.decommissioned(node, [])
             case "come" if absent:
                 absent.discard(node := rng.choice(sorted(absent)))
                 membership.node_came(node)
@@ -332,6 +368,8 @@ def _shake(rng: random.Random) -> None:
     for node in sorted(absent):
         membership.node_came(node)
     for _ in range(4):
+        for node in sorted(membership.states.those(NodeState.RELEASED)):  # its agent has ended, and another begins
+            membership.node_came(node)
         for node in membership.states.those(NodeState.DECOMMISSIONED):
             membership.decommissioned(node, [])
         if membership.phase is m.JobPhase.FORMING:

@@ -235,6 +235,26 @@ def test_a_fault_that_is_mended_in_place_is_shown_while_the_pod_runs() -> None:
     assert states.fault_mended(running(), 0) == running()
 
 
+def test_of_a_job_that_goes_on_without_lost_ranks_it_is_said_how_many_train_meanwhile() -> None:
+    hurt = states.fault_seen(running(), "rank 2, step 5: killed by SIGKILL (9)")
+    for ranks in (2, 3):  # one of the two that were lost is back
+        hurt = states.goes_on_without(hurt, 4, ranks, 4)
+    told = "rank 2, step 5: killed by SIGKILL (9); meanwhile 3 of 4 ranks train from step 4 on"
+    assert (hurt.reason, hurt.message) == ("MendingInPlace", told)
+    assert states.fault_mended(hurt, 9).message == f"{told}; mended in place, all ranks train from step 9 on"
+    assert states.goes_on_without(running(), 4, 3, 4) == running()
+
+
+def test_a_job_that_has_gone_on_to_its_end_while_the_operator_stopped_it_is_not_begun_anew() -> None:
+    stopped = states.stop(running(), Stop(), NOW).pod
+    ended = states.job_ended(stopped, NOW, succeeded=True, message="", restart_mode="")
+    ended = states.is_ready(ended, NOW, agent_runs=False)
+    answer = states.start(ended, Start(**body(faultCount=1)), NOW)
+    assert (answer.orders, answer.pod.state) == ((), State.COMPLETED)
+    anew = states.is_ready(states.stop(answer.pod, Stop(), NOW).pod, NOW, agent_runs=False)
+    assert states.start(anew, Start(**body(faultCount=2)), NOW).orders == (Order.BEGIN,), "who wants that, asks for it"
+
+
 @pytest.mark.parametrize(
     ("caller", "allowed", "may"),
     [
