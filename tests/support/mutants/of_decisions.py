@@ -32,6 +32,18 @@ NCCL = Source(
 )
 
 MUTANTS: list[Mutant] = [
+    Source("hyperpod_ext.runtime.membership.membership", ("tests/runtime/membership/test_continuing.py",)).mutant(
+        "membership.no_stop_is_followed",
+        "A job that continues without lost ranks is not stopped for that fault; while none is missing it is.",
+        "(for_fault and self.continuing.is_short)",
+        "for_fault",
+    ),
+    OPERATOR.mutant(
+        "operator.job_is_begun_anew",
+        "A job that has come to its end while its pods were stopped is not begun anew.",
+        "    if pod.succeeded:\n",
+        "    if pod.succeeded and pod.agent_rank is not None:\n",
+    ),
     ACTIONS.mutant(
         "escalation.each_death_of_a_moment",
         "Processes that die at one moment are one fault of the budgets.",

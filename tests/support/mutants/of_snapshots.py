@@ -49,6 +49,12 @@ MUTANTS: list[Mutant] = [
         "if piece.ended != set(piece.stripe.others(piece.holder)):",
         "if not piece.ended:",
     ),
+    REPLICATE.mutant(
+        "replicator.one_step_is_kept",
+        "A step with replicas stays until the one after the next is copied: other nodes may be slower.",
+        "            self._kept_before[owner] = self._kept.pop(owner)\n",
+        "            self._kept.pop(owner)[1].close()\n",
+    ),
     Source("hyperpod_ext.runtime.memory_server.replication.replicator", PARITY.tests).mutant(
         "parity.ranks_of_a_node_let_go_apart",
         "A node keeps what was whole before until all of its ranks have parity of the next step.",

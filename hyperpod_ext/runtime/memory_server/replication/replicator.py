@@ -4,7 +4,8 @@ A step's snapshots, one of each rank here, are copied together: a replica of one
 another rank at another would restore nothing. So no copy of a step begins while a rank here still writes its
 snapshot of an earlier one, or the slots of a peer might in the end hold no step of all ranks; and the newest
 snapshot that has replicas stays here until the next one has: the node that holds the replica of it may be the
-one that is lost.
+one that is lost. It stays until the one after that is copied: other nodes may be slower, and should one of them
+be lost before it is done, that is the step which all can have.
 """
 
 from __future__ import annotations
@@ -113,6 +114,9 @@ class Replicator:
         """Newest step that another took the place of: ranks that are late with it leave it out, too."""
         self._copying = False
         self._kept: dict[int, tuple[str, ExitStack]] = {}
+        """Of each rank here the newest snapshot that has replicas."""
+        self._kept_before: dict[int, tuple[str, ExitStack]] = {}
+        """And the one that had some before it, until another copy begins."""
         self._done: dict[int, tuple[str, ExitStack]] = {}
         """By parity: those of a step that is not whole yet for other ranks here."""
         self._stepped_at: dict[int, tuple[float, float]] = {}
@@ -315,6 +319,7 @@ class Replicator:
     def _copy_next(self, step: _Step) -> None:
         with self._changed:
             manifest = step.waiting.pop(owner := min(step.waiting))
+            self._let_go_before(owner)
             targets, parts = [self._peers[node] for node in self._targets], self._sent_parts(manifest)
         began = time.monotonic()
         failures = self._copy(owner, manifest, targets) if self._parts is None else self._send_parts(parts)
@@ -415,12 +420,18 @@ class Replicator:
             self._last_error = "; ".join(str(failure) or repr(failure) for failure in failures)
 
     def _keep(self, owner: int, save_id: str) -> None:
-        """Hold on to a snapshot that has replicas, in place of the one before, as long as no save needs its slot."""
-        _, before = self._kept.pop(owner, ("", ExitStack()))
+        """Hold on to a snapshot that has replicas, beside the one before, as long as no save needs its slot."""
+        self._let_go_before(owner)
+        if owner in self._kept:
+            self._kept_before[owner] = self._kept.pop(owner)
         with suppress(NotFoundError):
             kept = ExitStack()
             kept.enter_context(self._regions.pin(owner, save_id, f"{save_id} has replicas", hold=Hold.KEPT))
             self._kept[owner] = save_id, kept
+
+    def _let_go_before(self, owner: int) -> None:
+        """Of two snapshots that have replicas, let go of the older one."""
+        _, before = self._kept_before.pop(owner, ("", ExitStack()))
         before.close()
 
     def _keep_together(self, owner: int, save_id: str) -> None:
@@ -440,7 +451,7 @@ class Replicator:
 
     def _forget_kept(self, owner: int) -> None:
         """Let go of a snapshot that a new generation has given up."""
-        for kept in (self._kept, self._done):
+        for kept in (self._kept, self._kept_before, self._done):
             if owner in kept:
                 try:
                     self._regions.open_manifest(owner, kept[owner][0])
@@ -450,7 +461,7 @@ class Replicator:
     def let_go(self, owners: Collection[int]) -> None:
         """These ranks are on another node now, or have other numbers: what is kept of them is needed by nobody."""
         with self._changed:
-            for kept in (self._kept, self._done):
+            for kept in (self._kept, self._kept_before, self._done):
                 for owner in kept.keys() & set(owners):
                     kept.pop(owner)[1].close()
 
