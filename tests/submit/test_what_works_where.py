@@ -156,7 +156,6 @@ WHY_NOT: dict[str, dict[str, str]] = {
     DEATH: {"torchrun": "torchrun starts all processes again when one has died, `--max-restarts` times"},
     SPARE: {"torchrun": "torchrun keeps no nodes that wait with their imports done"},
     BACK: {
-        "kubeflow": "a pod that Kubeflow's operator starts again was never tried in a job that runs",
         "sagemaker": "SageMaker does not replace a single node",
         "torchrun": "torchrun starts all processes again when a node has gone or come",
     },
@@ -263,6 +262,10 @@ SHOWN: dict[str, dict[str, Shown]] = {
         ),
         "hyperpodrun": f"{_HYPERPODRUN}test_a_lost_node_is_replaced_by_the_spare",
         "ours": _COMES_BACK,
+        "kubeflow": (
+            "tests/submit/kubernetes/test_kubeflow_pod_back.py::"
+            "test_a_pod_that_is_started_again_gets_its_ranks_and_the_others_stay"
+        ),
         "hyperpod-slurm": _SLURM_ELASTIC,
     },
     CONTINUES: {
