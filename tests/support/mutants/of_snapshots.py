@@ -52,8 +52,8 @@ MUTANTS: list[Mutant] = [
     REPLICATE.mutant(
         "replicator.one_step_is_kept",
         "A step with replicas stays until the one after the next is copied: other nodes may be slower.",
-        "            self._kept_before[owner] = self._kept.pop(owner)\n",
-        "            self._kept.pop(owner)[1].close()\n",
+        "            self._kept_before[owner] = before\n",
+        "            before.held.close()\n",
     ),
     Source("hyperpod_ext.runtime.memory_server.replication.replicator", PARITY.tests).mutant(
         "parity.ranks_of_a_node_let_go_apart",

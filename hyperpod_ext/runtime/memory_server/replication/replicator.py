@@ -31,7 +31,7 @@ from hyperpod_ext.runtime.memory_server.replication.parity_group import ParityGr
 from hyperpod_ext.runtime.memory_server.replication.part_sender import SentParts
 from hyperpod_ext.runtime.memory_server.replication.rate_limit import RateLimit
 from hyperpod_ext.runtime.memory_server.replication.sender import PeerSender, Superseded
-from hyperpod_ext.runtime.memory_server.slots.pins import Hold
+from hyperpod_ext.runtime.memory_server.slots.pins import Hold, Pin
 from hyperpod_ext.runtime.memory_server.slots.regions import Regions
 from hyperpod_ext.runtime.memory_server.slots.slots import State
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
@@ -60,6 +60,15 @@ class _Step:
     """Whether it waits for no other."""
     nbytes: int = 0
     pins: ExitStack = field(default_factory=ExitStack)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A snapshot that has replicas, and is held on to."""
+
+    save_id: str
+    pin: Pin
+    held: ExitStack
 
 
 class Replicator:
@@ -113,11 +122,11 @@ class Replicator:
         self._superseded = (0, 0)
         """Newest step that another took the place of: ranks that are late with it leave it out, too."""
         self._copying = False
-        self._kept: dict[int, tuple[str, ExitStack]] = {}
+        self._kept: dict[int, _Kept] = {}
         """Of each rank here the newest snapshot that has replicas."""
-        self._kept_before: dict[int, tuple[str, ExitStack]] = {}
+        self._kept_before: dict[int, _Kept] = {}
         """And the one that had some before it, until another copy begins."""
-        self._done: dict[int, tuple[str, ExitStack]] = {}
+        self._done: dict[int, _Kept] = {}
         """By parity: those of a step that is not whole yet for other ranks here."""
         self._stepped_at: dict[int, tuple[float, float]] = {}
         self._due_at, self._latest = 0.0, _Step("", (0, 0))
@@ -422,48 +431,50 @@ class Replicator:
     def _keep(self, owner: int, save_id: str) -> None:
         """Hold on to a snapshot that has replicas, beside the one before, as long as no save needs its slot."""
         self._let_go_before(owner)
-        if owner in self._kept:
-            self._kept_before[owner] = self._kept.pop(owner)
+        if (before := self._kept.pop(owner, None)) is not None:
+            before.pin.hold = Hold.KEPT_BEFORE
+            self._kept_before[owner] = before
         with suppress(NotFoundError):
-            kept = ExitStack()
-            kept.enter_context(self._regions.pin(owner, save_id, f"{save_id} has replicas", hold=Hold.KEPT))
-            self._kept[owner] = save_id, kept
+            self._kept[owner] = self._hold(owner, save_id, "has replicas")
+
+    def _hold(self, owner: int, save_id: str, why: str) -> _Kept:
+        held = ExitStack()
+        pin = held.enter_context(self._regions.pin(owner, save_id, f"{save_id} {why}", hold=Hold.KEPT))
+        return _Kept(save_id, pin, held)
 
     def _let_go_before(self, owner: int) -> None:
         """Of two snapshots that have replicas, let go of the older one."""
-        _, before = self._kept_before.pop(owner, ("", ExitStack()))
-        before.close()
+        if (before := self._kept_before.pop(owner, None)) is not None:
+            before.held.close()
 
     def _keep_together(self, owner: int, save_id: str) -> None:
         """The same by parity, once it is whole for every rank here: a group whose first ranks had but the newer step,
         and whose second ranks but the one before, could restore neither."""
-        for rank in [rank for rank, (its, _) in self._done.items() if its != save_id]:
-            self._done.pop(rank)[1].close()
+        for rank in [rank for rank, its in self._done.items() if its.save_id != save_id]:
+            self._done.pop(rank).held.close()
         with suppress(NotFoundError):
-            held = ExitStack()
-            held.enter_context(self._regions.pin(owner, save_id, f"{save_id} has parity", hold=Hold.KEPT))
-            self._done[owner] = save_id, held
+            self._done[owner] = self._hold(owner, save_id, "has parity")
         ranks = self._group.ranks[self._node] if self._group is not None else ()
         if ranks and set(ranks) <= self._done.keys():
             before, self._kept, self._done = self._kept, self._done, {}
-            for _, held in before.values():
-                held.close()
+            for kept in before.values():
+                kept.held.close()
 
     def _forget_kept(self, owner: int) -> None:
         """Let go of a snapshot that a new generation has given up."""
         for kept in (self._kept, self._kept_before, self._done):
             if owner in kept:
                 try:
-                    self._regions.open_manifest(owner, kept[owner][0])
+                    self._regions.open_manifest(owner, kept[owner].save_id)
                 except NotFoundError:
-                    kept.pop(owner)[1].close()
+                    kept.pop(owner).held.close()
 
     def let_go(self, owners: Collection[int]) -> None:
         """These ranks are on another node now, or have other numbers: what is kept of them is needed by nobody."""
         with self._changed:
             for kept in (self._kept, self._kept_before, self._done):
                 for owner in kept.keys() & set(owners):
-                    kept.pop(owner)[1].close()
+                    kept.pop(owner).held.close()
 
     # --- how it goes ----------------------------------------------------------------------------
 

@@ -12,11 +12,13 @@ from hyperpod_ext.runtime.memory_server.slots.region import Region
 class Hold(IntEnum):
     """How much it costs to give up what a pin is for, where a save needs the slot: the least is given up first."""
 
-    WAITING = 0
+    KEPT_BEFORE = 0
+    """A copy that is done, and so is a newer one: of use only if a slower node is lost. No save waits for it."""
+    WAITING = 1
     """A copy that is due and has not begun. The next due one takes its place."""
-    KEPT = 1
+    KEPT = 2
     """A copy that is done: the step that is whole without this node, should another one be lost."""
-    BEGUN = 2
+    BEGUN = 3
     """A copy under way. Would it give way to a newer one each time, none would ever be done on a slow tier."""
 
 

@@ -69,6 +69,8 @@ class Regions:
                 if index is not None:
                     slots[index].promised = True
                     return index
+                if self._give_one_up(owner, at_most=Hold.KEPT_BEFORE):
+                    continue
                 if when_busy == "skip":
                     return None
                 if when_busy == "supersede" and self._give_one_up(owner):
@@ -78,16 +80,20 @@ class Regions:
                     return None
                 self._changed.wait(left)
 
-    def _give_one_up(self, owner: int) -> bool:
+    def _give_one_up(self, owner: int, at_most: Hold = Hold.BEGUN) -> bool:
         """Have the copies of one snapshot stopped, never of the newest whole one: that which costs least to give up
-        (see `Hold`; of several pins the dearest counts), and of such the oldest.
+        (see `Hold`; of several pins the dearest counts), and of such the oldest. `at_most`: none that costs more.
 
         Returns whether its slot is free at once."""
         slots = self._newest_region(owner).slots
         newest = s.newest_sealed(slots)
         holds = {pin.who: pin.hold for pin in self._pins}
-        pinned = [slot for index, slot in enumerate(slots) if slot.pins and index != newest]
-        given_up = min(pinned, key=lambda slot: (max(holds[who] for who in slot.pins), slot.sequence), default=None)
+
+        def cost(slot: s.Slot) -> Hold:
+            return max(holds[who] for who in slot.pins)
+
+        pinned = [slot for index, slot in enumerate(slots) if slot.pins and index != newest and cost(slot) <= at_most]
+        given_up = min(pinned, key=lambda slot: (cost(slot), slot.sequence), default=None)
         for pin in self._pins:
             if pin.slot is given_up:
                 pin.cancel()

@@ -55,6 +55,7 @@ def stack() -> Iterator[ExitStack]:
         ((Hold.KEPT, Hold.WAITING), 2),  # the next that is due takes its place; nothing does for what is kept
         ((Hold.WAITING, Hold.KEPT), 1),
         ((Hold.KEPT, Hold.KEPT), 1),
+        ((Hold.WAITING, Hold.KEPT_BEFORE), 2),
     ],
 )
 def test_what_costs_least_is_given_up(stack, holds, given_up):
@@ -68,6 +69,20 @@ def test_what_costs_least_is_given_up(stack, holds, given_up):
     assert owner.save(4)
     assert owner.held() == [3 - given_up, 3, 4]
     assert [pin.cancelled() for pin in pins] == [given_up == 1, given_up == 2]
+
+
+@pytest.mark.parametrize("when_busy", ["skip", "wait"])
+def test_no_save_is_left_out_or_waits_for_what_is_kept_beside_something_newer(stack, when_busy):
+    owner = Owner(3, stack)
+    for step, hold in ((1, Hold.KEPT_BEFORE), (2, Hold.KEPT)):
+        owner.save(step)
+        owner.pin(step, hold)
+    owner.save(3)
+    assert owner.regions.next_slot(0, when_busy, 0.05) is not None
+    assert owner.regions.next_slot(0, when_busy, 0.05) is not None, "asked twice"
+    assert owner.save(4)
+    assert owner.held() == [2, 3, 4]
+    assert owner.regions.next_slot(0, when_busy, 0.05) is not None, "3 is nobody's"
 
 
 def test_a_snapshot_is_as_dear_as_the_dearest_of_its_pins(stack):
