@@ -16,6 +16,11 @@ import signal
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -46,6 +51,21 @@ def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
 def become_subreaper() -> None:
     """Make orphaned descendants children of this process, so that it can wait for them and end them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def take_signals_from(
+    loop: AbstractEventLoop, handler: Callable[[int, FrameType | None], object] | signal.Handlers
+) -> None:
+    """From here on `handler` has the signals that ask this process to end, and no more its event loop.
+
+    A loop that closes leaves them to the kernel: one that came then ended the process before it had cleaned up.
+    """
+    signums = (signal.SIGTERM, signal.SIGINT)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signums)
+    for signum in signums:
+        loop.remove_signal_handler(signum)
+        signal.signal(signum, handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def collect_seldom() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -119,3 +120,25 @@ def test_a_command_that_is_started_without_output_opens_no_file_in_its_place(clo
     command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", LOOK, found]
     subprocess.run(command, check=False, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     assert found.read_text().split() == ["/dev/null"] * 3
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_a_signal_that_comes_when_the_loop_has_closed_ends_no_process_that_still_cleans_up(takes: bool) -> None:
+    scene = f"""
+import asyncio, os, signal
+from hyperpod_ext.processes import take_signals_from
+
+async def main():
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, lambda: None)
+    if {takes}:
+        take_signals_from(loop, signal.SIG_IGN)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+asyncio.run(main())
+os.kill(os.getpid(), signal.SIGTERM)
+os.kill(os.getpid(), signal.SIGINT)
+"""
+    done = subprocess.run([sys.executable, "-c", scene], capture_output=True, text=True, check=False)
+    assert done.returncode == (0 if takes else -signal.SIGTERM), done.stderr

@@ -7,13 +7,15 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from hyperpod_ext.errors import HyperpodExtError, JobFailedError
-from hyperpod_ext.processes import collect_seldom
+from hyperpod_ext.processes import collect_seldom, take_signals_from
 from hyperpod_ext.runtime.agent import last_word
 from hyperpod_ext.runtime.agent.arguments import parse, read_settings
 from hyperpod_ext.runtime.agent.coordinator_client import ExcludedError
@@ -39,6 +41,7 @@ def main() -> None:
             (run_dir / report).unlink(missing_ok=True)  # of an earlier run in the same place
     tell_here(run_dir, arguments.node_rank)
     last_word.keep("")
+    signal.signal(signal.SIGTERM, _end)  # until there is a node that hears it
     with socket_dir() as private:
         try:
             state, why, hint = _run(arguments, run_dir, private)
@@ -47,6 +50,8 @@ def main() -> None:
             last_word.keep(error.message, error.hint, arguments.node_rank)
             _report(error, arguments, run_dir)
             sys.exit(error.exit_code)
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what remains is to clean up
     if state == "left":
         tell_left(run_dir, arguments.node_rank)
     else:
@@ -55,6 +60,10 @@ def main() -> None:
     if state == "failed":
         last_word.say(f"node {arguments.node_rank}: {last_word.of_failed_job(why, hint)}")
     sys.exit(_EXIT_CODES[state])
+
+
+def _end(_signum: int, _frame: FrameType | None) -> None:
+    sys.exit(_EXIT_CODES["cancelled"])
 
 
 def _report_in(run_dir: Path) -> dict[str, Any]:
@@ -98,7 +107,10 @@ def _run(arguments: argparse.Namespace, run_dir: Path, private: Path) -> tuple[s
 
     async def run() -> tuple[str, str, str]:
         node = Node(settings)
-        state = await node.run()
+        try:
+            state = await node.run()
+        finally:
+            take_signals_from(asyncio.get_running_loop(), signal.SIG_IGN)  # what it is told now, it does already
         return state, *node.why_failed
 
     return asyncio.run(run())

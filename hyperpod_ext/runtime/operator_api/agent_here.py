@@ -12,9 +12,11 @@ import threading
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, Protocol
 
 from hyperpod_ext.errors import HyperpodExtError
+from hyperpod_ext.processes import take_signals_from
 from hyperpod_ext.runtime.agent import last_word
 from hyperpod_ext.runtime.agent.arguments import parse, read_settings
 from hyperpod_ext.runtime.agent.children import Prepared
@@ -151,9 +153,9 @@ class AgentHere:
 
     def run(self, listener: JobListener) -> int:
         """Follow orders until one says to leave; returns the exit code."""
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, self._hear_signal)
         while True:
-            for signum in (signal.SIGTERM, signal.SIGINT):  # a node that has ended has taken them away
-                signal.signal(signum, lambda _signum, _frame: self._is_asked_to_end())
             order = self._orders.get()
             if isinstance(order, int):
                 return order
@@ -162,6 +164,9 @@ class AgentHere:
                 asyncio.run(self._run(listener, number, at))
             if self._orders.empty():
                 self._idle.set()
+
+    def _hear_signal(self, _signum: int, _frame: FrameType | None) -> None:
+        self._is_asked_to_end()
 
     def _is_asked_to_end(self) -> None:
         """SIGTERM: the pod is deleted. An elastic job goes on without it first; what only its memory holds goes to a
@@ -191,6 +196,7 @@ class AgentHere:
             message = f"an error of hyperpod_ext itself: {error!r}"
         finally:
             self._running = None
+            take_signals_from(asyncio.get_running_loop(), self._hear_signal)
         if state in ("cancelled", "left"):
             message, mode = "a pod of the job was told to end", PROCESS_LEVEL
             if self._asked_to_end:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,3 +55,38 @@ def test_several_nodes_need_a_port(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     flags = ["--nnodes", "2", "--rdzv-endpoint", "localhost:0", "--", str(tmp_path / "train.py")]
     with pytest.raises(JobFailedError, match="localhost:0: nodes cannot find each other without a port"):
         read_settings(parse(flags), tmp_path, tmp_path)
+
+
+TOLD_TO_END = """
+import os, signal, sys
+from hyperpod_ext.runtime.agent import __main__ as agent
+from hyperpod_ext.scratch import Scratch
+
+remove = Scratch.remove
+
+def remove_late(scratch):
+    os.kill(os.getpid(), signal.SIGTERM)
+    remove(scratch)
+
+Scratch.remove = remove_late
+agent.main()
+"""
+
+
+@pytest.mark.parametrize("script", ["train.py", "missing.py"])
+def test_an_agent_that_is_told_to_end_while_it_removes_its_folder_removes_it(script: str, tmp_path: Path) -> None:
+    """One has had an event loop by then, which gives SIGTERM back to the kernel when it closes."""
+    (tmp_path / "train.py").touch()
+    (tmp_path / "tmp").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        flags = ["--rdzv-endpoint", f"127.0.0.1:{taken.getsockname()[1]}", "--", script]
+        env = {name: value for name, value in os.environ.items() if not name.startswith("HPX_")}
+        done = subprocess.run(
+            [sys.executable, "-c", TOLD_TO_END, *flags],
+            env=env | {"TMPDIR": str(tmp_path / "tmp")},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode in (5, 7), done.stderr
+    assert list((tmp_path / "tmp").iterdir()) == []
