@@ -12,7 +12,6 @@ from typing import Any
 import hyperpod_operator as operators
 import launched
 import pytest
-from event_log import events_in
 from launched import losses, weights
 from waiting import PATIENCE_S, until
 
@@ -25,15 +24,7 @@ STEPS = 400
 pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(240)]
 
 
-class Job(launched.Launched):
-    """What our agents log of it."""
-
-    def events(self) -> list[dict[str, Any]]:
-        return events_in(self.folder / "events.jsonl")
-
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        return [event for event in self.events() if event["event"] == kind]
-
+class Job(launched.LoggedByAgents):
     def made(self) -> list[tuple[int, int]]:
         """Of each step in turn: its number, and of how many ranks it was."""
         return [(event["step"], event["world"]) for event in self.of("step") if event["rank"] == 0]

@@ -13,7 +13,6 @@ from typing import Any
 import hyperpod_operator as operators
 import launched
 import pytest
-from event_log import events_in
 from instance_metadata import NOTICE, instance_metadata
 from launched import losses, weights
 from waiting import PATIENCE_S, until
@@ -28,17 +27,7 @@ _IMDS = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(240)]
 
-Run = Callable[..., tuple["Job", operators.Operator]]
-
-
-class Job(launched.Launched):
-    """What our agents log of it."""
-
-    def events(self) -> list[dict[str, Any]]:
-        return events_in(self.folder / "events.jsonl")
-
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        return [event for event in self.events() if event["event"] == kind]
+Run = Callable[..., tuple[launched.LoggedByAgents, operators.Operator]]
 
 
 @pytest.fixture
@@ -55,7 +44,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         **elastic: Any,
     ) -> Any:
         folder = tmp_path_factory.mktemp("o", numbered=True)  # short, for the paths of sockets
-        job = Job(folder / "job", steps=STEPS)
+        job = launched.LoggedByAgents(folder / "job", steps=STEPS)
         env = job.elastic_env(nodes, elastic={"min_nodes": 1, "max_nodes": 3, **elastic})
         port = free_port() + 10
         command = ["--nnodes", str(nodes), "--nproc-per-node", "1", "--rdzv-port", str(port + 1), "--", str(SCRIPT)]

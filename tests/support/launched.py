@@ -95,6 +95,16 @@ class Launched:
         return subprocess.run(command, env=env | {"HPX_SOCKET_DIR": str(sockets)}, capture_output=True, text=True)
 
 
+class LoggedByAgents(Launched):
+    """One whose ranks our agents start, so that the coordinator writes one log of all."""
+
+    def events(self) -> list[dict[str, Any]]:
+        return events_in(self.folder / "events.jsonl")
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events() if event["event"] == kind]
+
+
 def assert_equal(job: Launched, undisturbed: dict[str, Any]) -> None:
     """Bit for bit the run that nobody disturbed, whatever launcher that had."""
     report = job.report()
