@@ -16,14 +16,15 @@ pytestmark = pytest.mark.slow
 GPUS = """
 import os, torch
 torch.cuda.device_count = lambda: 2
-torch.cuda.set_device = lambda device: None
+torch.cuda.set_device = lambda _: os.open(os.path.join(os.environ["HPX_TEST_SPARES"], "..", "device"), os.O_RDONLY)
 torch.cuda.current_blas_handle = lambda: 0
 def memory():
     os.close(os.open(os.path.join(os.environ["HPX_TEST_SPARES"], str(os.getpid())), os.O_CREAT))
     return 70 << 30, 80 << 30
 torch.cuda.mem_get_info = memory
 """
-"""Two GPUs, as far as a warm spare asks torch for them; the last that it asks for leaves a file named after it."""
+"""Two GPUs, as far as a warm spare asks torch for them. It has a device open, as with CUDA; the last that it asks for
+leaves a file named after it."""
 
 
 def waits(pid: int) -> bool:
@@ -34,10 +35,16 @@ def waits(pid: int) -> bool:
         return False
 
 
+def has_open(pid: int, file: Path) -> bool:
+    links = Path(f"/proc/{pid}/fd").iterdir()
+    return str(file) in [os.readlink(link) for link in links]  # noqa: PTH115
+
+
 def test_a_warm_spare_becomes_the_worker_and_another_one_is_made(job, undisturbed, tmp_path):
     (tmp_path / "two_gpus.py").write_text(GPUS)
-    spares = tmp_path / "spares"
+    spares, device = tmp_path / "spares", tmp_path / "device"
     spares.mkdir()
+    device.touch()
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     env = {"PYTHONPATH": path, "HPX_TEST_SPARES": str(spares), "HPX_TEST_HOLD": "[[1, 3, 5], [2, 0, 8]]"}
     preload = ["torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "two_gpus"]
@@ -56,6 +63,8 @@ def test_a_warm_spare_becomes_the_worker_and_another_one_is_made(job, undisturbe
         started = running.until("worker_started", rank=rank, warm=True)
         assert started["pid"] in before
         workers.add(started["pid"])
+        running.until("begun", rank=rank, generation=started["generation"])
+        assert has_open(started["pid"], device)
     report = running.wait()
     assert report["state"] == "succeeded", report["error"]
     assert (report["losses"], report["weights"]) == (undisturbed["losses"], undisturbed["weights"])

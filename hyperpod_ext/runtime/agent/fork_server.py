@@ -58,6 +58,7 @@ def _answer(order: dict[str, Any], spares: WarmSpares, agent_pid: int) -> dict[s
 
     def become_worker() -> NoReturn:
         spares.forget()
+        worker.close_inherited()
         worker.main(order, agent_pid)
 
     return {"pid": _fork_twice(become_worker), "warm": False}

@@ -81,7 +81,8 @@ class WarmSpares:
 
             def run() -> NoReturn:
                 self.forget()
-                _wait(theirs, ours, local_rank, self._agent_pid)
+                ours.close()
+                _wait(theirs, local_rank, self._agent_pid)
 
             pid = self._fork(run)
         self._spares[local_rank] = _Spare(pid, ours)
@@ -121,9 +122,9 @@ def _peeked(spare: _Spare) -> bytes | None:
         return b""
 
 
-def _wait(line: socket.socket, fork_servers: socket.socket, local_rank: int, agent_pid: int) -> NoReturn:
+def _wait(line: socket.socket, local_rank: int, agent_pid: int) -> NoReturn:
     """The spare's life: make the context, and become the worker that is asked for. Ends with the fork server."""
-    fork_servers.close()
+    worker_main.close_inherited(kept=line.fileno())
     worker_main.wait_adopted(agent_pid)
     die_with_parent(agent_pid)
     order = b""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing.process
 import os
 import runpy
@@ -22,7 +23,7 @@ SCRIPT_RAISED = 1
 
 
 def main(order: dict[str, Any], agent_pid: int) -> NoReturn:
-    """Run the script as `__main__` in this process and exit as a process of its own would.
+    """Run the script as `__main__` in this process and exit as a process of its own would. What it inherited is closed.
 
     `order` has the keys: argv (script first), env, cwd, log.
     """
@@ -63,7 +64,6 @@ def _become_worker(order: dict[str, Any], agent_pid: int) -> None:
     os.dup2(log, 2)
     os.close(log)
     os.close(null)
-    os.closerange(3, 64)  # the fork server's line to its agent, and whatever else it had open
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a real file since the fork
     wait_adopted(agent_pid)
     die_with_parent(agent_pid)
@@ -72,6 +72,15 @@ def _become_worker(order: dict[str, Any], agent_pid: int) -> None:
     LivenessLock(heartbeat).hold()
     use_temporary_folder(temporary_folder(heartbeat.parent, os.getpid()))
     os.chdir(order["cwd"])
+
+
+def close_inherited(kept: int | None = None) -> None:
+    """Right after the fork: the fork server's line to its agent, and whatever else it had open. Not later: by then this
+    process may have opened what it needs, as CUDA has the GPU's devices."""
+    for descriptor in range(3, 64):
+        if descriptor != kept:
+            with contextlib.suppress(OSError):  # it was not open
+                os.close(descriptor)
 
 
 def temporary_folder(socket_dir: Path, pid: int) -> Path:

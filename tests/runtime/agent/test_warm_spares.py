@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,7 +24,8 @@ class Forked:
         self.pids: list[int] = []
 
     def __call__(self, run: Callable[[], NoReturn]) -> int:
-        if (pid := os.fork()) == 0:
+        if (pid := os.fork()) == 0:  # its own stderr: pytest has put another in its place
+            sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
             try:
                 run()
             finally:
@@ -102,12 +104,12 @@ def test_a_node_that_cannot_say_has_none(spares: WarmSpares, monkeypatch: pytest
     assert "AttributeError" in capfd.readouterr().err
 
 
-def test_a_spare_whose_context_is_not_made_yet_takes_no_order(spares, forked, monkeypatch) -> None:
-    reading, writing = os.pipe()
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: os.read(reading, 1))
+def test_a_spare_whose_context_is_not_made_yet_takes_no_order(spares, forked, monkeypatch, tmp_path) -> None:
+    os.mkfifo(go := tmp_path / "go")
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: go.read_bytes())
     (pid,) = spares.keep([0])
     assert spares.take(order_of(0)) is None
-    os.write(writing, b"1")
+    go.write_bytes(b"1")
     assert until(lambda: spares.take(order_of(0))) == pid
 
 
