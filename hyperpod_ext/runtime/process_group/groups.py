@@ -122,7 +122,7 @@ class ProcessGroups:
             store = self._store
         if store is not None:
             store.cancel()
-        for backend in reversed(self.backends):  # NCCL's aborts take threads and time, and gloo's cut may take 0.2 s
+        for backend in self.backends:
             backend.abort()
         if (lasting := self._lasting) is not None:
             lasting.give_up()
