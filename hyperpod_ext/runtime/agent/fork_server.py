@@ -75,6 +75,7 @@ def preload(modules: Iterable[str]) -> dict[str, Any]:
         if cuda_is_initialized():
             return {"error": _initialized_by(module)}
     importlib.import_module("hyperpod_ext.runtime.process_group.store").rehearse()  # it needs torch
+    importlib.import_module("hyperpod_ext.runtime.torch_requirements.private_names").look_up_loaded()
     build_all()
     # shared pages stay shared: no collector writes into what all workers inherit
     gc.collect()

@@ -202,6 +202,13 @@ def missing(feature: Feature) -> tuple[PrivateName, ...]:
     return tuple(each for each in TABLE if each.feature is feature and not each.optional and not each.exists())
 
 
+def look_up_loaded() -> None:
+    """See what is missing of all that is loaded. A process that is forked from this one finds it known."""
+    for feature in Feature:
+        if feature.is_loaded:
+            missing(feature)
+
+
 def _titles(names: list[PrivateName]) -> list[str]:
     return list(dict.fromkeys(each.feature.title for each in names))
 

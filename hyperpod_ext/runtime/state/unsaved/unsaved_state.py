@@ -1,6 +1,7 @@
 """What changes from step to step and is in no snapshot: after a fault, a new process would have it as at its start.
 
-Compared when a process begins its steps, after its first and after its second, and never again. An error is raised only
+Compared when a process begins its steps, after its first and after its second, and never again; not in one that takes
+another's place later. An error is raised only
 for kinds that are training state whatever they are used for; a warning is written for some that probably are. What
 merely describes training, such as a list of losses, is noted in the event log, and the report names it once there is a
 fault.
@@ -23,6 +24,8 @@ from hyperpod_ext.runtime.state.unsaved.fingerprints import address_of, of_tenso
 from hyperpod_ext.runtime.state.unsaved.kinds import Candidate, candidates
 from hyperpod_ext.runtime.state.unsaved.reachable import variables
 
+_COMPARED = 2
+"""Steps."""
 _NAMED = 6
 
 
@@ -43,7 +46,10 @@ class UnsavedState:
 
     @property
     def is_done(self) -> bool:
-        return len(self._moments) == 3
+        return len(self._moments) == 1 + _COMPARED
+
+    def _be_done(self) -> None:
+        self._moments, self._neighbours = [{}] * (1 + _COMPARED), []
 
     def leave_out(self, objects: Iterable[Any]) -> None:
         """These need no snapshot, whatever they do."""
@@ -58,6 +64,12 @@ class UnsavedState:
         """The steps begin, again or for the first time; `loop` gives what they are taken from, and does not keep it."""
         if not self.is_done:
             self._moments, self._loop, self._neighbours = [], loop, []
+
+    def leave_to_others(self, step: int) -> None:
+        """This process takes another one's place after `step`. Those that made the first two steps have looked; here it
+        would be a tenth of what the fault costs."""
+        if step >= _COMPARED:
+            self._be_done()
 
     def see(
         self, frame: FrameType | None, kept: Sequence[Any], saved: Mapping[str, Any], tensors: Sequence[torch.Tensor]
@@ -83,7 +95,7 @@ class UnsavedState:
             if not self.is_done:
                 return
             changed = _changed(self._moments, tensors)
-        self._moments, self._neighbours = [{}, {}, {}], []
+        self._be_done()
         if named := [str(each) for each, _ in changed if each.severity != "error"]:
             self._recorded(named, [str(each) for each, _ in changed if each.severity == "note"])
         if named := [str(each) for each, _ in changed if each.severity == "warning"]:

@@ -16,6 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from durable_place import Directory
+from small_job import MEMORY, SmallJob
+from small_job import trained as trained_job
 from torch import nn
 from torch.optim import lr_scheduler, swa_utils
 
@@ -502,6 +505,22 @@ def test_what_a_loop_carries_on_is_warned_of(body: Callable[[Run], object], told
     warned = capfd.readouterr().err
     found = re.search("hyperpod_ext: (.*) changed in the first two steps", warned)
     assert (found[1].split(", ") if found else []) == told
+
+
+@pytest.mark.parametrize(("step", "durable", "looks"), [(1, False, True), (2, False, False), (2, True, True)])
+def test_who_takes_anothers_place_looks_where_the_others_may_not_have(
+    tmp_path: Path, step: int, durable: bool, looks: bool
+) -> None:
+    """They have once this run has made two steps. What comes from a durable tier, another run may have made."""
+    job = trained_job(SmallJob(tmp_path / "job", tiers=(MEMORY, Directory(tmp_path / "durable").tier())).start(), step)
+    try:
+        if durable:
+            job.lose_node(0)
+            job.start_node(0)
+        assert job.resume() == step
+        assert job.ranks[0].run._unsaved.is_done is not looks
+    finally:
+        job.stop()
 
 
 def test_a_package_of_an_environment_that_this_one_goes_on_to_is_no_script(
