@@ -262,8 +262,10 @@ class Workers:
         lock = LivenessLock(Path(env[ENV_HEARTBEAT]))
         lock.prepare()
         self._starting[rank] = local_rank
-        script = await asyncio.to_thread(_checksum, Path(self._settings.argv[0]))
-        pid, was_warm = await fork_server.fork(argv=self._settings.argv, env=env, cwd=Path.cwd(), log=log)
+        (pid, was_warm), script = await asyncio.gather(
+            fork_server.fork(argv=self._settings.argv, env=env, cwd=Path.cwd(), log=log),
+            asyncio.to_thread(_checksum, Path(self._settings.argv[0])),
+        )
         self._starting.pop(rank, None)
         if self._starts.get(rank) != this:
             fork_server.on_exit(pid, lambda status: None)
