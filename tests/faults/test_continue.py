@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from durable_place import Directory
 from resizing import BITWISE, PRELOAD, Resizable, assert_bitwise, run_alone
 
 pytestmark = [pytest.mark.slow]
@@ -32,9 +33,12 @@ def alone(job_class: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 def running(job: Any) -> Iterator[Any]:
     made: list[Resizable] = []
 
-    def start(nodes: int, each: int, spares: int = 0, parallel: str = "ddp", **restart: Any) -> Resizable:
+    def start(
+        nodes: int, each: int, spares: int = 0, parallel: str = "ddp", tiers: Sequence[Any] = (), **restart: Any
+    ) -> Resizable:
         env = {"HPX_TEST_STEPS": STEPS, "HPX_TEST_SECONDS": "0.6", "HPX_TEST_PARALLEL": parallel}
-        known = {"workers_per_node": each, "spares": spares, "script": BITWISE, "settings": settings(**restart)}
+        asked = settings(**restart) | ({"checkpoint": {"tiers": tiers}} if tiers else {})
+        known = {"workers_per_node": each, "spares": spares, "script": BITWISE, "settings": asked}
         made.append(Resizable(job(f"job{len(made)}", nodes=nodes, env=env, **known)).start())
         return made[-1]
 
@@ -158,6 +162,38 @@ def test_without_a_spare_the_others_go_on_until_the_node_comes_back(running, alo
     job.job.agents[1] = job.job.start_agent(1, "--rejoin")
     job.job.until("resized", cause="rejoined", world_size=3)
     assert_bitwise(job, job.finish(), alone)
+
+
+@pytest.mark.parametrize("node", [0, pytest.param(1, marks=pytest.mark.thorough)])
+def test_a_node_that_is_told_to_end_is_gone_on_without_until_it_comes_back(running, alone, node):
+    """As a pod whose node is drained. Node 0 takes the coordinator with it."""
+    job = running(nodes=3, each=1)
+    job.job.until("step", step=4, rank=1)
+    job.job.agents[node].send_signal(signal.SIGTERM)
+    job.job.until("node_leaves", node=node)
+    assert job.job.agents[node].wait() == 143, "what has started it starts it again"
+    job.job.until("step", world=2, rank=1)
+    job.job.agents[node] = job.job.start_agent(node, "--rejoin")
+    job.job.until("resized", cause="rejoined", world_size=3)
+    report = job.finish()
+    assert_bitwise(job, report, alone)
+    assert worlds(job) == [3, 2, 3]
+    assert (report["nodes_lost"], report["steps_lost"], report["recoveries"]) == ([], 0, [])
+    assert [(one["ranks"], one["of"]) for one in report["continued"]] == [(2, 3)]
+
+
+def test_all_nodes_told_to_end_bring_home_the_newest_step(running, tmp_path):
+    """Each but the last may leave before it is known that all were meant."""
+    job = running(nodes=3, each=1, tiers=[{"kind": "memory"}, Directory(tmp_path / "durable").tier(every_steps=1000)])
+    job.job.until("step", step=4, rank=1)
+    for agent in job.job.agents:
+        agent.send_signal(signal.SIGTERM)
+    report = job.job.wait()
+    assert report["state"] == "cancelled"
+    assert set(job.job.codes()) <= {130, 143}
+    saved = {int(file.parent.name.split("-")[1]) for file in (tmp_path / "durable").rglob("step-*/manifest.json")}
+    assert max(saved) >= 4
+    assert max(saved) in (report["steps"], report["steps"] - 1), "some ranks may not have made the last step"
 
 
 @pytest.mark.thorough

@@ -79,8 +79,8 @@ def plan_of(nbytes: int) -> Plan:
 class Writer:
     """A rank's process, as far as the server sees it."""
 
-    def __init__(self, server: Served, owner: int = 0, nbytes: int = 1000) -> None:
-        self.client, self.owner, self.nbytes = server.client(), owner, nbytes
+    def __init__(self, server: Served, owner: int = 0, nbytes: int = 1000, world_size: int = 1) -> None:
+        self.client, self.owner, self.nbytes, self.world_size = server.client(), owner, nbytes, world_size
         self.plan = plan_of(nbytes)
         self.mapping: Mapping = self.client.map(owner, nbytes)
         self.client.add_plan(self.plan)
@@ -93,7 +93,7 @@ class Writer:
         self.mapping.memory[start : start + nbytes] = bytes([byte]) * nbytes
 
     def seal(self, slot: int, step: int, generation: int = 1) -> None:
-        record = {"save_id": f"g{generation}-s{step}", "world_size": 1, "own_digest": "", "extras": {}}
+        record = {"save_id": f"g{generation}-s{step}", "world_size": self.world_size, "own_digest": "", "extras": {}}
         values = {"plan": self.plan.digest, "nbytes": self.nbytes, "values": [step], "saved_at": 0.0}
         self.client.seal(self.owner, slot, record | values)
 

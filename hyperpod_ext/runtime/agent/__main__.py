@@ -28,7 +28,15 @@ from hyperpod_ext.runtime.ipc.environment import ENV_RUN_DIR, ENV_SOCKET_DIR
 from hyperpod_ext.scratch import scratch_folder
 from hyperpod_ext.standard_streams import open_standard_streams
 
-_EXIT_CODES = {"succeeded": 0, "left": 0, "failed": JobFailedError.exit_code, "cancelled": 130}
+_LEFT_FOR_NOW = "left for now"
+"""The job goes on without this node until it, or another one, is there again."""
+_EXIT_CODES = {
+    "succeeded": 0,
+    "left": 0,
+    _LEFT_FOR_NOW: 143,  # as of a process that SIGTERM ends: one that is done is not started again
+    "failed": JobFailedError.exit_code,
+    "cancelled": 130,
+}
 
 
 def main() -> None:
@@ -54,7 +62,7 @@ def main() -> None:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what remains is to clean up
     if state == "left":
         tell_left(run_dir, arguments.node_rank)
-    else:
+    elif state != _LEFT_FOR_NOW:
         for warning in _report_in(run_dir).get("warnings") or ():
             last_word.say(f"node {arguments.node_rank}: warning: {warning}")
     if state == "failed":
@@ -109,6 +117,8 @@ def _run(arguments: argparse.Namespace, run_dir: Path, private: Path) -> tuple[s
         node = Node(settings)
         try:
             state = await node.run()
+            if state == "left" and node.asked_to_leave and settings.config.elastic is None:
+                state = _LEFT_FOR_NOW
         finally:
             take_signals_from(asyncio.get_running_loop(), signal.SIG_IGN)  # what it is told now, it does already
         return state, *node.why_failed

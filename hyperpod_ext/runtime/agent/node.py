@@ -91,7 +91,7 @@ class Node:
         self._workers = Workers(settings, self._memory, tell=self._tell, event=self._event, spawn=self._spawn)
         self._nodes_in_use = self._config.nodes
         self._own_ranks: set[int] = set()
-        self._reported_once = False
+        self.asked_to_leave = False
         self._assignment = c.NodeAssignment(ranks=(), peers={}, domains={})
         """What this node has, and who holds its copies."""
         self._servers_lost = 0
@@ -142,7 +142,7 @@ class Node:
             JobFailedError: this node could not go on; the job's report says the same.
         """
         become_subreaper()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._is_asked_to_end)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.ask_to_end)
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._cancel)
         try:
             return await self._run()
@@ -241,10 +241,6 @@ class Node:
         """What keeps this node from going on, in words; empty: nothing."""
         return self._coordinator_client.waits_for
 
-    def ask_to_end(self) -> None:
-        """As SIGTERM does; but where the others continue without lost ranks, this node alone is meant."""
-        self._is_asked_to_end(leaves=self._config.restart.policy == "continue")
-
     def operator_asked(self, call: str, caller: str, status: int, why: str, state: str) -> None:
         """For the job's event log: somebody has called the pod as AWS's operator does."""
         self._event("operator_asked", call=call, caller=caller, status=status, why=why, state=state)
@@ -313,7 +309,7 @@ class Node:
     def _who(self, own_id: str, term: int, job_state: wire.Message | None) -> c.AgentHandshake:
         """What a coordinator is told first."""
         known = {**self._known, **self._workers.summary(), "term": term, "job_state": job_state}
-        return c.AgentHandshake(id=own_id, leaving=self._reported_once, clock=time.monotonic(), **known)
+        return c.AgentHandshake(id=own_id, leaving=self.asked_to_leave, clock=time.monotonic(), **known)
 
     # --- what the coordinator says --------------------------------------------------------------
 
@@ -657,22 +653,22 @@ class Node:
             self._tell(report)
             asyncio.get_running_loop().call_later(_LAST_WORD_S, give_up)
 
-    def _is_asked_to_end(self, *, leaves: bool = False) -> None:
-        """SIGTERM. Of an elastic job, this node alone may be meant: it leaves, if enough of the others stay."""
-        leaves = leaves or self._config.elastic is not None
-        if not leaves or self._reported_once or not self._coordinator_client.connected:
+    def ask_to_end(self) -> None:
+        """SIGTERM. Where others can do without this node, it alone may be meant: it leaves, if enough of them stay."""
+        leaves = self._config.elastic is not None or self._config.restart.policy == "continue"
+        if not leaves or self.asked_to_leave or not self._coordinator_client.connected:
             self._cancel()
             return
-        self._reported_once = True
+        self.asked_to_leave = True
         self._tell(c.Leave())
 
     def _take_notice(self, notice: notices.PreemptionNotice) -> bool:
         """This node will be taken away."""
         if not self._coordinator_client.connected:
             return False
-        if not self._reported_once:
+        if not self.asked_to_leave:
             self._event("preemption_notice", cause=notice.cause, seconds_left=notice.seconds_left)
-            self._is_asked_to_end()
+            self.ask_to_end()
         return True
 
     def _hears_nothing(self, why: str) -> None:

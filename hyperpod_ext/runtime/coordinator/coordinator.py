@@ -141,13 +141,13 @@ class Coordinator:
         if gone and not membership.continuing.enabled:
             membership.held.add(node)
         made = cls(run, membership, members, job_state)
-        ordered = config.elastic is not None or orders_were_left(run_dir)
+        resized = config.elastic is not None or _continues(config) or orders_were_left(run_dir)
         # of all that another has written: those of steps are too many to be read while others wait
-        written = made.events.read(steps=False) if ordered else Events()
+        written = made.events.read(steps=False) if resized else Events()
         made._start(orders_accepted(written))
         made._log("coordinator", node=node, before=lost, term=term)
         made.actions.carry_out(actions)
-        if ordered:
+        if resized:
             made.actions.resize_clock.resume(written)
         if lost in members.members:
             made._lose(lost, job_state.get("gives_up") or "its agent, which coordinated the job, is gone")

@@ -24,11 +24,11 @@ class FinalSave:
         """A node is gone, and uploads nothing any more."""
         self.held.setdefault(node, ())
 
-    def choose(self, nodes: Set[int], world_size: int) -> bool:
+    def choose(self, nodes: Set[int]) -> bool:
         """Once all `nodes` have reported: choose the newest snapshot that all ranks have. Returns whether it is new."""
         if nodes - self.held.keys() or self.save_id is not None:
             return False
-        self.save_id = newest_of_all(self.held, world_size)
+        self.save_id = newest_of_all(self.held)
         return True
 
     @property
@@ -46,10 +46,13 @@ class FinalSave:
         return nodes <= self._done
 
 
-def newest_of_all(held: Mapping[int, Collection[HeldSnapshot]], world_size: int) -> str:
-    """Save id of the newest snapshot that every rank has on its own node; empty: there is none."""
-    ranks: dict[tuple[int, int, str], set[int]] = {}
+def newest_of_all(held: Mapping[int, Collection[HeldSnapshot]]) -> str:
+    """Save id of the newest snapshot that every rank has on its own node; empty: there is none.
+
+    Every rank of those that made it: a job that ends while nodes leave may have none of its new world yet.
+    """
+    ranks: dict[tuple[int, int, str, int], set[int]] = {}
     for one in (snapshot for snapshots in held.values() for snapshot in snapshots):
-        if not one.replica and one.world_size == world_size:
-            ranks.setdefault((one.step, one.generation, one.save_id), set()).add(one.rank)
-    return max((commit for commit, having in ranks.items() if len(having) == world_size), default=(0, 0, ""))[2]
+        if not one.replica:
+            ranks.setdefault((one.step, one.generation, one.save_id, one.world_size), set()).add(one.rank)
+    return max((commit for commit, having in ranks.items() if len(having) == commit[3]), default=(0, 0, "", 0))[2]

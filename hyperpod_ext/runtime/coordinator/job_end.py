@@ -186,7 +186,7 @@ class JobEnd:
         nodes = set(self._members.agents)
         if not ends:
             return
-        if self.final_save.choose(nodes, len(self._membership.nodes)):
+        if self.final_save.choose(nodes):
             step, made = self.final_save.step, self._ranks.newest(self._membership.committed)
             save_id = self.final_save.save_id
             self._events.write("final_save", save_id=save_id, step=step, made=made, nodes=sorted(nodes))

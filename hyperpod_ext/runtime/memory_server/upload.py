@@ -80,6 +80,10 @@ class Upload:
         if task.nodes > 1:
             checkpoints.put_record(folder, self.node, manifests)
         records = self._all_records(task, folder, checkpoints)
+        everyone = {int(manifest["rank"]): manifest for each in records.values() for manifest in each}
+        of = max((int(manifest["world_size"]) for manifest in everyone.values()), default=0)
+        if len(everyone) < of:  # nodes have left since it was saved
+            raise HyperpodExtError(f"only {len(everyone)} of {of} ranks' parts of step {task.step} are there")
         files, uploads = partition_uploads(records)
         # of images that are equal one is brought, by one node
         task.left = {rank: int(task.pins[rank].manifest["nbytes"]) for rank in uploads[self.node]}
@@ -92,7 +96,6 @@ class Upload:
         if task.nodes > 1:
             checkpoints.put_done(folder, self.node, macs)
             task.brought = True
-        everyone = {int(manifest["rank"]): manifest for each in records.values() for manifest in each}
         most = max(sum(int(everyone[rank]["nbytes"]) for rank in ranks) for ranks in uploads.values())
         committed = self._see_committed(task, folder, everyone, files, macs, checkpoints, most)
         for manifest in manifests:

@@ -83,6 +83,7 @@ class UploadQueue:
         self.newest = 0
         """Step of the newest snapshot here."""
         self._forsaken = -1
+        self._named = ""
 
     # --- the job --------------------------------------------------------------------------------
 
@@ -103,6 +104,12 @@ class UploadQueue:
         """The memory of another node is lost. Its ranks may have been a step further than those here: unless its part
         of that, or of an earlier one, is there already, it may never come."""
         self._forsaken = self.newest + 1
+
+    def name(self, save_id: str) -> None:
+        """The coordinator wants this one, as every node holds its part: also those that have just left the job. Who is
+        lost from here on does not bring it."""
+        if save_id != self._named:
+            self._named, self._forsaken = save_id, -1
 
     def resize(self, nodes: int, owners: int) -> None:
         self._nodes, self._owners = nodes, owners

@@ -191,3 +191,15 @@ def test_what_another_node_may_have_lost_is_waited_for_no_more(make_queue):
     queue.enter(2, 5, False, 0.0)
     seal(queue, 6, 0, generation=2)
     assert not queue.is_passed(queue.tasks[-1], 0.0)
+
+
+def test_what_all_nodes_hold_is_waited_for_though_some_have_left(make_queue):
+    """At the end of a job they say so. One that is lost after that is waited for no more."""
+    queue = make_queue(when_busy="wait", owners=1, every_steps=1)
+    queue.newest = 5
+    queue.forsake()
+    seal(queue, 5, 0)
+    for passed in (False, True):
+        queue.name("g1-s5")
+        assert queue.is_passed(queue.tasks[0], 0.0) is passed
+        queue.forsake()

@@ -189,6 +189,14 @@ def test_a_commit_that_is_not_here_costs_no_wait(alone, checkpoints):
     assert steps(checkpoints) == []
 
 
+def test_what_lacks_ranks_that_have_left_is_not_committed(alone, checkpoints):
+    """The job was of two nodes when it was saved, and the other one has left."""
+    Writer(alone, world_size=2).save(7)
+    assert alone.ask("upload_now", save_id="g1-s7", timeout_s=20)["idle"]
+    assert copying(alone)["last_error"] == "step 7: only 1 of 2 ranks' parts of step 7 are there"
+    assert steps(checkpoints) == []
+
+
 # --- a copy that takes its time -------------------------------------------------------------------
 
 
