@@ -7,7 +7,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,15 +31,6 @@ _FARTHEST = 1024
 """Steps ahead of the newest; quick ones are made faster than ranks can be asked."""
 
 
-@dataclass(slots=True)
-class _LastStop:
-    """The step after which the ranks of a job that is to end stop, where not each step is saved."""
-
-    agreement: StopAgreement
-    since: float
-    """When the job was told to end."""
-
-
 class JobEnd:
     """Watches how processes end, and says when the job has."""
 
@@ -61,7 +51,9 @@ class JobEnd:
         self.anybody_joined = False
         self._exit_codes: dict[int, int] = {}
         self._last_lines: dict[int, str] = {}
-        self._last_stop: _LastStop | None = None
+        self._last_stop: StopAgreement | None = None
+        """On the step after which the ranks of a job that is to end stop."""
+        self._cancelled_at: float | None = None
         self._error: dict[str, str] | None = None
         self._waits: tuple[FinalState, dict[str, str] | None] | None = None
         """How the job ends, if others have no other coordinator."""
@@ -115,17 +107,31 @@ class JobEnd:
 
     def cancel(self) -> None:
         """End the job because somebody asked for it; where not each step is saved, after one that all ranks save."""
-        if self._last_stop is not None:
+        if self._cancelled_at is not None:
             return  # each node's agent may have been told to end, and says so; time is running
         membership, policy = self._membership, self._schedule.policy
-        running = membership.phase is JobPhase.RUNNING and membership.rescaling.change is None
-        if self.ended.done() or policy.due(1) or not policy.durable() or not running:
+        # of ranks that go on without others, or with them again, nobody may have saved a step yet
+        moved = membership.continuing.enabled and membership.renumbering.newest == membership.generation
+        needless = not policy.durable() or (policy.due(1) and not moved)
+        if self.ended.done() or needless or not (self._is_running or moved):
             self.end("cancelled")
             return
-        agreement = StopAgreement(len(membership.nodes), ahead=1, farthest=_FARTHEST)
-        self._last_stop = _LastStop(agreement, time.monotonic())
-        self._ask_to_stop(agreement)
+        self._cancelled_at = time.monotonic()
         asyncio.get_running_loop().call_later(policy.grace_s * _STOP_SHARE, self.end, "cancelled")
+        self._stop_once_running()
+
+    @property
+    def _is_running(self) -> bool:
+        return self._membership.phase is JobPhase.RUNNING and self._membership.rescaling.change is None
+
+    def _stop_once_running(self) -> None:
+        if self.ended.done():
+            return
+        if not self._is_running:
+            asyncio.get_running_loop().call_later(ASK_LATER_S, self._stop_once_running)
+            return
+        self._last_stop = StopAgreement(len(self._membership.nodes), ahead=1, farthest=_FARTHEST)
+        self._ask_to_stop(self._last_stop)
 
     def _ask_to_stop(self, agreement: StopAgreement, *, later: bool = False) -> None:
         number = agreement.number - 1  # those of a resize count from 1
@@ -136,17 +142,16 @@ class JobEnd:
     def stop_answered(self, rank: int, number: int, can: bool, making: int, over: bool) -> None:
         """Whether `rank` can stop where it was asked to; one that makes no more steps saves the last one by itself."""
         assert self._last_stop is not None
-        agreement = self._last_stop.agreement
-        match agreement.answered(rank, number, can, making, over):
+        match self._last_stop.answered(rank, number, can, making, over):
             case Answer.AGREED:
                 self._outbox.to_all(c.StopAtStep(generation=self._membership.generation, number=number))
             case Answer.ASK_AGAIN | Answer.ASK_LATER as answer:
-                self._ask_to_stop(agreement, later=answer is Answer.ASK_LATER)
+                self._ask_to_stop(self._last_stop, later=answer is Answer.ASK_LATER)
 
     def stopped(self, rank: int, number: int) -> None:
         """`rank` has stopped there, and has saved."""
         assert self._last_stop is not None
-        if self._last_stop.agreement.stopped(rank, number):
+        if self._last_stop.stopped(rank, number):
             self.end("cancelled")
 
     # --- the last step --------------------------------------------------------------------------
@@ -239,7 +244,7 @@ class JobEnd:
 
     def order(self) -> c.EndJob:
         """What agents are told: to end, within what is left of the grace."""
-        spent_s = time.monotonic() - self._last_stop.since if self._last_stop is not None else 0.0
+        spent_s = time.monotonic() - self._cancelled_at if self._cancelled_at is not None else 0.0
         grace_s = self._schedule.policy.grace_s - spent_s
         error = self._error or {}
         why, hint = error.get("message", ""), error.get("hint", "")

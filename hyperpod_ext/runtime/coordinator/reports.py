@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Set
 from dataclasses import replace
@@ -23,6 +24,9 @@ from hyperpod_ext.runtime.membership.actions import Fail, Fault, JobPhase
 from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.snapshot.select import Offer
 
+_TOGETHER_S = 1.0
+"""How long a node that was told to end stays, where others would go on without it. Of a job that is deleted most nodes
+are told within less, and a node has half a minute."""
 _OF_STEPS = ("begun", "step", "collective_broke")
 _OF_SAMPLED = frozenset({"groups_open", "aborted"})
 """Of ranks that are not sampled, these do not go to the log."""
@@ -68,6 +72,8 @@ class Reports:
         self._step_sampler = StepSampler()
         self._hangs = HangQuery()
         self._liveness: LivenessQuery | None = None
+        self._leaving: set[int] = set()
+        """Nodes that were told to end, and have not left yet."""
 
     def take(self, node: int, report: c.FromAgent) -> None:
         """One report of the agent of `node`, on a rank of a generation or on itself.
@@ -133,7 +139,7 @@ class Reports:
                 addresses = self._ranks.addresses_of(ranks)
                 self._outbox.send(node, c.Addresses(generation=generation, addresses=addresses))
             case c.Leave():
-                carry_out(membership.leave(node))
+                self._leaves(node)
             case c.HoldTraining(for_fault=for_fault):
                 carry_out(membership.hold(node, for_fault=for_fault))
             case c.ResumeTraining(nodes=nodes, gone=gone):
@@ -142,6 +148,23 @@ class Reports:
                 self._end.cancel()
             case c.NodeBroken():
                 self._broken(node, report)
+
+    def _leaves(self, node: int) -> None:
+        """A node was told to end. A job that goes on without lost ranks does so a moment later: where all are told
+        by then, the job is meant, and it ends with a step that all ranks have."""
+        self._leaving.add(node)
+        if not self._membership.continuing.enabled or self._leaving >= set(self._membership.nodes.values()):
+            self._let_leave()
+        elif len(self._leaving) == 1:
+            asyncio.get_running_loop().call_later(_TOGETHER_S, self._let_leave)
+
+    def _let_leave(self) -> None:
+        leaving, self._leaving = self._leaving, set()
+        if self._membership.continuing.enabled and leaving >= set(self._membership.nodes.values()):
+            self._end.cancel()
+            return
+        for node in sorted(leaving & self._members.agents.keys()):
+            self._actions.carry_out(self._membership.leave(node))
 
     def _resume(self, node: int, nodes: int, gone: Collection[str]) -> None:
         """Somebody outside wants ranks to train again, on `nodes` nodes: which says that others may be gone."""
