@@ -16,6 +16,7 @@ UPLOAD_QUEUE = Source(
     "hyperpod_ext.runtime.memory_server.upload_queue", ("tests/runtime/memory_server/test_upload_queue.py",)
 )
 UPLOAD = Source("hyperpod_ext.runtime.memory_server.upload", ("tests/runtime/memory_server/test_upload.py",))
+FINAL_SAVE = Source("hyperpod_ext.runtime.coordinator.final_save", ("tests/runtime/coordinator/test_final_save.py",))
 PEER_SERVER = Source(
     "hyperpod_ext.runtime.memory_server.replication.receiver",
     ("tests/runtime/memory_server/replication/test_peer_server.py",),
@@ -132,6 +133,19 @@ MUTANTS: list[Mutant] = [
         "A run that another one has followed while it copied commits nothing any more.",
         "if task.generation in self.entered:  # a copy takes its time",
         "if task.generation in self.entered and task.nodes > 1:  # a copy takes its time",
+    ),
+    UPLOAD.mutant(
+        "upload.commits_without_ranks_that_left",
+        "A checkpoint that lacks ranks of nodes that have left is not committed.",
+        "if len(everyone) < of:",
+        "if not everyone:",
+        ("tests/runtime/memory_server/test_uploader.py",),
+    ),
+    FINAL_SAVE.mutant(
+        "final_save.some_ranks_are_enough",
+        "At the end a snapshot is named that every rank of its world has.",
+        "if len(having) == commit[3]",
+        "if having",
     ),
     PEER_SERVER.mutant(
         "peers.unsigned_manifest_is_taken",
