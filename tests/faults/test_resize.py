@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from durable_place import Directory
 from nodes import kill_node
 from resizing import BITWISE, ELASTIC, Resizable, assert_bitwise, assert_went_on, run_alone, settings
 
@@ -224,3 +225,18 @@ def test_all_nodes_told_to_end_is_the_end_of_the_job(resizable):
         agent.send_signal(signal.SIGTERM)
     assert running.job.wait()["state"] == "cancelled"
     assert set(running.job.codes()) == {130}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("spread", [1, 3, 6])
+def test_nodes_told_to_end_one_after_the_other_bring_home_the_newest_step(resizable, tmp_path, spread):
+    """The first may have left by then, and the others may just be about to go on without them."""
+    tiers = [{"kind": "memory"}, Directory(tmp_path / "durable").tier(every_steps=1000)]
+    job = resizable("fsdp2", nodes=3, checkpoint={"tiers": tiers}).job
+    for number, agent in enumerate(job.agents[::-1]):
+        job.until("step", step=4 + number * spread)
+        agent.send_signal(signal.SIGTERM)
+    report = job.wait()
+    assert report["state"] == "cancelled"
+    saved = {int(file.parent.name.split("-")[1]) for file in (tmp_path / "durable").rglob("step-*/manifest.json")}
+    assert max(saved) in (report["steps"], report["steps"] - 1), "some ranks may not have made the last step"

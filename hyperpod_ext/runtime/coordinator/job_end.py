@@ -110,8 +110,8 @@ class JobEnd:
         if self._cancelled_at is not None:
             return  # each node's agent may have been told to end, and says so; time is running
         membership, policy = self._membership, self._schedule.policy
-        # of ranks that go on without others, or with them again, nobody may have saved a step yet
-        moved = membership.continuing.enabled and membership.renumbering.newest == membership.generation
+        # of a world that ranks have just come to, nobody may have saved a step yet
+        moved = membership.renumbering.newest == membership.generation
         needless = not policy.durable() or (policy.due(1) and not moved)
         if self.ended.done() or needless or not (self._is_running or moved):
             self.end("cancelled")

@@ -25,8 +25,8 @@ from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.snapshot.select import Offer
 
 _TOGETHER_S = 1.0
-"""How long a node that was told to end stays, where others would go on without it. Of a job that is deleted most nodes
-are told within less, and a node has half a minute."""
+"""How long a node that was told to end stays, where others can do without it. Of a job that is deleted most nodes are
+told within less, and a node has half a minute."""
 _OF_STEPS = ("begun", "step", "collective_broke")
 _OF_SAMPLED = frozenset({"groups_open", "aborted"})
 """Of ranks that are not sampled, these do not go to the log."""
@@ -150,17 +150,17 @@ class Reports:
                 self._broken(node, report)
 
     def _leaves(self, node: int) -> None:
-        """A node was told to end. A job that goes on without lost ranks does so a moment later: where all are told
-        by then, the job is meant, and it ends with a step that all ranks have."""
+        """A node was told to end, and others can do without it. They do a moment later: where all are told by then, the
+        job is meant, and it ends with a step that all ranks have."""
         self._leaving.add(node)
-        if not self._membership.continuing.enabled or self._leaving >= set(self._membership.nodes.values()):
+        if self._leaving >= set(self._membership.nodes.values()):
             self._let_leave()
         elif len(self._leaving) == 1:
             asyncio.get_running_loop().call_later(_TOGETHER_S, self._let_leave)
 
     def _let_leave(self) -> None:
         leaving, self._leaving = self._leaving, set()
-        if self._membership.continuing.enabled and leaving >= set(self._membership.nodes.values()):
+        if leaving >= set(self._membership.nodes.values()):
             self._end.cancel()
             return
         for node in sorted(leaving & self._members.agents.keys()):
