@@ -161,7 +161,7 @@ class CoordinatorClient:
             self._unheard.append(report)
         elif self._writer is not None and not self._confirmed:
             self._unsaid.append(report)
-        if self._writer is not None and self._confirmed:
+        if self._writer is not None and self._confirmed and not self._writer.is_closing():
             self._writer.write(wire.encode(encode(report)))
 
     async def next(self) -> c.ToAgent | None:

@@ -426,3 +426,33 @@ def test_who_asks_its_former_coordinator_and_hears_of_another_goes_there(tmp_pat
         return others.heard
 
     assert asyncio.run(asyncio.wait_for(run(), 60)) == [8, 7]
+
+
+def test_what_is_said_to_a_coordinator_that_is_gone_is_no_noise_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An agent may have much to say before it reads that the connection has ended."""
+
+    async def run() -> None:
+        gone = asyncio.Event()
+
+        async def coordinate(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await wire.accept_peer(reader, writer, SECRET)
+            await wire.read(reader)
+            writer.transport.abort()
+            gone.set()
+
+        server = await asyncio.start_server(coordinate, "127.0.0.1", 0)
+        unused: Any = None
+        client = CoordinatorClient(settings_in(tmp_path), ElectionListener(SECRET, print), handshake, unused)
+        await client.connect(lambda: ("127.0.0.1", server.sockets[0].getsockname()[1]), lambda: "")
+        client.send_handshake()
+        await gone.wait()
+        for _ in range(40):
+            client.send(DEATH)
+            await asyncio.sleep(0)
+        await client.close()
+        server.close()
+
+    asyncio.run(run())
+    assert [record.message for record in caplog.records if record.name == "asyncio"] == []
