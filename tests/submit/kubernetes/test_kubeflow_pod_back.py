@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(240)]
 class Pods:
     """Two, each with two ranks of a job that makes 12 steps."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **more: Any) -> None:
         self.folder, self.running = folder, dict[int, subprocess.Popen[bytes]]()
         tiers = [{"kind": "memory"}, {"kind": "peer"}, {"kind": "file", "path": str(folder / "durable")}]
         document = {
@@ -40,6 +40,7 @@ class Pods:
             "workers_per_node": 2,
             "rendezvous": {"port": free_port()},
             "checkpoint": {"tiers": tiers, "overlap": False},
+            **more,
         }
         spec = JobConfig.model_validate_json(json.dumps(document))
         job = yaml.safe_load(make_plan(spec, target="kubeflow").files["job.yaml"])
@@ -72,8 +73,8 @@ class Pods:
 
 
 @pytest.fixture
-def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pods]:
-    made = Pods(tmp_path_factory.mktemp("k", numbered=True))
+def pods(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pods]:
+    made = Pods(tmp_path_factory.mktemp("k", numbered=True), **getattr(request, "param", {}))
     yield made
     for node, process in made.running.items():
         for pid in [process.pid, *descendants(process.pid)]:
@@ -123,3 +124,20 @@ def test_where_the_first_of_two_pods_is_started_again_both_begin_the_job_anew(po
         assert process.wait(PATIENCE_S) == 0
     kept = read_run(str(pods.folder / "durable" / "a"))
     assert (kept["state"], kept["world_size"]) == ("succeeded", 4)
+
+
+@pytest.mark.parametrize("pods", [{"restart": {"policy": "continue"}}], indirect=True)
+def test_the_others_train_on_while_a_pod_whose_node_is_drained_is_started_again(pods: Pods) -> None:
+    env = {"HPX_TEST_NORM": "LayerNorm", "HPX_TEST_STEPS": "60", "HPX_TEST_SECONDS": "0.3"}
+    for node in range(2):
+        pods.start(node, **env)
+    until(lambda: any(event["event"] == "step" and event["step"] == 4 for event in pods.events()))
+    drained = pods.running.pop(1)
+    drained.terminate()
+    assert drained.wait(PATIENCE_S) == 143, "with restartPolicy OnFailure the kubelet starts it again"
+    pods.start(1, **env)
+    for process in pods.running.values():
+        assert process.wait(PATIENCE_S) == 0
+    kept = read_run(str(pods.folder / "durable" / "a"))
+    assert (kept["state"], kept["steps"], kept["steps_lost"], kept["recoveries"]) == ("succeeded", 60, 0, [])
+    assert [(one["ranks"], one["of"]) for one in kept["continued"]] == [(2, 4)]
