@@ -23,7 +23,9 @@ SCRIPT_RAISED = 1
 
 
 def main(order: dict[str, Any], agent_pid: int) -> NoReturn:
-    """Run the script as `__main__` in this process and exit as a process of its own would. What it inherited is closed.
+    """Run the script as `__main__` in this process and exit as a process of its own would.
+
+    What it inherited must be closed by then (`close_inherited`).
 
     `order` has the keys: argv (script first), env, cwd, log.
     """

@@ -66,6 +66,11 @@ class JobEnd:
         """Whether the job is to end once all ranks have saved a step."""
         return self._last_stop is not None
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether it has ended, or somebody has asked for that."""
+        return self._cancelled_at is not None or self.ended.done()
+
     # --- processes end --------------------------------------------------------------------------
 
     def exited(self, rank: int, code: int, last_line: str = "") -> None:

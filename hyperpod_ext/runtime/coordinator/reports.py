@@ -160,6 +160,8 @@ class Reports:
 
     def _let_leave(self) -> None:
         leaving, self._leaving = self._leaving, set()
+        if self._end.is_ending:
+            return
         if leaving >= set(self._membership.nodes.values()):
             self._end.cancel()
             return

@@ -24,7 +24,7 @@ from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.config.restart import RestartPolicy
 from hyperpod_ext.runtime.agent.election import ElectionListener
 from hyperpod_ext.runtime.agent.settings import NodeSettings
-from hyperpod_ext.runtime.coordinator import members
+from hyperpod_ext.runtime.coordinator import members, reports
 from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
 from hyperpod_ext.runtime.coordinator.job_run import JobRun
 from hyperpod_ext.runtime.coordinator.members import Members
@@ -604,10 +604,13 @@ def test_an_event_is_logged_with_all_that_its_sender_says_and_with_nothing_else(
     assert metric == {"t": 2.0, "event": "metric", "generation": 1, "loss": 0.5, "rank": 1}
 
 
-async def running(agents: list[Agent]) -> None:
-    """Have ranks 0 and 1 train, in generation 1."""
+async def running(agents: list[Agent], *, durable: bool = False) -> None:
+    """Have ranks 0 and 1 train, in generation 1. `durable`: there are such tiers, which hold nothing."""
     for rank, agent in enumerate(agents[:2]):
         agent.say(c.Join(rank=rank, pid=1, live=None, store_port=1, generation=1))
+    if durable:
+        await agents[0].hears(c.AskDurableTiers)
+        agents[0].say(c.DurableAnswer(checkpoints=(), newest_generation=0, problems=(), unreachable=()))
     for rank, agent in enumerate(agents[:2]):
         await agent.hears(c.BeginGeneration)
         agent.say(c.Restored(rank=rank, generation=1, attempt=1, error=""))
@@ -660,6 +663,30 @@ def test_a_death_that_is_told_meanwhile_is_the_only_fault(tmp_path: Path) -> Non
             assert [fault["rank"] for fault in events(tmp_path, "fault")] == [0]
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_no_node_leaves_a_job_that_is_about_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool) -> None:
+    """Its ranks are asked to stop after a step that all of them save: they stay together for that."""
+    monkeypatch.setattr(reports, "_TOGETHER_S", 0.0)
+    rare = CheckpointPolicy(tiers=(MemoryTier(every_steps=5), FileTier(path="/d", every_steps=5)))
+
+    async def run() -> None:
+        async with coordinating(tmp_path, checkpoint=rare, policy="continue") as (listener, coordinator):
+            agents = await three(listener)
+            await running(agents, durable=True)
+            if ends:
+                coordinator.cancel()
+                await agents[1].hears(c.AskStop)
+            agents[1].say(c.Leave())
+            if not ends:
+                await agents[0].hears(c.AbortGeneration)
+            for _ in range(3):
+                agents[1].say(c.Beat())
+                await agents[1].hears(c.Heard)
+
+    asyncio.run(run())
+    assert [event["node"] for event in events(tmp_path, "node_leaves")] == ([] if ends else [1])
 
 
 # --- the last step comes home -----------------------------------------------------------------------
