@@ -89,6 +89,7 @@ class Job:
             "kubernetes": {"launcher": launcher},
             "env": {
                 "HPX_TEST_STEPS": str(STEPS),
+                "HPX_TEST_SECONDS": "0.3",  # an order for one of the next steps takes a moment to get to its rank
                 "HPX_TEST_HOLD": json.dumps([[1, 0, FIRST], [2, 0, HELD]]),
                 "HPX_TEST_NORM": "LayerNorm",
                 "OMP_NUM_THREADS": "1",
@@ -163,9 +164,13 @@ def test_what_is_told_of_a_job_while_its_pods_live_and_after_they_are_deleted(
 
 def while_they_live(job: Job, here: str) -> None:
     newest = HELD - 1
-    said = until(
-        lambda: (one := call_hp_ext("top", "tiny", *TARGET, "--once", "-o", "json").json)["step"] == newest and one
-    )
+    said: dict[str, Any] = {}
+
+    def has_come() -> bool:
+        said.update(call_hp_ext("top", "tiny", *TARGET, "--once", "-o", "json").json)
+        return bool(said["step"] == newest)
+
+    until(has_come, lambda: f"`top` does not come to step {newest}: {said}")
     assert (said["world_size"], said["nodes"], said["faults"], said["state"]) == (4, 2, 1, "running")
     assert said["loss"] == pytest.approx(job.steps()[newest])
     assert [one["rank"] for one in said["ranks"]] == [0, 1, 2, 3]
