@@ -37,7 +37,7 @@ def waits(pid: int) -> bool:
 
 def has_open(pid: int, file: Path) -> bool:
     links = Path(f"/proc/{pid}/fd").iterdir()
-    return str(file) in [os.readlink(link) for link in links]  # noqa: PTH115
+    return file in [link.readlink() for link in links]
 
 
 def test_a_warm_spare_becomes_the_worker_and_another_one_is_made(job, undisturbed, tmp_path):

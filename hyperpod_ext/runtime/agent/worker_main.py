@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing.process
 import os
 import runpy
@@ -76,13 +75,13 @@ def _become_worker(order: dict[str, Any], agent_pid: int) -> None:
     os.chdir(order["cwd"])
 
 
-def close_inherited(kept: int | None = None) -> None:
-    """Right after the fork: the fork server's line to its agent, and whatever else it had open. Not later: by then this
-    process may have opened what it needs, as CUDA has the GPU's devices."""
-    for descriptor in range(3, 64):
-        if descriptor != kept:
-            with contextlib.suppress(OSError):  # it was not open
-                os.close(descriptor)
+def close_inherited(kept: int = 2) -> None:
+    """Right after the fork: close the fork server's line to its agent, and whatever else it had open, but for `kept`.
+
+    Not later: by then this process may have opened what it needs, as CUDA has the GPU's devices.
+    """
+    os.closerange(3, min(kept, 64))
+    os.closerange(kept + 1, 64)
 
 
 def temporary_folder(socket_dir: Path, pid: int) -> Path:

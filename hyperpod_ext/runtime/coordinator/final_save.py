@@ -51,8 +51,13 @@ def newest_of_all(held: Mapping[int, Collection[HeldSnapshot]]) -> str:
 
     Every rank of those that made it: a job that ends while nodes leave may have none of its new world yet.
     """
-    ranks: dict[tuple[int, int, str, int], set[int]] = {}
+    ranks: dict[tuple[int, int, str], set[int]] = {}
+    complete: list[tuple[int, int, str]] = []
     for one in (snapshot for snapshots in held.values() for snapshot in snapshots):
         if not one.replica:
-            ranks.setdefault((one.step, one.generation, one.save_id, one.world_size), set()).add(one.rank)
-    return max((commit for commit, having in ranks.items() if len(having) == commit[3]), default=(0, 0, "", 0))[2]
+            commit = one.step, one.generation, one.save_id
+            having = ranks.setdefault(commit, set())
+            having.add(one.rank)
+            if len(having) == one.world_size:
+                complete.append(commit)
+    return max(complete, default=(0, 0, ""))[2]

@@ -124,8 +124,8 @@ class Uploader:
         """Upload these snapshots of one commit, one of each rank of this node, due or not; once is enough."""
         with self._changed:
             for manifest in manifests:
-                self._queue.name(str(manifest["save_id"]))
                 step, save_id = int(manifest["step"]), str(manifest["save_id"])
+                self._queue.name(save_id)
                 if not self._queue.has_arrived(step, save_id) and self._queue.on_its_way(save_id) is None:
                     self._take(int(manifest["rank"]), manifest, now=True)
 

@@ -33,8 +33,11 @@ class Restored:
     """Bytes that were read on this one."""
     bound: bool = True
     """False: nothing proves that it is the job's own (see `Snapshot.bound`)."""
-    in_memory: bool = False
-    """Whether it came from a node's memory, so this run has begun its steps in other processes."""
+
+    @property
+    def from_memory(self) -> bool:
+        """Whether it came from a node's memory: this run has begun its steps in other processes."""
+        return bool(self.bytes_moved or self.bytes_local)
 
 
 class Link(Protocol):
@@ -188,16 +191,12 @@ class JobLink:
         state.load(snapshots, lean=True)
         if sources[0].kind == "parity":  # as many bytes came from each of them
             (one,) = snapshots
-            return Restored(one.step, dict(one.extras), one.plan.nbytes * len(sources), in_memory=True)
+            return Restored(one.step, dict(one.extras), one.plan.nbytes * len(sources))
         pairs = list(zip(snapshots, sources, strict=True))
         read = [(one.plan.nbytes if len(pairs) == 1 else one.nbytes_read, source.kind) for one, source in pairs]
         local = sum(nbytes for nbytes, kind in read if kind == "memory")
         moved = sum(nbytes for nbytes, kind in read if kind in ("peer", "live"))
-        return Restored(
-            *(snapshots[0].step, dict(snapshots[0].extras), moved, local),
-            bound=all(one.bound for one in snapshots),
-            in_memory=sources[0].kind in ("memory", "peer", "live"),
-        )
+        return Restored(snapshots[0].step, dict(snapshots[0].extras), moved, local, all(one.bound for one in snapshots))
 
 
 def _holds(state: TrainingState, mine: Source) -> bool:

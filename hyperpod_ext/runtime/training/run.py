@@ -194,7 +194,7 @@ class Run:
         if self._checkpointer is not None:
             self._checkpointer.reserve(state.nbytes())
         self.step, self._restored = restored.step, True
-        if restored.in_memory:
+        if restored.from_memory:
             self._unsaved.leave_to_others(restored.step)
         self._follow_device(device_of(state.take().parts.tensors))
         self._layouts = {int(index): layout for index, layout in restored.extras.get("ddp_buckets", {}).items()}

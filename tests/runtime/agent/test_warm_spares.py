@@ -105,7 +105,7 @@ def test_a_node_that_cannot_say_has_none(spares: WarmSpares, monkeypatch: pytest
 
 
 def test_a_spare_whose_context_is_not_made_yet_takes_no_order(spares, forked, monkeypatch, tmp_path) -> None:
-    os.mkfifo(go := tmp_path / "go")
+    os.mkfifo(go := tmp_path / "go")  # whoever opens it to read waits for a writer; a pipe's end would be closed
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: go.read_bytes())
     (pid,) = spares.keep([0])
     assert spares.take(order_of(0)) is None

@@ -668,7 +668,7 @@ def test_a_death_that_is_told_meanwhile_is_the_only_fault(tmp_path: Path) -> Non
 @pytest.mark.parametrize("ends", [False, True])
 def test_no_node_leaves_a_job_that_is_about_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool) -> None:
     """Its ranks are asked to stop after a step that all of them save: they stay together for that."""
-    monkeypatch.setattr(reports, "_TOGETHER_S", 0.0)
+    monkeypatch.setattr(reports, "_TOGETHER_S", 0.0)  # the node would leave at once, and nothing waits for a clock
     rare = CheckpointPolicy(tiers=(MemoryTier(every_steps=5), FileTier(path="/d", every_steps=5)))
 
     async def run() -> None:

@@ -144,8 +144,8 @@ MUTANTS: list[Mutant] = [
     FINAL_SAVE.mutant(
         "final_save.some_ranks_are_enough",
         "At the end a snapshot is named that every rank of its world has.",
-        "if len(having) == commit[3]",
-        "if having",
+        "if len(having) == one.world_size:",
+        "if having:",
     ),
     PEER_SERVER.mutant(
         "peers.unsigned_manifest_is_taken",

@@ -1,10 +1,9 @@
 """What changes from step to step and is in no snapshot: after a fault, a new process would have it as at its start.
 
-Compared when a process begins its steps, after its first and after its second, and never again; not in one that takes
-another's place later. An error is raised only
-for kinds that are training state whatever they are used for; a warning is written for some that probably are. What
-merely describes training, such as a list of losses, is noted in the event log, and the report names it once there is a
-fault.
+Compared when a process begins its steps, after its first and after its second, and never again. A process that takes
+another's place after the second step does not compare. An error is raised only for kinds that are training state
+whatever they are used for; a warning is written for some that probably are. What merely describes training, such as a
+list of losses, is noted in the event log, and the report names it once there is a fault.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from hyperpod_ext.runtime.state.unsaved.kinds import Candidate, candidates
 from hyperpod_ext.runtime.state.unsaved.reachable import variables
 
 _COMPARED = 2
-"""Steps."""
+"""How many steps: the first ones of a process."""
 _NAMED = 6
 
 
