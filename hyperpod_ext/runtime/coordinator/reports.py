@@ -153,16 +153,21 @@ class Reports:
         """A node was told to end, and others can do without it. They do a moment later: where all are told by then, the
         job is meant, and it ends with a step that all ranks have."""
         self._leaving.add(node)
-        if self._leaving >= set(self._membership.nodes.values()):
+        if self._all_leave(self._leaving):
             self._let_leave()
         elif len(self._leaving) == 1:
             asyncio.get_running_loop().call_later(_TOGETHER_S, self._let_leave)
+
+    def _all_leave(self, leaving: Set[int]) -> bool:
+        """Whether these are all nodes with ranks. Ranks are gone through once there are enough: thousands may say it."""
+        ranks, each = self._membership.nodes, self._run.config.workers_per_node
+        return len(leaving) * each >= len(ranks) and leaving >= set(ranks.values())
 
     def _let_leave(self) -> None:
         leaving, self._leaving = self._leaving, set()
         if self._end.is_ending:
             return
-        if leaving >= set(self._membership.nodes.values()):
+        if self._all_leave(leaving):
             self._end.cancel()
             return
         for node in sorted(leaving & self._members.agents.keys()):

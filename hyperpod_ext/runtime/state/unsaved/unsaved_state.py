@@ -65,8 +65,8 @@ class UnsavedState:
             self._moments, self._loop, self._neighbours = [], loop, []
 
     def leave_to_others(self, step: int) -> None:
-        """This process takes another one's place after `step`. Those that made the first two steps have looked; here it
-        would be a tenth of what the fault costs."""
+        """This process takes another one's place after `step`. Those that made the first two steps have looked, and all
+        ranks would wait for this one while it looks again."""
         if step >= _COMPARED:
             self._be_done()
 
