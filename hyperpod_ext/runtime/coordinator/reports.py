@@ -159,7 +159,7 @@ class Reports:
             asyncio.get_running_loop().call_later(_TOGETHER_S, self._let_leave)
 
     def _all_leave(self, leaving: Set[int]) -> bool:
-        """Whether these are all nodes with ranks. Ranks are gone through once there are enough: thousands may say it."""
+        """Whether these are all nodes with ranks. Ranks are gone through once there are enough: thousands may ask."""
         ranks, each = self._membership.nodes, self._run.config.workers_per_node
         return len(leaving) * each >= len(ranks) and leaving >= set(ranks.values())
 
