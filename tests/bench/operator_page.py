@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from recovery_page import _describe_machine as describe_machine
@@ -16,6 +17,24 @@ SHARE, KILL_S = 0.2, 1.0
 
 Seconds = Mapping[str, Mapping[str, Sequence[float]]]
 """By fault and launcher, one for each round."""
+
+
+def gaps_of(steps: Sequence[Mapping[str, Any]], part: str) -> list[float]:
+    """Seconds without a step between one part of a run and the next, less the median step of a rank before that.
+
+    Args:
+        steps: events of some ranks, in the order of time.
+        part: the event's field that tells the parts apart, as `generation`.
+    """
+    parts: dict[Any, dict[int, list[float]]] = {}
+    for event in steps:
+        parts.setdefault(event[part], {}).setdefault(event["rank"], []).append(event["t"])
+    gaps, ordinary = list[float](), list[float]()
+    for before, after in pairwise(parts.values()):
+        ordinary += [later - sooner for times in before.values() for sooner, later in pairwise(times)]
+        began, ended = min(times[0] for times in after.values()), max(times[-1] for times in before.values())
+        gaps.append(began - ended - statistics.median(ordinary))
+    return gaps
 
 
 def make_document(seconds: Seconds, equal: bool, command: str) -> dict[str, Any]:
@@ -32,7 +51,7 @@ def make_document(seconds: Seconds, equal: bool, command: str) -> dict[str, Any]
         aims[f"{KILL} under hyperpodrun: at most {KILL_S:.1f} s"] = both[KILL][HYPERPODRUN] <= KILL_S
     aims["all runs came to the same losses and weights, bit for bit"] = equal
     return {
-        "about": "seconds from the last step before a fault to the first new one, less one ordinary step",
+        "about": "seconds from the last step before a fault to the first new one, less the median step before it",
         "machine": describe_machine(),
         "command": command,
         "medians": medians,
@@ -73,7 +92,7 @@ def make_page(document: Mapping[str, Any]) -> str:
 {make_table(document)}
 
 Medians of {rounds} rounds with their ranges, the launchers in turn. Seconds are from the last step before the fault
-to the first new one, less one ordinary step.
+to the first new one, less the median step before it.
 
 - 2 pods with 2 ranks each, and a spare where a pod is lost; a resize has one rank in each pod. A small model on gloo;
   the state is in the nodes' memory, in a peer's, and in a shared directory.
@@ -86,7 +105,8 @@ to the first new one, less one ordinary step.
 - A hang is found as soon as each can, in a job whose steps take 0.05 s: by our agent after four of its slowest steps
   without progress, and 0.25 s at least; by AWS's with a rule that wants a line within 1 s, the least that a rule can
   say.
-- Every process starts as on a machine that runs nothing yet; pods and ranks share the machine's cores.
+- Every process starts as on a machine that runs nothing yet; pods and ranks share the machine's cores. No pod starts
+  in the place of one that is lost: that would be on another machine, and here it would take a core for seconds.
 
 Measured on {machine["cores"]} cores ({machine["cpu"]}), Python {machine["python"]}, torch {machine["torch"]},
 load average {machine["load_average"][0]:g} at the end.

@@ -2,10 +2,10 @@
 
 `make bench-operator`, or with `ARGS='--rounds 1 --only exception "kill -9"'`: 2 pods x 2 ranks, a spare where one is
 needed, a stand-in for the operator that asks every 50 ms, every process started as on a machine that runs nothing yet.
-A fault's seconds are from the last step before it to the first new one, less one ordinary step; what training comes to
-is compared each time. `hyperpodrun` runs with `--inprocess-restart` and our fork server, as `hp-ext` renders it; for
-another number of nodes without the flag, as the operator's elastic policy wants it. `hyperpodrun alone` is AWS's, with
-nothing of ours between it and the script.
+A fault's seconds are from the last step before it to the first new one, less the median step before it; what training
+comes to is compared each time. `hyperpodrun` runs with `--inprocess-restart` and our fork server, as `hp-ext` renders
+it; for another number of nodes without the flag, as the operator's elastic policy wants it. `hyperpodrun alone` is
+AWS's, with nothing of ours between it and the script.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,8 @@ sys.path.insert(0, str(HERE.parent / "support"))
 import hyperpod_operator as operators  # noqa: E402
 import launched  # noqa: E402
 from hyperpodrun_env import hyperpodrun  # noqa: E402
-from operator_page import ALONE, LAUNCHERS, OURS, make_document, make_page, make_table  # noqa: E402
-from random_pods import STEP_S, Kill, pods  # noqa: E402
+from operator_page import ALONE, LAUNCHERS, OURS, gaps_of, make_document, make_page, make_table  # noqa: E402
+from random_pods import Kill, pods  # noqa: E402
 
 from hyperpod_ext.ports import free_port  # noqa: E402
 
@@ -65,26 +64,17 @@ def faulted(launcher: str, name: str) -> tuple[float, dict[str, Any]]:
     hang = {"enabled": name == "hang", **HANG}
     rules = [RULE] if name == "hang" and launcher != OURS else []
     more = {"fault": its.get("fault", {}), "hang": hang, "log_rules": rules, "continues": its.get("continues", False)}
-    with pods(launcher, quiet=True, **more) as running:
+    with pods(launcher, quiet=True, replenished=False, **more) as running:
         running.run(its.get("kills", []), spares=its.get("spares", 0))
         report = running.report()
         steps = [event for event in running.events() if event["event"] == "step"]
     parts = ("losses",) if more["continues"] else ("losses", "weights", "metrics")
-    return _gap(steps), {part: report[part] for part in parts}
+    return max(gaps_of(steps, "generation")), {part: report[part] for part in parts}
 
 
 def _script(name: str) -> str:
     """What jobs with that fault have in common."""
     return "bitwise" if FAULTS[name].get("continues") else "faults"
-
-
-def _gap(steps: Iterable[dict[str, Any]]) -> float:
-    """The longest time without a step, between one generation and the next."""
-    by_generation: dict[int, list[float]] = {}
-    for event in steps:
-        by_generation.setdefault(event["generation"], []).append(event["t"])
-    spans = [(min(times), max(times)) for _, times in sorted(by_generation.items())]
-    return max((after - before for (_, before), (after, _) in pairwise(spans)), default=0.0) - STEP_S
 
 
 def resized(launcher: str) -> tuple[dict[str, float], dict[str, Any]]:
@@ -125,11 +115,8 @@ def resized(launcher: str) -> tuple[dict[str, float], dict[str, Any]]:
         finally:
             for pod in places:
                 pod.kill()
-    gaps = {
-        f"resize {before['world']:.0f} -> {after['world']:.0f}": after["t"] - before["t"] - 0.1
-        for before, after in pairwise(made)
-        if before["world"] != after["world"]
-    }
+    names = [f"resize {before} -> {after}" for before, after in pairwise(SIZES)]
+    gaps = dict(zip(names, gaps_of(made, "world"), strict=True))
     return gaps, {"losses": {event["step"]: event["loss"] for event in made}}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from operator_page import make_document, make_page, make_table
+from operator_page import gaps_of, make_document, make_page, make_table
 
 SECONDS = {
     "exception": {"ours": [0.03, 0.02, 0.05], "hyperpodrun": [0.3, 0.4, 0.2]},
@@ -26,3 +26,12 @@ def test_each_aim_that_is_missed_is_said() -> None:
         "all runs came to the same losses and weights, bit for bit",
     ]
     assert "| hang | 2.00 (2.00 to 2.00) | - | - | - | - |" in make_table(make_document(slow, True, "command"))
+
+
+def test_a_gap_is_what_lies_between_two_parts_beyond_an_ordinary_step() -> None:
+    first = [(0, 1.0), (1, 1.1), (0, 1.2), (1, 1.3), (0, 1.4), (1, 1.5)]
+    later = [(1, 1.9), (0, 2.0), (1, 2.1)]
+    steps = [{"generation": 1, "rank": rank, "t": t} for rank, t in first]
+    steps += [{"generation": 2, "rank": rank, "t": t} for rank, t in later]
+    assert [round(gap, 6) for gap in gaps_of(steps, "generation")] == [0.2]
+    assert gaps_of(steps[:6], "generation") == []

@@ -124,6 +124,8 @@ class Pods:
     """What the operator has pods look for in their output."""
     hang: dict[str, float] = field(default_factory=dict)
     """When our agent takes a rank for hanging."""
+    replenished: bool = True
+    """Whether another pod comes for each that is lost; else only for one that is missing, after the spares."""
     quiet: bool = False
     """Print nothing at the end."""
     program: str = operator_process.__file__
@@ -268,7 +270,8 @@ class Pods:
                 else:
                     self.pods.remove(pod)
                     self.gone.append(pod)
-                    self._add_pod()
+                    if self.replenished or len(self.pods) < NODES:
+                        self._add_pod()
         if self.operator is not None and self.operator.poll() not in (None, -signal.SIGKILL):
             assert self.operator.returncode == 0, "the operator has failed"
         if (self.operator is None or self.operator.poll() is not None) and now >= self.operator_at:

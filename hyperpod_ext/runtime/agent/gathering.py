@@ -26,6 +26,10 @@ class Gathering:
         self._held: tuple[c.HeldSnapshot, ...] = ()
         self._pieces: tuple[c.HeldPiece, ...] = ()
         self._restored: dict[int, c.Restored] = {}
+        self._have_joined: set[int] = set()
+        """Ranks whose join was sent, or waits here."""
+        self._have_restored: set[tuple[int, int]] = set()
+        """The like of an attempt to restore, and rank."""
         self._timer: asyncio.TimerHandle | None = None
 
     def join(
@@ -33,19 +37,22 @@ class Gathering:
     ) -> None:
         """`rank` waits for a generation. `held`, `pieces`: what the node's memory has now."""
         self._joins[rank], self._held, self._pieces = join, held, pieces
-        self._wait_for_others(self._joins.keys())
+        self._have_joined.add(rank)
+        self._wait_for_others(self._have_joined)
 
     def restored(self, rank: int, report: c.Restored) -> None:
         """`rank` has restored what was decided."""
         if any(other.attempt != report.attempt for other in self._restored.values()):
             self.flush()
         self._restored[rank] = report
-        self._wait_for_others(self._restored.keys())
+        self._have_restored.add((report.attempt, rank))
+        self._wait_for_others({rank for attempt, rank in self._have_restored if attempt == report.attempt})
 
     def take_back(self, rank: int) -> None:
         """Another process takes the place of `rank`: what it said and was not sent is no news."""
         self._joins.pop(rank, None)
         self._restored.pop(rank, None)
+        self._have_joined.discard(rank)
 
     def tell(self, report: c.FromAgent) -> None:
         """Send what comes after all that was said so far."""
@@ -55,6 +62,7 @@ class Gathering:
     def drop(self) -> None:
         """A generation is over: what was said of it is no news, and who waits says so again."""
         self._joins, self._restored = {}, {}
+        self._have_joined, self._have_restored = set(), set()
         self._stop()
 
     def flush(self) -> None:

@@ -72,10 +72,12 @@ def test_joins_are_sent_when_all_have_joined_and_before_anything_that_is_said_af
         gathering.join(0, join(0), ())
         assert said == []
         gathering.join(1, join(1), ())
+        gathering.drop()
         gathering.join(0, join(0), ())
         gathering.tell(c.Leave())
         gathering.restored(0, c.Restored(attempt=1, error=""))
         gathering.restored(1, c.Restored(attempt=1, error=""))
+        gathering.drop()
         gathering.join(1, join(1), ())
         gathering.drop()
         gathering.flush()
@@ -87,3 +89,45 @@ def test_joins_are_sent_when_all_have_joined_and_before_anything_that_is_said_af
 
     said = asyncio.run(asyncio.wait_for(run(), 30))
     assert said == ["node_join", "node_join", "leave", "restored", "node_join"]
+
+
+def test_the_last_one_is_not_kept_waiting_for_those_that_were_sent_before_it() -> None:
+    """An event of one rank sends what others have said so far: 10 ms more for each join and each restore of a fault."""
+
+    async def run() -> list[Any]:
+        said = list[Any]()
+        gathering = Gathering(said.append, lambda: [0, 1])
+        gathering.join(0, join(0), ())
+        gathering.tell(c.Event(event="aborted", t=0.0, fields={}))
+        gathering.join(1, join(1), ())
+        gathering.restored(1, c.Restored(attempt=1, error=""))
+        gathering.tell(c.Event(event="groups_open", t=0.0, fields={}))
+        gathering.restored(0, c.Restored(attempt=1, error=""))
+        return said
+
+    said = asyncio.run(run())
+    assert [one.type for one in said] == ["node_join", "event", "node_join", "restored", "event", "restored"]
+
+
+def test_who_said_it_before_says_it_again_of_what_comes_next() -> None:
+    async def run() -> list[Any]:
+        said = list[Any]()
+        gathering = Gathering(said.append, lambda: [0, 1])
+        for rank in (0, 1):
+            gathering.restored(rank, c.Restored(attempt=1, error=""))
+        gathering.restored(0, c.Restored(attempt=2, error=""))
+        assert len(said) == 1
+        gathering.restored(1, c.Restored(attempt=2, error=""))
+        assert len(said) == 2
+        gathering.join(0, join(0), ())
+        gathering.tell(c.Leave())
+        gathering.take_back(0)  # another process comes in its place
+        gathering.join(1, join(1), ())
+        assert len(said) == 4
+        gathering.join(0, join(0), ())
+        assert len(said) == 5
+        gathering.drop()  # the generation is over
+        gathering.join(0, join(0), ())
+        return said
+
+    assert len(asyncio.run(run())) == 5
