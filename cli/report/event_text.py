@@ -61,6 +61,8 @@ def _lines(event: Event) -> list[str]:
         case of_faults.Fault():
             what = "is gone" if event.died else "failed"
             return [f"rank {event.rank} {what} in step {event.step}: {_first_line(event.cause)}"]
+        case of_faults.FaultMissed():
+            return [f"{event.kind} for rank {event.rank} came too late for step {event.step}: it is in step {event.at}"]
         case of_nodes.MemoryLost():
             what = f"node {event.node}: {_first_line(event.cause)}"
             return [f"{what}; another one is started, and training goes on"]

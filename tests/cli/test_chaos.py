@@ -60,11 +60,15 @@ def test_faults_are_inflicted_while_the_job_runs_and_told_afterwards(place: Loca
         later = hp_ext("chaos", "tiny-gpt", "--exception", "--rank", "2", "--step", step, "--phase", "backward")
         assert later.stdout == f"exception ordered for rank 2 in step {step}\n"
     until(events, "step", generation=2)
+    assert hp_ext("chaos", "tiny-gpt", "--exception", "--rank", "3", "--step", "1").code == 0
+    until(events, "fault_missed", rank=3, step=1)
     assert hp_ext("chaos", "tiny-gpt", "--sigkill", "--rank", "1").stdout == "sigkill ordered for rank 1\n"
     until(events, "step", generation=3)
     assert hp_ext("cancel", "tiny-gpt").code == 0
     job.wait()
-    faults = hp_ext("report", "tiny-gpt", "-o", "json").json["faults"]
+    report = hp_ext("report", "tiny-gpt", "-o", "json").json
+    faults, (warning,) = report["faults"], [text for text in report["warnings"] if "was not injected" in text]
+    assert warning.startswith("exception for rank 3 was not injected: it was meant for step 1, and the rank was in")
     assert [(fault["rank"], fault["kind"]) for fault in faults] == [(2, "exception"), (1, "signal")]
     assert (faults[0]["step"], faults[0]["phase"]) == (int(step), "backward")
     told = hp_ext("report", "tiny-gpt").stdout

@@ -70,6 +70,8 @@ class HangMonitor:
         self._started = 0
         self._workers: dict[int, _MonitoredWorker] = {}
         self._oom_kills = OomKills()
+        self._ordered: set[str] = set()
+        """Orders for ranks here that the event log tells of."""
         self.on_node_fault: Callable[[NodeFault], None] = lambda fault: None
         """Carries out a fault of the whole node that was ordered."""
 
@@ -212,6 +214,9 @@ class HangMonitor:
             at_once = fault.step is None and fault.phase is None and fault.how == "stop" and fault.kind in _SIGNALS
             if not at_once:
                 worker.heartbeat.order()  # the worker looks for itself, at its next change of phase
+                if name not in self._ordered:
+                    self._ordered.add(name)
+                    self._event("fault_ordered", rank=fault.rank, kind=fault.kind, step=fault.step)
             elif take(self._run_dir, name):
                 self._event("injected", rank=fault.rank, kind=fault.kind, phase=self.phase(fault.rank))
                 with contextlib.suppress(ProcessLookupError):

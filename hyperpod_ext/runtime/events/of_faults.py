@@ -89,6 +89,28 @@ class Killed(ByAgent):
     step: Count
 
 
+class FaultOrdered(ByAgent):
+    """A rank was told of a fault that `hp-ext chaos` orders for it: it looks for that at its next change of phase."""
+
+    event: Literal["fault_ordered"] = "fault_ordered"
+    rank: Count
+    kind: str
+    """As `hp-ext chaos` has it."""
+    step: Count | None = None
+
+
+class FaultMissed(ByWorker):
+    """A fault was not injected: when its rank heard of it, the step that it is for was past."""
+
+    event: Literal["fault_missed"] = "fault_missed"
+    kind: str
+    """As `hp-ext chaos` has it."""
+    step: Count
+    """The step that it is for."""
+    at: Count
+    """The step that the rank had come to."""
+
+
 class Injected(Event):
     """A fault was injected: into a rank by its worker or agent, or into a whole node by its agent."""
 

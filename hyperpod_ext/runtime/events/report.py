@@ -14,7 +14,7 @@ from hyperpod_ext.runtime.events.breakdown import breakdown
 from hyperpod_ext.runtime.events.capacity import capacity_of, differences, find_continued, find_resizes
 from hyperpod_ext.runtime.events.durable_steps import durable_steps, left_out
 from hyperpod_ext.runtime.events.event import Event, Events
-from hyperpod_ext.runtime.events.of_faults import Aborted, Fault, Injected, Killed
+from hyperpod_ext.runtime.events.of_faults import Aborted, Fault, FaultMissed, Injected, Killed
 from hyperpod_ext.runtime.events.of_nodes import Network, NodeLost, RanksReassigned
 from hyperpod_ext.runtime.events.of_training import (
     Begun,
@@ -79,6 +79,7 @@ def make_report(events: Events, *, state: str, error: Any, world_size: int) -> d
             *map(_beyond_parity, events.of(ParityShort)),
             *([_begun_anew(unsaved)] if unsaved and recoveries else []),
             *_other_scripts(events),
+            *map(_too_late, events.of(FaultMissed)),
         ],
     }
 
@@ -110,6 +111,11 @@ def _begun_anew(unsaved: Sequence[str]) -> str:
 
 def _beyond_parity(event: ParityShort) -> str:
     return f"{beyond_parity(event.step, event.ranks)} All went on from step {event.restored_step}."
+
+
+def _too_late(event: FaultMissed) -> str:
+    meant = f"{event.kind} for rank {event.rank} was not injected: it was meant for step {event.step}"
+    return f"{meant}, and the rank was in step {event.at} when it heard of that."
 
 
 def kept_steps(events: Events) -> dict[int, tuple[float, float]]:

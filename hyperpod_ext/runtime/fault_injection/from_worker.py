@@ -76,7 +76,7 @@ class Injector:
         self._read_orders()
 
     def at(self, phase: Phase, step: int) -> None:
-        """The rank has come to `phase` of `step`: whatever is due strikes now."""
+        """The rank has come to `phase` of `step`: whatever is due strikes now, and what is too late is told."""
         if self._has_orders():
             self._read_orders()
         if self._slow is not None:
@@ -90,6 +90,10 @@ class Injector:
                 del self._armed[name]
                 if take(self._run_dir, name):
                     self._inject(fault, phase, step)
+            elif fault.step is not None and fault.step < step:
+                del self._armed[name]
+                if take(self._run_dir, name):
+                    self._target.event("fault_missed", rank=self._rank, kind=fault.kind, step=fault.step, at=step)
 
     def _read_orders(self) -> None:
         for name, fault in read_orders(self._run_dir).items():

@@ -11,7 +11,7 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,9 @@ class NodeEventLog:
         self._spool, self._node, self._numbers = SpoolReader(directory), node, numbers
         self._kept = KeptLog(store, node()) if store is not None else None
         self._processes: dict[int, _Process] = {}
+        self._ends = select.epoll()
+        """Handles of processes: those that have ended come in the order in which they did, so the first fault is the
+        one for which a launcher has ended the others."""
         self._faulty = False
         """A fault is known since this node's ranks have joined."""
         self._urgent, self._next = False, 0.0
@@ -96,15 +99,14 @@ class NodeEventLog:
 
     def _work(self) -> None:
         while True:
-            handles = {process.handle: pid for pid, process in self._processes.items() if process.handle >= 0}
             with self._changed:
                 wanted = self._wanted
             urgent = wanted > self._done
-            ended = _readable(handles, 0 if urgent else _LOOK_S)
+            ended = self._ends.poll(0 if urgent else _LOOK_S)
             try:
                 self._take()
-                for handle in ended:
-                    self._ended(handles[handle])
+                for handle, _ in ended:
+                    self._ended(handle)
                 if self._numbers is not None:
                     self._numbers.forward()
                 if urgent or self._urgent or time.monotonic() >= self._next:
@@ -120,7 +122,7 @@ class NodeEventLog:
         if self._kept is not None and self._kept.full:
             return  # the place cannot be reached; what is written meanwhile stays where it is
         for pid, lines in self._spool.read().items():
-            process = self._processes.get(pid) or self._watch(pid)
+            process = self.watch(pid)
             for line in lines:
                 if (entry := parse_line(line)) is not None:
                     self._follow(process, entry)
@@ -135,13 +137,19 @@ class NodeEventLog:
         if self._numbers is not None:
             self._numbers.add(lines)
 
-    def _watch(self, pid: int) -> _Process:
-        try:
-            handle = os.pidfd_open(pid)
-        except ProcessLookupError:
-            handle = -1
-        process = self._processes[pid] = _Process(handle)
-        return process
+    def watch(self, pid: int) -> _Process:
+        """Tell of the end of a rank's process. Who has not seen it alive cannot: others may have waited for it."""
+        with self._changed:
+            if (known := self._processes.get(pid)) is not None:
+                return known
+            try:
+                handle = os.pidfd_open(pid)
+            except ProcessLookupError:
+                handle = -1
+            else:
+                self._ends.register(handle, select.EPOLLIN)
+            process = self._processes[pid] = _Process(handle)
+            return process
 
     def _follow(self, process: _Process, entry: dict[str, Any]) -> None:
         name = str(entry["event"])
@@ -156,10 +164,11 @@ class NodeEventLog:
         process.last = name
         self._urgent |= name in AT_ONCE
 
-    def _ended(self, pid: int) -> None:
+    def _ended(self, handle: int) -> None:
         """A process has ended: a fault, unless it was done, or went with another for which its node is started anew."""
-        process = self._processes[pid]
-        os.close(process.handle)
+        with self._changed:
+            pid, process = next(one for one in self._processes.items() if one[1].handle == handle)
+        os.close(handle)
         process.handle = -1
         if process.rank < 0 or process.last in _LAST_WORDS or self._faulty:
             return
@@ -187,13 +196,6 @@ class NodeEventLog:
         if why != self._failed:
             self._failed = why
             sys.stderr.write(f"the job's events are not kept: {json.dumps(why)}\n")
-
-
-def _readable(handles: Iterable[int], timeout_s: float) -> list[int]:
-    watching = select.poll()  # of any number, which `select` does not take
-    for handle in handles:
-        watching.register(handle, select.POLLIN)
-    return [handle for handle, _ in watching.poll(1000 * timeout_s)]
 
 
 def _how(pid: int) -> tuple[str, str]:

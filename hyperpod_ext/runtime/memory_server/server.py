@@ -102,6 +102,8 @@ class Server:
                 # one that has got another number saves as its former rank no more, which a new process may be by now
                 before, connection.writers = connection.writers, {(request.owner, connection.pid)}
                 self._change_writers(connection.writers, before - connection.writers)
+                if self._memory.event_log is not None:
+                    self._memory.event_log.watch(connection.pid)
             answered, descriptor = self._answer(request)
             answer = encode(answered)
         except (HyperpodExtError, wire.WireError) as error:

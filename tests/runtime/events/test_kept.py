@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable
@@ -194,6 +195,29 @@ def test_a_rank_that_dies_without_a_word_is_a_fault_and_its_neighbour_is_none(
     assert log.wait_kept(60)
     assert log.wait_kept(0)
     until(lambda: log.wait_kept(60) and not list((tmp_path / "s").iterdir()), "files of processes that ended are left")
+
+
+def test_of_several_that_ended_the_first_is_the_fault(
+    rank: Callable[..., subprocess.Popen[bytes]], store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launcher ends a node's other processes milliseconds later, maybe before anything of them has been read."""
+    ranks = [rank(line("joined", rank=number, pid=1), step(3, rank=number)) for number in range(4)]
+    read, goes_on = SpoolReader.read, threading.Event()
+
+    def held(spooled: SpoolReader) -> dict[int, list[bytes]]:
+        assert goes_on.wait(60)
+        return read(spooled)
+
+    monkeypatch.setattr(SpoolReader, "read", held)
+    log = NodeEventLog(tmp_path / "s", store, lambda: 0)
+    for each in ranks:
+        log.watch(each.pid)
+    for number in (2, 3, 0, 1):
+        ranks[number].kill()
+        ranks[number].wait()
+    goes_on.set()
+    until(lambda: store.list("events/") and read_kept(store).events.of(Fault))
+    assert [fault.rank for fault in read_kept(store).events.of(Fault)] == [2]
 
 
 @pytest.mark.parametrize("last", [{"event": "done", "digest": ""}, {"event": "stopped", "step": 1}], ids=str)

@@ -89,7 +89,6 @@ class Job:
             "kubernetes": {"launcher": launcher},
             "env": {
                 "HPX_TEST_STEPS": str(STEPS),
-                "HPX_TEST_SECONDS": "0.3",  # an order for one of the next steps takes a moment to get to its rank
                 "HPX_TEST_HOLD": json.dumps([[1, 0, FIRST], [2, 0, HELD]]),
                 "HPX_TEST_NORM": "LayerNorm",
                 "OMP_NUM_THREADS": "1",
@@ -114,6 +113,11 @@ class Job:
     def until_step(self, step: int) -> None:
         until(lambda: max(self.steps(), default=0) >= step or not self.runs.is_alive())
         assert self.runs.is_alive(), self.operator.last
+
+    def until_ordered(self) -> None:
+        """Until the rank finds the fault that was ordered at its next change of phase; under hyperpodrun it looks by
+        itself."""
+        until(lambda: self.launcher != "ours" or any(event["event"] == "fault_ordered" for event in self.events()))
 
     def leave(self, step: int) -> None:
         """Let ranks leave the place where they stand still in that step; they stop at the next one, whenever they come
@@ -142,6 +146,7 @@ def test_what_is_told_of_a_job_while_its_pods_live_and_after_they_are_deleted(
         words = ("chaos", URL, "--sigkill", "--rank", "2", "--step", str(FAULT), "--yes")
         done = call_hp_ext(*words)
         assert done.code == 0, done.stderr
+        job.until_ordered()
         job.leave(FIRST)
         job.until_step(HELD - 1)
         while_they_live(job, here)
@@ -168,9 +173,9 @@ def while_they_live(job: Job, here: str) -> None:
 
     def has_come() -> bool:
         said.update(call_hp_ext("top", "tiny", *TARGET, "--once", "-o", "json").json)
-        return bool(said["step"] == newest)
+        return bool(said["step"] == newest and said["faults"])  # the first pod hears of the second one's a moment later
 
-    until(has_come, lambda: f"`top` does not come to step {newest}: {said}")
+    until(has_come, lambda: f"`top` does not come to step {newest} and the fault: {said}")
     assert (said["world_size"], said["nodes"], said["faults"], said["state"]) == (4, 2, 1, "running")
     assert said["loss"] == pytest.approx(job.steps()[newest])
     assert [one["rank"] for one in said["ranks"]] == [0, 1, 2, 3]
