@@ -25,7 +25,7 @@ sys.path.insert(0, str(HERE.parent / "support"))
 import hyperpod_operator as operators  # noqa: E402
 import launched  # noqa: E402
 from hyperpodrun_env import hyperpodrun  # noqa: E402
-from operator_page import ALONE, LAUNCHERS, OURS, gaps_of, make_document, make_page, make_table  # noqa: E402
+from operator_page import ALONE, LAUNCHERS, OURS, UNTIL_START, gaps_of, make_document, make_page, make_table  # noqa: E402
 from random_pods import Kill, pods  # noqa: E402
 
 from hyperpod_ext.ports import free_port  # noqa: E402
@@ -52,24 +52,30 @@ FAULTS: dict[str, dict[str, Any]] = {
     "lost pod": {"kills": [kill("pod", 1)], "spares": 1},
     "lost first pod": {"kills": [kill("pod", 0)], "spares": 1},
     "lost pod, `policy: continue`": {"kills": [kill("pod", 1)], "spares": 1, "continues": True},
+    "lost first pod, `policy: continue`": {"kills": [kill("pod", 0)], "spares": 1, "continues": True},
     f"kill -9, operator gone for {RESTARTED_AFTER_S:g} s": {
         "kills": [kill("operator", 0, RESTARTED_AFTER_S / 2), kill("rank", 2, beside=True)]
     },
 }
 
 
-def faulted(launcher: str, name: str) -> tuple[float, dict[str, Any]]:
-    """Seconds of one fault, and what the job came to."""
+def faulted(launcher: str, name: str) -> tuple[dict[str, float], dict[str, Any]]:
+    """Seconds of one fault, with those until the operator's `/start` where all wait for that; what the job came to."""
     its = FAULTS[name]
     hang = {"enabled": name == "hang", **HANG}
     rules = [RULE] if name == "hang" and launcher != OURS else []
     more = {"fault": its.get("fault", {}), "hang": hang, "log_rules": rules, "continues": its.get("continues", False)}
     with pods(launcher, quiet=True, replenished=False, **more) as running:
         running.run(its.get("kills", []), spares=its.get("spares", 0))
-        report = running.report()
-        steps = [event for event in running.events() if event["event"] == "step"]
+        report, events = running.report(), running.events()
+    steps = [event for event in events if event["event"] == "step"]
+    seconds = {launcher: max(gaps_of(steps, "generation"))}
+    if launcher == OURS and its.get("spares") and not more["continues"]:
+        before = max(event["t"] for event in steps if event["generation"] == 1)
+        starts = [event["t"] for event in events if event["event"] == "operator_asked" and event["call"] == "/start"]
+        seconds[UNTIL_START] = min(t for t in starts if t > before) - before
     parts = ("losses",) if more["continues"] else ("losses", "weights", "metrics")
-    return max(gaps_of(steps, "generation")), {part: report[part] for part in parts}
+    return seconds, {part: report[part] for part in parts}
 
 
 def _script(name: str) -> str:
@@ -144,13 +150,15 @@ def main() -> int:
             for launcher in arguments.launchers:
                 if name == "resize":
                     gaps, result = resized(launcher)
+                    found = {what: {launcher: gap} for what, gap in gaps.items()}
                 else:
-                    gap, result = faulted(launcher, name)
-                    gaps = {name: gap}
+                    its, result = faulted(launcher, name)
+                    found = {name: its}
                 came_to.setdefault("resize" if name == "resize" else _script(name), []).append(result)
-                for what, gap in gaps.items():
-                    seconds.setdefault(what, {}).setdefault(launcher, []).append(gap)
-                print(f"round {number + 1}, {launcher}: {gaps}", file=sys.stderr, flush=True)
+                for what, by in found.items():
+                    for who, gap in by.items():
+                        seconds.setdefault(what, {}).setdefault(who, []).append(gap)
+                print(f"round {number + 1}, {launcher}: {found}", file=sys.stderr, flush=True)
     equal = all(result == results[0] for results in came_to.values() for result in results)
     document = make_document(seconds, equal, f"python tests/bench/operator_seconds.py --rounds {arguments.rounds}")
     print(make_table(document))

@@ -62,6 +62,9 @@ def make_report(events: Events, *, state: str, error: Any, world_size: int) -> d
             str(event.node): {"interface": event.interface, "address": event.address} for event in events.of(Network)
         },
         "nodes_lost": sorted({event.node for event in events.of(NodeLost)}),
+        "spares": sorted(
+            {event.node for event in events.of(Network)} - {event.node for event in events.of(WorkerStarted)}
+        ),
         "faults": [{"t": round(fault.t - events.start, 4), **_shown(fault)} for fault in events.of(Fault)],
         "skipped": sorted({event.step for event in events.of(Skipped)}),
         "losses": {str(step): value for step, value in _losses(events).items()},

@@ -26,6 +26,7 @@ EMPTY_REPORT: JobReport = {
     "seconds": {},
     "recoveries": [],
     "nodes_lost": [],
+    "spares": [],
     "losses": {},
     "metrics": {},
     "differs_by_rank": [],
@@ -79,12 +80,13 @@ def final_report(
     final = _as_seen(EMPTY_REPORT | (report or {}), ends)
     if cancelled:
         return final | {"state": "cancelled"}
-    lost = final["nodes_lost"] if final["state"] == "succeeded" else []  # the agents went on without those
+    # the agents went on without those; nobody may have noticed the end of a spare, when the job was about to end
+    unneeded = [*final["nodes_lost"], *final["spares"]] if final["state"] == "succeeded" else []
     codes = {end.node: end.code for end in ends}
-    failed = any(code != 0 and node not in lost for node, code in codes.items())
+    failed = any(code != 0 and node not in unneeded for node, code in codes.items())
     if report is not None and final["state"] == "succeeded" and not failed:
         return final
-    cause, chain = first_cause([end for end in ends if end.node not in lost], words)
+    cause, chain = first_cause([end for end in ends if end.node not in unneeded], words)
     if report is not None and (not cause or all(end.code in (0, _CANCELLED) for end in ends if not end.asked)):
         return final  # an agent was told to end, and so the job was
     by_coordinator = report is not None and final["state"] == "failed" and final["error"]

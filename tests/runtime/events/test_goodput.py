@@ -210,3 +210,12 @@ def test_numbers_that_ranks_log_differently_are_named():
 
 def report_of(events: list[Entry]) -> Entry:
     return make_report(events_of(events), state="succeeded", error=None, world_size=2)
+
+
+def test_a_node_on_which_no_worker_was_started_was_a_spare() -> None:
+    nodes = [entry(0.1, "network", generation=1, node=node, interface="", address="127.0.0.1") for node in range(4)]
+    workers = [
+        entry(1.0 + rank, "worker_started", generation=1, node=(0, 1, 3)[rank], rank=rank, pid=9) for rank in range(3)
+    ]
+    report = make_report(events_of([*nodes, *workers]), state="succeeded", error=None, world_size=2)
+    assert report["spares"] == [2]

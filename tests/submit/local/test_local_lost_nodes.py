@@ -48,3 +48,12 @@ def test_a_success_without_a_node_that_the_agents_know_is_lost_is_one() -> None:
     report = EMPTY_REPORT | {"state": "succeeded", "nodes_lost": [1]}
     assert final_report(report, [NodeEnd(1, -9), NodeEnd(0, 0), NodeEnd(2, 0)], False, "")["state"] == "succeeded"
     assert final_report(report, [NodeEnd(1, -9), NodeEnd(2, -9), NodeEnd(0, 0)], False, "")["state"] == "failed"
+
+
+def test_a_success_without_a_spare_that_died_as_the_job_ended_is_one() -> None:
+    report = EMPTY_REPORT | {"state": "succeeded", "spares": [2]}
+    assert final_report(report, [NodeEnd(2, -9), NodeEnd(0, 0), NodeEnd(1, 0)], False, "")["state"] == "succeeded"
+    ended = final_report(report, [NodeEnd(2, -9), NodeEnd(1, -9), NodeEnd(0, 0)], False, "")
+    assert ended["error"]["message"] == "node 1 was killed by SIGKILL (9) after its report"
+    failed = report | {"state": "failed", "error": {"code": "JobFailedError", "message": "it is over", "hint": ""}}
+    assert "node 2 was killed" in final_report(failed, [NodeEnd(2, -9), NodeEnd(0, 7)], False, "")["error"]["message"]
