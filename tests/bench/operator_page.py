@@ -100,7 +100,8 @@ to the first new one, less the median step before it.
   the state is in the nodes' memory, in a peer's, and in a shared directory.
 - The operator is a stand-in that asks every 50 ms; what AWS's own takes until it acts is not in these figures. A lost
   pod has to wait for it under every launcher, for four looks: *until `/start`* is that share of the seconds. With
-  `restart.policy: continue` the others train on meanwhile; its steps have the same losses here.
+  `restart.policy: continue` the others train on meanwhile; its steps have the same losses here. The first pod's agent
+  coordinates the job, and of two nodes one is no majority: who is left goes on once the spare has been started.
 - `hyperpodrun` 1.1.3 is the real one, with `--inprocess-restart` and, as `hp-ext` renders it, our fork server and
   `--monitor-interval`; for another number of nodes without both flags: the operator's elastic policy wants it without
   the first.
