@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from hyperpod_ext.config.fault_injection import ChaosOrder, InjectedFault
 from hyperpod_ext.runtime.detection.heartbeat import Phase
@@ -28,7 +27,7 @@ class Target:
     def snapshots(self) -> None:
         return None
 
-    def first_parameter(self) -> torch.Tensor | None:
+    def first_parameter(self) -> None:
         return None
 
 
