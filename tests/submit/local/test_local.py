@@ -222,7 +222,8 @@ NODES = """\
 import sys
 from pathlib import Path
 from hyperpod_ext.submit.local.nodes import Cancellation, GracePeriod, NodeCommand, run_nodes
-grace, scripts = GracePeriod(*map(float, sys.argv[2:4])), sys.argv[4:]
+after_failure_s, after_asking_s, scripts = float(sys.argv[2]), float(sys.argv[3]), sys.argv[4:]
+grace = GracePeriod(after_failure_s=after_failure_s, after_asking_s=after_asking_s)
 nodes = [NodeCommand(("sh", "-c", script), {"PATH": "/usr/bin:/bin"}, Path(sys.argv[1]) / f"{n}.log")
          for n, script in enumerate(scripts)]
 print(run_nodes(nodes, Cancellation(), grace))
