@@ -52,11 +52,14 @@ def due(what: str, run: Run, step: int) -> bool:
 
 def spend(rank: int) -> bool:
     """Mark this rank's fault as spent; whether it was not."""
-    spent = HERE / f"spent-{rank}"
-    if spent.exists() and not FAULT.get("always"):
+    if is_spent(rank) and not FAULT.get("always"):
         return False
-    spent.touch()
+    (HERE / f"spent-{rank}").touch()
     return True
+
+
+def is_spent(rank: int) -> bool:
+    return (HERE / f"spent-{rank}").exists()
 
 
 def is_held(run: Run, step: int) -> bool:
@@ -113,6 +116,8 @@ def train(run: Run) -> None:
             and run.rank == FAULT["dies"]
             and run.generation == 1
         ):
+            while not is_spent(FAULT["rank"]):  # else the one that sleeps may hear of this before, and sleep later
+                time.sleep(0.005)
             os.kill(os.getpid(), 9)
         time.sleep(PAUSE_S)
         if SAYS:
