@@ -207,10 +207,10 @@ class AgentHere:
                 await self._serve_end(self._settings_of_job, number)
 
     async def _serve_end(self, settings: NodeSettings, number: int) -> None:
-        """Of the end of a job that may go on without some pods, until another order comes: one that the operator starts
-        late would begin it anew."""
+        """Of the end of a job, until another order comes: a pod that the operator starts late, as one was lost when all
+        ranks were done, would wait for the job, and then begin it anew."""
         address = settings.listen or ((settings.host, settings.port) if settings.node == 0 else None)
-        if address is None or not (settings.config.elastic or self._ranks):
+        if address is None:
             return
         election = ElectionListener(settings.secret, _say, encrypted=settings.config.encrypted, succeeded=True)
         self._serving_end = asyncio.get_running_loop(), asyncio.ensure_future(asyncio.Event().wait())
