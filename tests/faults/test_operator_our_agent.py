@@ -166,3 +166,16 @@ def test_a_lost_pod_comes_back_as_a_spare_into_the_generation_that_waits(run, al
     launched.assert_equal(job, alike)
     assert len(operator.faults) == 1
     assert [event["step"] for event in events if event["event"] == "go"] == [0, 4]
+
+
+def test_a_pod_that_is_started_after_the_end_says_so(run, alike):
+    """One that was lost when all ranks were done is replaced, though nobody needs it: it begins nothing anew."""
+    job, operator, _ = run(pods=3, norm="LayerNorm")
+    launched.assert_equal(job, alike)
+    first, lost, late = operator.pods
+    lost.kill()
+    operator.active = [first, late]
+    late.ask("/update", operator._info(1))
+    late.ask("/start", operator._info(1) | {"progress": {}})
+    operator._await([late], "completed")
+    assert [event["event"] for event in launched.events_in(job.folder / "events.jsonl")].count("generation") == 1
