@@ -86,14 +86,16 @@ class Injector:
             else:
                 time.sleep(fault.seconds)
         for name, fault in list(self._armed.items()):
-            if is_due(fault, phase, step):
-                del self._armed[name]
-                if take(self._run_dir, name):
-                    self._inject(fault, phase, step)
-            elif fault.step is not None and fault.step < step:
-                del self._armed[name]
-                if take(self._run_dir, name):
-                    self._target.event("fault_missed", rank=self._rank, kind=fault.kind, step=fault.step, at=step)
+            missed = fault.step is not None and fault.step < step
+            if not missed and not is_due(fault, phase, step):
+                continue
+            del self._armed[name]
+            if not take(self._run_dir, name):
+                continue
+            if missed:
+                self._target.event("fault_missed", rank=self._rank, kind=fault.kind, step=fault.step, at=step)
+            else:
+                self._inject(fault, phase, step)
 
     def _read_orders(self) -> None:
         for name, fault in read_orders(self._run_dir).items():
