@@ -28,6 +28,7 @@ NORM = getattr(nn, os.environ.get("HPX_TEST_NORM", "BatchNorm1d"))  # whose stat
 ZERO_LAST, FUSED = "HPX_TEST_ZERO_LAST" in os.environ, "HPX_TEST_FUSED" in os.environ
 WIDTH = int(os.environ.get("HPX_TEST_WIDTH", "32"))
 SAYS = "HPX_TEST_SAYS" in os.environ
+DEVICE = os.environ.get("HPX_TEST_DEVICE", "cpu")
 PAUSE_S = float(os.environ.get("HPX_TEST_SECONDS", "0"))
 HERE = Path(os.environ["HPX_RUN_DIR"])
 # memory of rank 2 that the kernel takes a while to give back
@@ -89,7 +90,7 @@ def train(run: Run) -> None:
     def build() -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
         width = 40 if FAULT.get("what") == "other model" and run.generation > 1 and run.rank == FAULT["rank"] else WIDTH
         layers = [nn.Linear(16, width), NORM(width), nn.Dropout(0.2), nn.ReLU(), nn.Linear(width, 1)]
-        model = nn.Sequential(*layers)
+        model = nn.Sequential(*layers).to(DEVICE)
         if FUSED:  # changes parameters without raising their version counters
             optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=True)
         else:
@@ -107,6 +108,8 @@ def train(run: Run) -> None:
         if due("exception", run, step):
             raise ValueError(f"bad sample at step {step}")
         if due("illegal access", run, step):
+            if DEVICE != "cpu":
+                torch.zeros(1, device=DEVICE)[torch.full((1,), 9, device=DEVICE)].item()
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         if due("sleeps", run, step):
             time.sleep(600)  # a rank that hangs outside of any collective: nothing wakes it but its end
@@ -122,7 +125,7 @@ def train(run: Run) -> None:
         time.sleep(PAUSE_S)
         if SAYS:
             print(f"step {step}", flush=True)
-        x = torch.randn(8, 16)
+        x = torch.randn(8, 16).to(DEVICE)
         loss = (parallel(x).squeeze() - x.sum(1)).square().mean()
         if not ZERO_LAST:
             optimizer.zero_grad()
