@@ -62,13 +62,17 @@ def test_faults_are_inflicted_while_the_job_runs_and_told_afterwards(place: Loca
     until(events, "step", generation=2)
     assert hp_ext("chaos", "tiny-gpt", "--exception", "--rank", "3", "--step", "1").code == 0
     until(events, "fault_missed", rank=3, step=1)
+    assert hp_ext("chaos", "tiny-gpt", "--exception", "--rank", "0", "--step", "90000").code == 0
+    until(events, "fault_ordered", rank=0, step=90000)
     assert hp_ext("chaos", "tiny-gpt", "--sigkill", "--rank", "1").stdout == "sigkill ordered for rank 1\n"
     until(events, "step", generation=3)
     assert hp_ext("cancel", "tiny-gpt").code == 0
     job.wait()
     report = hp_ext("report", "tiny-gpt", "-o", "json").json
-    faults, (warning,) = report["faults"], [text for text in report["warnings"] if "was not injected" in text]
-    assert warning.startswith("exception for rank 3 was not injected: it was meant for step 1, and the rank was in")
+    faults, (late, early) = report["faults"], [text for text in report["warnings"] if "was not injected" in text]
+    assert late.startswith("exception for rank 3 was not injected: it was meant for step 1, and the rank was in")
+    early_told = f"it was meant for step 90000, and the job made {report['steps']} steps."
+    assert early == f"exception for rank 0 was not injected: {early_told}"
     assert [(fault["rank"], fault["kind"]) for fault in faults] == [(2, "exception"), (1, "signal")]
     assert (faults[0]["step"], faults[0]["phase"]) == (int(step), "backward")
     told = hp_ext("report", "tiny-gpt").stdout

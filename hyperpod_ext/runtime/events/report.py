@@ -14,7 +14,7 @@ from hyperpod_ext.runtime.events.breakdown import breakdown
 from hyperpod_ext.runtime.events.capacity import capacity_of, differences, find_continued, find_resizes
 from hyperpod_ext.runtime.events.durable_steps import durable_steps, left_out
 from hyperpod_ext.runtime.events.event import Event, Events
-from hyperpod_ext.runtime.events.of_faults import Aborted, Fault, FaultMissed, Injected, Killed
+from hyperpod_ext.runtime.events.of_faults import Aborted, Fault, FaultMissed, FaultOrdered, Injected, Killed
 from hyperpod_ext.runtime.events.of_nodes import Network, NodeLost, RanksReassigned
 from hyperpod_ext.runtime.events.of_training import (
     Begun,
@@ -83,6 +83,7 @@ def make_report(events: Events, *, state: str, error: Any, world_size: int) -> d
             *([_begun_anew(unsaved)] if unsaved and recoveries else []),
             *_other_scripts(events),
             *map(_too_late, events.of(FaultMissed)),
+            *_never_due(events),
         ],
     }
 
@@ -117,8 +118,21 @@ def _beyond_parity(event: ParityShort) -> str:
 
 
 def _too_late(event: FaultMissed) -> str:
-    meant = f"{event.kind} for rank {event.rank} was not injected: it was meant for step {event.step}"
-    return f"{meant}, and the rank was in step {event.at} when it heard of that."
+    return f"{_not_injected(event)} {event.step}, and the rank was in step {event.at} when it heard of that."
+
+
+def _never_due(events: Events) -> list[str]:
+    """Faults that were ordered for a step that the job has not come to."""
+    newest = max((event.step for event in events.of(Step)), default=0)
+    return [
+        f"{_not_injected(event)} {event.step}, and the job made {newest} steps."
+        for event in events.of(FaultOrdered)
+        if event.step is not None and event.step > newest
+    ]
+
+
+def _not_injected(event: FaultMissed | FaultOrdered) -> str:
+    return f"{event.kind} for rank {event.rank} was not injected: it was meant for step"
 
 
 def kept_steps(events: Events) -> dict[int, tuple[float, float]]:
