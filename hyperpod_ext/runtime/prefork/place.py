@@ -13,6 +13,7 @@ import os
 import socket
 import stat
 import struct
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,7 +39,13 @@ def socket_of(launcher: int) -> str:
     known = os.lstat(directory)
     if not stat.S_ISDIR(known.st_mode) or known.st_uid != os.getuid() or known.st_mode & 0o077:
         raise PermissionError(f"{directory} is not a directory of this user alone")
-    return f"{directory}/prefork-{launcher}.socket"
+    return socket_in(directory, launcher)
+
+
+def socket_in(directory: str, launcher: int) -> str:
+    """The same, where the directory is known. Containers may share it, and a launcher often has the same id in each."""
+    container = f"{os.uname().nodename} {os.stat('/proc/self/ns/pid').st_ino}"  # noqa: PTH116
+    return f"{directory}/prefork-{zlib.crc32(container.encode()):08x}-{launcher}.socket"
 
 
 def connect(path: str) -> socket.socket | None:

@@ -105,7 +105,7 @@ class Server:
         """Until the launcher has ended: None. In a process that was forked: what it is to be."""
         while not self._ended:
             for key, _ in self._events.select(_LOOK_S if self._ranks else None):
-                if key.fileobj not in self._events.get_map():
+                if self._ended or self._events.get_map().get(key.fd) is not key:
                     continue  # it went with another of this round
                 if (order := key.data()) is not None:
                     return order  # type: ignore[no-any-return]
@@ -130,30 +130,48 @@ class Server:
         kill_descendants(os.getpid())
 
     def _accept(self, listener: socket.socket) -> Order | None:
-        line, _ = listener.accept()
+        try:
+            line, _ = listener.accept()
+        except OSError:  # whoever came is gone, or waits until a descriptor is free
+            return None
         try:
             order = Order.read(line)
-        except (OSError, ValueError) as error:
+            return order if self._fork(order, line) == 0 else None
+        except (OSError, ValueError) as error:  # of one rank: the others know nothing of it
             with contextlib.suppress(OSError):
                 place.send(line, {"error": f"{type(error).__name__}: {error}"})
             line.close()
             return None
-        server = os.getpid()
-        if (pid := os.fork()) == 0:
-            os.setsid()
-            die_with_parent(server)
-            self._forget()
-            line.close()
-            return order
-        for descriptor in order.output:
-            os.close(descriptor)
+
+    def _fork(self, order: Order, line: socket.socket) -> int:
+        """Process id of the rank; 0 in the rank.
+
+        Raises:
+            OSError: there is no process or descriptor left.
+        """
+        server, handle = os.getpid(), -1
+        try:
+            if (pid := os.fork()) == 0:
+                os.setsid()
+                die_with_parent(server)
+                self._forget()
+                line.close()
+                return 0
+            try:
+                handle = os.pidfd_open(pid)
+            except OSError:
+                os.kill(pid, signal.SIGKILL)
+                raise
+        finally:
+            if os.getpid() == server:
+                for descriptor in order.output:
+                    os.close(descriptor)
         self._ranks[pid] = place.peer_of(line)[0]
-        handle = os.pidfd_open(pid)
         self._events.register(handle, selectors.EVENT_READ, functools.partial(self._rank_ended, pid, handle, line))
         self._events.register(line, selectors.EVENT_READ, functools.partial(self._from_front, pid, line))
         with contextlib.suppress(OSError):  # gone already: the next event says so
             place.send(line, {"pid": pid})
-        return None
+        return pid
 
     def _rank_ended(self, pid: int, handle: int, line: socket.socket) -> None:
         kill_group(pid)  # what it has forked; its number is its own until it is waited for

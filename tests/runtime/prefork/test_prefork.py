@@ -9,14 +9,15 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import until
+from waiting import PATIENCE_S, until
 
 from hyperpod_ext.processes import is_alive
-from hyperpod_ext.runtime.prefork import place
+from hyperpod_ext.runtime.prefork import place, server
 
 FRONT = [sys.executable, "-u", "-m", "hyperpod_ext.runtime.prefork"]
 SHOWS = """\
@@ -50,7 +51,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where the socket of a fork server lies, which has not imported what ranks need."""
     folder = tmp_path_factory.mktemp("p")
     folder.chmod(0o700)
-    path = f"{folder}/prefork-{os.getpid()}.socket"
+    path = place.socket_in(str(folder), os.getpid())
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(path)
         listener.listen()
@@ -75,7 +76,7 @@ def environ(directory: Path) -> dict[str, str]:
 
 
 def _connected(directory: Path) -> socket.socket:
-    line = place.connect(f"{directory}/prefork-{os.getpid()}.socket")
+    line = place.connect(place.socket_in(str(directory), os.getpid()))
     assert line is not None
     return line
 
@@ -236,6 +237,58 @@ def test_a_directory_that_others_can_enter_is_not_used(tmp_path: Path, environ: 
     assert f"{tmp_path} is not a directory of this user alone" in done.stderr
 
 
+def test_a_rank_that_ends_as_it_is_signalled_ends_no_other(
+    directory: Path, tmp_path: Path, environ: dict[str, str]
+) -> None:
+    """The launcher ends all ranks when one fails, and others may fail at that moment."""
+    front, (other, server, _) = _waiting(tmp_path, environ)
+    with _connected(directory) as line:
+        rank = _ordered(line, tmp_path / "waits.py", environ)
+        os.kill(server, signal.SIGSTOP)  # so that it finds both at once
+        os.kill(rank, signal.SIGKILL)
+        _gone(rank)
+        line.send(bytes([signal.SIGTERM]))
+        os.kill(server, signal.SIGCONT)
+        assert os.WTERMSIG(place.receive(line)["status"]) == signal.SIGKILL
+    front.send_signal(signal.SIGUSR1)
+    assert front.wait() == 7
+    _gone(rank, other)
+
+
+def _ordered(line: socket.socket, script: Path, environ: dict[str, str]) -> int:
+    """A rank whose small process we are."""
+    cpus = sorted(os.sched_getaffinity(0))
+    order = {"argv": [str(script)], "env": environ, "cwd": "/", "umask": 0o22, "cpus": cpus}
+    body = json.dumps(order).encode()
+    with open(os.devnull, "r+b") as nothing:  # noqa: PTH123
+        socket.send_fds(line, [len(body).to_bytes(4, "big")], [nothing.fileno()] * 3)
+    line.sendall(body)
+    return int(place.receive(line)["pid"])
+
+
+def test_where_nothing_can_be_forked_the_others_live_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        listener.listen()
+        pool = server.Server(listener, os.getpid())
+        line = place.connect(str(tmp_path / "socket"))
+        assert line is not None
+        line.settimeout(PATIENCE_S)
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        monkeypatch.setattr(os, "fork", _no_process_left)
+        with ThreadPoolExecutor() as threads:
+            asking = threads.submit(_ordered, line, tmp_path / "x.py", {})
+            assert pool._accept(listener) is None
+            with pytest.raises(KeyError):  # the answer has an error in the place of a process
+                asking.result()
+        assert len(list(Path("/proc/self/fd").iterdir())) == before, "what came with the order is closed"
+        line.close()
+
+
+def _no_process_left() -> int:
+    raise BlockingIOError("no process left")
+
+
 @pytest.mark.thorough
 def test_the_fork_servers_end_is_the_ranks_and_the_next_starts_another(tmp_path: Path, environ: dict[str, str]) -> None:
     front, (rank, server, child) = _waiting(tmp_path, environ)
@@ -261,7 +314,7 @@ def test_nothing_outlives_the_launcher(tmp_path: Path, environ: dict[str, str], 
     launcher.kill()
     launcher.wait()
     _gone(int(rank), int(server), int(child))
-    assert not Path(f"{environ[place.ENV_DIRECTORY]}/prefork-{launcher.pid}.socket").exists()
+    assert list(own_directory.iterdir()) == []
 
 
 def test_the_small_process_imports_nothing_heavy() -> None:
