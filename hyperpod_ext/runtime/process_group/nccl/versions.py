@@ -1,7 +1,7 @@
 """Versions of NCCL, torch and aws-ofi-nccl with which recovery is known to fail, and what is installed here.
 
 `judge` is pure; `installed` reads what is there, loads no plugin and needs no GPU. A version that cannot be read is
-reported as unknown. What the table says comes from the sources beside it; none of it has run on a GPU yet.
+reported as unknown. What the table says comes from the sources beside it; no version that it refuses was ever run.
 """
 
 from __future__ import annotations
