@@ -43,7 +43,7 @@ class Timeouts(Config):
 
 
 class LogRule(Config):
-    """A pattern in what rank 0 prints by which a hang, a slow job or a fault is told."""
+    """A pattern in the lines that rank 0 itself prints, by which a hang, a slow job or a fault is told."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][-A-Za-z0-9_]{0,62}$", examples=["loss-is-printed"])]
     """Name of the rule; it is in the cause of a fault."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,6 +64,18 @@ def test_an_example_renders_or_is_refused_with_a_reason(spec: Path, target: str)
 )
 def test_which_target_runs_which_example(spec: str, target: str, rules: set[str]) -> None:
     assert rules_against(EXAMPLES / f"{spec}.yaml", target) == rules
+
+
+def test_the_script_of_an_example_with_log_rules_prints_what_they_look_for() -> None:
+    """`run.log` prints nothing: a rule about it would fault a healthy job for ever."""
+    folder = EXAMPLES / "04-hyperpod-eks"
+    job = load_text(JobConfig, (folder / "job.yaml").read_text())
+    started = [sys.executable, str(folder / job.script), "--steps", "20"]
+    done = subprocess.run(started, capture_output=True, text=True, check=True, timeout=120)
+    for rule in job.log_rules:
+        found = [match[1] for line in done.stdout.splitlines() if (match := re.match(rule.pattern, line))]
+        assert len(found) == 2, done.stdout
+        assert all(float(number) > 0 for number in found)
 
 
 @pytest.mark.parametrize("example", ["05-slurm", "07-sagemaker", "09-spare"])

@@ -125,8 +125,9 @@ class JobConfig(Config):
     metrics: Metrics | None = None
     """Where the numbers of the running job can be read, for Prometheus. Default: nowhere."""
     log_rules: tuple[LogRule, ...] = ()
-    """Patterns in what rank 0 prints by which a hang, a slow job or a fault is told: by AWS's operator on
-    hyperpod-eks, by our agent elsewhere."""
+    """Patterns in the lines that rank 0 itself prints, by which a hang, a slow job or a fault is told: by AWS's
+    operator on hyperpod-eks, by our agent elsewhere. `run.log` prints nothing: the script must print what a pattern is
+    to find."""
     labels: dict[LabelKey, LabelValue] = {}
     """Labels of the job and its pods; tags, where the platform has those."""
     annotations: dict[LabelKey, str] = {}
