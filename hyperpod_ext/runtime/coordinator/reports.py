@@ -184,15 +184,21 @@ class Reports:
         self._actions.carry_out(self._membership.resume(node, nodes, leaving))
 
     def late_ranks(self, now: float) -> None:
-        """A generation that does not form is a fault of those that are missing."""
+        """A generation that does not form is a fault of each node that ranks are missing of: the first of its ranks
+        counts, the others follow."""
         if self._end.ended.done() or not self._formation.is_late(now):
             return
-        generation, step = self._membership.generation, self._membership.committed + 1
+        membership, blamed = self._membership, set[int]()
+        generation, step = membership.generation, membership.committed + 1
         cause = f"was not ready for generation {generation} within {self._formation.limit_s:g} s"
-        for missing in self._membership.missing():
+        for missing, node in [(rank, membership.nodes[rank]) for rank in membership.missing()]:
             # the others may go on without the first of them, and have other numbers then
-            if (rank := self._membership.renumbering.rank_now(missing, generation)) is not None:
-                self._fault(Fault(rank, cause, step, died=True, kind="late"), generation, now)
+            rank = membership.renumbering.rank_now(missing, generation)
+            if rank is None or membership.nodes.get(rank) != node or membership.phase is JobPhase.ENDED:
+                continue  # a spare that has it now has had no time; or it is over
+            fault = Fault(rank, cause, step, died=True, kind="late", late=node in blamed)
+            self._fault(fault, generation, now)
+            blamed.add(node)
 
     # --- a generation forms -----------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ class Fault(ByCoordinator):
     escalation_level: str = ""
     """How far up it was taken: in process, process or node; empty: it ends the job, or another fault was first."""
     late: bool = False
-    """Whether another fault had ended its generation already: it counts for no budget."""
+    """Whether another fault stands for it, which ended its generation or is its node's: it counts for no budget."""
 
 
 class Aborted(ByWorker):

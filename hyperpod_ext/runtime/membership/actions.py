@@ -58,7 +58,7 @@ class Fault:
     """What it has in common with the same fault when that comes again, beside its kind: a line of the script, the phase
     of a hang. Empty: its cause."""
     late: bool = False
-    """Whether another fault had ended its generation already."""
+    """Whether another fault had ended its generation already, or stands for it."""
 
     @property
     def follows(self) -> bool:

@@ -242,7 +242,7 @@ class Membership:
         if self.phase is JobPhase.ENDED or (left_already and not fault.died):
             return []  # what a rank met on its way out of an older generation is no news
         actions, node = self.rescaling.drop(self.states), self.nodes[fault.rank]
-        met = self._escalate(replace(fault, node=node, late=generation <= self.broken))
+        met = self._escalate(replace(fault, node=node, late=fault.late or generation <= self.broken))
         if isinstance(met, Fail):
             return [*actions, self._end(met)]
         lost = self.ranks_on(node) if met is EscalationLevel.NODE else [fault.rank]

@@ -4,40 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
+from kept_orders import Sent, come
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier, PeerTier
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
-from hyperpod_ext.runtime.coordinator.members import Agent
 from hyperpod_ext.runtime.coordinator.outbox import Outbox
 from hyperpod_ext.runtime.ipc import control_messages as c
-from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.membership.candidates import CANDIDATES
 
 WORKERS = 2
-
-
-class Sent:
-    """In the place of a connection: keeps what is written."""
-
-    def __init__(self) -> None:
-        self.orders: list[c.ToAgent] = []
-        self.transport = self
-
-    def write(self, frame: bytes) -> None:
-        self.orders.append(c.AGENT_ORDERS.decode(wire.decode(frame[4:])))
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def is_closing(self) -> bool:
-        return False
 
 
 def config_of(nodes: int) -> RuntimeConfig:
@@ -53,12 +34,6 @@ def handshake_of(node: int, job_state: dict[str, Any] | None = None, *, trains: 
         domain=f"rack {node // 16}", generation=1, workers=workers, committed=2 if trains else 0, exited={},
         term=1 if trains else 0, job_state=job_state,
     )  # fmt: skip
-
-
-def come(coordinator: Coordinator, handshake: c.AgentHandshake) -> Sent:
-    line: Any = Sent()
-    coordinator._admission.welcome(handshake.node, handshake, Agent(line, time.monotonic()))
-    return line
 
 
 async def taken_back(nodes: int, folder: Path) -> tuple[int, dict[int, Sent]]:
