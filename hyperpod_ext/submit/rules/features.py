@@ -88,6 +88,22 @@ def spares_need_a_queue(context: Context) -> Iterator[Finding]:
 
 
 @rule(
+    "HPX127",
+    "error",
+    "spares that no group has",
+    "The operator keeps spares group by group. Where the nodes are in groups, it is told only of those of each group, "
+    "and spares of the job as a whole would be lost without a word.",
+    "Write spares in the groups that are to have them.",
+)
+def spares_are_those_of_groups(context: Context) -> Iterator[Finding]:
+    job = context.job
+    grouped = job.node_groups and not any(group.spares for group in job.node_groups)  # else HPX147 tells of both
+    if context.may_be("hyperpod-eks") and job.spares and grouped:
+        hint = f"remove it, and write node_groups.0.spares: {job.spares}, for example"
+        yield Finding(("spares",), "the nodes are in groups, and none of them has these spares", hint)
+
+
+@rule(
     "HPX105",
     "error",
     "checkpointless training needs GPUs of NVIDIA",

@@ -19,6 +19,7 @@ WHOLE = {"workers_per_node": 8, "resources": P5}
 AWS = {"mode": "aws-checkpointless"}
 OURS = {"nodes": 2, "kubernetes": {"launcher": "ours"}}
 ELASTIC = {"elastic": {"min_nodes": 2, "max_nodes": 4}, "nodes": 2, "mode": "plain"}
+GROUPED = {"nodes": 4, "node_groups": [{"name": "a", "nodes": 2}, {"name": "b", "nodes": 2}]}
 RULE = {"name": "loss", "pattern": "loss ([0-9.]+)", "every_s": 60}
 
 
@@ -117,6 +118,13 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {"resources": {"memory_mib": 99}, "checkpoint": {"tiers": [{"kind": "memory", "budget_mib": 100}]}},
         {"resources": {"memory_mib": 99}},
         "checkpoint.tiers",
+    ),
+    ("HPX127", GROUPED | {"spares": 1}, GROUPED, "spares"),
+    (
+        "HPX127",
+        GROUPED | {"spares": 1},
+        GROUPED | {"node_groups": [{"name": "a", "nodes": 2, "spares": 1}, {"name": "b", "nodes": 2}]},
+        "spares",
     ),
     (
         "HPX124",
