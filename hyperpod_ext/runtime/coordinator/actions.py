@@ -87,6 +87,8 @@ class Actions:
             case m.Abort(_, rank):
                 self._abort(rank)
             case m.Replace(rank):
+                if self._membership.phase is m.JobPhase.FORMING:  # the new process has the whole time for it
+                    self._formation.begins(time.monotonic())
                 self._outbox.send(self._membership.nodes[rank], c.StartWorker(rank=rank))
             case m.TakeOver(node, ranks):
                 self._take_over(node, ranks)

@@ -71,7 +71,8 @@ class Ranks:
 
 @dataclass(slots=True)
 class Formation:
-    """Since when a generation forms. One that takes too long is a fault of the ranks that are missing."""
+    """Since when a generation forms, or its last new process has been started. One that takes too long is a fault of
+    the ranks that are missing."""
 
     limit_s: float
     since: float | None = None

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from kept_orders import Sent, begun, join
+from kept_orders import Sent, begun, come, handshake_of, join, take
 
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.config.restart import RestartPolicy
@@ -72,3 +72,67 @@ def test_a_spare_that_has_just_got_the_ranks_of_a_slow_node_is_not_blamed_for_th
             assert started(lines[2]) == list(range(EACH, 2 * EACH)), "each is started there once"
 
     asyncio.run(run())
+
+
+ALMOST_S = LIMIT_S - 5.0
+
+
+def is_blamed_soon(coordinator: Coordinator) -> bool:
+    """Whether a rank is late ten seconds from now."""
+    before = len(coordinator.membership.faults)
+    coordinator.reports.late_ranks(time.monotonic() + 10.0)
+    return len(coordinator.membership.faults) > before
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_a_node_that_gets_ranks_while_a_generation_forms_has_the_whole_time_for_it(tmp_path: Path, spares: int) -> None:
+    async def run() -> None:
+        async with begun(config_of(spares=spares), tmp_path) as (coordinator, lines):
+            join(coordinator, *range(EACH))
+            coordinator._formation.since = time.monotonic() - ALMOST_S
+            coordinator._lose(1, "its pod is deleted")
+            if not spares:
+                lines[1] = come(coordinator, handshake_of(1, id="another"))
+            assert started(lines[2 if spares else 1]) == list(range(EACH, 2 * EACH))
+            assert not is_blamed_soon(coordinator)
+
+    asyncio.run(run())
+
+
+def test_a_process_that_is_replaced_while_a_generation_forms_has_the_whole_time_for_it(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with begun(config_of(), tmp_path) as (coordinator, lines):
+            join(coordinator, *range(2 * EACH - 1))
+            coordinator._formation.since = time.monotonic() - ALMOST_S
+            last = 2 * EACH - 1
+            take(coordinator, 1, died(last))
+            assert started(lines[1])[-2:] == [last, last]
+            assert not is_blamed_soon(coordinator)
+
+    asyncio.run(run())
+
+
+def test_one_that_does_not_come_is_late_though_others_join(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with begun(config_of(), tmp_path) as (coordinator, _):
+            coordinator._formation.since = time.monotonic() - ALMOST_S
+            join(coordinator, *range(2 * EACH - 1))
+            assert is_blamed_soon(coordinator)
+
+    asyncio.run(run())
+
+
+def died(rank: int) -> c.Died:
+    return c.Died(
+        rank=rank,
+        generation=1,
+        cause="killed by SIGKILL (9)",
+        step=1,
+        kind="signal",
+        phase="",
+        place="",
+        exit_code=-9,
+        final=False,
+        hint="",
+        t=0.0,
+    )
