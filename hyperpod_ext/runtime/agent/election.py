@@ -153,6 +153,10 @@ class ElectionListener:
             writer.write(wire.encode(encode(c.StopNode(why=str(error), hint=""))))
             await writer.drain()
             return
+        if self._succeeded:  # it was given a place just before the end, or has not heard of that
+            writer.write(wire.encode(encode(c.EndJob(state="succeeded", grace_s=-1.0))))
+            await writer.drain()
+            return
         reading = asyncio.create_task(wire.read(reader))
         try:
             if self._coordinator is None:

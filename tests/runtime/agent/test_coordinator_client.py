@@ -456,3 +456,32 @@ def test_what_is_said_to_a_coordinator_that_is_gone_is_no_noise_in_the_log(
 
     asyncio.run(run())
     assert [record.message for record in caplog.records if record.name == "asyncio"] == []
+
+
+def test_a_node_that_comes_as_the_job_has_ended_is_told_so(tmp_path: Path) -> None:
+    """It was given a place, and the coordinator was gone before it was there: the operator was asked to restart a job
+    that had succeeded."""
+
+    async def run() -> c.ToAgent | None:
+        ended = ElectionListener(SECRET, pytest.fail, succeeded=True)
+        await ended.open("127.0.0.1", 0)
+
+        async def be_gone(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.close()
+
+        places = [ended.address]
+        coordinator = await asyncio.start_server(be_gone, "127.0.0.1", 0)
+        places.insert(0, coordinator.sockets[0].getsockname())
+        unused: Any = None
+        client = CoordinatorClient(settings_in(tmp_path), ElectionListener(SECRET, print), handshake, unused)
+        await client.connect(lambda: places.pop(0) if len(places) > 1 else places[0], lambda: "")
+        client.send_handshake()
+        word = await client.next()
+        await client.close()
+        await ended.close()
+        coordinator.close()
+        return word
+
+    order = asyncio.run(asyncio.wait_for(run(), 60))
+    assert isinstance(order, c.EndJob)
+    assert order.state == "succeeded"
