@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from hyperpod_ext.processes import allow_open_files
@@ -39,6 +40,15 @@ class Unproven(Generic[Connection]):
         """It has shown the secret, or is gone. Nothing happens when it has left before."""
         with self._lock:
             self._waiting.pop(connection, None)
+
+    @contextlib.contextmanager
+    def place(self, connection: Connection) -> Iterator[None]:
+        """It has a place for the block, unless it is hung up on there."""
+        self.enter(connection)
+        try:
+            yield
+        finally:
+            self.leave(connection)
 
     def hang_up_oldest(self) -> bool:
         """Make place; False: nobody is there."""

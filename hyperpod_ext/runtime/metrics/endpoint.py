@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from hyperpod_ext.config.metrics import SUMMARY
 from hyperpod_ext.runtime.ipc import unproven
@@ -56,9 +55,9 @@ class MetricsEndpoint:
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(_TIMEOUT_S):
-                with _place(self._asking, writer):
+                with self._asking.place(writer):
                     head = await reader.readuntil(b"\r\n\r\n")
-                with _place(self._answered, writer):
+                with self._answered.place(writer):
                     await self._answer(head, writer)
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             _hang_up(writer)
@@ -85,12 +84,3 @@ class MetricsEndpoint:
 
 def _hang_up(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
-
-
-@contextlib.contextmanager
-def _place(places: Unproven[asyncio.StreamWriter], writer: asyncio.StreamWriter) -> Iterator[None]:
-    places.enter(writer)
-    try:
-        yield
-    finally:
-        places.leave(writer)

@@ -158,6 +158,7 @@ class AgentHere:
         while True:
             order = self._orders.get()
             if isinstance(order, int):
+                self._idle.set()  # nothing of it is left, whoever waits for that
                 return order
             number, at = order
             if number == self._wanted:
@@ -185,7 +186,7 @@ class AgentHere:
             state, why, hint = await self._job(listener, number, at)
             message = last_word.of_failed_job(why, hint)
         except asyncio.CancelledError:
-            return
+            state = "cancelled"
         except ExcludedError as error:  # the others may go on without it: a new process may come back to them
             message, mode = str(error), PROCESS_LEVEL
             last_word.keep(error.message, error.hint, self._rank)
@@ -197,10 +198,10 @@ class AgentHere:
         finally:
             self._running = None
             take_signals_from(asyncio.get_running_loop(), self._hear_signal)
+        if self._asked_to_end:  # however the job has ended meanwhile: the pod is deleted
+            self.leave(_CANCELLED)
         if state in ("cancelled", "left"):
             message, mode = "a pod of the job was told to end", PROCESS_LEVEL
-            if self._asked_to_end:
-                self.leave(_CANCELLED)
         if number == self._wanted:
             listener.job_ended(succeeded=state == "succeeded", message=message, restart_mode=mode)
             if state == "succeeded" and self._settings_of_job is not None:
@@ -268,7 +269,8 @@ class AgentHere:
         others, limit_s = tuple((address, port) for address in at.others), restart.node_wait_s
         self._looks_for = "a job that runs is looked for"
         try:
-            place = await find_place(settings, others, limit_s, lambda: number == self._wanted)
+            goes_on = lambda: number == self._wanted  # noqa: E731
+            place = await find_place(settings, others, limit_s, goes_on, faults=at.faults)
         finally:
             self._looks_for = ""
         if place is None:

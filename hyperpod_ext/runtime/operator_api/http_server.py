@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
+from hyperpod_ext.runtime.ipc import unproven
 from hyperpod_ext.runtime.ipc.listener import Listener
+from hyperpod_ext.runtime.ipc.unproven import Unproven
 
 _HEADER_BYTES = 64 << 10
 _BODY_BYTES = 32 << 20
 """The addresses of 100,000 nodes take 5 MB."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_PLACES = 256
 _IDLE_S = 60.0
 """How long a connection may be silent."""
 
@@ -48,10 +51,13 @@ class HttpServer:
     Args:
         handle: answers at once.
         on_error: hears of errors of ours.
+        places: connections that may be silent at one time. When there are more, the oldest is hung up on: descriptors
+            are this process's, which trains a node. An operator connects again.
     """
 
-    def __init__(self, handle: Handle, on_error: Callable[[str], None]) -> None:
+    def __init__(self, handle: Handle, on_error: Callable[[str], None], places: int = _PLACES) -> None:
         self._handle = handle
+        self._asking: Unproven[asyncio.StreamWriter] = Unproven(unproven.places(places), _hang_up)
         self._listener = Listener(self._serve, on_error)
 
     async def listen(self, host: str, port: int) -> int:
@@ -70,12 +76,13 @@ class HttpServer:
         while True:
             try:
                 async with asyncio.timeout(_IDLE_S):
-                    head = await _read_head(reader)
-                    if head is None:
-                        return
-                    if head.headers.get("expect", "").lower() == "100-continue":
-                        writer.write(_CONTINUE)
-                    body = await _read_body(reader, head.headers)
+                    with self._asking.place(writer):
+                        head = await _read_head(reader)
+                        if head is None:
+                            return
+                        if head.headers.get("expect", "").lower() == "100-continue":
+                            writer.write(_CONTINUE)
+                        body = await _read_body(reader, head.headers)
             except (TimeoutError, asyncio.IncompleteReadError):
                 return
             except _BadRequestError as error:
@@ -86,6 +93,10 @@ class HttpServer:
             await writer.drain()
             if not head.keeps:
                 return
+
+
+def _hang_up(writer: asyncio.StreamWriter) -> None:
+    writer.transport.abort()
 
 
 @dataclass(frozen=True)

@@ -5,17 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
+from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
-from hyperpod_ext.runtime.ipc.declared import Address, encode, read, with_version
+from hyperpod_ext.runtime.ipc.declared import Address, encode, name_of, read, with_version
 
 _DIAL_S = 5.0
 _AGAIN_S = 0.05
 _ASKED = 8
-"""Others that are asked: each of them knows who coordinates."""
+"""Others that are asked first: each of them knows who coordinates."""
 
 
 class JobSucceededError(Exception):
@@ -23,18 +24,20 @@ class JobSucceededError(Exception):
 
 
 async def find_place(
-    settings: NodeSettings, others: Collection[Address], limit_s: float, goes_on: Callable[[], bool]
+    settings: NodeSettings, others: Sequence[Address], limit_s: float, goes_on: Callable[[], bool], *, faults: int = 0
 ) -> tuple[int, Address] | None:
     """Number of this node in the job that runs, and who coordinates that; None: none of `others` is in one.
 
     Those that are may be about to agree on another coordinator: they are asked again, for `limit_s` at most, and as
-    long as `goes_on`.
+    long as `goes_on`. After a fault (`faults` is not 0) many pods may be new: all are asked before it is said that no
+    job runs. Before the first one none runs, and a few tell.
 
     Raises:
         JobSucceededError: one of them has seen its end.
+        JobFailedError: one of them speaks another version of the protocol.
     """
     deadline = time.monotonic() + limit_s
-    asked = dict.fromkeys(list(others)[:_ASKED])
+    asked = dict.fromkeys(others[:_ASKED])
     while True:
         found = await _ask_all(settings, asked)
         for place, answer in found.items():
@@ -45,8 +48,14 @@ async def find_place(
         if any(answer is not None and answer.succeeded for answer in found.values()):
             raise JobSucceededError
         known = [answer for answer in found.values() if answer is not None and answer.knows_job]
-        if not known or not goes_on() or time.monotonic() > deadline:
+        if not goes_on() or time.monotonic() > deadline:
             return None
+        if not known:
+            more = others[len(asked) : 2 * len(asked)] if faults else ()
+            if not more:
+                return None
+            asked |= dict.fromkeys(more)
+            continue
         named = {answer.coordinator: None for answer in known if answer.coordinator is not None}
         if not named.keys() - asked.keys():
             await asyncio.sleep(_AGAIN_S)
@@ -87,4 +96,9 @@ async def _ask(settings: NodeSettings, place: Address) -> c.FreeNumber | None:
                 writer.close()
     except OSError:
         return None
-    return read(c.FreeNumber, answer, "answer") if answer is not None else None
+    if answer is None:
+        return None
+    if answer.get("type") == name_of(c.StopNode, "type"):
+        refusal = read(c.StopNode, answer, "answer")
+        raise JobFailedError(f"the agent at {place[0]} refused this one: {refusal.why}", hint=refusal.hint)
+    return read(c.FreeNumber, answer, "answer")

@@ -154,7 +154,7 @@ class OperatorApi:
         return self._status() if request.path == "/update" else Response(states.OK)
 
     def _status(self) -> Response:
-        pod = states.waiting(states.made(self.pod, self._name, self._made), self._agent.waits_for)
+        pod = states.waiting(states.made(self.pod, self._name, dict(self._made)), self._agent.waits_for)
         return Response(states.OK, states.status(pod, __version__))
 
     def _answer(self, request: Request) -> Answer:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -157,6 +158,7 @@ def start(pod: Pod, asked: Start, now: str) -> Answer:
     order = Order.RESUME if same and pod.agent_rank is not None else Order.BEGIN
     gone = pod.agent_peers - peers if peers and order is Order.RESUME else frozenset()
     updated = replace(updated, agent_rank=asked.rank, agent_address=own, agent_peers=peers, restart_mode=IN_PROCESS)
+    updated = replace(updated, failed=frozenset[int]())  # what was being mended when the operator stopped the job
     return Answer(enter(updated, State.RUNNING, now, "Running"), orders=(order,), gone=gone)
 
 
@@ -220,7 +222,8 @@ def _misfit(pod: Pod, asked: Ranks) -> str:
     if len({line.rank for line in lines}) < len(lines):
         return "rankIps names a rank twice"
     table = _table(pod, asked)
-    if two := sorted(rank for rank, address in table.items() if list(table.values()).count(address) > 1):
+    uses = Counter(table.values())
+    if two := sorted(rank for rank, address in table.items() if uses[address] > 1):
         return f"rankIps: ranks {', '.join(map(str, two))} have one address, {table[two[0]]}"
     if pod.state is State.RUNNING and _table(pod, asked).get(asked.rank) != pod.addresses.get(asked.rank):
         return "rankIps gives this pod, which trains, another address"

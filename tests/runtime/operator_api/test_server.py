@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import http.client
 import json
 import os
@@ -18,6 +20,7 @@ from waiting import until
 
 from hyperpod_ext.errors import ConflictError
 from hyperpod_ext.ports import free_port
+from hyperpod_ext.runtime.operator_api.http_server import HttpServer, Response
 from hyperpod_ext.runtime.operator_api.server import OperatorApi, serving
 from hyperpod_ext.runtime.operator_api.states import NodeStart
 
@@ -111,18 +114,24 @@ def test_a_job_from_its_start_to_the_end_of_the_pod(served: Served) -> None:
     ])  # fmt: skip
     served.api.fault_mended(7)
     until(lambda: not any(one["failed"] for one in served.status()["worker_data"]))
+    served.api.fault_seen("rank 1, step 8: killed", rank=1)
+    until(lambda: any(one["failed"] for one in served.status()["worker_data"]))
+    for path, body in (("/stop", None), ("/start", info(faultCount=2))):  # the operator is in the midst of it, too
+        served.call(path, body)
+    assert not any(one["failed"] for one in served.status()["worker_data"])
     served.api.job_ended(succeeded=True, message="", restart_mode="")
     until(lambda: served.status()["status"] == "completed")
     assert served.status()["progress"]["tiny"]["progressCount"] == 7
     served.call("/stop")
     until(lambda: served.status()["status"] == "ready")
-    served.call("/start", info(faultCount=2))
+    served.call("/start", info(faultCount=3))
     assert not {"progress", "worker_data"} & served.status().keys(), "they are of an earlier agent"
     assert served.call("/shutdown") == (200, None)
     begun = "begin 0 at 10.0.0.1"
-    assert served.agent.done == [begun, "pause", "resume on 2, without 10.0.0.2", "end", begun, "leave"]
+    resumed = ["pause", "resume on 2, without 10.0.0.2", "pause", "resume on 2, without 10.0.0.9"]
+    assert served.agent.done == [begun, *resumed, "end", begun, "leave"]
     notes = [(note["call"], note["state"]) for note in served.agent.notes if note["call"] == "/stop"]
-    assert notes == [("/stop", "stopping")] * 2
+    assert notes == [("/stop", "stopping")] * 3
 
 
 @pytest.mark.parametrize(
@@ -212,3 +221,23 @@ def test_two_pods_that_share_a_network_are_told_apart(tmp_path: Path) -> None:
     assert f"cannot serve the operator at 127.0.0.1:{port}: Address already in use" in done.stderr
     assert "kubernetes.host_network" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_silent_connections_take_no_descriptors_of_the_agent() -> None:
+    """Whoever reaches the port may open as many as it likes; the operator is answered all the same."""
+    server = HttpServer(lambda request: Response(200, request.path), pytest.fail, places=3)
+
+    async def run() -> None:
+        port = await server.listen("127.0.0.1", 0)
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
+        for reader, _ in silent[:2]:
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b"", "the oldest are hung up on"
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /status HTTP/1.1\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        for _, line in (*silent, (reader, writer)):
+            line.close()
+        await server.close()
+
+    asyncio.run(run())
