@@ -1,4 +1,4 @@
-"""This node's agent in the process that serves the operator: a pod that is told to end does so, whatever its job is at."""
+"""This node's agent beside what serves the operator: a pod that is told to end does so, whatever its job is at."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def run_to_its_end(
     *,
     policy: str = "continue",
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Exit code of a pod that `then` is done to, from another thread, once its node runs; and what its operator heard."""
+    """Exit code of a pod that `then` is done to once its node runs, in another thread; and what its operator heard."""
     node, heard = Stays(), Heard()
     restart = {"policy": policy}
     config = RuntimeConfig.model_validate({"name": "a", "nodes": 2, "workers_per_node": 1, "restart": restart})
