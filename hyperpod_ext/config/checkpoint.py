@@ -167,7 +167,8 @@ class FileTier(DurableTier):
 
     kind: Literal["file"] = "file"
     path: Annotated[str, Field(min_length=1, examples=["/fsx/checkpoints"])]
-    """Directory that every node sees under this path. Checkpoints go under `path/NAME-OF-THE-JOB/`."""
+    """Directory that every node sees under this path: in pods, on a volume that they share. Checkpoints go under
+    `path/NAME-OF-THE-JOB/`."""
 
 
 Tier = Annotated[MemoryTier | PeerTier | S3Tier | FileTier, Field(discriminator="kind")]

@@ -26,6 +26,7 @@ LEAST: dict[str, Any] = {
     "nodes": 2,
     "image": "repo/train:1",
     "scheduling": {"queue": "team-localqueue"},
+    "volumes": [{"kind": "host", "path": "/x", "host_path": "/x"}],
     "sagemaker": {"channels": {"shared": FILES}},
 }
 """A job that has what some promises need: a queue, and a directory that its nodes share."""

@@ -214,4 +214,8 @@ def jobs(draw: st.DrawFn) -> JobConfig:
     if draw(st.integers(0, 4)) == 0:
         most = nodes + 1 if "elastic" in document else None
         document["node_groups"] = [{"name": "g", "nodes": nodes, "max_nodes": most, "pod_priority_class": draw(LABEL)}]
+    tiers = document.get("checkpoint", {}).get("tiers", [])
+    if any(tier["kind"] == "file" for tier in tiers):  # what pods see under this path outlives them
+        shared = {"kind": "host", "path": "/fsx", "host_path": "/fsx"}
+        document["volumes"] = [*document.get("volumes", []), shared]
     return JobConfig.model_validate_json(json.dumps(document))

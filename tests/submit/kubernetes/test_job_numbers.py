@@ -46,6 +46,7 @@ def running(request: pytest.FixtureRequest, api: KubernetesApi, tmp_path: Path) 
     """Job `a` runs on two pods."""
     spec = {"name": "a", "script": "train.py", "image": "repo/train:1", "nodes": 2, "metrics": {"port": 9464}}
     spec["checkpoint"] = {"tiers": [{"kind": "memory"}, {"kind": "file", "path": str(tmp_path / "tier")}]}
+    spec["volumes"] = [{"kind": "host", "path": str(tmp_path), "host_path": str(tmp_path)}]
     spec["kubernetes"] = {"launcher": request.param}
     submit(make_plan(JobConfig.model_validate_json(json.dumps(spec)), target="hyperpod-eks"))
     api.condition(JOB, "Running")

@@ -40,6 +40,7 @@ class Pods:
             "workers_per_node": 2,
             "rendezvous": {"port": free_port()},
             "checkpoint": {"tiers": tiers, "overlap": False},
+            "volumes": [{"kind": "host", "path": str(folder), "host_path": str(folder)}],
             **more,
         }
         spec = JobConfig.model_validate_json(json.dumps(document))

@@ -55,6 +55,7 @@ def test_two_nodes_start_all_ranks(mode: str, tmp_path: Path) -> None:
     if mode == "ours":
         document["restart"] = {"preload": []}  # the script needs no torch
         document["checkpoint"] = {"tiers": [{"kind": "memory"}, {"kind": "file", "path": str(tmp_path / "durable")}]}
+        document["volumes"] = [{"kind": "host", "path": str(tmp_path), "host_path": str(tmp_path)}]
     running = []
     with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as sockets:  # short, for the paths of sockets
         for node, container in enumerate(containers(JobConfig.model_validate_json(json.dumps(document)))):

@@ -121,6 +121,7 @@ def failed(request: pytest.FixtureRequest, api: KubernetesApi, kept: Path, tmp_p
     place.mkdir()
     spec = {"name": "a", "script": "train.py", "image": "repo/train:1", "nodes": 2, "workers_per_node": 1}
     spec["checkpoint"] = {"tiers": [{"kind": "memory"}, {"kind": "file", "path": str(place)}]}
+    spec["volumes"] = [{"kind": "host", "path": str(place), "host_path": str(place)}]
     if target == "kubeflow":
         spec |= {"kubernetes": {"kubeflow_api": "pytorchjob"}}
     submit(make_plan(JobConfig.model_validate_json(json.dumps(spec)), target=target))

@@ -85,6 +85,7 @@ class Job:
             "working_dir": str(folder),
             "metrics": {"port": self.metrics},
             "checkpoint": {"tiers": [{"kind": "memory"}, {"kind": "file", "path": str(self.tier)}]},
+            "volumes": [{"kind": "host", "path": str(self.tier), "host_path": str(self.tier)}],
             "restart": {"hang": {"enabled": False}},
             "kubernetes": {"launcher": launcher},
             "env": {

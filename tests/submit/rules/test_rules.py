@@ -43,6 +43,8 @@ def named(key: str, value: Any) -> dict[str, Any]:
 
 FROM_POD = {"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
 SPACE: dict[str, Any] = {"name": "a", "emptyDir": {}}
+CLAIM: dict[str, Any] = {"kind": "claim", "path": "/fsx", "claim": "fsx-claim"}
+NFS = {"server": "fs", "path": "/"}
 MOUNT = {"name": "a", "mountPath": "/a"}
 
 
@@ -60,6 +62,16 @@ def beside(**fields: Any) -> dict[str, Any]:
 
 def mounting(path: str) -> dict[str, Any]:
     return inside(volumeMounts=[{"name": "a", "mountPath": path}], above={"pod": {"volumes": [SPACE]}})
+
+
+def store(**source: Any) -> dict[str, Any]:
+    return inside(
+        volumeMounts=[{"name": "a", "mountPath": "/fsx"}], above={"pod": {"volumes": [{"name": "a"} | source]}}
+    )
+
+
+def tier(path: str, *mounted: dict[str, Any]) -> dict[str, Any]:
+    return {"checkpoint": {"tiers": [{"kind": "file", "path": path}]}, "volumes": list(mounted)}
 
 
 def limits(name: str, most: object) -> dict[str, Any]:
@@ -125,6 +137,45 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         GROUPED | {"spares": 1},
         GROUPED | {"node_groups": [{"name": "a", "nodes": 2, "spares": 1}, {"name": "b", "nodes": 2}]},
         "spares",
+    ),
+    ("HPX128", tier("/fsx/ck"), tier("/fsx/ck", CLAIM), "checkpoint.tiers.0.path"),
+    (
+        "HPX128",
+        tier("/fsx/ck", CLAIM | {"path": "/fs"}),
+        tier("/fs/ck", CLAIM | {"path": "/fs/"}),
+        "checkpoint.tiers.0.path",
+    ),
+    (
+        "HPX128",
+        tier("checkpoints", CLAIM),
+        tier("checkpoints", CLAIM) | {"working_dir": "/fsx"},
+        "checkpoint.tiers.0.path",
+    ),
+    (
+        "HPX128",
+        tier("/fsx/ck", {"kind": "scratch", "path": "/fsx"}),
+        tier("/fsx/ck", {"kind": "host", "path": "/fsx", "host_path": "/fsx"}),
+        "checkpoint.tiers.0.path",
+    ),
+    (
+        "HPX128",
+        tier("/fsx/ck", CLAIM | {"read_only": True}),
+        tier("/fsx/ck", CLAIM | {"read_only": True}, CLAIM | {"path": "/fsx/ck"}),
+        "checkpoint.tiers.0.path",
+    ),
+    ("HPX128", tier("/fsx/../x", CLAIM), tier("/x/../fsx", CLAIM), "checkpoint.tiers.0.path"),
+    ("HPX128", mounting("/fsx") | tier("/fsx/ck"), store(nfs=NFS) | tier("/fsx/ck"), "checkpoint.tiers.0.path"),
+    (
+        "HPX128",
+        store(nfs=NFS | {"readOnly": True}) | tier("/fsx/ck"),
+        store(persistentVolumeClaim={"claimName": "a"}) | tier("/fsx/ck"),
+        "checkpoint.tiers.0.path",
+    ),
+    (
+        "HPX128",
+        tier("/fsx/ck") | {"overlay": {"kubernetes": {"container": {"volumeMounts": [MOUNT]}}}},
+        tier("/a/ck") | {"overlay": {"kubernetes": {"container": {"volumeMounts": [MOUNT]}}}},
+        "checkpoint.tiers.0.path",
     ),
     (
         "HPX124",
@@ -509,6 +560,16 @@ def test_an_elastic_job_on_a_cluster_that_buys_machines_is_warned() -> None:
 
 
 TRAINJOB = {"kubeflow_api": "trainjob"}
+
+
+def test_a_durable_tier_may_be_on_what_pods_have_elsewhere() -> None:
+    on_kubeflow = context(tier("/fsx/ck"), "kubeflow")
+    assert found("HPX128", on_kubeflow) == ["checkpoint.tiers.0.path"]
+    of_their_own = {"kubernetes": TRAINJOB | {"training_runtime": "with-fsx"}}
+    assert found("HPX128", context(tier("/fsx/ck") | of_their_own, "kubeflow")) == []
+    for target in ("local", "hyperpod-slurm", None):
+        assert found("HPX128", context(tier("/fsx/ck"), target)) == []
+    assert found("HPX128", context({"mode": "plain"} | tier("/fsx/ck"))) == []
 
 
 @pytest.mark.parametrize(
