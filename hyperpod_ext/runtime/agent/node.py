@@ -506,7 +506,8 @@ class Node:
 
     def _start_worker(self, rank: int, next_world_size: int | None = None) -> None:
         """`next_world_size`: ranks of the world that it will be one of, while the others train in this one."""
-        self._spawn(self._start_once_fit(rank, self._workers.expect(rank), next_world_size))
+        start = self._workers.expect(rank, joining=next_world_size is not None)
+        self._spawn(self._start_once_fit(rank, start, next_world_size))
 
     async def _start_once_fit(self, rank: int, start: int, next_world_size: int | None) -> None:
         assert self._ready is not None, "the first news of the job come before the first order"
@@ -518,7 +519,7 @@ class Node:
             self._event("unhealthy", problems=health.unhealthy, seconds=health.seconds)
             self._lose(f"it is not fit for a worker: {health.sentence()}")
             return
-        await self._workers.start(rank, start, self._fork_server, next_world_size, joining=next_world_size is not None)
+        await self._workers.start(rank, start, self._fork_server, next_world_size)
 
     async def _decommission(self) -> None:
         """Another node has this one's ranks; what its memory holds may still be needed."""

@@ -103,9 +103,11 @@ class Workers:
         self._leaving: dict[int, asyncio.Event] = {}
         """By local rank, where the next worker needs what the former still has: set when that is free."""
         self._starting: dict[int, int] = {}
-        """Local rank of each rank whose process is being forked."""
+        """Local rank of each start whose process is being forked."""
         self._starts: dict[int, int] = {}
         """Of each rank that is wanted here, the newest start."""
+        self._starts_of_next: set[int] = set()
+        """Starts of the next rank assignment: their ranks are numbers of that one."""
         self.finishing = False
         self.exited: dict[int, int] = {}
         """Exit codes of those that ended when their training was done."""
@@ -178,11 +180,19 @@ class Workers:
         """Ranks have got other numbers. Workers without one are ended by an order of their own, unless another worker
         here has theirs from now on."""
         here = self._workers.items()
-        used = {moved[rank] for rank, worker in here if rank in moved and not worker.joining}
+        pending = {rank for rank in self._starts if rank not in self._workers or self._workers[rank].is_replaced}
+        pending = {rank for rank in pending if rank in moved or self._starts[rank] in self._starts_of_next}
+        joining = {rank for rank, worker in here if worker.joining}
+        joining |= {rank for rank, start in self._starts.items() if start in self._starts_of_next}
+        self._starts_of_next.clear()
+        used = {moved[rank] for rank in (self._workers.keys() | pending) - joining if rank in moved}
         out = {rank for rank, worker in here if rank not in moved and rank in used and not worker.joining}
-        self.keep_only(self._workers.keys() - out)
-        numbers = {rank: rank if worker.joining else moved.get(rank, rank) for rank, worker in self._workers.items()}
-        self.monitor.renumber({rank: now for rank, now in numbers.items() if not self._workers[rank].joining})
+        self.keep_only((self._workers.keys() - out) | pending)
+        kept = self._workers.keys() | pending
+        numbers = {rank: rank if rank in joining else moved.get(rank, rank) for rank in kept}
+        self.monitor.renumber({rank: now for rank, now in numbers.items() if rank not in joining})
+        # a process that is about to be started is of its rank, whatever number that has by then
+        self._starts = {numbers[rank]: start for rank, start in self._starts.items() if rank in kept}
         self._workers = {numbers[rank]: worker for rank, worker in self._workers.items()}
         for rank, worker in self._workers.items():
             worker.rank, worker.joining = rank, False
@@ -223,25 +233,28 @@ class Workers:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker.pid, signal.SIGKILL)
 
-    def expect(self, rank: int) -> int:
-        """A worker is about to be started for `rank`: what `start` is given."""
+    def expect(self, rank: int, *, joining: bool = False) -> int:
+        """A worker is about to be started for `rank`, of the next rank assignment if it is `joining`: what `start` is
+        given."""
         self._starts[rank] = next(_STARTS)
+        if joining:
+            self._starts_of_next.add(self._starts[rank])
         if (old := self._workers.get(rank)) is not None:
             old.is_replaced = True
             self._gathering.take_back(rank)
         return self._starts[rank]
 
-    async def start(
-        self, rank: int, this: int, fork_server: ForkServer, world_size: int | None = None, *, joining: bool = False
-    ) -> None:
-        """Fork a worker for `rank`; one that is there already is ended. `joining`: of the next rank assignment.
+    async def start(self, rank: int, this: int, fork_server: ForkServer, world_size: int | None = None) -> None:
+        """Fork a worker for `rank`; one that is there already is ended.
 
-        None stays where it was expected once more meanwhile, or is not wanted any longer.
+        None stays where it was expected once more meanwhile, or is not wanted any longer. Where ranks get other numbers
+        meanwhile, it is of the rank that it was expected for.
         """
         if (leaving := self._leaving.get(self._local_rank(rank))) is not None:
             await leaving.wait()
-        if self._starts.get(rank) != this:
+        if (now := self._rank_of(this)) is None:
             return
+        rank = now
         local_rank = self._local_rank(rank)
         if (old := self._workers.pop(rank, None)) is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -261,24 +274,29 @@ class Workers:
         }
         lock = LivenessLock(Path(env[ENV_HEARTBEAT]))
         lock.prepare()
-        self._starting[rank] = local_rank
+        self._starting[this] = local_rank
         (pid, was_warm), script = await asyncio.gather(
             fork_server.fork(argv=self._settings.argv, env=env, cwd=Path.cwd(), log=log),
             asyncio.to_thread(_checksum, Path(self._settings.argv[0])),
         )
-        self._starting.pop(rank, None)
-        if self._starts.get(rank) != this:
+        self._starting.pop(this, None)
+        if (now := self._rank_of(this)) is None:
             fork_server.on_exit(pid, lambda status: None)
             with contextlib.suppress(ProcessLookupError):  # a warm spare that has ended
                 os.kill(pid, signal.SIGKILL)
             return
-        worker = _Worker(rank, pid, log, lock, local_rank, joining)
+        rank = now
+        worker = _Worker(rank, pid, log, lock, local_rank, joining=this in self._starts_of_next)
         async with self._known:
             self._workers[rank] = worker
             self._known.notify_all()
         self.monitor.started(rank, pid, log)
         self._event("worker_started", rank=rank, pid=pid, warm=was_warm, script=script)
         fork_server.on_exit(pid, lambda status: self._exited(worker, status, fork_server))
+
+    def _rank_of(self, start: int) -> int | None:
+        """The rank that this start is for; None: for none any longer."""
+        return next((rank for rank, newest in self._starts.items() if newest == start), None)
 
     def _local_rank(self, rank: int) -> int:
         """That of the process which `rank` has here, or else its place among the ranks of a node, or the first that is
@@ -287,7 +305,8 @@ class Workers:
             return old.local_rank
         each = self._config.workers_per_node
         used = {worker.local_rank for worker in self._workers.values()}
-        used |= {local for other, local in self._starting.items() if other != rank}
+        others = set(self._starts.values()) - {self._starts.get(rank)}
+        used |= {local for start, local in self._starting.items() if start in others}
         wanted = rank % each
         return next((local for local in (wanted, *range(each)) if local not in used), wanted)
 
@@ -317,9 +336,6 @@ class Workers:
         if worker.reported or status is None or self._workers.get(worker.rank) is not worker or worker.writer is None:
             return
         worker.reported = True
-        # what it has said before is read, then the line ends, here and at the memory server
-        with contextlib.suppress(OSError):  # it has ended already
-            worker.writer.get_extra_info("socket").shutdown(socket.SHUT_RD)
         await self._ended(worker, status, seen)
         await self._memory.ask(r.Ended(pid=worker.pid))
 
@@ -335,6 +351,9 @@ class Workers:
     async def _ended(self, worker: _Worker, status: int, seen: float) -> None:
         kill_group(worker.pid)  # its children, data loaders: they hold its sockets open
         if worker.writer is not None:
+            # what it has said before is read, and then the line ends here: a child in a session of its own may hold it
+            with contextlib.suppress(OSError):  # it has ended already
+                worker.writer.get_extra_info("socket").shutdown(socket.SHUT_RD)
             await worker.hung_up.wait()  # what it said before it died comes before the news of its death
         rank = worker.rank
         if self._workers.get(rank) is not worker:
@@ -360,11 +379,11 @@ class Workers:
         if (first := await wire.read(reader)) is None:
             return  # it died before its first word; its pidfd tells
         try:
-            handshake = read(c.WorkerHandshake, checked_version(first, "this agent", "its worker"), "handshake")
+            read(c.WorkerHandshake, checked_version(first, "this agent", "its worker"), "handshake")
         except wire.WireError as error:
             sys.stderr.write(f"process {pid} was refused: {error}\n")
             raise
-        worker = await self._worker_of(handshake.rank, pid)
+        worker = await self._worker_of(pid)
         worker.writer = writer
         if worker.liveness_lock is not None:
             given = (worker, worker.liveness_lock, asyncio.get_running_loop())
@@ -375,11 +394,18 @@ class Workers:
         finally:
             worker.hung_up.set()
 
-    async def _worker_of(self, rank: int, pid: int) -> _Worker:
-        """The worker that connected; it may do so before the fork server has told its process id."""
+    async def _worker_of(self, pid: int) -> _Worker:
+        """The worker that connected; it may do so before the fork server has told its process id. Its rank may have got
+        another number since it was started."""
+
+        def known() -> _Worker | None:
+            return next((worker for worker in self._workers.values() if worker.pid == pid), None)
+
         async with self._known:
-            await self._known.wait_for(lambda: rank in self._workers and self._workers[rank].pid == pid)
-            return self._workers[rank]
+            await self._known.wait_for(lambda: known() is not None)
+            worker = known()
+        assert worker is not None
+        return worker
 
     async def _read(self, worker: _Worker, message: wire.Message) -> None:
         """What is damaged is refused, and the next message is read."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,8 @@ from hyperpod_ext.runtime.agent.children import on_exit
 from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.agent.workers import Workers
 from hyperpod_ext.runtime.ipc import control_messages as c
+from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc.declared import encode, with_version
 
 
 class ForkServer:
@@ -161,7 +166,7 @@ def test_a_replacement_gets_the_device_that_is_free_though_numbers_have_changed(
         workers.leave(c.AbortGeneration(generation=2, rank=0, moved={1: 0}, moved_in=2))
         assert workers.ranks == [0]
         assert is_ended(lost), "its number is another one's"
-        await workers.start(1, workers.expect(1), fork_server, joining=True)
+        await workers.start(1, workers.expect(1, joining=True), fork_server)
         assert [env["LOCAL_RANK"] for env in fork_server.envs] == ["0", "1", "0"]
         workers.end_joining()
         assert workers.ranks == [0]
@@ -171,3 +176,93 @@ def test_a_replacement_gets_the_device_that_is_free_though_numbers_have_changed(
             await asyncio.sleep(0.005)
 
     asyncio.run(asyncio.wait_for(run(), 60))
+
+
+@pytest.mark.parametrize("old", ["has ended", "is there still"])
+@pytest.mark.parametrize("when", ["before it is asked for", "while it is forked", "before it connects"])
+def test_a_worker_that_is_started_while_ranks_get_other_numbers_is_of_its_rank(
+    tmp_path: Path, old: str, when: str
+) -> None:
+    """Rank 1 is replaced as the node of rank 0 is lost, and is called 0: it was not started, or stayed unknown."""
+
+    async def run() -> None:
+        workers = workers_in(tmp_path, [])
+        fork_server: Any = ForkServer()
+        if old == "is there still":
+            fork_server.may.set()
+            await workers.start(1, workers.expect(1), fork_server)
+            fork_server.may.clear()
+            fork_server.asked.clear()
+        renumbered = c.AbortGeneration(generation=2, rank=0, moved={1: 0}, moved_in=2)
+        start = workers.expect(1)
+        if when == "before it is asked for":
+            workers.leave(renumbered)
+        starting = asyncio.create_task(workers.start(1, start, fork_server))
+        await fork_server.asked.wait()
+        if when == "while it is forked":
+            workers.leave(renumbered)
+        fork_server.may.set()
+        await starting
+        if when == "before it connects":
+            workers.leave(renumbered)
+        assert workers.ranks == [0]
+        *former, new = fork_server.pids
+        assert all(map(is_ended, former))
+        assert not is_ended(new)
+        assert (await workers._worker_of(new)).rank == 0
+        workers.kill_all()
+        while not all(map(is_reaped, fork_server.pids)):
+            await asyncio.sleep(0.005)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+FORKS = """\
+import os, socket, sys, time
+line = socket.socket(socket.AF_UNIX)
+line.connect(sys.argv[1])
+line.sendall(bytes.fromhex(sys.argv[2]))
+if os.fork() == 0:
+    os.setsid()
+    print(os.getpid(), file=open(sys.argv[3], "w"), flush=True)
+    time.sleep(600)
+while not os.path.exists(sys.argv[3]):
+    time.sleep(0.005)
+sys.exit(3)
+"""
+
+
+class ForksOneThatForks(ForkServer):
+    """Of what it forks, a process in a session of its own stays, and holds the line to the agent."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.path, self.child = folder / "socket", folder / "child"
+
+    async def fork(self, **_: Any) -> tuple[int, bool]:
+        hello = wire.encode(with_version(encode(c.WorkerHandshake(rank=1, pid=1)))).hex()
+        command = [sys.executable, "-c", FORKS, str(self.path), hello, str(self.child)]
+        return subprocess.Popen(command).pid, False
+
+    async def adopt_orphans(self) -> None:
+        pass
+
+
+def test_a_death_is_told_though_a_process_that_the_worker_forked_holds_its_line(tmp_path: Path) -> None:
+    """A daemon is not ended with the worker. The job stood still, and nobody knew why."""
+
+    async def run() -> Any:
+        told: asyncio.Queue[Any] = asyncio.Queue()
+        workers = workers_in(tmp_path, [])
+        workers._gathering._send, workers._spawn = told.put_nowait, asyncio.ensure_future  # type: ignore[assignment]
+        fork_server: Any = ForksOneThatForks(tmp_path)
+        server = await asyncio.start_unix_server(workers.serve, fork_server.path)
+        await workers.start(1, workers.expect(1), fork_server)
+        try:
+            return await told.get()
+        finally:
+            os.kill(int(fork_server.child.read_text()), signal.SIGKILL)
+            server.close()
+
+    death = asyncio.run(asyncio.wait_for(run(), 60))
+    assert (death.rank, death.exit_code) == (1, 3)
