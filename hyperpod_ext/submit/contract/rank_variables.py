@@ -1,4 +1,4 @@
-"""Variables by which ranks know who they are: no overlay may set them. Pure."""
+"""Variables by which ranks know who they are: neither a spec nor an overlay may set them. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import re
 
 _NAME = r"HPX_\w+|PET_\w+|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|MASTER_(?:ADDR|PORT)"
 _ASSIGNED = re.compile(rf"(?<![\w$])(?:{_NAME})\+?=|\b(?:unset|read|readonly)\b[^;&|]*\b(?:{_NAME})\b")
+
+NODES_OF_OPERATOR = "NNODES"
+"""Under HyperPod's operator one of them, too. Elsewhere it is the script's own: no launcher reads it."""
 
 
 def is_of_ranks(name: str) -> bool:

@@ -12,6 +12,7 @@ from hyperpod_ext.errors import Problem
 from hyperpod_ext.submit.contract.capabilities import Capabilities
 from hyperpod_ext.submit.contract.handle import JobHandle
 from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
+from hyperpod_ext.submit.contract.rank_variables import NODES_OF_OPERATOR
 from hyperpod_ext.submit.kubernetes.kinds import HYPERPOD
 from hyperpod_ext.submit.kubernetes.reads import READS
 
@@ -48,6 +49,7 @@ def problems(job: JobConfig) -> Iterator[Problem]:
     """What the launcher cannot do, ports that are the operator's, and what is wrong with the overlay of the spec."""
     yield from _of_launcher(job)
     yield from _of_ports(job)
+    yield from _of_variables(job)
     if job.overlay.kubernetes == KubernetesOverlay():
         return  # what renders need not be loaded
     from hyperpod_ext.submit.kubernetes.hyperpod_eks_render import render_files
@@ -104,6 +106,20 @@ def _of_ports(job: JobConfig) -> Iterator[Problem]:
         if port == labels.AGENT_PORT:
             message = f"port {port} is where the operator gives orders to pods, and nobody else may reach it"
             yield Problem(message, path=path, hint=f"write another one, as {port + 1}")
+
+
+def _of_variables(job: JobConfig) -> Iterator[Problem]:
+    """The number of nodes, which the operator tells in a variable that hyperpodrun and our runtime read."""
+    only, overlaid = job.kubernetes, job.overlay.kubernetes.container.get("env")
+    named = [(f"env.{name}", name) for name in job.env]
+    named += [(f"kubernetes.secret_env.{index}.name", one.name) for index, one in enumerate(only.secret_env)]
+    named += [(f"kubernetes.container.env.{index}.name", one.name) for index, one in enumerate(only.container.env)]
+    for index, one in enumerate(overlaid if isinstance(overlaid, list) else ()):
+        named.append((f"overlay.kubernetes.container.env.{index}", one.get("name") if isinstance(one, dict) else ""))
+    for path, name in named:
+        if name == NODES_OF_OPERATOR:
+            message = f"{name} is set by the operator: ranks know by it how many nodes there are"
+            yield Problem(message, path=path, hint="remove it, or choose another name")
 
 
 def warnings(job: JobConfig) -> Iterator[str]:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from hyperpod_ext.catalog import labels
 from hyperpod_ext.config.files.checks import Finding
+from hyperpod_ext.config.files.document import Path
+from hyperpod_ext.submit.contract.rank_variables import is_of_ranks
 from hyperpod_ext.submit.contract.spec_annotation import note_of
 from hyperpod_ext.submit.rules import KUBERNETES, Context, rule
 
@@ -196,6 +198,25 @@ def variables_are_written_once(context: Context) -> Iterator[Finding]:
             at = ("kubernetes", "container", "env", index, "name")
             yield Finding(at, f"{variable.name} is written twice", "keep one of the two")
         seen.add(variable.name)
+
+
+@rule(
+    "HPX160",
+    "error",
+    "a variable by which ranks know who they are",
+    "The launcher sets RANK, WORLD_SIZE, MASTER_ADDR and the like for each process. A value of the spec would be lost, "
+    "or all ranks would take themselves for the same one.",
+    "Remove it; for the port of the first node write rendezvous.port.",
+    reads=("env", "kubernetes.secret_env"),
+)
+def variables_of_ranks_are_left_alone(context: Context) -> Iterator[Finding]:
+    named: list[tuple[Path, str]] = [(("env", name), name) for name in context.job.env]
+    secrets = enumerate(context.job.kubernetes.secret_env)
+    named += [(("kubernetes", "secret_env", index, "name"), entry.name) for index, entry in secrets]
+    for path, name in named:
+        if is_of_ranks(name) and not name.startswith("HPX_"):  # of which HPX007 and HPX150 tell
+            hint = "write rendezvous.port" if name == "MASTER_PORT" else "remove it, or choose another name"
+            yield Finding(path, f"{name} is set by the launcher: ranks know by it who they are", hint)
 
 
 @rule(

@@ -22,6 +22,7 @@ from hyperpod_ext.submit.contract.launcher_text import RANKED_LINES
 from hyperpod_ext.submit.plan import make_plan
 
 IMAGE = "1.dkr.ecr.us-west-2.amazonaws.com/train:1"
+FROM_POD = {"fieldRef": {"fieldPath": "metadata.name"}}
 EXAMPLES = ["job", "elastic", "checkpointless", "managed-tier"]
 
 
@@ -269,6 +270,31 @@ def test_what_the_launcher_cannot_do_is_refused_by_field(fields: dict[str, Any],
     with pytest.raises(UnsupportedError) as refused:
         make_plan(job(**asked), target="hyperpod-eks")
     assert path in [problem.path for problem in refused.value.problems]
+
+
+_NNODES = {"name": "NNODES", "value": "2"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"env": {"NNODES": "2"}}, "env.NNODES"),
+        (
+            {"kubernetes": {"secret_env": [{"name": "NNODES", "secret": "s", "key": "k"}]}},
+            "kubernetes.secret_env.0.name",
+        ),
+        (
+            {"kubernetes": {"container": {"env": [{"name": "NNODES", "valueFrom": FROM_POD}]}}},
+            "kubernetes.container.env.0.name",
+        ),
+        ({"overlay": {"kubernetes": {"container": {"env": [_NNODES]}}}}, "overlay.kubernetes.container.env.0"),
+    ],
+)
+def test_the_number_of_nodes_is_the_operators_to_tell(fields: dict[str, Any], path: str) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        make_plan(job(**fields), target="hyperpod-eks")
+    assert [(one.path, "the operator" in one.message) for one in caught.value.problems] == [(path, True)]
+    make_plan(job(**fields), target="kubeflow")  # where nothing reads it but the script
 
 
 @pytest.mark.parametrize(("written", "waits"), [({}, 900.0), ({"node_wait_s": 30}, 30.0)])

@@ -37,7 +37,8 @@ spec:
     numProcPerNode: 4
     command: [torchrun]
     args: [/a/t.py, --x]
-    env: [{name: A, value: "1"}, {name: B, valueFrom: {fieldRef: {fieldPath: metadata.name}}}, {name: HPX_C, value: x}]
+    env: [{name: A, value: "1"}, {name: B, valueFrom: {fieldRef: {fieldPath: metadata.name}}}, {name: HPX_C, value: x},
+          {name: MASTER_ADDR, value: a}]
     resourcesPerNode: {limits: {nvidia.com/gpu: 4}}
 """
 
@@ -51,6 +52,7 @@ def test_a_trainjob_stays_one() -> None:
     named = "\n".join(found.left_out)
     assert "variable B is not carried" in named
     assert "variable HPX_C: the launcher sets it" in named
+    assert "variable MASTER_ADDR: the launcher sets it" in named
     assert "runtimeRef" not in named
     assert "trainer.image" not in named
 

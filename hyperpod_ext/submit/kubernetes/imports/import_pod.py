@@ -10,6 +10,7 @@ from typing import Any
 
 from hyperpod_ext.catalog import labels
 from hyperpod_ext.errors import ConfigError, Problem
+from hyperpod_ext.submit.contract.rank_variables import is_of_ranks
 from hyperpod_ext.submit.imports.how import HOW
 from hyperpod_ext.submit.kubernetes.imports.command import expanded, read_words
 from hyperpod_ext.submit.kubernetes.imports.raw_command import STARTS_NO_PYTHON, raw_command, starts_no_python
@@ -162,7 +163,7 @@ def read_command(
         )
     left_out += started.left_out
     for name, value in started.exports.items():
-        if name.startswith("HPX_"):
+        if is_of_ranks(name):
             left_out.append(f"export {name}: the launcher sets it")
         else:
             document.setdefault("env", {})[name] = value
@@ -229,7 +230,7 @@ def read_environment(
             left_out.append(f"variable {name}: its value comes from {', '.join(source)}")
         elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             left_out.append(f"variable {name}: a spec takes letters, digits and underscores in names of variables")
-        elif name.startswith("HPX_"):
+        elif is_of_ranks(name):
             left_out.append(f"variable {name}: the launcher sets it")
         else:
             text = str(entry.get("value", ""))
