@@ -371,7 +371,8 @@ class Workers:
             self._leaving[worker.local_rank] = worker.gone
         hint = f"The whole story is in {worker.log}." if code >= 0 else ""
         unable = never_joined and code > 0  # a script that ends before its training does so each time
-        self._tell(c.Died(rank=rank, exit_code=code, final=unable, hint=hint, t=seen, **exit_cause))
+        exit_cause |= {"joined": worker.joined, "t": seen}
+        self._tell(c.Died(rank=rank, exit_code=code, final=unable, hint=hint, **exit_cause))
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One worker's line, for as long as it lives."""
@@ -436,6 +437,8 @@ class Workers:
             case c.Failed(cause=cause):
                 kind = "out-of-memory" if is_out_of_memory(cause) else "exception"
                 own |= {"t": time.monotonic(), "kind": kind, "phase": self.monitor.phase(rank)}
+                if report.generation < self.generation:  # its rank's number is that of now
+                    own |= {"joined": report.generation, "generation": self.generation}
         self._tell(report.model_copy(update=own))
 
     def _look_up(self, worker: _Worker, ranks: Collection[int]) -> None:

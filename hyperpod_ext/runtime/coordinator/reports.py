@@ -301,7 +301,8 @@ class Reports:
             hint=report.hint,
             place=report.place,
         )
-        self._fault(fault, report.generation, report.t, report.phase)
+        # its agent may have heard of the next generation by then
+        self._fault(fault, report.joined or report.generation, report.t, report.phase)
 
     def _end_hung(self, hang: Hang) -> None:
         """Have those that hang ended, or, where nobody is to blame, all leave the generation."""

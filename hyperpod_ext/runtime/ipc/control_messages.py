@@ -240,6 +240,8 @@ class Failed(Report):
     """As its agent sees it."""
     phase: str = ""
     """Of its step."""
+    joined: Count = 0
+    """The generation that it has raised in, where its agent has heard of a newer one meanwhile; else 0."""
 
 
 class StopAnswer(Report):
@@ -393,6 +395,8 @@ class Died(Report):
     t: MonotonicTime
     code: str = "JobFailedError"
     """Of the error that ends the job with it."""
+    joined: Count = 0
+    """The newest generation that this process has asked to join; 0: none."""
 
 
 class Exited(Report):

@@ -266,3 +266,24 @@ def test_a_death_is_told_though_a_process_that_the_worker_forked_holds_its_line(
 
     death = asyncio.run(asyncio.wait_for(run(), 60))
     assert (death.rank, death.exit_code) == (1, 3)
+
+
+def test_what_a_rank_met_in_a_former_generation_is_told_by_its_new_number(tmp_path: Path) -> None:
+    """Its number was translated once more by the coordinator, which found nobody: the rank was waited for in vain."""
+    told: list[Any] = []
+
+    async def run() -> None:
+        workers = workers_in(tmp_path, [])
+        workers._gathering._send = told.append
+        fork_server: Any = Recording()
+        await workers.start(1, workers.expect(1), fork_server)
+        worker = workers._workers[1]
+        workers.leave(c.AbortGeneration(generation=2, rank=0, moved={1: 0}, moved_in=2))
+        failed = c.Failed(generation=1, cause="CUDA error", step=3, final=False, code="", hint="", place="")
+        await workers._pass_on(worker.rank, worker, failed)
+        workers.kill_all()
+        while not all(map(is_reaped, fork_server.pids)):
+            await asyncio.sleep(0.005)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert [(one.rank, one.generation, one.joined) for one in told] == [(0, 2, 1)]

@@ -1,0 +1,62 @@
+"""Processes that end on their way out of a generation that a fault has ended: they are no faults of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from kept_orders import Sent, begun, join, take
+
+from hyperpod_ext.config.job.runtime import RuntimeConfig
+from hyperpod_ext.runtime.ipc import control_messages as c
+
+EACH = 8
+CONFIG = RuntimeConfig(name="a", nodes=2, workers_per_node=EACH)
+
+
+def died(rank: int, generation: int, joined: int) -> c.Died:
+    """As an agent says it that has heard of `generation`, of a process that had asked to join `joined`."""
+    return c.Died(
+        rank=rank, generation=generation, joined=joined, cause="killed by SIGKILL (9)", step=1, kind="signal", phase="",
+        place="", exit_code=-9, final=False, hint="", t=0.0,
+    )  # fmt: skip
+
+
+def started(line: Sent) -> list[int]:
+    return [order.rank for order in line.of(c.StartWorker)]
+
+
+def test_those_that_follow_a_fault_count_for_no_budget(tmp_path: Path) -> None:
+    """NCCL may end all processes of a set-up in which one has died: that used up a job's restarts at once."""
+
+    async def run() -> None:
+        async with begun(CONFIG, tmp_path) as (coordinator, lines):
+            join(coordinator, *range(2 * EACH))
+            begins = [len(started(lines[node])) for node in (0, 1)]
+            take(coordinator, 1, died(2 * EACH - 1, 1, 1))
+            for rank in range(2 * EACH - 1):
+                take(coordinator, rank // EACH, died(rank, 2, 1))
+            assert not coordinator.ended.done()
+            faults = coordinator.membership.faults
+            assert [fault.rank for fault in faults if not fault.follows] == [2 * EACH - 1]
+            assert [started(lines[node])[begin:] for node, begin in enumerate(begins)] == [
+                list(range(EACH)),
+                [2 * EACH - 1, *range(EACH, 2 * EACH - 1)],
+            ], "each is replaced all the same"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("joined", [0, 2])
+def test_a_new_process_that_dies_is_a_fault_of_its_own(tmp_path: Path, joined: int) -> None:
+    """Whether it had come as far as to wait for the next generation or not."""
+
+    async def run() -> None:
+        async with begun(CONFIG, tmp_path) as (coordinator, _):
+            join(coordinator, *range(2 * EACH))
+            take(coordinator, 0, died(3, 1, 1))
+            take(coordinator, 0, died(3, 2, joined))
+            assert [fault.rank for fault in coordinator.membership.faults if not fault.follows] == [3, 3]
+
+    asyncio.run(run())
