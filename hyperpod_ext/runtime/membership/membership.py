@@ -444,6 +444,8 @@ class Membership:
         """
         if self.phase is JobPhase.ENDED or node in self.held or (for_fault and self.continuing.is_short):
             return []
+        if self.states[node] in (NodeState.ABSENT, NodeState.RELEASED):
+            return []  # nothing that it says later would end that
         self.held.add(node)
         dropped = self.rescaling.drop(self.states)
         return dropped if self.phase is JobPhase.FORMING else [*dropped, self._leave()]
@@ -516,7 +518,11 @@ class Membership:
             return []
         dropped = self.rescaling.drop(self.states) if self.states[node] is NodeState.JOINING else []
         self.states.set_state(node, NodeState.RELEASED)
-        return [*dropped, Release((node,)), *(self._without_departing() or self.reconcile())]
+        goes_on = self._without_departing() or self.reconcile()
+        if node in self.held:  # it ends before it could say that it resumes
+            self.held.discard(node)
+            goes_on = goes_on or self._begin_if_complete()
+        return [*dropped, Release((node,)), *goes_on]
 
     def _depart(self, node: int) -> list[Action]:
         """A node with ranks leaves: the job goes on without, where it may have fewer nodes, or until another comes."""

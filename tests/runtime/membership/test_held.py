@@ -129,3 +129,30 @@ def test_a_number_that_is_refused_sends_no_held_node_away(elastic: bool) -> None
     assert refused.event == "resize_refused"
     assert (membership.nodes, membership.held) == ({0: 0, 1: 1}, {1})
     assert kinds(membership.resume(1, 2)) == [m.Begin]
+
+
+@pytest.mark.parametrize("resumed_first", [True, False])
+def test_a_spare_that_leaves_while_it_holds_the_others_holds_nobody(resumed_first: bool) -> None:
+    """The operator stops all pods, deletes one that has no rank, and has the others go on."""
+    membership = running(elastic=True)
+    membership.node_came(2)
+    for node in range(3):
+        membership.hold(node)
+    join(membership)
+    if resumed_first:
+        assert membership.resume(0, 2) == membership.resume(1, 2) == []
+        assert kinds(membership.leave(2)) == [m.Release, m.Begin]
+    else:
+        assert kinds(membership.leave(2)) == [m.Release]
+        assert membership.hold(2) == [], "it has said so before it heard that it may go"
+        assert membership.resume(0, 2) == []
+        assert kinds(membership.resume(1, 2)) == [m.Begin]
+
+
+def test_a_node_that_is_not_in_the_job_holds_nobody() -> None:
+    membership = running()
+    assert membership.hold(2) == []
+    membership.node_came(2)
+    assert kinds(membership.leave(2)) == [m.Release]
+    assert membership.hold(2) == []
+    assert membership.phase is m.JobPhase.RUNNING
