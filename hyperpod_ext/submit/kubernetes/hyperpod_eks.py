@@ -115,7 +115,12 @@ def _of_variables(job: JobConfig) -> Iterator[Problem]:
     named += [(f"kubernetes.secret_env.{index}.name", one.name) for index, one in enumerate(only.secret_env)]
     named += [(f"kubernetes.container.env.{index}.name", one.name) for index, one in enumerate(only.container.env)]
     for index, one in enumerate(overlaid if isinstance(overlaid, list) else ()):
-        named.append((f"overlay.kubernetes.container.env.{index}", one.get("name") if isinstance(one, dict) else ""))
+        named.append(
+            (
+                f"overlay.kubernetes.container.env.{index}",
+                str(one["name"]) if isinstance(one, dict) and "name" in one else "",
+            )
+        )
     for path, name in named:
         if name == NODES_OF_OPERATOR:
             message = f"{name} is set by the operator: ranks know by it how many nodes there are"

@@ -7,11 +7,15 @@ from collections.abc import Iterator
 from hyperpod_ext.catalog import labels
 from hyperpod_ext.config.files.checks import Finding
 from hyperpod_ext.config.files.document import Path
+from hyperpod_ext.config.job.volumes import HostVolume, ScratchVolume
 from hyperpod_ext.submit.contract.rank_variables import is_of_ranks
 from hyperpod_ext.submit.contract.spec_annotation import note_of
+from hyperpod_ext.submit.kubernetes.mounts import is_below
 from hyperpod_ext.submit.rules import KUBERNETES, Context, rule
 
 _POD_SUFFIX = {"hyperpod-eks": "-nodes-00000", "kubeflow": "-worker-00000"}
+_MOUNTS: Path = ("kubernetes", "container", "volumeMounts")
+_SHARED_MEMORY = "/dev/shm"
 _MOST_BYTES = 256 * 1024
 _AUTO_RESUME_NAMESPACES = ("kubeflow", "hyperpod")
 
@@ -82,9 +86,10 @@ def policy_reaches_the_pods(context: Context) -> Iterator[Finding]:
     "HPX145",
     "error",
     "two volumes in one place",
-    "Kubernetes refuses a container with two mounts at one path.",
+    "Kubernetes refuses a container with two mounts at one path. A claim or a folder of the node at /dev/shm, or above "
+    "it, would take the place of the memory that ranks share there.",
     "Give each volume a path of its own.",
-    reads=("mode", "volumes", "kubernetes.container"),
+    reads=("mode", "volumes", "kubernetes.container", "kubernetes.pod"),
 )
 def mounts_are_apart(context: Context) -> Iterator[Finding]:
     seen = {labels.SECRET_DIR: "the job's secret"} if context.job.mode == "ours" else {}
@@ -93,10 +98,56 @@ def mounts_are_apart(context: Context) -> Iterator[Finding]:
         if place in seen:
             yield Finding(("volumes", index, "path"), f"`{place}` is taken by {seen[place]}", "choose another path")
         seen.setdefault(place, f"volume {index}")
+        own = (
+            isinstance(volume, HostVolume) and volume.host_path.rstrip("/") == place
+        )  # the node's own memory or devices
+        if place == "/" or not (own or isinstance(volume, ScratchVolume)):
+            yield from _instead_of_memory(("volumes", index, "path"), place)
+    named = {one.name: one for one in context.job.kubernetes.pod.volumes}
     for index, mount in enumerate(context.job.kubernetes.container.volumeMounts):
         if (place := mount.mountPath.rstrip("/") or "/") in seen:
-            path = ("kubernetes", "container", "volumeMounts", index, "mountPath")
-            yield Finding(path, f"`{place}` is taken by {seen[place]}", "choose another path")
+            yield Finding((*_MOUNTS, index, "mountPath"), f"`{place}` is taken by {seen[place]}", "choose another path")
+        found = named.get(mount.name)
+        own = found is not None and found.hostPath is not None and found.hostPath.path.rstrip("/") == place
+        if place == "/" or (found is not None and found.emptyDir is None and not own):
+            yield from _instead_of_memory((*_MOUNTS, index, "mountPath"), place)
+
+
+def _instead_of_memory(path: Path, place: str) -> Iterator[Finding]:
+    """What is mounted at `place` hides the memory at /dev/shm, or all files of the image."""
+    if place == "/":
+        yield Finding(path, "would hide the whole image, /dev/shm among it", "choose another path")
+    elif is_below(_SHARED_MEMORY, place):
+        message = f"would take the place of {_SHARED_MEMORY}, the memory that ranks share"
+        hint = "choose another path; for the size of that memory write shared_memory_mib"
+        yield Finding(path, message, hint)
+
+
+@rule(
+    "HPX129",
+    "error",
+    "a volume over the addresses that hyperpodrun keeps",
+    "hyperpodrun keeps what the operator tells it of addresses at /opt/ml/input/config, each pod its own. On a claim "
+    "or a folder of the node, pods would share one file, and take themselves for each other.",
+    "Choose another path, or mount a volume of kind scratch there.",
+)
+def addresses_are_each_pods_own(context: Context) -> Iterator[Finding]:
+    job = context.job
+    if context.target != "hyperpod-eks" or job.kubernetes.launcher != "hyperpodrun":
+        return
+    named = {one.name: one for one in job.kubernetes.pod.volumes}
+    places: list[tuple[Path, str]] = [
+        (("volumes", index, "path"), volume.path)
+        for index, volume in enumerate(job.volumes)
+        if not isinstance(volume, ScratchVolume)
+    ]
+    for index, mount in enumerate(job.kubernetes.container.volumeMounts):
+        if mount.name in named and named[mount.name].emptyDir is None:
+            places.append(((*_MOUNTS, index, "mountPath"), mount.mountPath))
+    for path, place in places:
+        if is_below(labels.ADDRESSES_DIR, place) and place.rstrip("/"):
+            message = f"hyperpodrun keeps each pod's addresses at {labels.ADDRESSES_DIR}, and pods would share this"
+            yield Finding(path, message, "choose another path, or a volume of kind scratch")
 
 
 @rule(

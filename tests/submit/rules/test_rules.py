@@ -64,10 +64,8 @@ def mounting(path: str) -> dict[str, Any]:
     return inside(volumeMounts=[{"name": "a", "mountPath": path}], above={"pod": {"volumes": [SPACE]}})
 
 
-def store(**source: Any) -> dict[str, Any]:
-    return inside(
-        volumeMounts=[{"name": "a", "mountPath": "/fsx"}], above={"pod": {"volumes": [{"name": "a"} | source]}}
-    )
+def store(path: str = "/fsx", **source: Any) -> dict[str, Any]:
+    return inside(volumeMounts=[{"name": "a", "mountPath": path}], above={"pod": {"volumes": [{"name": "a"} | source]}})
 
 
 def tier(path: str, *mounted: dict[str, Any]) -> dict[str, Any]:
@@ -230,6 +228,39 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {"volumes": volumes("/var/run/hyperpod-ext")},
         {"mode": "plain", "volumes": volumes("/var/run/hyperpod-ext")},
         "volumes.0.path",
+    ),
+    ("HPX145", {"volumes": [CLAIM | {"path": "/"}]}, {"volumes": [CLAIM]}, "volumes.0.path"),
+    ("HPX145", {"volumes": [CLAIM | {"path": "/dev"}]}, {"volumes": volumes("/device")}, "volumes.0.path"),
+    (
+        "HPX145",
+        {"volumes": [CLAIM | {"path": "/dev/shm"}]},
+        {"volumes": [{"kind": "scratch", "path": "/dev/shm", "in_memory": True}]},
+        "volumes.0.path",
+    ),
+    (
+        "HPX145",
+        {"volumes": volumes("/dev/shm/")},
+        {"volumes": [{"kind": "host", "path": "/dev/shm", "host_path": "/dev/shm"}]},
+        "volumes.0.path",
+    ),
+    (
+        "HPX145",
+        store("/dev/shm", nfs=NFS),
+        store("/dev/shm", emptyDir={"medium": "Memory"}),
+        "kubernetes.container.volumeMounts.0.mountPath",
+    ),
+    ("HPX129", {"volumes": [CLAIM | {"path": "/opt/ml/input/config"}]}, {"volumes": [CLAIM]}, "volumes.0.path"),
+    (
+        "HPX129",
+        {"volumes": volumes("/opt/ml")},
+        {"volumes": volumes("/opt/ml"), "kubernetes": {"launcher": "ours"}},
+        "volumes.0.path",
+    ),
+    (
+        "HPX129",
+        store("/opt/ml/input", persistentVolumeClaim={"claimName": "a"}),
+        store("/opt/ml/input", emptyDir={}),
+        "kubernetes.container.volumeMounts.0.mountPath",
     ),
     ("HPX146", named("privileged", True), {}, "kubernetes.privileged"),
     (
