@@ -135,6 +135,24 @@ def test_variables_of_the_launcher_cannot_be_set() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "right", "wrong"),
+    [
+        ("HPX_PORT_BASE", "30000", "80"),
+        ("HPX_PORT_BASE", "1024", "many"),
+        ("HPX_HYPERPODRUN_MODE", "in-process", "inprocess"),
+        ("HPX_SOCKET_DIR", "/tmp/sockets", "sockets"),
+        ("HPX_TERMINATION_LOG", "/dev/other-log", "log"),
+    ],
+)
+def test_settings_of_the_runtime_that_the_pages_name_can_be_set(name: str, right: str, wrong: str) -> None:
+    assert list(checks.own_variables_are_left_alone(job(env={name: right}), None)) == []
+    (found,) = checks.own_variables_are_left_alone(job(env={name: wrong}), None)
+    assert found.path == ("env", name)
+    assert f"`{wrong}` is no" in found.message
+    assert found.hint
+
+
+@pytest.mark.parametrize(
     ("fields", "words"),
     [
         ({"mode": "plain"}, "mode plain restarts all ranks"),

@@ -36,8 +36,9 @@ TEXTS: dict[str, tuple[str, str, str]] = {
     ),
     "HPX007": (
         "a variable that is the launcher's",
-        "Variables that start with HPX_ carry what the runtime is told; a value of the spec would be lost or break it.",
-        "Choose another name.",
+        "Variables that start with HPX_ carry what the runtime is told; a value of the spec would be lost or break it. "
+        "Only some are for users to set: HPX_PORT_BASE, HPX_SOCKET_DIR, HPX_HYPERPODRUN_MODE and HPX_TERMINATION_LOG.",
+        "Choose another name, or correct the value.",
     ),
     "HPX008": (
         "two groups of one name",

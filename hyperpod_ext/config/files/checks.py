@@ -6,6 +6,7 @@ is left out when one of those is itself wrong.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -18,6 +19,19 @@ from hyperpod_ext.config.job.job import JobConfig
 
 if TYPE_CHECKING:
     from hyperpod_ext.config.clusters.cluster import ClusterConfig
+
+_PATH = (r"/.*", "path from the root", "write a path that begins with /")
+SETTINGS = {
+    "HPX_PORT_BASE": (
+        r"102[4-9]|10[3-9]\d|1[1-9]\d\d|[2-9]\d{3}|[1-5]\d{4}|6[0-4]\d{3}|65000",
+        "port",
+        "write a number from 1024 to 65000",
+    ),
+    "HPX_SOCKET_DIR": _PATH,
+    "HPX_HYPERPODRUN_MODE": (r"in-process|process", "mode of hyperpodrun", "write in-process or process"),
+    "HPX_TERMINATION_LOG": _PATH,
+}
+"""Variables of the runtime that `env` may set: the form of the value, what it is, and what to write."""
 
 ListFiles = Callable[[str], Sequence[str]]
 """Names of the files in a folder, given relative to the spec's own folder."""
@@ -184,10 +198,14 @@ def faults_hit_ranks_that_exist(job: JobConfig, _files: ListFiles | None) -> Ite
 
 
 def own_variables_are_left_alone(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
-    for name in job.env:
-        if name.startswith("HPX_"):
+    for name, value in job.env.items():
+        if (setting := SETTINGS.get(name)) is not None:
+            form, what, hint = setting
+            if not re.fullmatch(form, value):
+                yield Finding(("env", name), f"`{value}` is no {what}", hint)
+        elif name.startswith("HPX_"):
             message = "names that start with HPX_ are set by the launcher"
-            yield Finding(("env", name), message, "choose another name")
+            yield Finding(("env", name), message, f"choose another name; to be set are: {', '.join(SETTINGS)}")
 
 
 def group_names_are_unique(cluster: ClusterConfig, _files: ListFiles | None) -> Iterator[Finding]:

@@ -64,7 +64,8 @@ class JobConfig(Config):
     args: tuple[str, ...] = ()
     """Arguments of the script. Quote numbers: they reach the script as text."""
     env: dict[EnvName, str] = {}
-    """Environment of every worker. No secrets: the spec is stored and shown."""
+    """Environment of every worker. No secrets: the spec is stored and shown. Names that start with HPX_ are the
+    launcher's, but for HPX_PORT_BASE, HPX_SOCKET_DIR, HPX_HYPERPODRUN_MODE and HPX_TERMINATION_LOG."""
     cluster: Annotated[str, Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}$", examples=["research"])] | None = None
     """Cluster that `hp-ext cluster deploy` made. Its outputs settle what is left open here: where S3 tiers are, and, as
     the target needs them, namespace, service account, queue, role, output, region, subnets and security groups."""

@@ -15,6 +15,7 @@ from hyperpod_ext.submit.contract.spec_annotation import note_of
 from hyperpod_ext.submit.kubernetes.overlays.apply import with_overlay
 from hyperpod_ext.submit.kubernetes.pod import (
     Start,
+    agent_environment,
     filled,
     object_labels,
     pod_template,
@@ -139,7 +140,7 @@ def _start_of_ours(job: JobConfig, cluster: ClusterConfig | None) -> Start:
         restart = restart.model_copy(update={"node_wait_s": NEW_POD_S})
     # spares are the operator's: they come in the place of a node; so are log rules: they come with its calls
     alone = job.model_copy(update={"spares": 0, "restart": restart, "log_rules": ()})
-    return Start(script, image_of(job, cluster), runtime_environment(alone), (labels.AGENT_PORT,))
+    return Start(script, image_of(job, cluster), agent_environment(alone), (labels.AGENT_PORT,))
 
 
 def replica_specs(job: JobConfig, start: Start) -> list[dict[str, Any]]:

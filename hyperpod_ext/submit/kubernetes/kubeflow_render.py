@@ -13,10 +13,10 @@ from hyperpod_ext.submit.kubernetes.hyperpod_eks_render import title
 from hyperpod_ext.submit.kubernetes.overlays.apply import with_overlay
 from hyperpod_ext.submit.kubernetes.pod import (
     Start,
+    agent_environment,
     filled,
     object_labels,
     pod_template,
-    runtime_environment,
     topology_annotations,
 )
 from hyperpod_ext.submit.kubernetes.policy import network_policy
@@ -58,7 +58,7 @@ def start_of(job: JobConfig) -> Start:
         no_python=no_python,
         command=job.words if job.mode == "ours" or alone else words,
     )
-    environment = runtime_environment(job) if job.mode == "ours" else RANKED_LINES
+    environment = agent_environment(job) if job.mode == "ours" else RANKED_LINES
     return Start(script, job.image or "", environment)
 
 

@@ -143,6 +143,12 @@ def runtime_environment(job: JobConfig) -> dict[str, str]:
     }
 
 
+def agent_environment(job: JobConfig) -> dict[str, str]:
+    """What our agent reads: besides, the file for its last word, where the pod names another one than usual."""
+    file = job.kubernetes.container.terminationMessagePath
+    return runtime_environment(job) | ({"HPX_TERMINATION_LOG": file} if file is not None else {})
+
+
 def node_selector(job: JobConfig, group: NodeGroup | None) -> dict[str, str]:
     """Labels that a node must have."""
     instance_type = instance_type_of(job, group)

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from hyperpod_ext.config.files.checks import SETTINGS
 from hyperpod_ext.config.files.document import dotted
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import ConfigError, Problem
@@ -124,7 +125,7 @@ def _commands(text: str, document: dict[str, Any], left: list[str], source: str,
         script.steps, script.folders = [(words, line)], [None]
         script.others = [(text, at) for text, at in script.others if at != line]
     for name, (value, line) in script.exports.items():
-        if name.startswith("HPX_"):
+        if name.startswith("HPX_") and name not in SETTINGS:
             left.append(f"{source}:{line}: export {name}: the launcher sets it")
         elif not _at_run_time(value):
             document.setdefault("env", {})[name] = value
@@ -245,7 +246,7 @@ def _without_ranks(document: dict[str, Any], left: list[str], source: str) -> No
     if re.fullmatch(r"[1-9]\d{0,4}", env.get("MASTER_PORT", "")) and int(env["MASTER_PORT"]) < 2**16:
         document["rendezvous"] = {"port": int(env.pop("MASTER_PORT"))}
         left.append(f"{source}:1: export MASTER_PORT: is rendezvous.port now, from which the rendered file sets it")
-    for name in [name for name in env if is_of_ranks(name)]:
+    for name in [name for name in env if is_of_ranks(name) and name not in SETTINGS]:
         left.append(f"{source}:1: export {name}={env.pop(name)}: the rendered file sets it, by the step's nodes")
     for line in [line for line in setup if changes_ranks(line)]:
         setup.remove(line)

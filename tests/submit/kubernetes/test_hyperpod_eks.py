@@ -255,6 +255,13 @@ def test_our_agent_serves_the_operator_where_the_spec_says_so() -> None:
     assert rendered(spec)["spec"]["replicaSpecs"][0]["spares"] == 1
 
 
+def test_our_agents_leave_their_last_word_where_the_pod_says() -> None:
+    elsewhere = {"container": {"terminationMessagePath": "/dev/last-word"}}
+    assert environment(job(kubernetes=elsewhere | {"launcher": "ours"}))["HPX_TERMINATION_LOG"] == "/dev/last-word"
+    assert "HPX_TERMINATION_LOG" not in environment(job(kubernetes=elsewhere))  # hyperpodrun leaves none
+    assert "HPX_TERMINATION_LOG" not in environment(job(kubernetes={"launcher": "ours"}))
+
+
 @pytest.mark.parametrize(
     ("fields", "path"),
     [

@@ -38,7 +38,7 @@ spec:
     command: [torchrun]
     args: [/a/t.py, --x]
     env: [{name: A, value: "1"}, {name: B, valueFrom: {fieldRef: {fieldPath: metadata.name}}}, {name: HPX_C, value: x},
-          {name: MASTER_ADDR, value: a}]
+          {name: MASTER_ADDR, value: a}, {name: HPX_PORT_BASE, value: "30000"}]
     resourcesPerNode: {limits: {nvidia.com/gpu: 4}}
 """
 
@@ -47,7 +47,12 @@ def test_a_trainjob_stays_one() -> None:
     found = import_file(TRAIN, "a.yaml")
     job = found.job
     assert (job.kubernetes.kubeflow_api, job.kubernetes.training_runtime) == ("trainjob", "torch-of-ours")
-    assert (job.nodes, job.workers_per_node, job.env, job.timeouts.run_s) == (2, 4, {"A": "1"}, 600)
+    assert (job.nodes, job.workers_per_node, job.env, job.timeouts.run_s) == (
+        2,
+        4,
+        {"A": "1", "HPX_PORT_BASE": "30000"},
+        600,
+    )
     assert job.kubernetes.suspend
     named = "\n".join(found.left_out)
     assert "variable B is not carried" in named

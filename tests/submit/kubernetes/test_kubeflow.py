@@ -50,6 +50,14 @@ def test_what_is_rendered_for_the_examples_is_what_the_repository_shows(
         golden(folder / "rendered" / f"{name}-{api}" / file, text)
 
 
+def test_our_agents_leave_their_last_word_where_the_pod_says() -> None:
+    spec = job(kubernetes={"container": {"terminationMessagePath": "/dev/last-word"}}, env={"HPX_PORT_BASE": "30000"})
+    (container,) = rendered(spec)["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]
+    variables = {one["name"]: one.get("value") for one in container["env"]}
+    assert variables["HPX_TERMINATION_LOG"] == container["terminationMessagePath"] == "/dev/last-word"
+    assert variables["HPX_PORT_BASE"] == "30000"
+
+
 def test_a_job_has_one_master_and_workers() -> None:
     roles = rendered(job(nodes=3))["spec"]["pytorchReplicaSpecs"]
     assert {role: found["replicas"] for role, found in roles.items()} == {"Master": 1, "Worker": 2}

@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from hyperpod_ext.catalog import labels
+from hyperpod_ext.config.files.checks import SETTINGS
 from hyperpod_ext.errors import ConfigError, Problem
 from hyperpod_ext.submit.contract.rank_variables import is_of_ranks
 from hyperpod_ext.submit.imports.how import HOW
@@ -163,7 +164,7 @@ def read_command(
         )
     left_out += started.left_out
     for name, value in started.exports.items():
-        if is_of_ranks(name):
+        if is_of_ranks(name) and name not in SETTINGS:
             left_out.append(f"export {name}: the launcher sets it")
         else:
             document.setdefault("env", {})[name] = value
@@ -230,7 +231,7 @@ def read_environment(
             left_out.append(f"variable {name}: its value comes from {', '.join(source)}")
         elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             left_out.append(f"variable {name}: a spec takes letters, digits and underscores in names of variables")
-        elif is_of_ranks(name):
+        elif is_of_ranks(name) and name not in SETTINGS:
             left_out.append(f"variable {name}: the launcher sets it")
         else:
             text = str(entry.get("value", ""))
