@@ -33,6 +33,8 @@ from hyperpod_ext.runtime.operator_api.states import JOB_LEVEL, PROCESS_LEVEL, N
 
 _CANCELLED = 130
 _NEVER = 1 << 30
+_MARGIN_S = 5.0
+"""How much longer a node may take than it was given."""
 
 
 class JobListener(Protocol):
@@ -118,8 +120,10 @@ class AgentHere:
         self._to_node(lambda node: node.hold(limit_s))
         if (running := self._running) is not None:
             loop, _, node = running
-            with contextlib.suppress(RuntimeError, asyncio.CancelledError, HyperpodExtError):  # it has ended meanwhile
-                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(node.held(limit_s), loop))
+            # it may have ended meanwhile, and a loop that ends forgets what was asked of it last
+            with contextlib.suppress(RuntimeError, asyncio.CancelledError, HyperpodExtError, TimeoutError):
+                async with asyncio.timeout(limit_s + _MARGIN_S):
+                    await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(node.held(limit_s), loop))
 
     async def end(self) -> None:
         """Returns when nothing of it is left."""
