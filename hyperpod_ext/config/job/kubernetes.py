@@ -43,7 +43,8 @@ class Kubernetes(Config):
     """Namespace of the job. Default: that of the context, and `default` where it has none."""
     launcher: Literal["hyperpodrun", "ours"] = "hyperpodrun"
     """What serves the operator in the pods of target hyperpod-eks: AWS's hyperpodrun, or this project's agent, which
-    mends most faults without the operator. Ours was never run on a real cluster."""
+    mends most faults without the operator. Ours was never run on a real cluster. hyperpodrun must be in the image: the
+    package `hyperpod-elastic-agent`, which needs torch < 2.12; ours needs nothing besides `hyperpod-ext[runtime]`."""
     operator_addresses: tuple[Network, ...] = ()
     """Networks that may give orders to the pods, with launcher `ours`, as `10.1.0.0/16`. Default: who gave the first
     order, until it is silent for a minute, and never the job's other pods; the NetworkPolicy lets only the operator's

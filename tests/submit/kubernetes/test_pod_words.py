@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -280,3 +281,11 @@ def test_other_targets_name_each_field_that_they_do_not_use() -> None:
     job = _job("hyperpod-eks", "ours", {"pod": {"hostIPC": True}, "container": {"tty": True}})
     warnings = make_plan(job.model_copy(update={"volumes": ()}), target="local").warnings
     assert "kubernetes is not used on local: container.tty, pod.hostIPC among it" in warnings
+
+
+def test_what_the_page_shows_of_pods_is_taken_for_a_p5(root: Path) -> None:
+    page = (root / "docs" / "kubernetes.md").read_text()
+    block = page.partition("## Pods in Kubernetes' own words")[2].partition("```yaml\n")[2].partition("```")[0]
+    spec = "name: a\nscript: train.py\nimage: x:1\nworkers_per_node: 8\nresources: {instance_type: ml.p5.48xlarge}\n"
+    job = read_text(JobConfig, spec + block, "job.yaml").config
+    assert [str(problem) for problem in find_problems(job, None, "hyperpod-eks")] == []
