@@ -32,7 +32,9 @@ LOG_DIR = "/tmp/hyperpod"
 """Where the operator's log rules look."""
 _CLEAN = {"all": "All", "completed": "OnlyComplete", "none": "None"}
 _CHECKPOINTLESS_PORTS = (9000, 9001, 9002, 9003, 9004, 9005)
-_CHECKPOINTLESS_ENV = {"HPCT_USE_ROOTLESS": "1", "INPROCESS_RESTART": "1", "INPROCESS_RESTART_TIMEOUT": "1800"}
+_CHECKPOINTLESS_ENV = {"HPCT_USE_ROOTLESS": "1", "INPROCESS_RESTART": "1"}
+_CHECKPOINTLESS_WAIT_S = 1800
+"""AWS's own time for a restart in process, where the spec has no timeouts.fault_s."""
 _FOR_EVER = -1
 _AGENTS_MEET = 29400
 """Port on the first node, unless the spec says otherwise."""
@@ -98,13 +100,12 @@ def start_of(job: JobConfig, cluster: ClusterConfig | None) -> Start:
     flags = ["--nproc-per-node", str(job.workers_per_node), "--log-dir", LOG_DIR, "--redirects", "3", "--tee", "3"]
     # an elastic job is told of another number of nodes by SIGUSR1, which only agents that restart processes send
     in_process = checkpointless or (job.mode == "ours" and job.elastic is None)
-    if in_process:
-        flags.append("--inprocess-restart")
-    if in_process and not checkpointless:  # without a bound, a rank that hangs is waited for for ever
-        flags += ["--inprocess-timeout", str(math.ceil(2 * job.restart.leave_timeout_s))]
+    wait_s = (job.timeouts.fault_s or _CHECKPOINTLESS_WAIT_S) if checkpointless else 2 * job.restart.leave_timeout_s
+    if in_process:  # without a bound, a rank that hangs is waited for for ever
+        flags += ["--inprocess-restart", "--inprocess-timeout", str(math.ceil(wait_s))]
     environment: dict[str, str] = dict(RANKED_LINES)
     if checkpointless:
-        environment |= _CHECKPOINTLESS_ENV
+        environment |= _CHECKPOINTLESS_ENV | {"INPROCESS_RESTART_TIMEOUT": str(math.ceil(wait_s))}
     if job.mode == "ours":
         flags += ["--monitor-interval", MONITOR_S]
         environment |= runtime_environment(job.model_copy(update={"log_rules": ()}))

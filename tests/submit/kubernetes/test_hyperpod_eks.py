@@ -122,6 +122,13 @@ def test_the_launcher_restarts_in_process_for_those_who_can_and_never_waits_for_
     assert all("--nproc-per-node 4 " in flags(mode) for mode in ("ours", "plain", "aws-managed-tier"))
 
 
+@pytest.mark.parametrize(("timeouts", "bound"), [({}, "1800"), ({"fault_s": 900}, "900")])
+def test_a_checkpointless_job_waits_for_a_rank_that_hangs_as_long_as_it_says(timeouts: Any, bound: str) -> None:
+    spec = job(mode="aws-checkpointless", nodes=2, timeouts=timeouts)
+    assert f"--inprocess-restart --inprocess-timeout {bound} " in container(spec)["args"][0]
+    assert environment(spec)["INPROCESS_RESTART_TIMEOUT"] == bound
+
+
 def test_the_runtime_gets_the_whole_of_its_settings() -> None:
     spec = job(
         nodes=2, workers_per_node=2, checkpoint={"tiers": [{"kind": "peer"}, {"kind": "s3", "uri": "s3://bbb/p"}]}
