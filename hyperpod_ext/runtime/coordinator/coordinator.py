@@ -237,6 +237,8 @@ class Coordinator:
             await asyncio.sleep(self._run.config.restart.lease_s / 60)  # it may be in another coordinator's job
         if (former := self.members.agents.get(node)) is not None and not handshake.knows_job:
             await former.doubted()  # a node may be started again before it is noticed that it was lost
+        if self._has_left:
+            return  # without a word: of an order to stop, its node would
         if refusal := self._admission.refusal(node, handshake):
             writer.write(frame_of(c.StopNode(why=refusal, hint="")))
             await writer.drain()
@@ -343,11 +345,24 @@ class Coordinator:
         for node in sorted(nodes - {self._run.node}):
             self._outbox.send(node, c.Released())
             self.members.agents.pop(node)
-        if self._run.node in nodes:  # the others find another coordinator when this one is reached no more
+        if self._run.node in nodes:
             self._step_down(cause="it has left the job")
             self._outbox.send(self._run.node, c.Released())
+            self._hang_up_on_others()
             return
         self.actions.carry_out(self.membership.reconcile())  # their numbers are free now
+
+    def _hang_up_on_others(self) -> None:
+        """They find another coordinator at once. This node may have to upload for a while yet, in which nobody would
+        hear of their faults."""
+        for node, agent in self.members.agents.items():
+            if node != self._run.node:
+                agent.writer.close()
+
+    @property
+    def _has_left(self) -> bool:
+        """Whether the node here is none of the job's any more: others coordinate, or are about to."""
+        return self.members.stepped_down and self._run.node not in self.members.members
 
     # --- nodes that are lost --------------------------------------------------------------------
 
@@ -407,6 +422,9 @@ class Coordinator:
     def _line_ended(self, node: int, cause: str) -> None:
         """Its node is lost. But if that would end the job, the others are waited for first: where their connections end
         as well, it is this node that is cut off, and they go on under another coordinator."""
+        if self._has_left:  # it goes by another coordinator, which says what becomes of it
+            self.members.leave(node)
+            return
         now, lease_s = time.monotonic(), self._run.config.restart.lease_s
         self._notice_pause(now)
         counts = self._formation.job_has_begun and not (self._is_over or self.end.final_save.begun)

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import declared_examples
 import pytest
+from kept_orders import begun, take, train
 from waiting import PATIENCE_S
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, MemoryTier, PeerTier
@@ -83,6 +84,14 @@ class Agent:
                     return order
         raise AssertionError(f"node {self.node} never heard {kind.__name__}")
 
+    async def hears_until_the_end(self) -> list[Any]:
+        """All that it is told before it is hung up on."""
+        told = []
+        async with asyncio.timeout(PATIENCE_S):
+            while (message := await wire.read(self._reader)) is not None:
+                told.append(c.AGENT_ORDERS.decode(message))
+        return told
+
     async def hears_end(self) -> bool:
         """Whether it is hung up on without a word."""
         async with asyncio.timeout(PATIENCE_S):
@@ -136,9 +145,12 @@ async def coordinating(
         coordinator.stop()
 
 
+def all_events(tmp_path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+
+
 def events(tmp_path: Path, kind: str) -> list[dict[str, Any]]:
-    found = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    return [event for event in found if event["event"] == kind]
+    return [event for event in all_events(tmp_path) if event["event"] == kind]
 
 
 async def three(listener: ElectionListener, *, behind_s: float = 0.0) -> list[Agent]:
@@ -220,6 +232,47 @@ def test_what_the_log_has_is_not_told_again_to_whoever_coordinates_after_one_tha
 
     asyncio.run(run())
     assert len(events(tmp_path, "probe")) == 2
+
+
+def test_a_coordinator_whose_node_has_left_hangs_up_on_the_others_and_stops_nobody(tmp_path: Path) -> None:
+    """It still has to upload what is due there; what ranks report meanwhile is for the next one to hear."""
+
+    async def run() -> None:
+        async with coordinating(tmp_path) as (listener, coordinator):
+            agents = zero, one, _ = await three(listener)
+            await running(agents)
+            one.say(PROBE)
+            while not events(tmp_path, "probe"):
+                await asyncio.sleep(0.01)
+            coordinator.actions._release((0,))
+            acknowledging = [asyncio.create_task(agent.hears(c.Released)) for agent in agents]
+            assert isinstance(await acknowledging[0], c.Released)
+            for acknowledges in acknowledging[1:]:
+                with pytest.raises(AssertionError, match="never heard"):
+                    await acknowledges
+            assert not {1, 2} & coordinator.members.agents.keys(), "and none of them is waited for"
+            assert one.job_state is not None
+            for said in ({"job_state": one.job_state, "term": 1}, {"id": "another"}):  # is it there after all?
+                again = await Agent.come(listener, 1, **said)
+                assert await again.hears_until_the_end() == []
+            assert zero.line.is_closing() is False
+
+    asyncio.run(run())
+    assert [event["event"] for event in all_events(tmp_path)][-1] == "stepped_down", "no node is lost by that"
+
+
+def test_what_the_log_has_is_told_before_the_others_are_hung_up_on(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with begun(RuntimeConfig(name="a", nodes=2, workers_per_node=1, spares=1), tmp_path) as (made, lines):
+            train(made)
+            take(made, 1, PROBE)
+            made.actions._release((0,))
+            for node in lines:
+                take(made, node, c.Acknowledged(number=made.members.number))
+            assert [line.closed for _, line in sorted(lines.items())] == [False, True, True]
+            assert lines[1].orders[-1] == c.Heard(heard=1)
+
+    asyncio.run(run())
 
 
 def test_without_a_spare_the_time_for_another_node_ends_the_job(tmp_path: Path) -> None:
