@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from pathlib import Path
@@ -284,10 +285,18 @@ class Node:
         self._coordinator = coordinator
         self._election.lead_to(coordinator)
         coordinator.show()
-        write_report(self._settings.run_dir, {"address": self._election.address}, _WHERE)
+        self._show_where()
         if self._settings.keep_events and (durable := self._config.checkpoint.durable()):
             place = url_of(durable[0], self._config.name)
             self._log_upload = LogUpload(coordinator.events.path, lambda: open_store(place), self._settings.node)
+
+    def _show_where(self) -> None:
+        """To agents that come late. Where that cannot be written, they alone do not find the coordinator."""
+        run_dir = self._settings.run_dir
+        try:
+            write_report(run_dir, {"address": self._election.address}, _WHERE)
+        except OSError as error:
+            sys.stderr.write(f"hyperpod_ext: {run_dir / _WHERE} cannot be written: {error}\n")
 
     def _endpoint(self) -> tuple[str, int]:
         """Where the coordinator is; who comes late finds that in the run directory, where it is shared."""

@@ -8,6 +8,7 @@ RUN_DIR/node3.left             for whoever takes them back
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -53,8 +54,11 @@ def _joining(order: Order) -> set[int]:
 
 
 def tell_wanted(run_dir: Path, nodes: Collection[int]) -> None:
-    """Say which nodes the job would have."""
-    write_atomically(run_dir / WANTED, json.dumps({"nodes": sorted(nodes)}) + "\n")
+    """Say which nodes the job would have. Where that cannot be written, it goes on with those that are there."""
+    try:
+        write_atomically(run_dir / WANTED, json.dumps({"nodes": sorted(nodes)}) + "\n")
+    except OSError as error:
+        sys.stderr.write(f"hyperpod_ext: {run_dir / WANTED} cannot be written, no node is asked for: {error}\n")
 
 
 def tell_left(run_dir: Path, node: int) -> None:

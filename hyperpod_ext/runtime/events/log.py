@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import json
 import os
 import sys
@@ -75,15 +76,36 @@ class EventLog:
     _lost, _why = 0, ""
     """Events that could not be written since the last one that could, and why."""
 
+    _file: io.FileIO | None = None
+    """None: it could not be opened yet, which is tried again with each line."""
+    _past_bytes = 0
+
     def __init__(self, run_dir: Path, *, fresh: bool) -> None:
         self.path = run_dir / "events.jsonl"
         if fresh:
             self.path.unlink(missing_ok=True)
-        self._file = self.path.open("ab", buffering=0)
-        self._take_back(_unfinished(self.path))  # whoever wrote it ended there
-        self._past_bytes = self._file.seek(0, os.SEEK_END)
-        if not self._past_bytes:
-            self._append(first_line())
+        try:
+            self._open()
+        except OSError as error:
+            if fresh:
+                raise  # nothing is lost yet, and whoever starts the job can see to it
+            self._cannot_write(error, 0)
+
+    def _open(self) -> io.FileIO:
+        """The file, with its first line.
+
+        Raises:
+            OSError: it takes no line.
+        """
+        with contextlib.ExitStack() as opening:
+            file = opening.enter_context(self.path.open("ab", buffering=0))
+            _take_back(file, _unfinished(self.path))  # whoever wrote it ended there
+            past_bytes = file.seek(0, os.SEEK_END)
+            if not past_bytes:
+                _append(file, first_line())
+            opening.pop_all()
+        self._file, self._past_bytes = file, past_bytes
+        return file
 
     def write(self, event: str, *, t: float | None = None, **fields: Any) -> None:
         """Add an event of a declared kind, of now or of moment `t`."""
@@ -122,7 +144,7 @@ class EventLog:
     def reporter(self, *, state: str, error: Any, world_size: int) -> Callable[[], dict[str, Any]]:
         """What makes the job's report of all that is written so far, in whichever thread; see `report_on`."""
         self._flush()
-        nbytes = self._file.seek(0, os.SEEK_END)
+        nbytes = self._file.seek(0, os.SEEK_END) if self._file is not None else None
         # read once, at the end: a process should not keep a month's events while the job runs
         return functools.partial(report_on, self.path, nbytes=nbytes, state=state, error=error, world_size=world_size)
 
@@ -134,28 +156,39 @@ class EventLog:
                 self._append(f"{self._lost} events could not be written here: {self._why}\n".encode())
                 self._lost = 0
             self._append(lines)
+            self._why = ""
         except OSError as error:
-            if not self._lost:
-                self._why = error.strerror or str(error)
-                sys.stderr.write(f"hyperpod_ext: {self.path} cannot be written, events are lost: {self._why}\n")
-            self._lost += count
+            self._cannot_write(error, count)
+
+    def _cannot_write(self, error: OSError, count: int) -> None:
+        """So many more events are lost, which is said once until they can be written again."""
+        if not self._why:
+            self._why = error.strerror or str(error)
+            sys.stderr.write(f"hyperpod_ext: {self.path} cannot be written, events are lost: {self._why}\n")
+        self._lost += count
 
     def _append(self, line: bytes) -> None:
-        left = line
-        try:
-            while left:  # once, unless the disk is full
-                left = left[self._file.write(left) :]
-        except OSError:
-            self._take_back(len(line) - len(left))
-            raise
-
-    def _take_back(self, nbytes: int) -> None:
-        """Of half a line: what comes next begins a line of its own."""
-        if nbytes:
-            self._file.truncate(self._file.seek(0, os.SEEK_END) - nbytes)
+        _append(self._file or self._open(), line)
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+
+
+def _append(file: io.FileIO, line: bytes) -> None:
+    left = line
+    try:
+        while left:  # once, unless the disk is full
+            left = left[file.write(left) :]
+    except OSError:
+        _take_back(file, len(line) - len(left))
+        raise
+
+
+def _take_back(file: io.FileIO, nbytes: int) -> None:
+    """Of half a line: what comes next begins a line of its own."""
+    if nbytes:
+        file.truncate(file.seek(0, os.SEEK_END) - nbytes)
 
 
 def _read(path: Path, *, nbytes: int | None = None, steps: bool = True) -> tuple[Events, ConfigError | None]:

@@ -109,3 +109,40 @@ def test_events_that_are_written_together_are_in_the_file_when_it_is_read(tmp_pa
     log.close()
     lines = (tmp_path / "events.jsonl").read_text().splitlines()
     assert [json.loads(line)["t"] for line in lines[1:]] == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_another_coordinator_begins_where_nothing_can_be_written_and_the_log_when_it_can(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The place that all nodes share may be gone for a moment, or take no new file."""
+    folder = tmp_path / "gone"
+    log = EventLog(folder, fresh=False)
+    log.write(**entry(1.0, "coordinator", term=2))
+    assert (names(log.read()), list(log.past())) == ([], [])
+    said = capsys.readouterr().err
+    assert f"{folder / 'events.jsonl'} cannot be written, events are lost: No such file or directory" in said
+    folder.mkdir()
+    log.write(**entry(2.0, "go"))
+    log.write(**entry(3.0, "go"))
+    first, lost, *events = (folder / "events.jsonl").read_text().splitlines()
+    assert json.loads(first)["event"] == "log"
+    assert lost == "1 events could not be written here: No such file or directory"
+    assert [json.loads(line)["t"] for line in events] == [2.0, 3.0]
+    report = log.reporter(state="failed", error=None, world_size=1)()
+    assert "is not an event" in json.dumps(report), "no number of it can be trusted"
+    log.close()
+
+
+def test_a_full_disk_that_takes_no_first_line_costs_no_node(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "events.jsonl").symlink_to("/dev/full")
+    log = EventLog(tmp_path, fresh=False)
+    log.write(**entry(1.0, "coordinator", term=2))
+    log.close()
+    assert "cannot be written, events are lost: No space left on device" in capsys.readouterr().err
+
+
+def test_a_job_does_not_begin_where_it_cannot_write(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        EventLog(tmp_path / "gone", fresh=True)
