@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ from .output import say
 if TYPE_CHECKING:
     from hyperpod_ext.clusters.cdk.outputs import ClusterOutputs
     from hyperpod_ext.config.clusters.cluster import ClusterConfig
-    from hyperpod_ext.config.files.checks import Check
+    from hyperpod_ext.config.files.checks import Check, Finding
     from hyperpod_ext.config.files.document import Document
     from hyperpod_ext.config.files.load import Loaded
     from hyperpod_ext.config.files.overrides import Override
@@ -34,41 +34,58 @@ class Specs:
         overrides: Sequence[str | Override],
         strict: bool = False,
         ignored: Sequence[str] = (),
+        target: str | None = None,
     ) -> None:
         from hyperpod_ext.config.files.load import read
         from hyperpod_ext.config.job.job import JobConfig
         from hyperpod_ext.errors import ConfigError
 
         self._file = job_file
+        self._target = target
+        self._all_checked = False
         self._strict = strict
         self._ignored = _known(ignored)
         problems: list[Problem] = []
+        of_cluster: list[Problem] = []
         loaded: Loaded[JobConfig] | None = None
         self.cluster: ClusterConfig | None = None
         self._outputs: ClusterOutputs | None = None
-        try:
-            loaded = read(JobConfig, job_file, overrides, self._fill, self._spec_checks)
-        except ConfigError as error:
-            problems += error.problems
         if cluster_file is not None:
             from hyperpod_ext.config.clusters.cluster import ClusterConfig
 
             try:
                 self.cluster = read(ClusterConfig, cluster_file).config
             except ConfigError as error:
-                problems += error.problems
-        if loaded is not None and problems:
+                of_cluster += error.problems
+        self._cluster_is_known = not of_cluster
+        try:
+            loaded = read(JobConfig, job_file, overrides, self._fill, self._spec_checks)
+        except ConfigError as error:
+            problems += error.problems
+        if loaded is not None and of_cluster:
             problems += loaded.check(self._spec_checks())
-        if problems or loaded is None:
-            raise ConfigError(problems)
+        if problems or of_cluster or loaded is None:
+            more = "" if self._all_checked else "more may follow when these are mended"
+            raise ConfigError([*problems, *of_cluster], hint=more)
         self._loaded = loaded
         self.job = loaded.config
 
     def _spec_checks(self) -> list[Check]:
         """What would be found once single fields are right, told beside their mistakes."""
+        from hyperpod_ext.config.files.checks import Check
+        from hyperpod_ext.submit.plan import plan_checks
         from hyperpod_ext.submit.rules import spec_checks
 
-        return spec_checks(self._ignored)
+        checks = spec_checks(self._ignored)
+        if not self._cluster_is_known:
+            return checks
+        checks += plan_checks(self.cluster, self._target, self._ignored, lambda job: self._settled(job, self._target))
+        return [*checks, Check(((),), self._note_that_all_ran)]
+
+    def _note_that_all_ran(self, _job: JobConfig, _files: object) -> Iterator[Finding]:
+        """The last check: it reads everything, so that it runs where all others do."""
+        self._all_checked = True
+        return iter(())
 
     def _fill(self, document: Document) -> None:
         """What a spec leaves to the cluster that it names."""
@@ -86,11 +103,14 @@ class Specs:
 
     def job_on(self, target: str | None) -> JobConfig:
         """The job, with what its cluster settles for this target."""
+        return self._settled(self.job, target)
+
+    def _settled(self, job: JobConfig, target: str | None) -> JobConfig:
         if self._outputs is None:
-            return self.job
+            return job
         from hyperpod_ext.clusters.cdk.jobs import on_cluster
 
-        return on_cluster(self.job, self._outputs, target)
+        return on_cluster(job, self._outputs, target)
 
     def check(self, target: str | None) -> None:
         """What job, cluster and target together show, with the lines of the job's file."""

@@ -81,9 +81,9 @@ class ConfigError(HyperpodExtError):
 
     exit_code = 3
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[Problem], *, hint: str = "") -> None:
         self.problems = tuple(problems)
-        super().__init__("\n".join(str(problem) for problem in self.problems))
+        super().__init__("\n".join(str(problem) for problem in self.problems), hint=hint)
 
     def to_json(self) -> dict[str, object]:
         return {**super().to_json(), "problems": [asdict(problem) for problem in self.problems]}

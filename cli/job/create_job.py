@@ -65,7 +65,7 @@ def command(
 
     if kills and no_kill:
         raise click.UsageError("--kill and --no-kill exclude each other.")
-    specs = Specs(spec_path(file, spec), cluster, [*overrides, *_faults(kills)], strict, ignored)
+    specs = Specs(spec_path(file, spec), cluster, [*overrides, *_faults(kills)], strict, ignored, target)
     if no_kill:
         specs.without_faults()
     plan = specs.plan(target, templates)

@@ -42,7 +42,7 @@ def command(
 
     from ..spec import Specs
 
-    plan = Specs(spec_path(file, spec), cluster, overrides, strict, ignored).plan(target)
+    plan = Specs(spec_path(file, spec), cluster, overrides, strict, ignored, target).plan(target)
     if "job.yaml" not in plan.files:
         raise click.UsageError(f"diff compares jobs on Kubernetes; {target} has none.")
     (wanted,) = read_all(plan.files["job.yaml"])

@@ -38,7 +38,7 @@ def command(
 
     from ..spec import Specs
 
-    plan = Specs(spec_path(file, spec), cluster, overrides, strict, ignored).plan(target, templates)
+    plan = Specs(spec_path(file, spec), cluster, overrides, strict, ignored, target).plan(target, templates)
     if out is None:
         print_result(plan.to_json(), output, "".join(plan.files.values()).rstrip("\n"))
         return

@@ -42,7 +42,7 @@ def command(
         _templates_alone(templates, output)
         return
     path = spec_path(file, spec)
-    specs = Specs(path, cluster, overrides, strict, ignored)
+    specs = Specs(path, cluster, overrides, strict, ignored, target)
     specs.check(target)
     if templates is not None:
         specs.check_templates(target, templates)

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path as FilePath
 from typing import TYPE_CHECKING
 
+from hyperpod_ext.config.files.checks import Check, Finding, ListFiles
+from hyperpod_ext.config.files.document import Path
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import Problem, UnsupportedError
 from hyperpod_ext.submit.contract.capabilities import unsupported, unused
 from hyperpod_ext.submit.contract.plan_type import Plan as Plan
-from hyperpod_ext.submit.contract.targets import get_target
-from hyperpod_ext.submit.rules import Context, findings
+from hyperpod_ext.submit.contract.targets import TARGETS, get_target
+from hyperpod_ext.submit.rules import Context, Rule, all_rules, findings
 
 if TYPE_CHECKING:
     from hyperpod_ext.config.clusters.cluster import ClusterConfig
+
+_ALL: tuple[Path, ...] = ((),)
+"""What a check reads that may read any field."""
 
 
 def make_plan(
     job: JobConfig,
     cluster: ClusterConfig | None = None,
     target: str = "local",
-    source_dir: Path = Path(),
+    source_dir: FilePath = FilePath(),
     ignore: Collection[str] = (),
 ) -> Plan:
     """Check what only job, cluster and target together show, then render.
@@ -56,6 +61,37 @@ def find_problems(
     if cluster is not None:
         problems += _cluster_problems(job, cluster)
     return problems + [one for one in findings(Context(job, cluster, target), "error") if one.rule not in ignore]
+
+
+def plan_checks(
+    cluster: ClusterConfig | None,
+    target: str | None,
+    ignore: Collection[str],
+    settled: Callable[[JobConfig], JobConfig],
+) -> list[Check]:
+    """`find_problems` for a spec with mistakes: what more than the spec alone shows, where all of it could be read.
+
+    Args:
+        settled: the job with what its cluster settles.
+    """
+
+    def by_target(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
+        if target in TARGETS:  # else it is told once the file is right
+            module, job = get_target(target), settled(job)
+            for one in (*unsupported(job, target, module.capabilities()), *module.problems(job)):
+                yield Finding(_parts(one.path), one.message, one.hint)
+        for one in _cluster_problems(job, cluster) if cluster is not None else ():
+            yield Finding(_parts(one.path), one.message, one.hint)
+
+    def by_rule(known: Rule) -> Check:
+        return Check(_ALL, lambda job, _files: known.find(Context(settled(job), cluster, target)), known.id)
+
+    left = [one for one in all_rules().values() if one.severity == "error" and not one.reads and one.id not in ignore]
+    return [Check(_ALL, by_target), *map(by_rule, left)]
+
+
+def _parts(path: str) -> Path:
+    return tuple(int(part) if part.isdecimal() else part for part in path.split(".") if part)
 
 
 def find_warnings(

@@ -42,27 +42,31 @@ def test_five_mistakes_are_five_lines_with_suggestions_and_exit_3(spec: Path) ->
     spec.write_text(FIVE_MISTAKES)
     done = hp_ext("validate", spec)
     assert (done.code, done.stdout) == (3, "")
-    lines = done.stderr.splitlines()
+    *lines, last = done.stderr.splitlines()
+    assert last == MORE
     assert [line.removeprefix(f"{spec}:").split(":")[0] for line in lines] == ["2", "3", "4", "5", "8"]
     wanted = ["`train.py`?", "`workers_per_node`?", "2 without quotes", "write 12 or 16", "`memory`?"]
     assert all(hint in line for hint, line in zip(wanted, lines, strict=True)), done.stderr
 
 
+MORE = "more may follow when these are mended"
 ELASTIC = "elastic: {min_nodes: 5, max_nodes: 3}\n"
 
 
 @pytest.mark.parametrize("mistake", ["nodez: 4", "workers_per_node: two", "checkpoint: {tiers: [{kind: disk}]}"])
 def test_bounds_that_contradict_each_other_are_told_beside_other_mistakes(spec: Path, mistake: str) -> None:
     spec.write_text(f"name: a\nscript: train.py\n{mistake}\n{ELASTIC}")
-    lines = hp_ext("validate", spec).stderr.splitlines()
+    lines = [line for line in hp_ext("validate", spec).stderr.splitlines() if line != MORE]
     assert [line.removeprefix(f"{spec}:")[:1] for line in lines] == ["3", "4"]
     assert lines[1].endswith("elastic.min_nodes: 5 is more than max_nodes (exchange the two) [HPX103]")
-    assert len(hp_ext("validate", spec, "--ignore", "HPX103").stderr.splitlines()) == 1
+    ignoring = hp_ext("validate", spec, "--ignore", "HPX103").stderr.splitlines()
+    assert len([line for line in ignoring if line != MORE]) == 1
 
 
 def test_nothing_is_concluded_from_bounds_that_cannot_be_read(spec: Path) -> None:
     spec.write_text("name: a\nscript: train.py\nelastic: {min_nodes: five, max_nodes: 3, sizes: [4, 2]}\n")
-    (line,) = hp_ext("validate", spec).stderr.splitlines()
+    line, last = hp_ext("validate", spec).stderr.splitlines()
+    assert last == MORE
     assert line.startswith(f"{spec}:3: elastic.min_nodes: a whole number belongs here")
 
 
@@ -139,3 +143,47 @@ def test_a_spec_comes_from_the_standard_input(tmp_path: Path) -> None:
     done = subprocess.run(run, input="name: a\nnodes: 1e9\n", capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 3
     assert "-:2: nodes:" in done.stderr
+
+
+_BROKEN = """\
+name: a
+script: trian.py
+nodez: 4
+nodes: 4
+workers_per_node: 16
+global_batch_size: 13
+spares: 1
+resources: {instance_type: ml.p5.48xlarge, efa: 64}
+kubernetes: {launcher: ours}
+mode: plain
+"""
+
+
+def test_a_misspelt_name_keeps_no_other_check_from_running(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "job.yaml").write_text(_BROKEN)
+    done = hp_ext("validate", tmp_path / "job.yaml", "--target", "hyperpod-eks", "-o", "json")
+    error = done.json["error"]
+    assert {one["path"] for one in error["problems"]} == {
+        *("script", "nodez", "workers_per_node", "global_batch_size", "resources.efa"),
+        *("spares", "kubernetes.launcher", "image"),
+    }
+    assert all(one["source"] and one["line"] for one in error["problems"])
+    assert error["hint"] == ""
+
+
+def test_where_checks_could_not_run_more_may_follow(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "job.yaml").write_text(_BROKEN.replace("nodes: 4", "nodes: many"))
+    done = hp_ext("validate", tmp_path / "job.yaml", "--target", "hyperpod-eks")
+    assert "job.yaml:5: workers_per_node" not in done.stderr  # which is compared with what `nodes` takes
+    assert done.stderr.rstrip().endswith(MORE)
+    (tmp_path / "job.yaml").write_text(_BROKEN)
+    assert MORE not in hp_ext("validate", tmp_path / "job.yaml", "--target", "local").stderr
+
+
+def test_a_target_that_there_is_not_is_told_once_the_file_is_right(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "job.yaml").write_text("name: a\nscript: train.py\nnodez: 1\n")
+    done = hp_ext("validate", tmp_path / "job.yaml", "--target", "locale")
+    assert (done.code, "nodez" in done.stderr) == (3, True)
