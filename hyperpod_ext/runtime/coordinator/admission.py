@@ -13,7 +13,7 @@ from hyperpod_ext.runtime.events.log import EventLog
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.membership.actions import JobPhase, Replace
 from hyperpod_ext.runtime.membership.membership import Membership
-from hyperpod_ext.runtime.membership.node_states import HAD_RANKS
+from hyperpod_ext.runtime.membership.node_states import HAD_RANKS, NodeState
 
 
 class Admission:
@@ -94,8 +94,7 @@ class Admission:
         self._end.know_exits(handshake.exited)
         membership.step_committed(handshake.committed)
         if handshake.term == self._run.term:
-            lacks_ranks = bool(set(membership.ranks_on(node)) - handshake.workers.keys())
-            self._actions.carry_out(membership.meet_again(lacks_ranks=lacks_ranks))
+            self._actions.carry_out(membership.meet_again(node, handshake.generation))
         self._outbox.share_with(node)
         if membership.phase is JobPhase.ENDED:
             self._outbox.send(node, c.FinishTraining(generation=membership.generation))
@@ -116,6 +115,8 @@ class Admission:
             self._outbox.send(node, c.StartWorker(rank=rank))
         if handshake.leaving and node not in membership.states.asked:
             self._actions.carry_out(membership.leave(node))
-        if not here and handshake.workers:  # of a resize that has come to nothing, or it has given up its ranks
-            gave_up = membership.states[node] in HAD_RANKS
-            self._outbox.send(node, c.DecommissionNode() if gave_up else c.EndWorkers())
+        state = membership.states[node]
+        if state is NodeState.DECOMMISSIONED or (state in HAD_RANKS and handshake.workers):
+            self._outbox.send(node, c.DecommissionNode())  # its answer is waited for, or it has missed the order
+        elif not here and handshake.workers:  # of a resize that has come to nothing
+            self._outbox.send(node, c.EndWorkers())

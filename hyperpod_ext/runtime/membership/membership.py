@@ -267,11 +267,15 @@ class Membership:
         self.faults.append(replace(fault, level=level))
         return failure or level
 
-    def meet_again(self, *, lacks_ranks: bool) -> list[Action]:
-        """A node was cut off for a moment. Where ranks are about to meet, all meet anew: what it said, or was told, may
-        be lost. So they do where it lacks ranks that train: of their end nobody was told."""
-        trains = self.phase is JobPhase.RUNNING and not lacks_ranks
-        return [] if trains or self.phase is JobPhase.ENDED else [self._leave()]
+    def meet_again(self, node: int, generation: int) -> list[Action]:
+        """A node was cut off for a moment, in `generation`: what it said, or was told, may be lost. So all meet anew,
+        and a change that is under way is begun anew. Of a generation that it has yet to hear of, nothing is lost."""
+        if self.phase is JobPhase.ENDED:
+            return []
+        dropped, concerned = self.rescaling.drop(self.states), bool(self.ranks_on(node))
+        if dropped or (concerned and generation >= self.generation):
+            return [*dropped, self._leave()]
+        return []
 
     def _leave(self, rank: int = -1) -> Abort:
         """All leave the generation, for a fault of `rank` if one is named."""

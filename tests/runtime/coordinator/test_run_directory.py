@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from kept_orders import begun, handshake_of, take, train
+from kept_orders import begun, handshake_of, train
 
 from hyperpod_ext.config.elastic import Elastic
 from hyperpod_ext.config.job.runtime import RuntimeConfig

@@ -263,13 +263,27 @@ def test_another_coordinator_comes_to_the_end_of_a_failed_job_by_itself():
     assert (revived.phase, kinds(first)) == (JobPhase.FORMING, [Abort])
 
 
-@pytest.mark.parametrize("lacks_ranks", [False, True])
-def test_a_node_that_was_cut_off_for_a_moment_has_all_meet_anew_where_something_may_be_lost(lacks_ranks):
+def test_when_a_node_was_cut_off_for_a_moment_all_meet_anew_once():
     membership = fresh()
     membership.join(0, None, [])
-    assert kinds(membership.meet_again(lacks_ranks=lacks_ranks)) == [Abort]
-    start(membership, step=0)
-    assert kinds(membership.meet_again(lacks_ranks=lacks_ranks)) == [Abort] * lacks_ranks
+    assert kinds(membership.meet_again(0, 1)) == [Abort]
+    assert membership.meet_again(1, 1) == [], "nothing that it said of this generation can be lost"
+    begin(membership)
+    assert kinds(membership.meet_again(0, 2)) == [Abort], "of ranks that train, something may be lost, too"
+    assert membership.meet_again(1, 2) == []
+    begin(membership)
+    assert membership.meet_again(2, 3) == [], "it has no ranks"
+    assert membership.faults == []
+
+
+def test_a_rank_whose_end_was_told_to_nobody_tells_it_again():
+    membership = fresh()
+    start(membership)
+    for rank in (0, 1, 2):
+        membership.finished(rank, 1, "")
+    membership.meet_again(1, 1)  # rank 3 has finished while its node was cut off
+    begin(membership)
+    assert [kinds(membership.finished(rank, 2, "")) for rank in range(4)] == [[], [], [], [Finish]]
 
 
 def test_a_final_fault_is_not_tried_again():

@@ -161,6 +161,19 @@ def test_a_death_before_the_switch_drops_the_change_and_it_is_tried_again(moment
     assert m.AskStop in kinds(begin(membership))  # still wanted
 
 
+@pytest.mark.parametrize("node", [0, 2])
+def test_a_change_is_begun_anew_when_a_node_was_cut_off_on_the_way_to_it(node: int) -> None:
+    """It may have stopped, or have its workers ready, and nobody was told."""
+    membership = elastic(2)
+    membership.resize(3, "a")
+    membership.node_came(2)
+    assert kinds(membership.meet_again(node, 1)) == [m.EndPrepared, m.Abort]
+    assert m.Prepare(4, 2, 6) in begin(membership)
+    commands = [*membership.prepared(4), *membership.prepared(5)]
+    assert kinds(stop(membership, commands)) == [m.Abort]
+    assert membership.size == 3
+
+
 def test_a_joining_node_that_never_starts_leaves_the_job_as_it_is():
     membership = elastic(1, 1)
     membership.resize(2, "a")
