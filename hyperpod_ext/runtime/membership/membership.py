@@ -269,13 +269,13 @@ class Membership:
 
     def meet_again(self, node: int, generation: int) -> list[Action]:
         """A node was cut off for a moment, in `generation`: what it said, or was told, may be lost. So all meet anew,
-        and a change that is under way is begun anew. Of a generation that it has yet to hear of, nothing is lost."""
+        and a change that is under way is begun anew. While the next one forms that it has yet to hear of, nothing is
+        lost: it is told of that, and its ranks join."""
         if self.phase is JobPhase.ENDED:
             return []
-        dropped, concerned = self.rescaling.drop(self.states), bool(self.ranks_on(node))
-        if dropped or (concerned and generation >= self.generation):
-            return [*dropped, self._leave()]
-        return []
+        dropped, has_ranks = self.rescaling.drop(self.states), bool(self.ranks_on(node))
+        joins = self.phase is JobPhase.FORMING and generation < self.generation
+        return [*dropped, self._leave()] if dropped or (has_ranks and not joins) else []
 
     def _leave(self, rank: int = -1) -> Abort:
         """All leave the generation, for a fault of `rank` if one is named."""

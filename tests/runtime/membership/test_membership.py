@@ -276,6 +276,16 @@ def test_when_a_node_was_cut_off_for_a_moment_all_meet_anew_once():
     assert membership.faults == []
 
 
+@pytest.mark.parametrize("phase", [JobPhase.RESTORING, JobPhase.RUNNING])
+def test_a_node_that_has_missed_the_begin_of_a_generation_has_all_meet_anew(phase):
+    """It came while that formed, and so knows an older one."""
+    membership = fresh()
+    membership.meet_again(0, 1)
+    begin(membership)
+    membership.phase = phase
+    assert kinds(membership.meet_again(1, 1)) == [Abort]
+
+
 def test_a_rank_whose_end_was_told_to_nobody_tells_it_again():
     membership = fresh()
     start(membership)
