@@ -79,7 +79,9 @@ class Specs:
         checks = spec_checks(self._ignored)
         if not self._cluster_is_known:
             return checks
-        checks += plan_checks(self.cluster, self._target, self._ignored, lambda job: self._settled(job, self._target))
+        checks += plan_checks(
+            self.cluster, self._target, self._ignored, lambda job: self._with_outputs(job, self._target)
+        )
         return [*checks, Check(((),), self._note_that_all_ran)]
 
     def _note_that_all_ran(self, _job: JobConfig, _files: object) -> Iterator[Finding]:
@@ -103,9 +105,9 @@ class Specs:
 
     def job_on(self, target: str | None) -> JobConfig:
         """The job, with what its cluster settles for this target."""
-        return self._settled(self.job, target)
+        return self._with_outputs(self.job, target)
 
-    def _settled(self, job: JobConfig, target: str | None) -> JobConfig:
+    def _with_outputs(self, job: JobConfig, target: str | None) -> JobConfig:
         if self._outputs is None:
             return job
         from hyperpod_ext.clusters.cdk.jobs import on_cluster

@@ -67,24 +67,24 @@ def plan_checks(
     cluster: ClusterConfig | None,
     target: str | None,
     ignore: Collection[str],
-    settled: Callable[[JobConfig], JobConfig],
+    complete: Callable[[JobConfig], JobConfig],
 ) -> list[Check]:
     """`find_problems` for a spec with mistakes: what more than the spec alone shows, where all of it could be read.
 
     Args:
-        settled: the job with what its cluster settles.
+        complete: makes the job one with what its cluster settles.
     """
 
     def by_target(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
         if target in TARGETS:  # else it is told once the file is right
-            module, job = get_target(target), settled(job)
+            module, job = get_target(target), complete(job)
             for one in (*unsupported(job, target, module.capabilities()), *module.problems(job)):
                 yield Finding(_parts(one.path), one.message, one.hint)
         for one in _cluster_problems(job, cluster) if cluster is not None else ():
             yield Finding(_parts(one.path), one.message, one.hint)
 
     def by_rule(known: Rule) -> Check:
-        return Check(_ALL, lambda job, _files: known.find(Context(settled(job), cluster, target)), known.id)
+        return Check(_ALL, lambda job, _files: known.find(Context(complete(job), cluster, target)), known.id)
 
     left = [one for one in all_rules().values() if one.severity == "error" and not one.reads and one.id not in ignore]
     return [Check(_ALL, by_target), *map(by_rule, left)]

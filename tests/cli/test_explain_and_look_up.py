@@ -158,3 +158,18 @@ def test_strict_and_ignore(tmp_path: Path) -> None:
 def test_the_shell_scripts_complete_commands() -> None:
     for shell in ("bash", "zsh", "fish"):
         assert "_HP_EXT_COMPLETE" in run_hp_ext("completion", shell).stdout
+
+
+def test_a_field_of_entries_of_several_kinds_is_explained_for_all_of_them() -> None:
+    kinds = hp_ext("explain", "volumes.kind", "-o", "json").json
+    assert kinds["type"] == "claim | host | scratch | config | secret"
+    assert "claim: A PersistentVolumeClaim" in kinds["description"]
+    assert kinds["default"] is None
+    tiers = hp_ext("explain", "checkpoint.tiers.kind").stdout
+    assert "memory | peer | s3 | file" in tiers
+    assert "s3: An S3 prefix" in tiers
+
+
+def test_a_number_that_may_be_left_to_the_planner_is_explained_so() -> None:
+    explained = hp_ext("explain", "checkpoint.tiers.every_steps", "-o", "json").json
+    assert explained["type"] == "whole number > 0 | auto"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from collections.abc import Mapping
@@ -11,8 +12,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from hyperpod_ext.config.files.document import Document, Path, dotted
-from hyperpod_ext.config.files.nearest import nearest, suggest
-from hyperpod_ext.config.files.schema_path import Expected, expected_at, field_paths
+from hyperpod_ext.config.files.nearest import nearest
+from hyperpod_ext.config.files.schema_path import Expected, expected_at, kinds_of, meant_by
 from hyperpod_ext.errors import Problem
 
 _BOUNDS = {
@@ -69,7 +70,7 @@ def _explain(
             example = f"add `{expected.path[-1]}: {_plain(expected.examples[0])}`" if expected.examples else ""
             return f"is missing: {_sentence(expected.description)}", example
         case "union_tag_not_found":
-            return "is missing: it says which kind of entry this is", "add `kind: ...`, as in `kind: memory`"
+            return "is missing: it says which kind of entry this is", _hint_for_kind(value, expected, tag_field(error))
         case "union_tag_invalid":
             return f"{_shown(value.get(tag_field(error)))} is not one of its kinds", _hint_for_choice(
                 context["tag"], valid_tags(error)
@@ -82,12 +83,13 @@ def _explain(
             what = "the name " if expected.is_key else ""
             return (
                 f"{what}{_shown(value)} does not have the right form: {_sentence(expected.description)}",
-                _hint_for_pattern(value, context["pattern"]),
+                _hint_for_pattern(value, context["pattern"], expected),
             )
         case "string_too_short" | "too_short":
             return f"is empty: {_sentence(expected.description)}", ""
         case "int_type" | "int_from_float" | "float_type":
-            return f"a whole number belongs here, not {_named(value)}", _hint_for_number(value, _most(expected))
+            what = "a number" if kind == "float_type" else "a whole number"
+            return f"{what} belongs here, not {_named(value)}", _hint_for_number(value, _most(expected), expected.path)
         case "string_type":
             return f"text belongs here, not {_named(value)}", _hint_for_text(value, written)
         case "bool_type":
@@ -109,11 +111,19 @@ def _explain(
 
 def _hint_for_unknown(expected: Expected, model: type[BaseModel]) -> str:
     """The same name elsewhere in the file, then the nearest name here, then all names here."""
-    path, name = expected.path, str(expected.path[-1])
-    for other in field_paths(model):
-        if other[-1] == name and other != path:
-            return f"did you mean `{dotted(other)}`?"
-    return suggest(name, expected.holder.model_fields if expected.holder else ())
+    names = expected.holder.model_fields if expected.holder else {}
+    meant, elsewhere = meant_by(str(expected.path[-1]), names, model)
+    if elsewhere is not None:
+        return f"did you mean `{dotted(elsewhere)}`?"
+    return f"did you mean `{meant}`?" if meant else f"valid: {', '.join(names)}" if names else ""
+
+
+def _hint_for_kind(value: object, expected: Expected, tag: str) -> str:
+    """The kind that has all the fields which are there, or all kinds."""
+    kinds = kinds_of(expected.models, tag)
+    given = set(value) if isinstance(value, dict) else set()
+    fitting = [kind for kind, member in kinds.items() if given and given <= set(member.model_fields)]
+    return f"add `{tag}: {fitting[0]}`" if len(fitting) == 1 else f"add `{tag}: ...`, one of {', '.join(kinds)}"
 
 
 def _hint_for_choice(value: str, valid: list[str]) -> str:
@@ -122,13 +132,17 @@ def _hint_for_choice(value: str, valid: list[str]) -> str:
     return f"did you mean `{found}`? valid: {listed}" if found and len(valid) > 1 else f"valid: {listed}"
 
 
-def _hint_for_pattern(value: str, pattern: str) -> str:
-    """The value made to fit, where that is easy."""
+def _hint_for_pattern(value: str, pattern: str, expected: Expected) -> str:
+    """The value made to fit, where that is easy, else what the form is."""
+    if value and re.fullmatch(pattern, f"/{value}"):
+        return f"write the path from the root, as /{value}"
+    if value.startswith("s3://"):
+        return "the name of a bucket has 3 to 63 lower-case letters, digits, dots and dashes"
     for separator, text in (("-", value.lower()), ("_", value.upper())):
         candidate = re.sub(r"[^A-Za-z0-9]+", separator, text).strip(separator)
         if candidate and re.fullmatch(pattern, candidate):
             return f"`{candidate}` would do"
-    return ""
+    return f"such as {_plain(expected.examples[0])}" if expected.examples else ""
 
 
 _BEYOND_ANY_LIMIT = 1e12
@@ -142,7 +156,26 @@ def _most(expected: Expected) -> float:
     return min(limits, default=_BEYOND_ANY_LIMIT)
 
 
-def _hint_for_number(value: object, most: float) -> str:
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_AMOUNT = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[A-Za-z]+)")
+
+
+def _in_unit_of(name: str, text: str) -> str | None:
+    """An amount with a unit as the field wants it, which has its own unit in its name."""
+    if (found := _AMOUNT.fullmatch(text.strip())) is None:
+        return None
+    number, unit = float(found["number"]), found["unit"]
+    if name.endswith("_s") and (each := _SECONDS.get(unit)):
+        return f"{math.ceil(number * each)}, which is {text.strip()} in seconds"
+    if name.endswith("_mib") and (size := re.fullmatch(r"([KkMGT])(i?)B?", unit)):
+        each = (1024 if size[2] else 1000) ** ("KMGT".index(size[1].upper()) + 1)
+        return f"{math.ceil(number * each / 1024**2)}, which is {text.strip()} in MiB"
+    return None
+
+
+def _hint_for_number(value: object, most: float, path: Path) -> str:
+    if isinstance(value, str) and path and (amount := _in_unit_of(str(path[-1]), value)):
+        return f"write {amount}"
     if isinstance(value, float) and value > most < _BEYOND_ANY_LIMIT:
         return f"write digits only, at most {most}"
     if isinstance(value, str) and re.fullmatch(r"\s*-?\d+\s*", value):
@@ -180,11 +213,29 @@ def _hint_for_list(value: object) -> str:
 def _hint_for_fields(value: object, expected: Expected) -> str:
     members = expected.models
     if len(members) > 1:
-        kind = value if isinstance(value, str) else "..."
-        return f"write `kind: {kind}`"
+        kinds = kinds_of(members, "kind")
+        if isinstance(value, str):
+            if found := nearest(value, kinds):
+                return f"write `kind: {found}`"
+            if found := _as_the_one_field(value, kinds):
+                return f"write `{found}`"
+        return f"write `kind: ...`, one of {', '.join(kinds)}"
     if members:
         return f"valid: {', '.join(members[0].model_fields)}"
     return "write one `NAME: value` a line"
+
+
+def _as_the_one_field(value: str, kinds: Mapping[str, type[BaseModel]]) -> str | None:
+    """The entry, where `value` looks like the one field that one kind alone needs: `s3://bkt/p` is a tier's uri."""
+    found = [
+        (kind, name, member)
+        for kind, member in kinds.items()
+        for name, info in member.model_fields.items()
+        if info.examples and "/" in value and str(info.examples[0]).partition("/")[0] == value.partition("/")[0]
+    ]
+    if len(found) != 1 or sum(info.is_required() for info in found[0][2].model_fields.values()) != 1:
+        return None
+    return f"{{kind: {found[0][0]}, {found[0][1]}: {value}}}"
 
 
 def _named(value: object) -> str:

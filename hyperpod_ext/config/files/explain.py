@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, Literal, get_origin
 
 from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
@@ -12,7 +12,7 @@ from pydantic_core import PydanticUndefined
 
 from hyperpod_ext.config.files.field_docs import description
 from hyperpod_ext.config.files.nearest import suggest
-from hyperpod_ext.config.files.schema_path import item_type, models_in
+from hyperpod_ext.config.files.schema_path import item_type, kinds_of, models_in
 from hyperpod_ext.errors import NotFoundError
 
 
@@ -26,26 +26,30 @@ def explain(model: type[BaseModel], path: str) -> dict[str, Any]:
     """
     holders: list[type[BaseModel]] = [model]
     walked: list[str] = []
-    asked: tuple[type[BaseModel], FieldInfo] | None = None
+    asked: list[type[BaseModel]] = []
     for part in [one for one in path.split(".") if one and not one.isdecimal()]:
         names = [name for holder in holders for name in holder.model_fields]
-        holder = next((one for one in holders if part in one.model_fields), None)
-        if holder is None:
+        asked = [one for one in holders if part in one.model_fields]
+        if not asked:
             place = ".".join(walked) or model.__name__
             raise NotFoundError(f"`{place}` has no field `{part}`", hint=suggest(part, dict.fromkeys(names)))
         walked.append(part)
-        asked = holder, holder.model_fields[part]
-        holders = _models_below(asked[1].annotation)
+        holders = _models_below(asked[0].model_fields[part].annotation)
     below = list(dict.fromkeys(name for holder in holders for name in holder.model_fields))
-    if asked is None:
+    if not asked:
         of_model = {"path": model.__name__, "description": _words(model.__doc__)}
         return of_model | {"type": None, "default": None, "example": None, "fields": below}
-    holder, info = asked
+    holder, info = asked[0], asked[0].model_fields[walked[-1]]
+    if len(asked) > 1 and get_origin(info.annotation) is Literal:
+        kinds = kinds_of(asked, walked[-1])
+        each = " ".join(f"{kind}: {_words(member.__doc__)}" for kind, member in kinds.items())
+        shown = {"path": ".".join(walked), "description": f"Which kind of entry this is. {each}"}
+        return shown | {"type": " | ".join(kinds), "default": None, "example": None, "fields": []}
     default = info.default
     return {
         "path": ".".join(walked),
         "description": _words(description(holder, walked[-1])),
-        "type": _type_of(info.rebuild_annotation()),
+        "type": _type_of(info),
         "default": None if default is PydanticUndefined or isinstance(default, BaseModel) else _shown(default),
         "example": _shown(info.examples[0]) if info.examples else None,
         "fields": below,
@@ -60,9 +64,12 @@ def _models_below(annotation: Any) -> list[type[BaseModel]]:
     return []
 
 
-def _type_of(annotation: Any) -> str:
+def _type_of(info: FieldInfo) -> str:
     """In the words of JSON schema."""
-    return _named(TypeAdapter(annotation).json_schema())
+    schema = TypeAdapter(info.rebuild_annotation()).json_schema()
+    if callable(info.json_schema_extra):
+        info.json_schema_extra(schema)
+    return _named(schema)
 
 
 def _named(schema: dict[str, Any]) -> str:

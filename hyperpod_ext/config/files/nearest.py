@@ -3,7 +3,33 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+_ELSEWHERE = {
+    "gpus": "accelerators",
+    "gpu": "accelerators",
+    "num_gpus": "accelerators",
+    "secrets": "secret_env",
+    "environment": "env",
+    "num_nodes": "nodes",
+    "nnodes": "nodes",
+    "replicas": "nodes",
+    "nproc_per_node": "workers_per_node",
+    "entrypoint": "script",
+    "service_account_name": "service_account",
+    "image_pull_policy": "pull_policy",
+    "image_pull_secrets": "pull_secrets",
+    "priority_class_name": "pod_priority_class",
+    "termination_grace_period_seconds": "termination_grace_s",
+}
+"""What other tools call fields of specs."""
+
+
+def known_as(name: str) -> str:
+    """What a spec calls a field that another tool, or Kubernetes, calls `name`."""
+    ours = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().replace("-", "_")
+    return _ELSEWHERE.get(ours, ours)
 
 
 def nearest(name: str, valid: Iterable[str]) -> str | None:

@@ -16,7 +16,7 @@ from hyperpod_ext.config.base import ContradictionError
 from hyperpod_ext.config.files.document import Document, Path
 from hyperpod_ext.config.files.error_messages import tag_field, valid_tags
 from hyperpod_ext.config.files.nearest import nearest
-from hyperpod_ext.config.files.schema_path import expected_at, field_paths
+from hyperpod_ext.config.files.schema_path import expected_at, kinds_of, meant_by
 
 
 def repair(error: Mapping[str, Any], model: type[BaseModel], document: Document) -> Path | None:
@@ -39,7 +39,7 @@ def repair(error: Mapping[str, Any], model: type[BaseModel], document: Document)
         if meant and isinstance(entry, dict):
             entry[tag_field(error)] = meant
             return (*path, tag_field(error))
-    read = _reading(error, len(expected.models) > 1)
+    read = _reading(error, expected.models)
     holder = _value_at(document.data, path[:-1])
     if read is not None and isinstance(holder, dict | list):
         holder[path[-1]] = read  # type: ignore[index]  # a key or an index, as the holder needs it
@@ -47,14 +47,15 @@ def repair(error: Mapping[str, Any], model: type[BaseModel], document: Document)
     return _drop(document, path)
 
 
-def _reading(error: Mapping[str, Any], in_union: bool) -> object:
+def _reading(error: Mapping[str, Any], members: tuple[type[BaseModel], ...]) -> object:
     """What a value of the wrong type plainly says, or None: `"2"` is 2, `memory` is `kind: memory`."""
     value = error["input"]
     if not isinstance(value, str):
         return None
     if error["type"] == "int_type" and re.fullmatch(r"-?[0-9]{1,9}", value):
         return int(value)
-    return {"kind": value} if in_union else None
+    meant = nearest(value, kinds_of(members, "kind")) if len(members) > 1 else None
+    return {"kind": meant} if meant else None
 
 
 def overlaps(path: Path, other: Path) -> bool:
@@ -64,8 +65,7 @@ def overlaps(path: Path, other: Path) -> bool:
 
 def _rename_or_drop(document: Document, path: Path, names: Collection[str], model: type[BaseModel]) -> Path | None:
     name = str(path[-1])
-    elsewhere = next((other for other in field_paths(model) if other[-1] == name), None)
-    meant = None if elsewhere else nearest(name, names)
+    meant, elsewhere = meant_by(name, names, model)
     holder = _value_at(document.data, path[:-1])
     if not isinstance(holder, dict):
         return path

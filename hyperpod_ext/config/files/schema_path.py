@@ -7,7 +7,7 @@ marker for dictionary keys. People wrote neither, so the walk leaves both out of
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 
 from hyperpod_ext.config.files.document import Path
 from hyperpod_ext.config.files.field_docs import description
+from hyperpod_ext.config.files.nearest import known_as, nearest
 
 _KEY_MARK = "[key]"
 
@@ -84,6 +85,22 @@ def field_paths(model: type[BaseModel], prefix: Path = ()) -> Iterator[Path]:
         members = models_in(info.annotation)
         if len(members) == 1:
             yield from field_paths(members[0], (*prefix, name))
+
+
+def meant_by(name: str, names: Collection[str], model: type[BaseModel]) -> tuple[str | None, Path | None]:
+    """What was meant by a field that is none: one of `names`, which are those here, or the path of one elsewhere."""
+    known = known_as(name)
+    if known in names:
+        return known, None
+    for one in (name, known):
+        if elsewhere := next((other for other in field_paths(model) if other[-1] == one), None):
+            return None, elsewhere
+    return nearest(name, names), None
+
+
+def kinds_of(members: Iterable[type[BaseModel]], tag: str) -> dict[str, type[BaseModel]]:
+    """The members of a union by what their field `tag` says."""
+    return {str(kind): member for member in members for kind in get_args(member.model_fields[tag].annotation)}
 
 
 def _tagged(members: list[type[BaseModel]], tag: str | int) -> type[BaseModel] | None:
