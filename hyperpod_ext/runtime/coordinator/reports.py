@@ -301,8 +301,14 @@ class Reports:
             hint=report.hint,
             place=report.place,
         )
-        # its agent may have heard of the next generation by then
-        self._fault(fault, report.joined or report.generation, report.t, report.phase)
+        self._fault(fault, self._generation_of(report), report.t, report.phase)
+
+    def _generation_of(self, report: c.Died | c.Failed) -> int:
+        """The generation that a rank was in: its agent may have heard of the next one by then. But one that has begun
+        has all ranks, whatever their agents called it when they joined: those that come while it forms do not know."""
+        if self._is_under_way(report.generation):
+            return report.generation
+        return report.joined or report.generation
 
     def _end_hung(self, hang: Hang) -> None:
         """Have those that hang ended, or, where nobody is to blame, all leave the generation."""

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from kept_orders import Sent, begun, join, take
+from kept_orders import Sent, begun, join, take, train
 
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.runtime.ipc import control_messages as c
@@ -58,5 +58,20 @@ def test_a_new_process_that_dies_is_a_fault_of_its_own(tmp_path: Path, joined: i
             take(coordinator, 0, died(3, 1, 1))
             take(coordinator, 0, died(3, 2, joined))
             assert [fault.rank for fault in coordinator.membership.faults if not fault.follows] == [3, 3]
+
+    asyncio.run(run())
+
+
+def test_a_process_that_joined_before_its_agent_knew_the_generation_is_missed_by_all(tmp_path: Path) -> None:
+    """That of a node that came while the generation formed, or the first of a job that is started again."""
+
+    async def run() -> None:
+        async with begun(CONFIG, tmp_path) as (coordinator, lines):
+            train(coordinator)
+            take(coordinator, 0, died(3, 1, 1))
+            train(coordinator)
+            take(coordinator, 1, died(EACH, 2, 1))
+            assert [order.generation for order in lines[0].of(c.AbortGeneration)] == [2, 3]
+            assert [fault.rank for fault in coordinator.membership.faults if not fault.follows] == [3, EACH]
 
     asyncio.run(run())
