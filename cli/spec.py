@@ -138,7 +138,9 @@ class Specs:
 
         self.check(target)
         with own_templates(Path(templates) if templates else None):
-            plan = make_plan(self.job_on(target), self.cluster, target, Path(self._file).parent, self._ignored)
+            folder = Path(self._file).parent
+            locate = self._loaded.locate
+            plan = make_plan(self.job_on(target), self.cluster, target, folder, self._ignored, locate)
         for warning in plan.warnings:
             say(f"warning: {warning}")
         return plan

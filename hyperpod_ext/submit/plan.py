@@ -28,8 +28,12 @@ def make_plan(
     target: str = "local",
     source_dir: FilePath = FilePath(),
     ignore: Collection[str] = (),
+    locate: Callable[[list[Problem]], list[Problem]] = list,
 ) -> Plan:
     """Check what only job, cluster and target together show, then render.
+
+    Args:
+        locate: fills in where the fields of warnings are written.
 
     Raises:
         UnsupportedError: holds every reason why this target cannot run this job.
@@ -38,7 +42,7 @@ def make_plan(
     if problems := find_problems(job, cluster, target, ignore):
         raise UnsupportedError(problems)
     module = get_target(target)
-    warned = (str(problem) for problem in find_warnings(job, cluster, target, ignore))
+    warned = (str(problem) for problem in locate(find_warnings(job, cluster, target, ignore)))
     return Plan(
         target=target,
         name=job.name,
@@ -72,7 +76,7 @@ def plan_checks(
     """`find_problems` for a spec with mistakes: what more than the spec alone shows, where all of it could be read.
 
     Args:
-        complete: makes the job one with what its cluster settles.
+        complete: adds to a job what its cluster says.
     """
 
     def by_target(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:

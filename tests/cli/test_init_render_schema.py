@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from command import call_hp_ext as hp_ext
 
 
@@ -64,3 +65,11 @@ def test_a_place_that_cannot_be_written_is_an_error_without_a_traceback(tmp_path
         done = hp_ext(*arguments, *([tmp_path / "file" / "out"] if arguments[-1] == "--out" else []))
         assert (done.code, done.stdout) == (1, "")
         assert str(tmp_path / "file") in done.stderr
+
+
+@pytest.mark.parametrize("command", [("render",), ("create-job", "--dry-run"), ("validate",)])
+def test_a_warning_names_file_and_line_whoever_gives_it(command: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "job.yaml").write_text("name: a\nscript: train.py\nimage: repo/train\n")
+    said = hp_ext(*command, "-f", tmp_path / "job.yaml", "--target", "hyperpod-eks").stderr
+    assert f"warning: {tmp_path}/job.yaml:3: image: `no tag` may mean another build" in said

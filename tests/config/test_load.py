@@ -99,6 +99,7 @@ checkpoint:
         ("max_restarts: 3", "max_restarts", "is not a field here", "did you mean `restart.max_restarts`?"),
         ("zzz: 3", "zzz", "is not a field here", "valid: name, script, command, args"),
         ("restart: {max_restart: 1}", "restart.max_restart", "is not a field here", "did you mean `max_restarts`?"),
+        ("volumes: [{kind: claim, path: /a, claim: a, sub_path: ../x}]", "volumes.0.sub_path", "leads out of", ""),
         ("volumes: [{path: /fsx, claim: fsx}]", "volumes.0.kind", "is missing", "add `kind: claim`"),
         ("volumes: [{path: /fsx}]", "volumes.0.kind", "is missing", "one of claim, host, scratch, config, secret"),
         ("volumes: [/fsx]", "volumes.0", "fields belong here", "write `kind: ...`, one of claim, host, scratch"),

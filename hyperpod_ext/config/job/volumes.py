@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import AfterValidator, Field, PositiveInt
 
 from hyperpod_ext.config.base import Config
+from hyperpod_ext.config.job.pods.mounts import stays_below
 from hyperpod_ext.config.names import AbsolutePath, ObjectName
 
 _Path = Annotated[AbsolutePath, Field(examples=["/data"])]
@@ -20,7 +21,7 @@ class ClaimVolume(Config):
     """Where the container sees it."""
     claim: Annotated[ObjectName, Field(examples=["fsx-claim"])]
     """Name of the claim, in the job's namespace."""
-    sub_path: Annotated[str, Field(pattern=r"^[^/\x00][^\x00]*$")] | None = None
+    sub_path: Annotated[str, Field(pattern=r"^[^/\x00][^\x00]*$"), AfterValidator(stays_below)] | None = None
     """Only this folder of it."""
     read_only: bool = False
     """Nothing may be written."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from hyperpod_ext.catalog.images import (
@@ -35,6 +36,30 @@ def image_is_named(context: Context) -> Iterator[Finding]:
     known = training_image(context.cluster.region) if context.cluster is not None else None
     such = f"; AWS's own for PyTorch there is {known}" if known else ""
     yield Finding(("image",), "is missing: pods run a container image", f"add image: REGISTRY/NAME:TAG{such}")
+
+
+_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_HOST = r"(?:[A-Za-z0-9](?:[-A-Za-z0-9]*[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[-A-Za-z0-9]*[A-Za-z0-9])?)*|\[[0-9A-Fa-f:]+\])"
+_REFERENCE = re.compile(
+    rf"(?:{_HOST}(?::[0-9]+)?/)?{_PART}(?:/{_PART})*(?::\w[-\w.]{{0,127}})?"
+    r"(?:@[A-Za-z][A-Za-z0-9]*(?:[-_+.][A-Za-z][A-Za-z0-9]*)*:[0-9A-Fa-f]{32,})?",
+    re.ASCII,
+)
+"""`registry:port/path:tag@digest`, as container runtimes read it."""
+
+
+@rule(
+    "HPX136",
+    "error",
+    "a name that no image can have",
+    "Pods with it stay at InvalidImageName: their nodes ask no registry for such a name.",
+    "Write REGISTRY/NAME:TAG, the name in lower-case letters, without https:// and without spaces.",
+)
+def image_name_is_one(context: Context) -> Iterator[Finding]:
+    image = context.job.image
+    if context.target in KUBERNETES and image is not None and not _REFERENCE.fullmatch(image):
+        hint = "write REGISTRY/NAME:TAG, the name in lower-case letters, without https:// and without spaces"
+        yield Finding(("image",), f"`{image}` is no name of an image", hint)
 
 
 @rule(

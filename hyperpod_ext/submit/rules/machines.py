@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from hyperpod_ext.catalog import labels
 from hyperpod_ext.catalog.instances import Instance, instance, instances, usable_cpus, usable_memory_mib
 from hyperpod_ext.config.files.checks import Finding
 from hyperpod_ext.config.files.document import Path
@@ -157,6 +158,30 @@ def instance_type_is_known(context: Context) -> Iterator[Finding]:
             yield Finding(
                 path, f"`{name}` is not known here", near if "did you mean" in near else "see hp-ext instances"
             )
+
+
+@rule(
+    "HPX130",
+    "error",
+    "nodes of another instance type are selected",
+    "Pods ask for what resources.instance_type has, and would be placed on the other machines, or nowhere.",
+    "Write the type in resources.instance_type, or in the group's instance_type, and leave the label out.",
+)
+def selected_nodes_are_of_the_type(context: Context) -> Iterator[Finding]:
+    job = context.job
+    if not context.may_be(*KUBERNETES):
+        return
+    places: list[tuple[Path, Mapping[str, str], str | None]] = [
+        (("scheduling", "node_selector"), job.scheduling.node_selector, instance_type_of(job))
+    ]
+    for index, group in enumerate(job.node_groups):
+        places.append((("node_groups", index, "node_selector"), group.node_selector, instance_type_of(job, group)))
+    for path, selected, wanted in places:
+        for label in (labels.INSTANCE_TYPE, f"beta.{labels.INSTANCE_TYPE.removeprefix('node.')}"):
+            other = selected.get(label)  # nodes that are not HyperPod's have it without `ml.`
+            if wanted and other and other.removeprefix("ml.") != wanted.removeprefix("ml."):
+                message = f"selects {other}, and the pods are made for {wanted}"
+                yield Finding((*path, label), message, f"remove it, or write {other} as instance_type")
 
 
 @rule(

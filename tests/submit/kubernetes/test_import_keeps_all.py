@@ -69,7 +69,8 @@ def unnamed(original: str, found: Any) -> list[str]:
     """What `original` says, and neither the rendered file nor the list of losses has."""
     theirs = next(one for one in yaml.safe_load_all(original) if (one or {}).get("kind") in KINDS)
     job = found.job if found.job.image else found.job.model_copy(update={"image": ""})
-    files = make_plan(job.model_copy(update={"image": job.image or "x"}), target=found.target).files
+    job = job.model_copy(update={"image": job.image or "x"})
+    files = make_plan(job, target=found.target, ignore=["HPX136"]).files  # one was published with the tag `{TAG}`
     ours = next(one for one in yaml.safe_load_all(files["job.yaml"]) if one["kind"] in KINDS)
     return list(differing(theirs, ours, [*found.left_out, *found.notes]))
 

@@ -197,6 +197,33 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("HPX131", AWS | {"image": None}, AWS, "image"),
     ("HPX134", {"image": "repo/train"}, {"image": "repo/train@sha256:" + "0" * 64}, "image"),
     ("HPX134", {"image": "host:5000/train:latest"}, {"image": "host:5000/train:v2"}, "image"),
+    *(
+        ("HPX136", {"image": wrong}, {"image": right}, "image")
+        for wrong, right in [
+            ("my image:1", "my-image:1"),
+            ("HTTPS://x/Train:1", "x/train:1"),
+            ("https://a.b/c:1", "localhost:5000/c:1"),
+            ("a.b/Train:1", "A.b/train__x/y-z.w:V_1.0"),
+            ("a:1:2", f"a.b:1/c:1@sha256:{'0' * 64}"),
+            ("a@sha256:1", f"a@sha256:{'0' * 64}"),
+            ("/fsx/images/a.sqsh", "a"),
+        ]
+    ),
+    (
+        "HPX130",
+        {"resources": P5, "scheduling": {"node_selector": {"node.kubernetes.io/instance-type": "ml.p4d.24xlarge"}}},
+        {"resources": P5, "scheduling": {"node_selector": {"node.kubernetes.io/instance-type": "ml.p5.48xlarge"}}},
+        "scheduling.node_selector.node.kubernetes.io/instance-type",
+    ),
+    (
+        "HPX130",
+        {
+            "resources": P5,
+            "node_groups": [{"name": "g", "nodes": 1, "node_selector": {"beta.kubernetes.io/instance-type": "ml.a.b"}}],
+        },
+        {"scheduling": {"node_selector": {"node.kubernetes.io/instance-type": "ml.p4d.24xlarge"}}},
+        "node_groups.0.node_selector.beta.kubernetes.io/instance-type",
+    ),
     (
         "HPX141",
         {"scheduling": {"priority": "high"}},

@@ -14,13 +14,14 @@ from hyperpod_ext.config.job.pods.words import Amount, FileMode, exactly_one
 from hyperpod_ext.config.names import AbsolutePath, DnsLabel, LabelKey, LabelValue, ObjectName
 
 
-def _below(text: str) -> str:
+def stays_below(text: str) -> str:
+    """A path without `..`."""
     if ".." in text.split("/"):
         raise ValueError(f"`{text}` leads out of the volume by `..`; write a path below it")
     return text
 
 
-RelativePath = Annotated[str, Field(pattern=r"^[^/\x00:][^\x00:]*$"), AfterValidator(_below)]
+RelativePath = Annotated[str, Field(pattern=r"^[^/\x00:][^\x00:]*$"), AfterValidator(stays_below)]
 """A path below, without `..`."""
 _OneName = Annotated[DnsLabel, Field(examples=["work"])]
 
