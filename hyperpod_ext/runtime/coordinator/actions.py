@@ -135,7 +135,7 @@ class Actions:
         world_size, generation = len(membership.nodes), membership.generation
         full_size = membership.full_size if membership.continuing.is_short else None
         self._log("generation", generation=generation, step=decision.step, world_size=world_size)
-        self._ranks.steps.clear()
+        self._ranks.begins()
         every = self._schedule.begins(time.monotonic())
         membership.retention.next_due = self._schedule.policy.next_due
         follows, addresses = self._ranks.news_of_stores(generation)

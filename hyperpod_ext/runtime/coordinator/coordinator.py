@@ -98,7 +98,7 @@ class Coordinator:
         )
         earlier = set(read_orders(run_dir))  # before there is an event log: who orders waits for that
         run = JobRun(config, node, run_dir, master_port, secrets.token_hex(8))
-        made = cls(run, membership, Members(node, memberships=[{node}]))
+        made = cls(run, membership, Members(node, memberships=[{node}], has_begun=False))
         made._start(earlier)
         made._log("job_started", world_size=config.world_size, nodes=config.nodes, spares=config.spares)
         return made

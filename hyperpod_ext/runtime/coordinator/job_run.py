@@ -36,6 +36,8 @@ class Ranks:
 
     steps: dict[int, int] = field(default_factory=dict)
     """Newest step that each has committed."""
+    _newest: int | None = field(default=None, init=False)
+    """Of all of them: each step of each rank asks for it."""
     stores: dict[int, tuple[str, int]] = field(default_factory=dict)
     """Where each serves its keys, as it said when it joined."""
     known: dict[int, tuple[str, int]] = field(default_factory=dict)
@@ -60,9 +62,19 @@ class Ranks:
         """The answer to a look-up."""
         return {rank: self.stores[rank] for rank in ranks if rank in self.stores}
 
+    def begins(self) -> None:
+        """Another generation, in which nobody has committed anything yet."""
+        self.steps.clear()
+        self._newest = None
+
+    def committed(self, rank: int, step: int) -> None:
+        """A rank has committed a step."""
+        self.steps[rank] = step
+        self._newest = step if self._newest is None else max(self._newest, step)
+
     def newest(self, default: int) -> int:
         """Newest step that any rank has committed."""
-        return max(self.steps.values(), default=default)
+        return default if self._newest is None else self._newest
 
     def committed_by_all(self, world_size: int) -> int | None:
         """Newest step that every rank has committed; None: some rank has not reported any."""

@@ -76,6 +76,8 @@ class Members:
     """Members whose loss is not counted yet, and what happened to them."""
     memberships: list[set[int]] = field(default_factory=list)
     """Every membership that some candidate may go by: what all knew of last, and what was told since."""
+    has_begun: bool = True
+    """Whether the job has: before that, nobody is told who its members are."""
     candidates: set[int] | None = None
     """Nodes whose agents have the job state; None: all."""
     version: int = 0
@@ -103,7 +105,7 @@ class Members:
             self.version += 1
         self.agents[node] = agent
         self._expect_no_more(node)
-        if not was_member or self.is_agreed:
+        if self.has_begun and (not was_member or self.is_agreed):
             self.memberships.append(set(self.members))
 
     def doubt(self, node: int, cause: str, until: float) -> None:
@@ -144,7 +146,7 @@ class Members:
 
     def begin(self) -> None:
         """The job begins with the members that there are: nobody was told of those who were there before the rest."""
-        self.memberships = [set(self.members)]
+        self.has_begun, self.memberships = True, [set(self.members)]
 
     def succeed(
         self, members: dict[int, dict[str, Any]], lost: int, until: float, gone: Set[int] = frozenset()

@@ -266,7 +266,7 @@ class Reports:
         """A rank has begun its loop, or has committed a step."""
         membership = self._membership
         membership.step_committed(of.step)
-        self._ranks.steps[report.rank] = of.step
+        self._ranks.committed(report.rank, of.step)
         if report.event == "begun":
             membership.sharing = of.sharing
             self._schedule.replicated = of.sharing == "same"

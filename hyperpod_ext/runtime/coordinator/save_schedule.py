@@ -15,6 +15,9 @@ from hyperpod_ext.runtime.membership.membership import Membership
 CopyTier = Literal["peer", "file", "s3"]
 """Kinds of tiers that snapshots are copied to."""
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
+LOOK_AGAIN = 1 / 16
+"""Share of a tier's interval after which it is looked again whether a step of it can be named. Each step of each rank
+asks, which may be thousands a second."""
 _AHEAD = 2  # steps, of durable tiers: a checkpoint that a node hears of too late leaves the one before as it is
 
 
@@ -40,11 +43,14 @@ class SaveSchedule:
         self.replicated = False
         """Every rank holds the same state: none is copied to peers."""
         self._named_at: dict[str, float] = {}
+        self._look_at: dict[str, float] = {}
+        """Of tiers that are due: when it is looked again whether a step can be named."""
         if learned:
             self._take_memory_every()
 
     def begins(self, now: float) -> int | None:
         """A generation begins: steps between two snapshots in memory from now on. None: as the spec says."""
+        self._look_at.clear()
         every, before = self.tuner.begins(now), self.policy.memory()
         if every is not None and before is not None:
             if every != before.every_steps:
@@ -74,9 +80,13 @@ class SaveSchedule:
             every = self.tuner.seconds(tier)
             if tier.kind == "memory" or every is None or now - self._named_at.get(tier.kind, self._began) < every:
                 continue
+            if now < self._look_at.get(tier.kind, now):
+                continue
             newest = ranks.newest(membership.committed)
             ahead = self._ahead_for_peers(newest, membership.size) if tier.kind == "peer" else _AHEAD
-            if ahead is not None:
+            if ahead is None:
+                self._look_at[tier.kind] = now + every * LOOK_AGAIN
+            else:
                 self._named_at[tier.kind] = now
                 named.append((tier.kind, self._name(tier.kind, newest + ahead)))
         return named

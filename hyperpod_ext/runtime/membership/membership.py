@@ -82,6 +82,7 @@ class Membership:
         continues: bool = False,
     ) -> None:
         self.nodes, self.budgets, self.durable = dict(nodes), budgets, durable
+        self._counted: tuple[Mapping[int, int], int] = {}, 0
         self.states = states if states is not None else NodeStates(members=nodes.values())
         self.generation, self.phase = generation, phase
         self.committed = committed
@@ -110,8 +111,10 @@ class Membership:
 
     @property
     def size(self) -> int:
-        """Nodes that have ranks."""
-        return len(set(self.nodes.values()))
+        """Nodes that have ranks. Counted once for each rank assignment, which is never changed but replaced."""
+        if self._counted[0] is not self.nodes:
+            self._counted = self.nodes, len(set(self.nodes.values()))
+        return self._counted[1]
 
     @property
     def sharded(self) -> bool:

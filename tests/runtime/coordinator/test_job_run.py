@@ -12,10 +12,12 @@ from hyperpod_ext.runtime.coordinator.members import MOST_UNREAD_BYTES, Agent, M
 def test_a_step_is_committed_by_all_once_every_rank_has_said_so() -> None:
     ranks = Ranks()
     assert (ranks.newest(4), ranks.committed_by_all(2)) == (4, None)
-    ranks.steps = {0: 7}
+    ranks.committed(0, 7)
     assert (ranks.newest(4), ranks.committed_by_all(2)) == (7, None)
-    ranks.steps = {0: 7, 1: 6}
-    assert ranks.committed_by_all(2) == 6
+    ranks.committed(1, 6)
+    assert (ranks.newest(4), ranks.committed_by_all(2)) == (7, 6)
+    ranks.begins()
+    assert (ranks.newest(4), ranks.committed_by_all(2)) == (4, None)
 
 
 def test_a_generation_is_late_once_each_time_that_its_limit_is_over() -> None:
