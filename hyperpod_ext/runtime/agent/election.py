@@ -11,7 +11,7 @@ from hyperpod_ext.processes import allow_open_files
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc import unproven
-from hyperpod_ext.runtime.ipc.declared import checked_version, encode, name_of, read
+from hyperpod_ext.runtime.ipc.declared import Address, checked_version, encode, name_of, read
 from hyperpod_ext.runtime.ipc.listener import Listener
 from hyperpod_ext.runtime.ipc.unproven import Unproven
 from hyperpod_ext.runtime.membership.quorum import may_take_over
@@ -35,7 +35,7 @@ class Serves(Protocol):
         writer: asyncio.StreamWriter,
     ) -> None: ...
 
-    async def free_number(self, wanted: int) -> int | None: ...
+    async def free_number(self, wanted: int, listens: Address | None) -> int | None: ...
 
 
 def places_for(nodes: int) -> int:
@@ -170,7 +170,8 @@ class ElectionListener:
         if asked.listens is not None:
             self._begun_anew(asked.listens[0])
         news = self._news()
-        node = await self._coordinator.free_number(asked.wanted) if self._coordinator is not None else None
+        coordinator = self._coordinator
+        node = await coordinator.free_number(asked.wanted, asked.listens) if coordinator is not None else None
         where = news.candidates.get(news.coordinator) if news is not None else None
         return c.FreeNumber(node=node, knows_job=news is not None, coordinator=where, succeeded=self._succeeded)
 

@@ -11,9 +11,14 @@ from hyperpod_ext.runtime.coordinator.members import Agent, Members
 from hyperpod_ext.runtime.coordinator.outbox import Outbox, frame_of
 from hyperpod_ext.runtime.events.log import EventLog
 from hyperpod_ext.runtime.ipc import control_messages as c
+from hyperpod_ext.runtime.ipc.declared import Address
 from hyperpod_ext.runtime.membership.actions import JobPhase, Replace
 from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.membership.node_states import HAD_RANKS, NodeState
+
+_KEPT = 0.5
+"""Share of the time in which a lost node's place may be taken: so long it is kept for a node that is on its way, and
+if that is lost there is as much time left for another."""
 
 
 class Admission:
@@ -32,6 +37,8 @@ class Admission:
     ) -> None:
         self._run, self._members, self._membership, self._outbox = run, members, membership, outbox
         self._formation, self._end, self._actions, self._events = formation, end, actions, events
+        self._given: dict[Address, tuple[int, float]] = {}
+        """Numbers of nodes that are on their way: where each will listen, which it has, and until when it is kept."""
 
     def refusal(self, node: int, handshake: c.AgentHandshake) -> str:
         """Why an agent is not let in; empty: it is."""
@@ -50,16 +57,25 @@ class Admission:
             return f"it was lost {self._membership.states.losses[node]} times, and is not taken again"
         return ""
 
-    def free_number(self, wanted: int) -> int | None:
-        """Number of a node that is not there, `wanted` before others; None: all are."""
+    def free_number(self, wanted: int, listens: Address | None, now: float) -> int | None:
+        """Number of a node that is not there, `wanted` before others; None: all are, or are on their way.
+
+        `listens`: where the node that asks will listen. The number is kept for it: seconds may pass before it comes.
+        """
         config, there = self._run.config, self._members.agents
         if self._members.stepped_down or self._end.ended.done():
             return None
-        free = [node for node in range(config.most_nodes + config.spares) if node not in there]
+        self._given = {by: (node, until) for by, (node, until) in self._given.items() if now < until}
+        coming = {node for by, (node, _) in self._given.items() if by != listens}
+        free = [node for node in range(config.most_nodes + config.spares) if node not in there and node not in coming]
         lost = {self._membership.nodes[rank] for rank in self._membership.unassigned}
         may_return = self._members.expected
         found = [node for node in free if not self._membership.is_shut_out(node)]
-        return min(found, key=lambda node: (node != wanted, node not in lost, node in may_return, node), default=None)
+        number = min(found, key=lambda node: (node != wanted, node not in lost, node in may_return, node), default=None)
+        # before the job begins each node wants a number of its own, which is no other's
+        if number is not None and listens is not None and self._formation.job_has_begun:
+            self._given[listens] = number, now + config.restart.node_wait_s * _KEPT
+        return number
 
     def welcome(self, node: int, handshake: c.AgentHandshake, agent: Agent) -> None:
         """An agent is let in."""
@@ -68,6 +84,7 @@ class Admission:
             self._members.agents[node] = agent
             return
         self._members.enter(node, handshake, agent)
+        self._given = {by: given for by, given in self._given.items() if given[0] != node}
         self._end.agent_came(node)
         if handshake.knows_job:
             self._take_back(node, handshake)

@@ -34,6 +34,7 @@ from hyperpod_ext.runtime.events.log import EventLog
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.clocks import Clocks
+from hyperpod_ext.runtime.ipc.declared import Address
 from hyperpod_ext.runtime.membership.actions import EscalationLevel, Fail, JobPhase
 from hyperpod_ext.runtime.membership.escalation import Budgets
 from hyperpod_ext.runtime.membership.membership import Membership
@@ -259,13 +260,13 @@ class Coordinator:
             if self.members.agents.get(node) is agent:
                 self._line_ended(node, "the connection to its agent closed")
 
-    async def free_number(self, wanted: int) -> int | None:
-        """Number that a node may have which has none yet: `wanted`, if nobody has it."""
-        if (free := self._admission.free_number(wanted)) is not None:
+    async def free_number(self, wanted: int, listens: Address | None) -> int | None:
+        """Number that a node may have which has none yet, and will listen there: `wanted`, if nobody has it."""
+        if (free := self._admission.free_number(wanted, listens, time.monotonic())) is not None:
             return free
         if (former := self.members.agents.get(wanted)) is not None:
             await former.doubted()  # its node may have been lost, and nobody has noticed
-        return self._admission.free_number(wanted)
+        return self._admission.free_number(wanted, listens, time.monotonic())
 
     def _read(self, node: int, agent: Agent, message: wire.Message) -> None:
         """What is damaged is refused, and the next message is read."""
