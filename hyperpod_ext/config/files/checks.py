@@ -205,7 +205,7 @@ def own_variables_are_left_alone(job: JobConfig, _files: ListFiles | None) -> It
                 yield Finding(("env", name), f"`{value}` is no {what}", hint)
         elif name.startswith("HPX_"):
             message = "names that start with HPX_ are set by the launcher"
-            yield Finding(("env", name), message, f"choose another name; to be set are: {', '.join(SETTINGS)}")
+            yield Finding(("env", name), message, f"choose another name; those you may set: {', '.join(SETTINGS)}")
 
 
 def group_names_are_unique(cluster: ClusterConfig, _files: ListFiles | None) -> Iterator[Finding]:
