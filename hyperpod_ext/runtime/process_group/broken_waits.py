@@ -1,7 +1,8 @@
-"""Which waits for collectives have raised: a training function may swallow the error, and go on with half a sum.
+"""Which collectives have raised: a training function may swallow the error, and go on with half a sum.
 
-Python code waits for a collective in `Work.wait`, whether it was begun with `async_op=True` or not. What C++ waits for,
-as DDP's backward pass does, raises from there, and is not seen here.
+Python code waits for a collective in `Work.wait`, whether it was begun with `async_op=True` or not. DDP's backward pass
+waits in C++, and its forward pass where it brings buffers to all ranks, or lays out its buckets: what raises there comes
+out of the functions that `_PLACES` names.
 """
 
 from __future__ import annotations
@@ -11,30 +12,41 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
+_PLACES: tuple[tuple[Any, str], ...] = (
+    (dist.Work, "wait"),
+    (torch.autograd, "backward"),
+    (torch.autograd, "grad"),
+    (dist, "_broadcast_coalesced"),
+    (dist.Reducer, "_rebuild_buckets"),
+)
+"""Whose errors are noted: a class or module, and the name of its function."""
 _raised: list[str] = []
 """Words of the first error since `forget`, if there was one."""
 
 
 def watch(is_broken: Callable[[BaseException], bool]) -> None:
-    """Note from now on what waits of the main thread raise that is an end of a connection. Once a process."""
-    kind: Any = dist.Work
-    original = kind.wait
-    if hasattr(original, "__wrapped__"):
-        return
+    """Note from now on what these raise in the main thread that is an end of a connection. Once a process."""
+    for holder, name in _PLACES:
+        original = getattr(holder, name)
+        if not hasattr(original, "__wrapped__"):
+            setattr(holder, name, _noting(original, is_broken))
 
+
+def _noting(original: Any, is_broken: Callable[[BaseException], bool]) -> Any:
     @functools.wraps(original)
-    def wait(work: Any, *arguments: Any, **options: Any) -> Any:
+    def call(*arguments: Any, **options: Any) -> Any:
         try:
-            return original(work, *arguments, **options)
+            return original(*arguments, **options)
         except Exception as error:
             ended = isinstance(error, ConnectionError) or is_broken(error)
             if ended and not _raised and threading.current_thread() is threading.main_thread():
                 _raised.append(str(error))
             raise
 
-    kind.wait = wait
+    return call
 
 
 def first() -> str:

@@ -104,6 +104,7 @@ TABLE = (
     PrivateName(_DDP, "_has_rebuilt_buckets", "whether gradient buckets have their final layout", Feature.DDP),
     PrivateName(_DDP, "_build_params_for_reducer", "parameters in the order of the former buckets", Feature.DDP),
     PrivateName(_REDUCER, "_rebuild_buckets", "buckets laid out before the first step", Feature.DDP),
+    PrivateName("torch.distributed", "_broadcast_coalesced", "errors that a script swallows", Feature.DDP),
     PrivateName(_REDUCER, "_get_zeros_like_grad_buckets", "parameters of each bucket", Feature.DDP),
     PrivateName(_REDUCER, "_push_all_rebuilt_params", "buckets laid out before the first step", Feature.DDP),
     PrivateName("torch:Tensor", "_version", "whether a tensor has changed", Feature.TENSORS),
