@@ -66,8 +66,8 @@ class Admission:
         if self._members.stepped_down or self._end.ended.done():
             return None
         self._given = {by: (node, until) for by, (node, until) in self._given.items() if now < until}
-        coming = {node for by, (node, _) in self._given.items() if by != listens}
-        free = [node for node in range(config.most_nodes + config.spares) if node not in there and node not in coming]
+        kept = {node for by, (node, _) in self._given.items() if by != listens}
+        free = [node for node in range(config.most_nodes + config.spares) if node not in there and node not in kept]
         lost = {self._membership.nodes[rank] for rank in self._membership.unassigned}
         may_return = self._members.expected
         found = [node for node in free if not self._membership.is_shut_out(node)]
@@ -93,6 +93,9 @@ class Admission:
         if self._formation.job_has_begun:
             actions = self._membership.node_came(node, time.time())
             self._outbox.share_job_state()
+            # it was there when no generation ended
+            generation = self._membership.generation
+            self._outbox.send(node, c.AbortGeneration(generation=generation, rank=-1))
             self._actions.carry_out(actions)
         elif set(range(self._run.config.nodes)) <= self._members.agents.keys():
             self._begin_job()

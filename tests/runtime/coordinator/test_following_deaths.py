@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from kept_orders import Sent, begun, join, take, train
+from kept_orders import Sent, begun, come, handshake_of, join, take, train
 
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.runtime.ipc import control_messages as c
@@ -73,5 +73,21 @@ def test_a_process_that_joined_before_its_agent_knew_the_generation_is_missed_by
             take(coordinator, 1, died(EACH, 2, 1))
             assert [order.generation for order in lines[0].of(c.AbortGeneration)] == [2, 3]
             assert [fault.rank for fault in coordinator.membership.faults if not fault.follows] == [3, EACH]
+
+    asyncio.run(run())
+
+
+def test_a_node_that_comes_while_a_generation_forms_is_told_which(tmp_path: Path) -> None:
+    """Else a process of it that dies at once was of a generation that a fault has ended: it is replaced for ever."""
+
+    async def run() -> None:
+        async with begun(CONFIG, tmp_path) as (coordinator, lines):
+            train(coordinator)
+            coordinator._lose(1, "its pod is deleted")
+            line = come(coordinator, handshake_of(1, id="another"))
+            orders = [order for order in line.orders if isinstance(order, c.AbortGeneration | c.StartWorker)]
+            assert [type(order) for order in orders] == [c.AbortGeneration] + EACH * [c.StartWorker]
+            assert line.of(c.AbortGeneration)[0].generation == 2
+            assert [type(order) for order in line.orders].index(c.JobNews) < line.orders.index(orders[0])
 
     asyncio.run(run())
