@@ -81,7 +81,7 @@ def test_a_node_that_comes_while_a_generation_forms_is_told_which(tmp_path: Path
     """Else a process of it that dies at once was of a generation that a fault has ended: it is replaced for ever."""
 
     async def run() -> None:
-        async with begun(CONFIG, tmp_path) as (coordinator, lines):
+        async with begun(CONFIG, tmp_path) as (coordinator, _):
             train(coordinator)
             coordinator._lose(1, "its pod is deleted")
             line = come(coordinator, handshake_of(1, id="another"))
