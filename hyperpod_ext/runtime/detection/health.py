@@ -78,20 +78,40 @@ def disk(context: HealthContext) -> str | None:
 
 def network(context: HealthContext) -> str | None:
     """Whether the interface that other nodes reach this one by is up."""
-    chosen = context.config.interface
-    wanted = chosen or os.environ.get("GLOO_SOCKET_IFNAME") or os.environ.get("NCCL_SOCKET_IFNAME", "")
-    names = [name for name in wanted.split(",") if name and name[0] not in "^="]
+    exact = context.config.interface or os.environ.get("GLOO_SOCKET_IFNAME", "")
+    names = [name for name in exact.split(",") if name and name[0] not in "^="]
     for name in names:
         if not (context.net / name).exists():
-            there = ", ".join(sorted(entry.name for entry in context.net.iterdir())) if context.net.is_dir() else "none"
-            return f"there is no network interface {name}; there are: {there}"
-    if context.address.startswith("127.") and not names:
+            return f"there is no network interface {name}; there are: {_listed(context.net)}"
+    choice = "" if exact else os.environ.get("NCCL_SOCKET_IFNAME", "")
+    is_loopback = context.address.startswith("127.")
+    if choice and not (is_loopback and choice.startswith("^")):
+        names = _chosen_by_nccl(choice, [entry.name for entry in sorted(context.net.iterdir())])
+        if not names:
+            return f"no network interface is as NCCL_SOCKET_IFNAME says, {choice}; there are: {_listed(context.net)}"
+    if is_loopback and not names:
         names = ["lo"]
     candidates = names or [entry.name for entry in sorted(context.net.iterdir()) if entry.name != "lo"]
     states = {name: _state(context.net / name) for name in candidates}
     if not states or any(state in ("up", "unknown") for state in states.values()):  # loopback is `unknown`
         return None
     return "no network interface is up: " + ", ".join(f"{name} is {state}" for name, state in states.items())
+
+
+def _chosen_by_nccl(choice: str, there: list[str]) -> list[str]:
+    """Those of the interfaces that NCCL_SOCKET_IFNAME allows: `^` and `=` hold for the whole list, and without `=` a
+    name is a prefix. Loopback is not among what is left over: no other node comes that way."""
+    is_excluding = choice.startswith("^")
+    choice = choice.removeprefix("^")
+    is_exact = choice.startswith("=")
+    listed = [name.partition(":")[0] for name in choice.removeprefix("=").split(",")]  # NCCL takes a port, too
+    wanted = [name for name in listed if name]
+    matched = [name for name in there if (name in wanted if is_exact else name.startswith(tuple(wanted)))]
+    return [name for name in there if name not in matched and name != "lo"] if is_excluding else matched
+
+
+def _listed(net: Path) -> str:
+    return ", ".join(sorted(entry.name for entry in net.iterdir())) if net.is_dir() else "none"
 
 
 def _state(interface: Path) -> str:

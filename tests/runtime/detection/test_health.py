@@ -95,6 +95,47 @@ def test_a_network_interface_that_is_down_is_named(tmp_path: Path, monkeypatch: 
     assert health.network(context(tmp_path, net=net)) is None  # over loopback
 
 
+@pytest.mark.parametrize(
+    ("value", "ailment"),
+    [
+        ("eth", None),  # a prefix: eth0 and eth1, and one of them is up
+        ("ib,eth1", None),  # what is not there does not matter where another is
+        ("=eth1", None),
+        ("eth1:5000", None),  # with a port
+        ("^docker,lo,veth,eth0", None),  # `^` holds for the whole list
+        ("^=eth,lo", None),  # nothing is called eth
+        ("^lo,docker", None),
+        ("eth0", "no network interface is up: eth0 is down"),
+        ("^lo,eth1,docker", "no network interface is up: eth0 is down"),
+        ("^eth1,docker", "no network interface is up: eth0 is down"),  # no other node comes by way of loopback
+        ("=eth", "no network interface is as NCCL_SOCKET_IFNAME says, =eth; there are: docker0, eth0, eth1, lo"),
+        ("ib", "no network interface is as NCCL_SOCKET_IFNAME says, ib; there are: docker0, eth0, eth1, lo"),
+        (
+            "^docker,lo,veth,eth",
+            "no network interface is as NCCL_SOCKET_IFNAME says, ^docker,lo,veth,eth; "
+            "there are: docker0, eth0, eth1, lo",
+        ),
+    ],
+)
+def test_a_choice_of_interfaces_is_read_as_nccl_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, ailment: str | None
+):
+    net = interfaces(tmp_path / "net", lo="unknown", docker0="down", eth0="down", eth1="up")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", value)
+    assert health.network(context(tmp_path, address="10.0.0.1", net=net)) == ailment
+
+
+@pytest.mark.parametrize("value", ["^lo", "^docker,lo,veth,eth"])
+def test_over_loopback_it_does_not_matter_what_nccl_leaves_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+):
+    net = interfaces(tmp_path / "net", lo="unknown", eth0="down")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", value)
+    assert health.network(context(tmp_path, net=net)) is None
+
+
 def test_a_check_of_ones_own_is_called_by_module_and_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     module = types.ModuleType("own_checks")
     module.fans = lambda context: f"fans of {context.config.name} stand still"  # type: ignore[attr-defined]
