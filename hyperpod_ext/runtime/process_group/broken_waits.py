@@ -1,8 +1,8 @@
 """Which collectives have raised: a training function may swallow the error, and go on with half a sum.
 
-Python code waits for a collective in `Work.wait`, whether it was begun with `async_op=True` or not. DDP's backward pass
-waits in C++, and its forward pass where it brings buffers to all ranks, or lays out its buckets: what raises there comes
-out of the functions that `_PLACES` names.
+Python code waits for a collective in `Work.wait`, whether it was begun with `async_op=True` or not. DDP's backward
+pass waits in C++, and its forward pass where it brings buffers to all ranks, or lays out its buckets: what raises there
+comes out of the functions that `_PLACES` names.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+_dist: Any = dist  # some of it has no types
 _PLACES: tuple[tuple[Any, str], ...] = (
     (dist.Work, "wait"),
     (torch.autograd, "backward"),
     (torch.autograd, "grad"),
     (dist, "_broadcast_coalesced"),
-    (dist.Reducer, "_rebuild_buckets"),
+    (_dist.Reducer, "_rebuild_buckets"),
 )
 """Whose errors are noted: a class or module, and the name of its function."""
 _raised: list[str] = []

@@ -240,8 +240,8 @@ class TrainingState:
         """
         if self._mark is None:
             return
-        committed, versions, _ = self._mark
-        if committed.versions() != versions:
+        committed, versions, consistent = self._mark
+        if committed.versions() != versions or committed.own_digest() != consistent.own_digest:
             return
         tree = put_together(committed.parts.shape, committed.parts.tensors, committed.parts.values)
         for name, value in self._objects.items():
@@ -252,7 +252,7 @@ class TrainingState:
                     raise self._does_not_take(name, error) from error
         now = self.take()
         if (now.parts.shape, now.parts.values) == (committed.parts.shape, committed.parts.values):
-            self.commit(now, self._mark[2])
+            self.commit(now, consistent)
 
     def _does_not_take(self, name: str, error: Exception) -> JobFailedError:
         return JobFailedError(
@@ -288,6 +288,8 @@ class TrainingState:
             and now.parts.values == committed.parts.values
             and committed.versions() == versions
             and _places(now) == _places(committed)
+            # what is written through `.data` in a forward pass raises no counter
+            and now.own_digest() == consistent.own_digest
         )
         return consistent if same else None
 

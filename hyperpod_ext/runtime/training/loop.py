@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import sys
 import threading
 import traceback
@@ -53,7 +54,15 @@ def resilient(train: Callable[[Run], Result]) -> Callable[[], Result]:
     `train` is called again with the same `Run`. Which faults are met so depends on what started the processes: see
     `launchers`. In plain `python` it runs once, as a job of one rank with batches of one sample: enough to debug a
     script.
+
+    Raises:
+        JobFailedError: a call of `train` would do nothing: it is a generator or a coroutine.
     """
+    if inspect.isgeneratorfunction(train) or inspect.iscoroutinefunction(train):
+        raise JobFailedError(
+            f"{_name(train)}() is a generator or a coroutine: a call of it runs nothing",
+            hint="Write a plain function, without `yield` and `async`.",
+        )
 
     @functools.wraps(train)
     def resilient_train() -> Result:
@@ -62,7 +71,7 @@ def resilient(train: Callable[[Run], Result]) -> Callable[[], Result]:
             return _run_alone(train)
         if _finished:
             raise JobFailedError(
-                f"{train.__name__}() was called after {_finished[0]}() had ended; a job has one training function",
+                f"{_name(train)}() was called after {_finished[0]}() had ended; a job has one training function",
                 hint="Do everything that needs all ranks in one call.",
             )
         groups = ProcessGroups()
@@ -73,7 +82,7 @@ def resilient(train: Callable[[Run], Result]) -> Callable[[], Result]:
                 raise
             sys.stderr.write(f"{type(error).__name__}: {error}\n")
             raise SystemExit(error.exit_code) from None
-        _finished.append(train.__name__)
+        _finished.append(_name(train))
         return result
 
     return resilient_train
@@ -135,6 +144,7 @@ class _Loop:
             try:
                 self._enter(generation, member)
                 result = train(member.run)
+                member.run.check_restored(_name(train))
                 self._session.finished(member.run.digest())
             except (Exception, SystemExit) as error:
                 if not self._leave(error, member):
@@ -262,13 +272,19 @@ def _forget_frames(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
+def _name(train: Callable[..., object]) -> str:
+    return getattr(train, "__name__", "the training function")  # objects that can be called have none
+
+
 def _run_alone(train: Callable[[Run], Result]) -> Result:
     config = RuntimeConfig(name="alone", nodes=1, workers_per_node=1, global_batch_size=1)
     dist.init_process_group(TORCH_NAMES[choose(None)], store=HashStore(), rank=0, world_size=1)
     try:
         run = Run(config, 0, 0, SoloLink(), None)
         run.enter(1, fresh=True)
-        return train(run)
+        result = train(run)
+        run.check_restored(_name(train))
+        return result
     finally:
         wait_until_idle()
         dist.destroy_process_group()

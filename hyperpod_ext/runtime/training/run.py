@@ -25,7 +25,7 @@ from hyperpod_ext.runtime.snapshot.manifest import save_id_of
 from hyperpod_ext.runtime.state import ddp_buckets as buckets
 from hyperpod_ext.runtime.state import gradients, meshes
 from hyperpod_ext.runtime.state.device_steps import Device, DeviceSteps, device_of
-from hyperpod_ext.runtime.state.seeding import seed_of, seed_step
+from hyperpod_ext.runtime.state.seeding import seed_step
 from hyperpod_ext.runtime.state.training_state import CapturedState, ConsistentStep, Stateful, TrainingState
 from hyperpod_ext.runtime.state.unsaved.unsaved_state import UnsavedState
 from hyperpod_ext.runtime.training.restore import Link
@@ -145,7 +145,8 @@ class Run:
     def keep(self, build: Callable[[], Kept]) -> Kept:
         """What `build` returns, built once in this process and kept through faults.
 
-        Random numbers drawn in it follow from the job's seed alone, so every rank builds the same. Process groups
+        Random numbers drawn in it, and from then on until the first step, follow from the job's seed alone: every rank
+        has the same, of torch, Python and numpy, and has them again after a fault. Process groups
         and device meshes that it makes are made again after a fault, behind the objects that hold them. A `build`
         that communicates is called again on every rank, and what it returns takes over the state of what it made
         before. So is one that made shards, meshes or groups, when the job goes on with another number of ranks.
@@ -158,7 +159,7 @@ class Run:
             if self._state is not None and self._state.is_sharded:
                 self._state.forget()  # its parts come from what was saved
         if known is None or known.made.talked or not meshes.can_be_kept():
-            torch.manual_seed(seed_of(self.config.seed, 0, -1))
+            seed_step(self.config.seed, 0, -1)
             with meshes.recording() as made:
                 value = build()
             self._kept[self._cursor : self._cursor + 1] = [_Kept(value, made, world)]
@@ -167,6 +168,8 @@ class Run:
             known.value, known.group = meshes.of_now(known.value), world
         self._give_back()
         self._cursor += 1
+        # what is drawn from here on is the same whether it was built or kept
+        seed_step(self.config.seed, 0, self._cursor)
         return self._kept[self._cursor - 1].value  # type: ignore[no-any-return]  # what build returned
 
     def restore(self, **objects: Stateful) -> int:
@@ -328,6 +331,7 @@ class Run:
         self._saved = -1  # what is made again is another snapshot, or none
         if fresh:
             self._kept, self._held, self._state, self.step = [], {}, None, 0
+        seed_step(self.config.seed, 0, 0)
 
     def move(self, rank: int, world_size: int) -> None:
         """This process is another rank from now on, or one among another number of ranks."""
@@ -345,6 +349,18 @@ class Run:
         self._unreported.clear()
         self.step = min(self.step, self.device_steps.finished())
         self._layouts = {i: each for i, each in self._layouts.items() if self._layouts_since.get(i, 0) <= self.step}
+
+    def check_restored(self, name: str) -> None:
+        """The training function `name` has returned.
+
+        Raises:
+            JobFailedError: it has not called `restore`: the others wait for its state.
+        """
+        if not self._restored:
+            raise JobFailedError(
+                f"{name}() returned without calling run.restore()",
+                hint="Call it once, with everything that makes up the state, before the first step.",
+            )
 
     def leave(self) -> None:
         """A generation is over: let go of its process groups, wherever they are held."""

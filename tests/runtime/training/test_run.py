@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -44,6 +46,47 @@ def alone(body):
 def test_steps_without_restore_is_refused():
     with pytest.raises(JobFailedError, match=r"steps\(\) was called before restore\(\)"):
         alone(lambda run: list(run.steps(1)))
+
+
+def test_a_function_that_returns_before_restore_is_told_so():
+    """All of them returned, and waited for each other for an hour."""
+    with pytest.raises(JobFailedError, match=r"<lambda>\(\) returned without calling run.restore\(\)"):
+        alone(lambda run: None)
+
+
+def test_a_function_of_which_a_call_runs_nothing_is_refused():
+    def yields(run: Run):
+        yield run.step
+
+    async def waits(run: Run) -> None:
+        pass
+
+    for train in (yields, waits):
+        with pytest.raises(JobFailedError, match=f"{train.__name__}.. is a generator or a coroutine"):
+            resilient(train)
+
+
+def test_what_is_drawn_before_the_first_step_follows_from_the_jobs_seed():
+    """On survivors of a fault, which build nothing, too: they read other samples than those that are new."""
+    drawn: list[list[object]] = []
+
+    def draw() -> list[object]:
+        return [torch.randperm(1000).tolist(), np.random.permutation(1000).tolist(), random.random()]
+
+    def train(run: Run) -> None:
+        for _ in range(2):
+            random.seed()
+            np.random.seed()
+            torch.seed()
+            run.enter(1, fresh=not drawn)
+            model, built = run.keep(lambda: (nn.Linear(1, 1), draw()))
+            drawn.append([built, draw()])
+        run.restore(model=model)
+
+    alone(train)
+    alone(train)
+    assert drawn[0] == drawn[1] == drawn[2] == drawn[3]
+    assert drawn[0][0] != drawn[0][1]
 
 
 def test_a_second_restore_is_refused():
@@ -154,6 +197,7 @@ def test_a_generation_may_ask_for_another_interval_of_snapshots():
     def train(run: Run) -> list[int]:
         policy = run.config.checkpoint
         run.enter(2, fresh=False, memory_every=4)
+        run.restore(model=nn.Linear(1, 1))
         assert run.config.checkpoint is policy
         return [step for step in range(1, 10) if run._policy.due(step)]
 

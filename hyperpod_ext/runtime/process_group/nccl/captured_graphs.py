@@ -2,8 +2,8 @@
 
 A graph holds collectives if some were begun while it was captured. One that was dropped cannot be replayed: it is to be
 captured again, in the next generation's groups. Source: `commReclaim` of NCCL, which waits while `localPersistentRefs`
-is not 0. A GPU has shown that an abort ends if the graph was reset before, and else hangs (docs/gpu.md, E9); this module
-has not run on one.
+is not 0. A GPU has shown that an abort ends if the graph was reset before, and else hangs (docs/gpu.md, E9). This
+module has not run on one.
 """
 
 from __future__ import annotations
