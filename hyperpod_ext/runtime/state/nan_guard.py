@@ -6,7 +6,7 @@ parameters nor the optimizer's state nor buffers such as batch norm's statistics
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -32,8 +32,10 @@ class NanGuard:
         self._hooks: list[_Hook] = []
         self._names: dict[int, str] = {}
         self._losses: list[torch.Tensor] = []
-        self._buffers: list[torch.Tensor] = []
-        self._kept: list[torch.Tensor] = []
+        self._modules: list[torch.nn.Module] = []
+        """Those whose buffers are kept, and all inside them."""
+        self._kept: dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor]] = {}
+        """Buffers as a step found them, by module and name, and copies: a script may assign others."""
         self._step, self._in_a_row, self._skipped = 0, 0, False
 
     def attach(self, objects: Mapping[str, object]) -> None:
@@ -53,8 +55,8 @@ class NanGuard:
                     f"restart.nan: action `skip` needs one optimizer, and {len(optimizers)} are registered",
                     hint="One of them may have made its step before another meets the numbers. Use action `raise`.",
                 )
-            self._buffers = [buffer for module in modules.values() for buffer in torch.nn.Module.buffers(module)]
-            self._kept = []
+            self._modules = [inner for module in modules.values() for inner in torch.nn.Module.modules(module)]
+            self._kept = {}
         self._names = {
             id(parameter): f"{name}.{inner}" for name, m in modules.items() for inner, parameter in m.named_parameters()
         }
@@ -71,12 +73,8 @@ class NanGuard:
         if self._policy.action == "off":
             return
         self._step, self._losses, self._skipped = step, [], False
-        if self._buffers:
-            if not self._kept:
-                self._kept = [torch.empty_like(buffer) for buffer in self._buffers]
-            with torch.no_grad():
-                for kept, buffer in zip(self._kept, self._buffers, strict=True):
-                    kept.copy_(buffer)
+        self._kept = {}  # first, so that its memory is free
+        self._kept = {key: (buffer, buffer.detach().clone()) for key, buffer in self._buffers()}
 
     def end_step(self) -> None:
         """A step is over, skipped or made."""
@@ -115,8 +113,18 @@ class NanGuard:
         for parameter in parameters:
             parameter.grad = None  # every torch optimizer passes over those, its own state untouched
         with torch.no_grad():
-            for kept, buffer in zip(self._kept, self._buffers, strict=True):
-                buffer.copy_(kept)
+            for buffer, copy in self._kept.values():
+                buffer.copy_(copy)
+        for at, name in {*self._kept, *(key for key, _ in self._buffers())}:
+            before, _ = self._kept.get((at, name), (None, None))
+            if getattr(self._modules[at], name) is not before:
+                setattr(self._modules[at], name, before)
+
+    def _buffers(self) -> Iterator[tuple[tuple[int, str], torch.Tensor]]:
+        """Each buffer that there is now, by its module and name."""
+        for at, module in enumerate(self._modules):
+            for name, buffer in torch.nn.Module.named_buffers(module, recurse=False):
+                yield (at, name), buffer
 
     def _describe(self, parameters: Iterable[torch.nn.Parameter], gradient: int | None, loss: int | None) -> str:
         found = [f"the loss of rank {loss}"] if loss is not None else []
@@ -132,11 +140,15 @@ def finite(tensors: Iterable[torch.Tensor], device: torch.device) -> torch.Tenso
     floating = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
     if not floating:
         return torch.tensor(True, device=device)
-    norms = torch._foreach_norm(floating)
+    halves = [tensor for tensor in floating if tensor.dtype == torch.float16]
+    others = [tensor for tensor in floating if tensor.dtype != torch.float16]
+    norms = [*torch._foreach_norm(others)] if others else []
+    if halves:  # the norm of finite ones may be too large for their own type
+        norms += torch._foreach_norm(halves, dtype=torch.float32)
     return torch.isfinite(torch.stack([norm.to(device, torch.float32) for norm in norms]).sum())
 
 
 def _local(tensor: Any) -> torch.Tensor:
-    """This rank's part of a DTensor; any other tensor as it is."""
+    """This rank's part of a DTensor; of a sparse tensor what it holds; any other tensor as it is."""
     local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
-    return local
+    return local.coalesce().values() if local.is_sparse else local

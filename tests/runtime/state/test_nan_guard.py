@@ -78,6 +78,78 @@ def test_what_the_forward_pass_did_to_buffers_is_undone():
     assert all(torch.equal(buffer, kept[name]) for name, buffer in module.named_buffers())
 
 
+class Centred(torch.nn.Module):
+    """Assigns a new tensor to its buffer in each pass, as DINO does; another buffer comes with the first pass."""
+
+    center: torch.Tensor
+    largest: torch.Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+        self.register_buffer("center", torch.zeros(2))
+        self.register_buffer("largest", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layer(x)
+        self.center = self.center * 0.9 + y.detach().mean(0) * 0.1
+        self.largest = y.detach().max()
+        return y - self.center
+
+
+def test_buffers_that_are_assigned_anew_are_undone():
+    module = Centred()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    events: list[str] = []
+    guard = NanGuard(NanPolicy(action="skip", max_skips=1), 0, lambda event, **_: events.append(event))
+    guard.attach({"module": module, "optimizer": optimizer})
+
+    def step(number: int, value: float) -> None:
+        guard.begin_step(number)
+        optimizer.zero_grad()
+        module(torch.full((1, 2), value)).square().mean().backward()
+        optimizer.step()
+        guard.end_step()
+
+    step(1, NAN)
+    assert module.center.tolist() == [0.0, 0.0]
+    assert module.largest is None
+    step(2, 1.0)
+    kept = module.center.clone()
+    step(3, NAN)
+    assert torch.equal(module.center, kept)
+    step(4, 1.0)
+    assert events == ["skipped", "skipped"]
+
+
+@pytest.mark.parametrize("value", [1.0, NAN])
+def test_sparse_gradients_are_looked_at(value: float):
+    embedding = torch.nn.Embedding(10, 4, sparse=True)
+    optimizer = torch.optim.SparseAdam(embedding.parameters())
+    events: list[str] = []
+    guard = NanGuard(NanPolicy(action="skip"), 0, lambda event, **_: events.append(event))
+    guard.attach({"embedding": embedding, "optimizer": optimizer})
+    guard.begin_step(1)
+    (embedding(torch.tensor([1, 2, 1])) * value).sum().backward()
+    optimizer.step()
+    assert events == ([] if value == 1.0 else ["skipped"])
+
+
+@pytest.mark.parametrize("value", [500.0, float("inf"), NAN])
+def test_half_gradients_whose_norm_is_no_half_are_finite(value: float):
+    weight = torch.nn.Parameter(torch.zeros(512, 512, dtype=torch.float16))
+    other = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    optimizer = torch.optim.SGD([weight, other], lr=0.1)
+    events: list[str] = []
+    guard = NanGuard(NanPolicy(action="skip"), 0, lambda event, **_: events.append(event))
+    guard.attach({"optimizer": optimizer})
+    guard.begin_step(1)
+    weight.grad, other.grad = torch.full_like(weight, 500.0), torch.ones_like(other)
+    weight.grad[7, 7] = value
+    optimizer.step()
+    assert events == ([] if value == 500.0 else ["skipped"])
+
+
 def test_a_step_that_was_made_starts_the_count_anew():
     training = Training(action="skip", max_skips=1)
     for _ in range(3):
