@@ -62,7 +62,7 @@ class _Worker:
     step: int = 0
     """Step it is making, as far as it has told."""
     joined: int = 0
-    """Newest generation it has asked to join."""
+    """Newest generation that it has asked to join, or is in."""
     waiting: c.Join | None = None
     """What it asked with, until that generation begins."""
     writer: asyncio.StreamWriter | None = None
@@ -157,7 +157,7 @@ class Workers:
             if worker.writer is None or (worker.joining and not isinstance(order, c.AbortGeneration)):
                 continue
             if isinstance(order, c.BeginGeneration):
-                worker.waiting = None
+                worker.waiting, worker.joined = None, order.generation  # it may have asked before we knew which forms
                 frame = wire.encode(encode(order.model_copy(update={"rank": rank})))
             worker.writer.write(frame)
 

@@ -9,7 +9,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from waiting import until
@@ -287,3 +288,24 @@ def test_what_a_rank_met_in_a_former_generation_is_told_by_its_new_number(tmp_pa
 
     asyncio.run(asyncio.wait_for(run(), 60))
     assert [(one.rank, one.generation, one.joined) for one in told] == [(0, 2, 1)]
+
+
+def test_who_has_asked_before_it_was_known_which_generation_forms_is_of_that_one(tmp_path: Path) -> None:
+    """Else its death is told as of a former one, and nobody leaves."""
+
+    async def run() -> int:
+        workers = workers_in(tmp_path, [])
+        fork_server: Any = Recording()
+        await workers.start(1, workers.expect(1), fork_server)
+        worker, line = workers._workers[1], cast(asyncio.StreamWriter, SimpleNamespace(write=lambda frame: None))
+        worker.joined, worker.writer = 1, line
+        decision = c.RestoreDecision(step=0, sources={}, others="fresh")
+        workers.send(
+            c.BeginGeneration(generation=3, decision=decision, world_size=2, addresses={}, follows=0, peers={}, run="r")
+        )
+        workers.kill_all()
+        while not all(map(is_reaped, fork_server.pids)):
+            await asyncio.sleep(0.005)
+        return worker.joined
+
+    assert asyncio.run(asyncio.wait_for(run(), 60)) == 3
