@@ -36,9 +36,9 @@ def see_world(run: Run) -> None:
 class ResilientAccelerator(Accelerator):
     """`Accelerator(**options)`, made anew in each call of the training function, before `prepare` is called once.
 
-    Models, optimizers and schedulers that are prepared, and what was registered for checkpointing before, make up the
-    state. Give `run.keep` the model and the optimizer. Batches are yours: choose them from the step's number, or by
-    `ElasticDataLoader`; a DataLoader that is prepared begins anew after a fault.
+    Models, optimizers and schedulers that are prepared, the loss scaler, and what was registered for checkpointing
+    before, make up the state. Give `run.keep` the model and the optimizer. Batches are yours: choose them from the
+    step's number, or by `ElasticDataLoader`; a DataLoader that is prepared begins anew after a fault.
     """
 
     def __init__(self, run: Run, **options: Any) -> None:
@@ -65,7 +65,7 @@ class ResilientAccelerator(Accelerator):
                 hint="Give all models, optimizers and schedulers to one call.",
             )
         self.prepared = True
-        state: dict[str, Any] = {}
+        state: dict[str, Any] = {} if self.scaler is None else {"scaler": self.scaler}
         for thing in things:
             if isinstance(thing, torch.utils.data.DataLoader):
                 raise JobFailedError(

@@ -103,12 +103,14 @@ class ResilientTrainer(Trainer):
         self.create_optimizer()
         self.create_scheduler(num_training_steps=max_steps)
         self._created_lr_scheduler = False  # keep it
+        scaler = self.accelerator.scaler
         step = self._run.restore(
             model=self.model,
             optimizer=self.optimizer,
             scheduler=self.lr_scheduler,
             data=self._batches.loader,
             trainer=_Progress(self),
+            **({} if scaler is None else {"scaler": scaler}),
         )
         self._steps = Steps(self._run, max_steps)
         self._steps_per_epoch = num_update_steps_per_epoch

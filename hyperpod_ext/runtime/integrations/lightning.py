@@ -172,12 +172,15 @@ class _Follow(Callback):
                 f"configure_optimizers gave {len(strategy.optimizers)} optimizers", hint="One, or a loop of your own."
             )
         schedulers = {f"scheduler{i}": config.scheduler for i, config in enumerate(strategy.lr_scheduler_configs)}
+        scaler = getattr(strategy.precision_plugin, "scaler", None)
+        scalers = {} if scaler is None else {"scaler": scaler}
         self._run.restore(
             model=strategy.lightning_module,
             optimizer=strategy.optimizers[0],
             data=self.batches.loader,
             loops=self,
             **schedulers,
+            **scalers,
         )
         if self._loops:
             self.trainer.fit_loop.load_state_dict(json.loads(self._loops))
