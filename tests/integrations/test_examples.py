@@ -49,6 +49,20 @@ def test_nothing_else_loads_the_libraries() -> None:
     assert subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
+def test_each_object_that_accelerate_is_given_has_a_name_of_its_own() -> None:
+    code = (
+        "from hyperpod_ext.runtime.integrations.accelerate import _name\n"
+        "Ema, Ema2 = type('Ema', (), {}), type('Ema2', (), {})\n"
+        "state = {}\n"
+        "for thing in (Ema(), Ema(), Ema(), Ema2(), Ema2()):\n"
+        "    state[_name(thing, state)] = thing\n"
+        "print(*state)"
+    )
+    python = hp_ext().with_name("python")
+    said = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said == "Ema Ema1 Ema2 Ema21 Ema22\n"
+
+
 def test_what_cannot_be_done_is_refused_with_a_hint() -> None:
     """None of these is a fault: each is told before a step is made."""
     command = [hp_ext().with_name("python"), Path(__file__).with_name("refused.py")]

@@ -13,6 +13,7 @@ def train(run: Run) -> None:
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 from typing import Any
 
@@ -90,7 +91,7 @@ class ResilientAccelerator(Accelerator):
 
 
 def _name(thing: Any, used: dict[str, Any]) -> str:
-    """`model`, `optimizer`, `scheduler` or the type's name, and its number from the second on."""
+    """`model`, `optimizer`, `scheduler` or the type's name, and from the second on the first number that is free."""
     if isinstance(thing, torch.nn.Module):
         name = "model"
     elif isinstance(thing, torch.optim.Optimizer):
@@ -99,5 +100,5 @@ def _name(thing: Any, used: dict[str, Any]) -> str:
         name = "scheduler"
     else:
         name = type(thing).__name__
-    count = sum(known.rstrip("0123456789") == name for known in used)
-    return name if not count else f"{name}{count}"
+    numbered = (f"{name}{count}" for count in itertools.count(1))
+    return next(free for free in itertools.chain([name], numbered) if free not in used)
