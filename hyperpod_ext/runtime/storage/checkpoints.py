@@ -49,7 +49,7 @@ from hyperpod_ext.runtime.storage.names import (
     plan_name,
 )
 from hyperpod_ext.runtime.storage.object_store import ObjectStore, Until, never
-from hyperpod_ext.runtime.storage.retention import remove, to_keep, without_abandoned
+from hyperpod_ext.runtime.storage.retention import is_passed, remove, to_keep, without_abandoned
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +318,9 @@ class Checkpoints:
         Args:
             macs: of each file, as who has brought it says (see `mac`).
             known: plans that need not be read from the store.
+
+        Raises:
+            CorruptSnapshotError: a file of it is not there, as when somebody has deleted it since it was brought.
         """
         if missing := set(files.values()) - macs.keys():
             raise CorruptSnapshotError(f"{self.store.url}/{folder}: nobody has said the MAC of {min(missing)}")
@@ -350,18 +353,36 @@ class Checkpoints:
                 f"{self.store.url}/{folder}: its manifest would have {len(signed)} bytes of at most {DOCUMENT_BYTES}",
                 hint="It holds what is no tensor of each rank's state: make large lists of numbers tensors.",
             )
+        wanted: dict[str, int | None] = {files[rank]: int(m["nbytes"]) for rank, m in manifests.items()}
+        wanted |= {VALUES: len(derived.values_file), METADATA_FILE: len(derived.metadata)}
+        there = self._require(folder, wanted | {plan_name(digest): None for digest in digests})
         created = self.store.put_new(f"{folder}/{MANIFEST}", signed)
-        self._tidy(folder)
+        self.store.delete([f"{folder}/{name}" for name in there if NOTE.fullmatch(name)])
         return created
 
-    def _tidy(self, folder: str) -> None:
-        entries = self.store.list(f"{folder}/")
-        self.store.delete([entry.name for entry in entries if NOTE.fullmatch(entry.name.rpartition("/")[2])])
+    def _require(self, folder: str, wanted: Mapping[str, int | None]) -> Collection[str]:
+        """Names of the files in a folder, which must have those that are wanted, of that many bytes."""
+        for last_look in (False, True):
+            there = {entry.name.rpartition("/")[2]: entry.nbytes for entry in self.store.list(f"{folder}/")}
+            lacking = [
+                name for name, nbytes in wanted.items() if nbytes not in (None, there.get(name)) or name not in there
+            ]
+            if not lacking:
+                break
+            # a directory's listing may lack what another node, which commits too, renames onto its equal meanwhile
+            if last_look:
+                name = lacking[0]
+                wrong = f"has {there[name]} bytes, not {wanted[name]}" if name in there else "is not there any more"
+                raise CorruptSnapshotError(f"{self.store.url}/{folder} cannot be committed: {name} {wrong}")
+        return there.keys()
 
     # --- retention ------------------------------------------------------------------------------
 
     def prune(self, keep: int, every_steps: int | None, steps: Collection[int]) -> list[str]:
-        """Delete what need not be kept, and what was left unfinished before the newest; returns the folders."""
+        """Delete what need not be kept, and what was left unfinished before the newest; returns the folders.
+
+        What another run is bringing, which went back to an older step, is not unfinished: see `is_passed`.
+        """
         found = self.found()
         if not found:
             return []
@@ -375,7 +396,7 @@ class Checkpoints:
         for folder, its in entries.items():
             if (parsed := parse_folder(folder)) is None:
                 continue
-            if folder not in kept and parsed.step < found[0].step:
+            if folder not in kept and parsed.step < found[0].step and (parsed in found or is_passed(parsed, found)):
                 remove(self.store, its)
                 gone.append(folder)
             else:

@@ -29,7 +29,7 @@ from hyperpod_ext.runtime.storage.names import (
     plan_name,
 )
 from hyperpod_ext.runtime.storage.object_store import ObjectStore
-from hyperpod_ext.runtime.storage.retention import to_keep, without_abandoned
+from hyperpod_ext.runtime.storage.retention import is_passed, to_keep, without_abandoned
 
 CheckpointState = Literal["complete", "unfinished", "damaged", "abandoned", "uncertain", "foreign"]
 """Abandoned: a later generation began before this step. Uncertain: one may have, its claim is damaged.
@@ -294,7 +294,8 @@ def _name_nodes(nodes: Collection[int]) -> str:
 def select_prunable(
     inventory: Inventory, keep: int, every_steps: int | None, steps: Collection[int], *, with_damaged: bool = False
 ) -> list[InventoryEntry]:
-    """What retention would remove, newest first: never the newest complete checkpoint, nor anything after it.
+    """What retention would remove, newest first: never the newest complete checkpoint, nor anything after it, nor
+    what a run that went back to an older step is bringing.
 
     Damaged ones do not count among the `keep`, and stay unless `with_damaged`; foreign ones always stay.
     """
@@ -309,5 +310,6 @@ def select_prunable(
         if one.state in may_go
         and one.found not in kept
         and one.found.step < max(good).step
+        and (one.state != "unfinished" or is_passed(one.found, good))
         and not (one.state == "damaged" and one.found in to_keep([max(good), one.found], 1, every_steps, steps))
     ]

@@ -32,6 +32,14 @@ def to_keep(found: Sequence[Found], keep: int, every_steps: int | None, steps: C
     ]
 
 
+def is_passed(unfinished: Found, complete: Collection[Found]) -> bool:
+    """Whether a checkpoint without a manifest will get none: its generation, or a later one, has saved a later step.
+
+    One of a newer generation may be on its way, however far the history had come which that gave up.
+    """
+    return any(one.step > unfinished.step and one.generation >= unfinished.generation for one in complete)
+
+
 def remove(store: ObjectStore, names: Sequence[str]) -> None:
     """Delete a checkpoint's blobs, its manifest first: a folder half deleted must not look like a checkpoint."""
     store.delete([name for name in names if name.endswith(f"/{MANIFEST}")])
