@@ -133,9 +133,7 @@ def test_another_coordinator_begins_where_nothing_can_be_written_and_the_log_whe
     log.close()
 
 
-def test_a_full_disk_that_takes_no_first_line_costs_no_node(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_that_takes_no_first_line_costs_no_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "events.jsonl").symlink_to("/dev/full")
     log = EventLog(tmp_path, fresh=False)
     log.write(**entry(1.0, "coordinator", term=2))
