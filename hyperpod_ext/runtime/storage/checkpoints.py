@@ -31,9 +31,11 @@ from hyperpod_ext.runtime.snapshot.manifest import (
     FORMAT,
     Manifest,
     check_manifest,
+    content_of,
     crc64nvme,
     crc_text,
     read_document,
+    save_id_of,
     sign,
 )
 from hyperpod_ext.runtime.storage.mac import Expected, Mac, is_bound, mac_of
@@ -50,6 +52,12 @@ from hyperpod_ext.runtime.storage.names import (
 )
 from hyperpod_ext.runtime.storage.object_store import ObjectStore, Until, never
 from hyperpod_ext.runtime.storage.retention import is_passed, remove, to_keep, without_abandoned
+
+
+def is_part(snapshot: Manifest, rank: str, commit: Mapping[str, Any]) -> bool:
+    """Whether a snapshot is that of this rank, and of this commit: the job has signed those of all others, too."""
+    same = all(snapshot[key] == commit[key] for key in ("generation", "step", "save_id", "world_size"))
+    return same and str(snapshot["rank"]) == rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +145,7 @@ class Checkpoints:
             raise CorruptSnapshotError(f"{where}: the job has signed it, but not as the manifest of a checkpoint")
         if (manifest.get("step"), manifest.get("generation")) != (found.step, found.generation):
             raise CorruptSnapshotError(f"{where}: it is the manifest of {manifest.get('save_id')}")
+        _check_parts(ranks, manifest, where)
         if is_bound(manifest) and (missing := set(files.values()) - set(macs)):
             raise CorruptSnapshotError(f"{where}: it has no MAC of {min(missing)}")
         return manifest
@@ -250,8 +259,22 @@ class Checkpoints:
         self.store.put_new(f"{folder}/{plan_name(plan.digest)}", plan.text.encode())
 
     def put_record(self, folder: str, node: int, manifests: Sequence[Manifest]) -> None:
-        """Tell the other nodes which snapshots this one will bring."""
-        self.store.put_new(f"{folder}/node-{node}.json", json.dumps({"manifests": manifests}).encode())
+        """Tell the other nodes which snapshots this one will bring.
+
+        Raises:
+            CorruptSnapshotError: they have been told something else in its name.
+        """
+        if self.store.put_new(f"{folder}/node-{node}.json", json.dumps({"manifests": manifests}).encode()):
+            return
+        try:
+            told = self.record(folder, node)
+        except NotFoundError:  # the checkpoint was committed since
+            return
+        if [(one["rank"], content_of(one)) for one in told] != [(one["rank"], content_of(one)) for one in manifests]:
+            raise CorruptSnapshotError(
+                f"{self.store.url}/{folder}/node-{node}.json: it is not what node {node} has to say: somebody else "
+                "has written it"
+            )
 
     def put_done(self, folder: str, node: int, macs: Mapping[str, Mac]) -> None:
         """Tell the other nodes that this one's files are there, and their MACs."""
@@ -296,13 +319,27 @@ class Checkpoints:
         return CheckpointProgress(nodes["node"], nodes["done"], nodes["failed"], nodes["left"], MANIFEST in names)
 
     def record(self, folder: str, node: int) -> list[Manifest]:
-        """What a node has announced, verified."""
-        name = f"{folder}/node-{node}.json"
+        """What a node has announced, verified.
+
+        Raises:
+            NotFoundError: it has not yet, or the checkpoint was committed since.
+            CorruptSnapshotError: it is not what a node of this job has said of this checkpoint.
+        """
+        name, found = f"{folder}/node-{node}.json", parse_folder(folder)
+        where = f"{self.store.url}/{name}"
         manifests = read_document(self.store.get(name, DOCUMENT_BYTES), name).get("manifests")
         if not isinstance(manifests, list) or not all(isinstance(one, dict) for one in manifests):
-            raise CorruptSnapshotError(f"{self.store.url}/{name}: not a list of manifests")
-        for manifest in manifests:
-            check_manifest(manifest, self._secret, job=self._job)
+            raise CorruptSnapshotError(f"{where}: not a list of manifests")
+        for one in manifests:
+            check_manifest(one, self._secret, job=self._job)
+            # the note itself is not signed, and manifests of other steps lie about for anybody to copy
+            said = (one.get("step"), one.get("generation"), one.get("save_id"))
+            if found is None or said != (found.step, found.generation, save_id_of(found.generation, found.step)):
+                raise CorruptSnapshotError(
+                    f"{where}: its snapshot of rank {one.get('rank')} ({one.get('save_id')}) is not of this checkpoint"
+                )
+            if "rank" not in one:
+                raise CorruptSnapshotError(f"{where}: not a list of manifests of snapshots")
         return manifests
 
     def commit(
@@ -320,8 +357,13 @@ class Checkpoints:
             known: plans that need not be read from the store.
 
         Raises:
-            CorruptSnapshotError: a file of it is not there, as when somebody has deleted it since it was brought.
+            CorruptSnapshotError: a file of it is not there, as when somebody has deleted it since it was brought; or
+                the snapshots are not all of this commit.
         """
+        one = next(iter(manifests.values()))
+        if parse_folder(folder) != Found(one["step"], one["generation"]):
+            raise CorruptSnapshotError(f"{self.store.url}/{folder} cannot be committed: it would be {one['save_id']}")
+        _check_parts({str(rank): manifest for rank, manifest in manifests.items()}, one, f"{self.store.url}/{folder}")
         if missing := set(files.values()) - macs.keys():
             raise CorruptSnapshotError(f"{self.store.url}/{folder}: nobody has said the MAC of {min(missing)}")
         digests = {str(manifest["plan"]) for manifest in manifests.values()}
@@ -335,7 +377,6 @@ class Checkpoints:
             self.store.put(f"{folder}/{name}", memoryview(data), checksum)
             files_of_torch[name] = {"nbytes": len(data), "crc64nvme": checksum}
             all_macs[name] = self.mac(memoryview(data))
-        one = next(iter(manifests.values()))
         document = {
             "format": FORMAT,
             "job": self._job,
@@ -403,3 +444,13 @@ class Checkpoints:
                 left.append(parsed.generation)
         self.store.delete([fence_name(number) for number in fenced_generations(names) if number < min(left)])
         return gone
+
+
+def _check_parts(ranks: Mapping[str, Manifest], commit: Mapping[str, Any], where: str) -> None:
+    for rank, snapshot in ranks.items():
+        try:
+            wrong = None if is_part(snapshot, rank, commit) else f"of rank {snapshot['rank']}, {snapshot['save_id']}"
+        except (KeyError, TypeError) as error:
+            wrong = f"none: {error!r}"
+        if wrong is not None:
+            raise CorruptSnapshotError(f"{where}: rank {rank}: its snapshot is {wrong}")

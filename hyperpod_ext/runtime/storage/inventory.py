@@ -16,7 +16,7 @@ from typing import Any, Literal
 from hyperpod_ext.errors import CorruptSnapshotError, NotFoundError
 from hyperpod_ext.runtime.snapshot.dcp_metadata import METADATA_FILE
 from hyperpod_ext.runtime.snapshot.manifest import FORMAT, Manifest, check_manifest, read_document, sign
-from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
+from hyperpod_ext.runtime.storage.checkpoints import Checkpoints, is_part
 from hyperpod_ext.runtime.storage.mac import is_bound, read_mac
 from hyperpod_ext.runtime.storage.names import (
     DOCUMENT_BYTES,
@@ -197,8 +197,7 @@ def _examine(manifest: Manifest, found: Found, files: Mapping[str, int], secret:
         yield from _check_signed(snapshot, secret, str(manifest["job"]), f"rank {rank}: ")
         if not isinstance(snapshot["values"], list):
             yield Defect(MANIFEST, f"rank {rank}: it has no plain values")
-        same = all(snapshot[key] == manifest[key] for key in ("generation", "step", "save_id", "world_size"))
-        if not same or str(snapshot["rank"]) != rank:
+        if not is_part(snapshot, rank, manifest):
             yield Defect(MANIFEST, f"rank {rank}: its snapshot is of rank {snapshot['rank']}, {snapshot['save_id']}")
         if any(images(manifest)[manifest["files"][rank]][key] != snapshot[key] for key in ("nbytes", "crc64nvme")):
             yield Defect(MANIFEST, f"rank {rank}: it shares {manifest['files'][rank]} with a rank of another content")

@@ -1,7 +1,8 @@
-"""A checkpoint is committed with all its files there, and uploads on their way are not deleted."""
+"""A checkpoint is committed with all its files there, of one commit, and uploads on their way are not deleted."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.manifest import FORMAT, Manifest, crc64nvme, crc_text, save_id_of, sign
 from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
 from hyperpod_ext.runtime.storage.inventory import select_prunable, take_inventory
-from hyperpod_ext.runtime.storage.names import Found, folder_of, image_of, plan_name
+from hyperpod_ext.runtime.storage.names import MANIFEST, Found, folder_of, image_of, plan_name
 from hyperpod_ext.runtime.storage.open import open_store
 
 SECRET = b"0123456789abcdef0123456789abcdef"
@@ -161,3 +162,80 @@ def test_it_goes_once_its_generation_or_a_later_one_has_come_further(checkpoints
     inventory = take_inventory(checkpoints.store, job=JOB, secret=SECRET)
     assert folder in [one.found.folder for one in select_prunable(inventory, 9, None, ())]
     assert checkpoints.prune(9, None, ()) == [folder]
+
+
+# --- of one commit ------------------------------------------------------------------------------------
+
+
+def replay(checkpoints: Checkpoints, source: Manifest, step: int, node: int = 1) -> str:
+    """What somebody without the secret can put there: a note with a manifest that the job has signed once."""
+    folder = folder_of(step, 1)
+    assert checkpoints.store.put_new(f"{folder}/node-{node}.json", json.dumps({"manifests": [source]}).encode())
+    return folder
+
+
+@pytest.mark.parametrize("of", [snapshot(1, 10), snapshot(1, 20, 2), snapshot(1, 20, save_id="g1-s10")])
+def test_a_note_of_another_commit_is_refused(checkpoints, of):
+    folder = replay(checkpoints, of, 20)
+    with pytest.raises(CorruptSnapshotError, match=r"node-1\.json: .* rank 1 .* not of this checkpoint"):
+        checkpoints.record(folder, 1)
+
+
+def test_a_node_notices_that_another_note_lies_in_the_place_of_its_own(checkpoints):
+    mine = snapshot(1, 20)
+    folder = replay(checkpoints, snapshot(1, 10), 20)
+    with pytest.raises(CorruptSnapshotError, match=r"node-1\.json"):
+        checkpoints.put_record(folder, 1, [mine])
+    folder = replay(checkpoints, snapshot(0, 30), 30)  # of this step, and of another node
+    with pytest.raises(CorruptSnapshotError, match=r"node-1\.json: it is not what node 1 has to say"):
+        checkpoints.put_record(folder, 1, [snapshot(1, 30)])
+
+
+def test_a_node_that_tries_once_more_finds_its_own_note(checkpoints):
+    mine = [snapshot(1, 20, values=[float("nan")])]
+    for _ in range(2):
+        checkpoints.put_record(folder_of(20, 1), 1, mine)
+
+
+def other_ranks() -> list[Manifest]:
+    return [snapshot(1, 10), snapshot(1, 20, 2), snapshot(0, 20), snapshot(1, 20, save_id="g1-s10")]
+
+
+@pytest.mark.parametrize("other", other_ranks())
+def test_snapshots_of_several_commits_are_not_committed(checkpoints, other):
+    bring(checkpoints, 20)
+    with pytest.raises(CorruptSnapshotError, match="rank 1: its snapshot is of rank"):
+        commit(checkpoints, 20, manifests={0: snapshot(0, 20), 1: other})
+    assert checkpoints.found() == []
+
+
+@pytest.mark.parametrize("other", other_ranks())
+def test_nor_read_where_an_earlier_version_has_committed_them(checkpoints, tmp_path, other):
+    folder = save(checkpoints, 20)
+    file = tmp_path / JOB / folder / MANIFEST
+    document = json.loads(file.read_bytes())
+    document["ranks"]["1"] = other
+    file.write_text(json.dumps(sign(document, SECRET)))
+    with pytest.raises(CorruptSnapshotError, match="rank 1: its snapshot is of rank"):
+        checkpoints.read(Found(20, 1))
+    save(checkpoints, 10)
+    with pytest.raises(CorruptSnapshotError):
+        checkpoints.prune(1, None, ())
+    assert Found(10, 1) in checkpoints.found(), "nothing is deleted for it"
+
+
+@pytest.mark.parametrize("none", [7, {}, {"rank": 1}])
+def test_a_manifest_of_a_checkpoint_without_its_snapshots_is_an_error_of_ours(checkpoints, tmp_path, none):
+    file = tmp_path / JOB / save(checkpoints, 20) / MANIFEST
+    document = json.loads(file.read_bytes())
+    document["ranks"]["1"] = none
+    file.write_text(json.dumps(sign(document, SECRET)))
+    with pytest.raises(CorruptSnapshotError, match="rank 1: its snapshot is none"):
+        checkpoints.read(Found(20, 1))
+
+
+def test_what_else_the_job_has_signed_is_no_note_of_a_snapshot(checkpoints):
+    """The manifest of a whole checkpoint, put back where retention has deleted it."""
+    checkpoint = json.loads(checkpoints.store.get(f"{save(checkpoints, 20)}/{MANIFEST}"))
+    with pytest.raises(CorruptSnapshotError, match=r"node-1\.json: not a list of manifests of snapshots"):
+        checkpoints.record(replay(checkpoints, checkpoint, 20), 1)
