@@ -56,7 +56,7 @@ from hyperpod_ext.runtime.storage.retention import is_passed, remove, to_keep, w
 
 def is_part(snapshot: Manifest, rank: str, commit: Mapping[str, Any]) -> bool:
     """Whether a snapshot is that of this rank, and of this commit: the job has signed those of all others, too."""
-    same = all(snapshot[key] == commit[key] for key in ("generation", "step", "save_id", "world_size"))
+    same = all(snapshot[key] == commit[key] for key in ("generation", "step", "save_id"))
     return same and str(snapshot["rank"]) == rank
 
 
@@ -267,10 +267,12 @@ class Checkpoints:
         if self.store.put_new(f"{folder}/node-{node}.json", json.dumps({"manifests": manifests}).encode()):
             return
         try:
-            told = self.record(folder, node)
+            announced = self.record(folder, node)
         except NotFoundError:  # the checkpoint was committed since
             return
-        if [(one["rank"], content_of(one)) for one in told] != [(one["rank"], content_of(one)) for one in manifests]:
+        if [(one["rank"], content_of(one)) for one in announced] != [
+            (one["rank"], content_of(one)) for one in manifests
+        ]:
             raise CorruptSnapshotError(
                 f"{self.store.url}/{folder}/node-{node}.json: it is not what node {node} has to say: somebody else "
                 "has written it"
@@ -333,8 +335,8 @@ class Checkpoints:
         for one in manifests:
             check_manifest(one, self._secret, job=self._job)
             # the note itself is not signed, and manifests of other steps lie about for anybody to copy
-            said = (one.get("step"), one.get("generation"), one.get("save_id"))
-            if found is None or said != (found.step, found.generation, save_id_of(found.generation, found.step)):
+            its_commit = (one.get("step"), one.get("generation"), one.get("save_id"))
+            if found is None or its_commit != (found.step, found.generation, save_id_of(found.generation, found.step)):
                 raise CorruptSnapshotError(
                     f"{where}: its snapshot of rank {one.get('rank')} ({one.get('save_id')}) is not of this checkpoint"
                 )

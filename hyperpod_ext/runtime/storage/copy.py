@@ -48,7 +48,8 @@ def check_destination(seen: InventoryEntry, destination: Inventory) -> None:
     there = next((one for one in destination.seen if one.found == seen.found), None)
     if there is not None and MANIFEST in there.files and there.manifest != seen.manifest:
         raise ConflictError(f"{where} is another checkpoint of step {seen.found.step}", hint="choose another place")
-    if there is not None and any(map(NOTE.fullmatch, there.files)):
+    # once it is committed, notes are of nodes that failed after that
+    if there is not None and MANIFEST not in there.files and any(map(NOTE.fullmatch, there.files)):
         raise ConflictError(
             f"{where} is being written by a job ({there.detail})", hint="wait for it, or choose another place"
         )

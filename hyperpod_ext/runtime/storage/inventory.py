@@ -197,7 +197,7 @@ def _examine(manifest: Manifest, found: Found, files: Mapping[str, int], secret:
         yield from _check_signed(snapshot, secret, str(manifest["job"]), f"rank {rank}: ")
         if not isinstance(snapshot["values"], list):
             yield Defect(MANIFEST, f"rank {rank}: it has no plain values")
-        if not is_part(snapshot, rank, manifest):
+        if not is_part(snapshot, rank, manifest) or snapshot["world_size"] != manifest["world_size"]:
             yield Defect(MANIFEST, f"rank {rank}: its snapshot is of rank {snapshot['rank']}, {snapshot['save_id']}")
         if any(images(manifest)[manifest["files"][rank]][key] != snapshot[key] for key in ("nbytes", "crc64nvme")):
             yield Defect(MANIFEST, f"rank {rank}: it shares {manifest['files'][rank]} with a rank of another content")

@@ -12,6 +12,7 @@ from hyperpod_ext.errors import CorruptSnapshotError
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.manifest import FORMAT, Manifest, crc64nvme, crc_text, save_id_of, sign
 from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
+from hyperpod_ext.runtime.storage.copy import copy
 from hyperpod_ext.runtime.storage.inventory import select_prunable, take_inventory
 from hyperpod_ext.runtime.storage.names import MANIFEST, Found, folder_of, image_of, plan_name
 from hyperpod_ext.runtime.storage.open import open_store
@@ -239,3 +240,21 @@ def test_what_else_the_job_has_signed_is_no_note_of_a_snapshot(checkpoints):
     checkpoint = json.loads(checkpoints.store.get(f"{save(checkpoints, 20)}/{MANIFEST}"))
     with pytest.raises(CorruptSnapshotError, match=r"node-1\.json: not a list of manifests of snapshots"):
         checkpoints.record(replay(checkpoints, checkpoint, 20), 1)
+
+
+# --- notes that stayed --------------------------------------------------------------------------------
+
+
+def test_a_committed_checkpoint_is_not_being_written_whatever_notes_lie_there(checkpoints, tmp_path):
+    """A node that failed after the commit says so beside it."""
+    folder = save(checkpoints, 10)
+    there = checkpoints_at(tmp_path / "there" / JOB)
+    save(there, 10)
+    manifest = checkpoints.store.get(f"{folder}/{MANIFEST}")
+    there.store.delete([f"{folder}/{MANIFEST}"])
+    there.store.put(f"{folder}/{MANIFEST}", memoryview(manifest), crc_text(crc64nvme(manifest)))
+    there.put_failed(folder, 0)
+    (seen,) = take_inventory(checkpoints.store, job=JOB, secret=SECRET).seen
+    destination = take_inventory(there.store, job=JOB, secret=SECRET)
+    assert destination.seen[0].state == "complete"
+    assert not copy(checkpoints.store, seen, destination, SECRET).new
