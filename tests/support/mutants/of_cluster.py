@@ -76,9 +76,9 @@ MUTANTS: list[Mutant] = [
     ),
     Source(MEMBERSHIP.where, ("tests/runtime/membership/test_membership.py",)).mutant(
         "cluster.returned_node_goes_on",
-        "A node that was cut off while ranks meet has them meet anew: what was said to it then may be lost.",
-        "trains = self.phase is JobPhase.RUNNING and not lacks_ranks",
-        "trains = True",
+        "A node that was cut off has all ranks meet anew: what it said, or was told, may be lost.",
+        "if dropped or (has_ranks and not joins) else []",
+        "if dropped else []",
     ),
     Source(COORDINATOR.where, ("tests/runtime/coordinator/test_coordinator.py",)).mutant(
         "cluster.woken_coordinator_is_sure",
