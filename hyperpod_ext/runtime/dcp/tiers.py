@@ -203,7 +203,8 @@ class Tiers:
             )
             self._client.ask(enter)
         else:
-            self._client.ask(r.Fence(generation=generation, step=entry.drop, run=self._run))
+            # what was loaded is saved no more: its upload, if under way, is all that a durable tier gets of it
+            self._client.ask(r.Fence(generation=generation, step=entry.drop, run=self._run, again=False))
 
     def copy(self, save: Save, parts: Parts) -> None:
         """Copy this rank's state to shared memory; it is sealed when this returns. By each rank for itself."""
@@ -226,7 +227,7 @@ class Tiers:
         if not self._node.leads:
             return
         if saves == 1:
-            self._client.ask(r.Fence(generation=save.generation, step=self._entry.base, run=self._run))
+            self._client.ask(r.Fence(generation=save.generation, step=self._entry.base, run=self._run, again=False))
         elif self._node.ours:
             self._client.ask(r.KeepOnly(ranks=tuple(self.nodes.ranks(self._node.node))))
 

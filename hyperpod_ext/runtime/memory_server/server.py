@@ -204,7 +204,7 @@ class Server:
             case r.Ended():
                 self._hang_up(order.pid)
             case r.Fence():
-                memory.fence(order.generation, order.step, order.run, order.stored)
+                memory.fence(order.generation, order.step, order.run, order.stored, again=order.again)
             case r.Enter():
                 memory.enter(order)
             case r.Peers():

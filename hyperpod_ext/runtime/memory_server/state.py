@@ -180,8 +180,11 @@ class NodeMemory:
         if self.replicator is not None:
             self.replicator.begun(owner, generation, step)
 
-    def fence(self, generation: int, step: int | None, run: str, stored: Collection[str] = ()) -> None:
-        """A generation begins at `step`; `stored`: URLs of durable tiers that it begins from.
+    def fence(
+        self, generation: int, step: int | None, run: str, stored: Collection[str] = (), *, again: bool = True
+    ) -> None:
+        """A generation begins at `step`; `stored`: URLs of durable tiers that it begins from; `again`: it saves that
+        step once more.
 
         `step` None: where it begins is not certain yet. Older writers are refused, and nothing is given up.
         """
@@ -191,7 +194,7 @@ class NodeMemory:
             self.parts.fence(generation, step)
         if step is not None:
             for uploader in self.uploaders:
-                uploader.enter(generation, step, run, stored)
+                uploader.enter(generation, step, run, stored, again=again)
 
     def enter(self, order: Enter) -> None:
         """A generation begins on a node without an agent."""
@@ -201,7 +204,8 @@ class NodeMemory:
         for uploader in self.uploaders:
             # between two runs it may have become another number of ranks, on another number of nodes
             uploader.resize(order.node, order.nodes, order.owners)
-            uploader.enter(order.generation, order.base, order.run, stored=())
+            # where `base` is saved again, `fence` says so
+            uploader.enter(order.generation, order.base, order.run, stored=(), again=False)
         for regions in (self.own, self.replicas):
             regions.fence(order.generation, order.drop)
 

@@ -87,18 +87,23 @@ class UploadQueue:
 
     # --- the job --------------------------------------------------------------------------------
 
-    def enter(self, generation: int, step: int, stored: bool, now: float) -> None:
-        """A generation begins at `step`; checkpoints that earlier ones left incomplete never come."""
+    def enter(self, generation: int, step: int, stored: bool, now: float, *, again: bool = True) -> None:
+        """A generation begins at `step`; checkpoints that earlier ones left incomplete never come. `again`: it saves
+        `step` itself once more."""
         self._generation, self._step, self._stored, self._entered_at = generation, step, stored, now
         self.newest, self._forsaken = step, -1
         for task in [task for task in self._gathering.values() if task.generation < generation]:
             self._gathering.pop(task.save_id).drop()
-        # some node may never have sealed these, and none may wait for it; `step` itself is saved again
-        for task in [task for task in self.tasks if task.generation < generation and task.step >= step]:
+
+        def is_given_up(task: UploadTask) -> bool:
+            """Some node may never have sealed it, and none may wait for it."""
+            return task.generation < generation and (task.step > step or (again and task.step == step))
+
+        for task in [task for task in self.tasks if is_given_up(task)]:
             self.tasks.remove(task)
             task.drop()
-        if (under_way := self.current) is not None and under_way.generation < generation and under_way.step >= step:
-            under_way.dropped = True  # its thread lets go of the memory
+        if self.current is not None and is_given_up(self.current):
+            self.current.dropped = True  # its thread lets go of the memory
 
     def forsake(self) -> None:
         """The memory of another node is lost. Its ranks may have been a step further than those here: unless its part

@@ -82,15 +82,15 @@ class Uploader:
 
     # --- what is due ----------------------------------------------------------------------------
 
-    def enter(self, generation: int, step: int, run: str, stored: Collection[str]) -> None:
+    def enter(self, generation: int, step: int, run: str, stored: Collection[str], *, again: bool = True) -> None:
         """A generation begins at `step`; checkpoints that earlier ones left incomplete never come.
 
         `run` names this run of the job among others of the same name. `stored`: tiers that it begins from, by their
-        URLs; they have that step already, and it need not be written there once more.
+        URLs; they have that step already, and it need not be written there once more. `again`: see `UploadQueue.enter`.
         """
         with self._changed:
             self._upload.entered[generation] = step, run
-            self._queue.enter(generation, step, self.url in stored, time.monotonic())
+            self._queue.enter(generation, step, self.url in stored, time.monotonic(), again=again)
             self._steps = [its for its in self._steps if its <= step]  # the others are given up
             if self.url in stored and step not in self._steps:
                 self._steps.append(step)

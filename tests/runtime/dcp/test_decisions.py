@@ -15,7 +15,7 @@ from hyperpod_ext.errors import ConfigError, HyperpodExtError, JobFailedError
 from hyperpod_ext.runtime.dcp.choice import Refused, choose
 from hyperpod_ext.runtime.dcp.policy import policy_of
 from hyperpod_ext.runtime.dcp.state import contents_of, parts_of
-from hyperpod_ext.runtime.dcp.steps import Entry, SaveHistory, names_step, step_of
+from hyperpod_ext.runtime.dcp.steps import Entry, Save, SaveHistory, names_step, step_of
 from hyperpod_ext.runtime.dcp.tiers import Tiers
 from hyperpod_ext.runtime.membership.node_map import Nodes
 from hyperpod_ext.runtime.memory_server.client.start import ServerFiles, runtime_dir, secret_file_of
@@ -203,3 +203,18 @@ def test_a_secret_is_made_once(tmp_path) -> None:
     assert (path.stat().st_mode & 0o777, len(path.read_text())) == (0o600, 64)
     assert secret_file_of("j", environ).read_text() == path.read_text()
     assert secret_file_of("k", environ).read_text() != path.read_text()
+
+
+def test_the_memory_server_is_told_that_the_step_that_was_loaded_is_not_saved_again() -> None:
+    """Its upload may be under way yet: it was given up."""
+    tiers: Any = object.__new__(Tiers)
+    asked: list[Any] = []
+    tiers._history, tiers._client = SaveHistory(), SimpleNamespace(ask=asked.append)
+    tiers._history.loaded(500)
+    tiers._entry, tiers._run = tiers._history.entry(550), "this run"
+    tiers._ranks = SimpleNamespace(vote=lambda what, error: None)
+    tiers._node = SimpleNamespace(leads=True, ours=False, node=0)
+    tiers._tell_generation(2)
+    tiers._history.enter(2)
+    tiers.end_save(Save(550, 2), None)
+    assert [(one.step, one.again) for one in asked] == [(500, False)] * 2

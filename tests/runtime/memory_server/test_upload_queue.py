@@ -127,6 +127,18 @@ def test_a_new_generation_drops_what_it_gave_up_and_keeps_what_came_before(make_
     assert [task.save_id for task in queue.tasks] == ["g2-s20"]
 
 
+def test_a_step_that_the_new_generation_does_not_save_again_stays_in_line(make_queue):
+    queue = make_queue("wait")
+    for step in (10, 20, 30):
+        seal(queue, step)
+    under_way = queue.next()
+    queue.enter(2, 10, stored=False, now=0.0, again=False)
+    assert (steps(queue), under_way.dropped) == ([], False)
+    seal(queue, 20, generation=2)
+    queue.enter(3, 20, stored=False, now=0.0, again=False)
+    assert (steps(queue), under_way.dropped) == ([20], False)
+
+
 def test_what_is_under_way_ends_where_its_step_was_given_up(make_queue, pins):
     queue = make_queue()
     seal(queue, 20)

@@ -13,7 +13,7 @@ from served import JOB, SECRET, plan_of
 from waiting import until
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, MemoryTier
-from hyperpod_ext.runtime.memory_server.protocol.requests import SaveRecord
+from hyperpod_ext.runtime.memory_server.protocol.requests import Enter, SaveRecord
 from hyperpod_ext.runtime.memory_server.state import NodeMemory
 from hyperpod_ext.runtime.snapshot.manifest import save_id_of
 from hyperpod_ext.runtime.storage.file import FileStore
@@ -62,15 +62,21 @@ class Node:
         self.plan = plan_of(NBYTES)
         self.memory.plans.add(self.plan.to_json(), self.plan.digest)
 
-    def save(self, *steps: int) -> None:
+    def enter(self, generation: int, base: int, number: int) -> None:
+        """A run under torchrun, in which this node is `number`, begins a generation after `base`."""
+        run = f"run {generation}"
+        order = Enter(generation=generation, base=base, drop=base, run=run, node=number, nodes=2, owners=1)
+        self.memory.enter(order)
+
+    def save(self, *steps: int, generation: int = 1) -> None:
         for step in steps:
             region, fd = self.memory.map(self.rank, NBYTES)
             os.close(fd)
             slot = self.memory.own.next_slot(self.rank, "supersede", 20)
             assert slot is not None
-            self.memory.begin(self.rank, slot, step, save_id_of(1, step), 1)
+            self.memory.begin(self.rank, slot, step, save_id_of(generation, step), generation)
             region.view(slot, NBYTES)[:] = bytes([step + 30 * self.rank]) * NBYTES
-            record = {"save_id": save_id_of(1, step), "world_size": 2, "own_digest": "", "extras": {}}
+            record = {"save_id": save_id_of(generation, step), "world_size": 2, "own_digest": "", "extras": {}}
             record |= {"plan": self.plan.digest, "nbytes": NBYTES, "values": [step], "saved_at": 0.0}
             self.memory.seal(self.rank, slot, SaveRecord.model_validate(record))
 
@@ -200,3 +206,17 @@ def test_a_newer_step_ends_the_wait_for_another_node_at_once(nodes, monkeypatch)
     for step in (10, 20, 30):
         node.save(step)
         until(lambda step=step: node.announced(step))
+
+
+def test_what_a_run_under_torchrun_has_loaded_from_memory_is_still_brought(nodes):
+    """It does not save that step once more: its first save is of a later one."""
+    for node in nodes:
+        node.enter(1, 0, node.rank)
+    begin_step_10(*nodes)
+    for node in nodes:
+        node.enter(2, 10, node.rank)
+        node.save(13, generation=2)
+        node.memory.fence(2, 10, "run 2", again=False)  # as its first save is whole
+    nodes[0].store.open.set()
+    come_to_rest(*nodes)
+    assert nodes[0].steps() == [10]

@@ -260,6 +260,8 @@ class Fence(Request[Done]):
     """Names this run of the job among others of the same name."""
     stored: Listed[str] = ()
     """URLs of the durable tiers that have this step already."""
+    again: bool = True
+    """Whether the generation saves this step once more: an upload of the former snapshot is given up then."""
 
 
 class Enter(Request[Done]):
