@@ -35,7 +35,6 @@ class Upload:
     Args:
         regions: this node's own snapshots.
         plan_of: plan by digest.
-        node: this node's number.
         on_bytes: hears of bytes handed over, and of as many negative ones when they must be sent again.
     """
 
@@ -46,11 +45,10 @@ class Upload:
         plan_of: Callable[[str], Plan | None],
         queue: UploadQueue,
         *,
-        node: int,
         on_bytes: Callable[[int], None],
     ) -> None:
         self._checkpoints, self._regions, self._plan_of, self._queue = checkpoints, regions, plan_of, queue
-        self.node, self._on_bytes = node, on_bytes
+        self._on_bytes = on_bytes
         self.entered: dict[int, tuple[int, str]] = {}
         """Of each generation: the step at which it began, and the run."""
         self._fenced: set[int] = set()
@@ -76,9 +74,9 @@ class Upload:
             checkpoints.put_plan(folder, plan)
         manifests = [pin.manifest for _, pin in sorted(task.pins.items())]
         if task.save_id in self._reported:
-            checkpoints.forget_notes(folder, self.node)
+            checkpoints.forget_notes(folder, task.node)
         if task.nodes > 1:
-            checkpoints.put_record(folder, self.node, manifests)
+            checkpoints.put_record(folder, task.node, manifests)
         records = self._all_records(task, folder, checkpoints)
         everyone = {int(manifest["rank"]): manifest for each in records.values() for manifest in each}
         of = max((int(manifest["world_size"]) for manifest in everyone.values()), default=0)
@@ -86,15 +84,15 @@ class Upload:
             raise HyperpodExtError(f"only {len(everyone)} of {of} ranks' parts of step {task.step} are there")
         files, uploads = partition_uploads(records)
         # of images that are equal one is brought, by one node
-        task.left = {rank: int(task.pins[rank].manifest["nbytes"]) for rank in uploads[self.node]}
+        task.left = {rank: int(task.pins[rank].manifest["nbytes"]) for rank in uploads[task.node]}
         macs = {}
-        for rank in uploads[self.node]:
+        for rank in uploads[task.node]:
             macs[files[rank]] = self._upload(task, f"{folder}/{files[rank]}", rank)
             del task.left[rank]
         task.stack.close()  # from here on the workers may have the memory
         checkpoints = self._checkpoints.until(lambda: task.dropped)
         if task.nodes > 1:
-            checkpoints.put_done(folder, self.node, macs)
+            checkpoints.put_done(folder, task.node, macs)
             task.brought = True
         most = max(sum(int(everyone[rank]["nbytes"]) for rank in ranks) for ranks in uploads.values())
         committed = self._see_committed(task, folder, everyone, files, macs, checkpoints, most)
@@ -110,7 +108,7 @@ class Upload:
             return  # the folder may be another run's
         if task.nodes > 1:
             with contextlib.suppress(HyperpodExtError):
-                self._checkpoints.put_failed(folder_of(task.step, task.generation), self.node)
+                self._checkpoints.put_failed(folder_of(task.step, task.generation), task.node)
             self._reported.add(task.save_id)
 
     def tell_left(self, task: UploadTask) -> None:
@@ -119,7 +117,7 @@ class Upload:
         if task.nodes > 1 and not task.brought and not task.dropped:
             with contextlib.suppress(HyperpodExtError):
                 self._fence(task.generation, self._checkpoints)
-                self._checkpoints.put_left(folder_of(task.step, task.generation), self.node)
+                self._checkpoints.put_left(folder_of(task.step, task.generation), task.node)
             self._reported.add(task.save_id)
 
     def _fence(self, generation: int, checkpoints: Checkpoints) -> None:
@@ -132,7 +130,7 @@ class Upload:
 
     def _all_records(self, task: UploadTask, folder: str, checkpoints: Checkpoints) -> dict[int, list[Manifest]]:
         if task.nodes == 1:
-            return {self.node: [pin.manifest for _, pin in sorted(task.pins.items())]}
+            return {task.node: [pin.manifest for _, pin in sorted(task.pins.items())]}
         found: dict[int, list[Manifest]] = {}
 
         def complete() -> bool:
@@ -180,7 +178,7 @@ class Upload:
         Args:
             nbytes: what the node brings that brings most.
         """
-        timeout_s = time.monotonic() + 2.0 * self.node
+        timeout_s = time.monotonic() + 2.0 * task.node
         limit_s = max(_DEADLINE_S, nbytes / _SLOWEST_BYTES_S)
         by_us = False
 
@@ -197,7 +195,7 @@ class Upload:
                 if time.monotonic() < timeout_s and not self._queue.is_passed(task, time.monotonic()):
                     return False
                 try:
-                    for node in progress.done - {self.node}:
+                    for node in progress.done - {task.node}:
                         known |= checkpoints.macs(folder, node)
                 except NotFoundError:  # another has committed since
                     return False
@@ -217,9 +215,9 @@ class Upload:
 
     def _progress(self, task: UploadTask, folder: str, checkpoints: Checkpoints) -> CheckpointProgress:
         progress = checkpoints.progress(folder)
-        if (others := progress.failed - {self.node}) and not progress.complete:
+        if (others := progress.failed - {task.node}) and not progress.complete:
             raise HyperpodExtError(f"node {min(others)} could not bring its part of step {task.step}")
-        if progress.left - {self.node} and not progress.complete:
+        if progress.left - {task.node} and not progress.complete:
             raise Cancelled
         return progress
 

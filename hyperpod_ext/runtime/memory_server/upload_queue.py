@@ -29,6 +29,8 @@ class UploadTask:
     save_id: str
     nodes: int
     """Nodes that bring a part of it."""
+    node: int
+    """This node's number among them, whatever it is called by now."""
     pins: dict[int, Pin] = field(default_factory=dict)
     stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     dropped: bool = False
@@ -53,7 +55,7 @@ class UploadQueue:
     Args:
         pin: keeps the snapshot of a rank and save id in its slot for as long as the context is open; raises
             NotFoundError when it is overwritten already.
-        nodes: how many there are.
+        node, nodes: this node's number, and how many there are.
         owners: ranks of this node; a checkpoint is due here once all of them are sealed.
     """
 
@@ -62,12 +64,13 @@ class UploadQueue:
         tier: S3Tier | FileTier,
         pin: Callable[[int, str], AbstractContextManager[Pin]],
         *,
+        node: int,
         nodes: int,
         owners: int,
         when_busy: WhenBusy,
     ) -> None:
         self._tier, self._pin, self._when_busy = tier, pin, when_busy
-        self._nodes, self._owners = nodes, owners
+        self._node, self._nodes, self._owners = node, nodes, owners
         self._gathering: dict[str, UploadTask] = {}
         self.tasks: list[UploadTask] = []
         self.current: UploadTask | None = None
@@ -116,8 +119,8 @@ class UploadQueue:
         if save_id != self._named:
             self._named, self._forsaken = save_id, -1
 
-    def resize(self, nodes: int, owners: int) -> None:
-        self._nodes, self._owners = nodes, owners
+    def resize(self, node: int, nodes: int, owners: int) -> None:
+        self._node, self._nodes, self._owners = node, nodes, owners
 
     def ask(self, step: int) -> None:
         """Have the snapshot of `step` uploaded, too, whether it is due by the policy or not."""
@@ -156,7 +159,7 @@ class UploadQueue:
             self.skipped += 1
             return False
         generation, step = int(manifest["generation"]), int(manifest["step"])
-        task = self._gathering.get(save_id) or UploadTask(step, generation, save_id, self._nodes)
+        task = self._gathering.get(save_id) or UploadTask(step, generation, save_id, self._nodes, self._node)
         self._gathering[save_id] = task
         if owner not in task.pins:
             with contextlib.suppress(NotFoundError):  # overwritten already: then this checkpoint will not be

@@ -57,11 +57,12 @@ class Uploader:
         self._queue = UploadQueue(
             tier,
             lambda owner, save_id: regions.pin(owner, save_id, f"upload {self.url}", hold=Hold.WAITING),
+            node=node,
             nodes=nodes,
             owners=owners,
             when_busy=when_busy,
         )
-        self._upload = Upload(self.checkpoints, regions, plan_of, self._queue, node=node, on_bytes=self._count)
+        self._upload = Upload(self.checkpoints, regions, plan_of, self._queue, on_bytes=self._count)
         self._changed = threading.Condition()
         self._lost: UploadTask | None = None
         """The newest that did not arrive."""
@@ -105,8 +106,7 @@ class Uploader:
     def resize(self, node: int, nodes: int, owners: int) -> None:
         """The job goes on with another number of nodes, or of ranks on this one."""
         with self._changed:
-            self._upload.node = node
-            self._queue.resize(nodes, owners)
+            self._queue.resize(node, nodes, owners)
 
     def ask(self, step: int) -> None:
         """Have the snapshot of `step` uploaded, too, whether it is due by the policy or not."""

@@ -61,21 +61,21 @@ class Place:
 
 def delivery(place: Any, run: str = "") -> Upload:
     due: Any = SimpleNamespace(is_passed=lambda work, now: False, waiting=False)
-    made = Upload(place, SimpleNamespace(), lambda digest: None, due, node=0, on_bytes=lambda count: None)  # type: ignore[arg-type]
+    made = Upload(place, SimpleNamespace(), lambda digest: None, due, on_bytes=lambda count: None)  # type: ignore[arg-type]
     if run:
         made.entered[1] = (0, run)
     return made
 
 
 def test_it_is_committed_once_all_nodes_have_brought_their_part():
-    work = UploadTask(10, 1, "g1-s10", nodes=2)
+    work = UploadTask(10, 1, "g1-s10", nodes=2, node=0)
     place = Place(work, [False, False, True])
     assert delivery(place).bring(work)
     assert place.committed == 1
 
 
 def test_that_all_have_said_what_they_will_bring_is_not_enough():
-    work = UploadTask(10, 1, "g1-s10", nodes=2)
+    work = UploadTask(10, 1, "g1-s10", nodes=2, node=0)
     place = Place(work, [False, False])
     with pytest.raises(Cancelled):
         delivery(place).bring(work)
@@ -84,7 +84,7 @@ def test_that_all_have_said_what_they_will_bring_is_not_enough():
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_run_that_another_has_followed_commits_nothing(nodes: int):
-    work = UploadTask(10, 1, "g1-s10", nodes=nodes)
+    work = UploadTask(10, 1, "g1-s10", nodes=nodes, node=0)
     place = Place(work, [True], followed=True)
     with pytest.raises(StaleGenerationError):
         delivery(place, "this run").bring(work)
@@ -92,7 +92,7 @@ def test_a_run_that_another_has_followed_commits_nothing(nodes: int):
 
 
 def test_a_run_that_nobody_has_followed_commits():
-    work = UploadTask(10, 1, "g1-s10", nodes=1)
+    work = UploadTask(10, 1, "g1-s10", nodes=1, node=0)
     place = Place(work, [])
     assert delivery(place, "this run").bring(work)
     assert place.committed == 1

@@ -39,7 +39,12 @@ def pins() -> Pins:
 def make_queue(pins):
     def make(when_busy="supersede", owners=2, **tier):
         return UploadQueue(
-            FileTier(path="/p", **(tier or {"every_steps": 10})), pins.pin, nodes=1, owners=owners, when_busy=when_busy
+            FileTier(path="/p", **(tier or {"every_steps": 10})),
+            pins.pin,
+            node=0,
+            nodes=1,
+            owners=owners,
+            when_busy=when_busy,
         )
 
     return make

@@ -220,3 +220,16 @@ def test_what_a_run_under_torchrun_has_loaded_from_memory_is_still_brought(nodes
     nodes[0].store.open.set()
     come_to_rest(*nodes)
     assert nodes[0].steps() == [10]
+
+
+def test_a_node_that_gets_another_number_brings_what_it_has_begun_under_the_former(nodes):
+    """As torchrun may number them after a restart: the note of node 0 is there already, and its name taken."""
+    slow, quick = reversed(nodes)
+    for node in nodes:
+        node.enter(1, 0, node.rank)
+    begin_step_10(slow, quick)
+    for node in nodes:
+        node.enter(2, 11, 1 - node.rank)
+    slow.store.open.set()
+    come_to_rest(slow, quick)
+    assert slow.steps() == [10]
