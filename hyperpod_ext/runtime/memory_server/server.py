@@ -71,7 +71,11 @@ class Server:
             except OSError:  # out of descriptors: what is held is worth more than who waits outside
                 time.sleep(_BREATH_S)
                 continue
-            threading.Thread(target=self._converse, args=(connection,), daemon=True).start()
+            try:
+                threading.Thread(target=self._converse, args=(connection,), daemon=True).start()
+            except RuntimeError:  # out of threads: the same
+                connection.close()
+                time.sleep(_BREATH_S)
 
     def _converse(self, sock: socket.socket) -> None:
         connection = _Connection(sock)

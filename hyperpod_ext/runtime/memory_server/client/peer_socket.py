@@ -171,9 +171,15 @@ def in_threads(work: Callable[[int], None], count: int, name: str) -> list[BaseE
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=guarded, args=(index,), name=name, daemon=True) for index in range(count)]
-    for thread in threads:
-        thread.start()
+    threads: list[threading.Thread] = []
+    for index in range(count):
+        thread = threading.Thread(target=guarded, args=(index,), name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # out of threads
+            failures.append(error)
+            break
+        threads.append(thread)
     for thread in threads:
         thread.join()
     return failures

@@ -113,7 +113,11 @@ class PeerServer:
                     self._closed.wait(_OUT_OF_DESCRIPTORS_S)
                 continue
             self._unproven.enter(connection)
-            threading.Thread(target=self._meet, args=(connection,), name="peer", daemon=True).start()
+            try:
+                threading.Thread(target=self._meet, args=(connection,), name="peer", daemon=True).start()
+            except RuntimeError:  # out of threads: it may come again
+                self._unproven.leave(connection)
+                connection.close()
 
     def _accept_one(self) -> socket.socket:
         connection, _ = self._listener.accept()

@@ -34,21 +34,24 @@ class Region:
     def __init__(self, name: str, slot_bytes: int, slots: int) -> None:
         self.slot_bytes = page_aligned(slot_bytes)
         self.slots = [Slot() for _ in range(slots)]
+        self.closed: Callable[[], None] = lambda: None
+        """Called when it is: what another process has mapped of it lives on until that lets go."""
+        self._closing = False
+        self._touched = 0
         self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.fd, self.nbytes)
             # a worker that truncates its mapping must not take this process down with SIGBUS
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             self.memory = map_memory(self.fd, self.nbytes)
+            self._populating = threading.Thread(target=self._populate, name=f"populate {name}", daemon=True)
+            self._populating.start()
         except OSError:
             os.close(self.fd)
             raise
-        self.closed: Callable[[], None] = lambda: None
-        """Called when it is: what another process has mapped of it lives on until that lets go."""
-        self._closing = False
-        self._touched = 0
-        self._populating = threading.Thread(target=self._populate, name=f"populate {name}", daemon=True)
-        self._populating.start()
+        except RuntimeError as error:  # out of threads
+            os.close(self.fd)
+            raise OSError(errno.EAGAIN, str(error)) from error
 
     @property
     def nbytes(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 
 import pytest
 
@@ -28,3 +29,21 @@ def test_both_ends_of_a_connection_of_this_machine_have_a_small_one():
             for end in (one, other):
                 ps.prepare(end, 1.0)
                 assert end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 2 * 192 * 1024 < before
+
+
+def test_where_a_thread_cannot_be_had_that_is_a_failure_and_the_others_are_waited_for(monkeypatch):
+    """As at a container's limit of processes."""
+    start, done = threading.Thread.start, []
+
+    def start_or_fail(thread: threading.Thread) -> None:
+        if thread.name == "work" and threads.count(thread) == 0:
+            threads.append(thread)
+            if len(threads) == 3:
+                raise RuntimeError("can't start new thread")
+        start(thread)
+
+    threads: list[threading.Thread] = []
+    monkeypatch.setattr(threading.Thread, "start", start_or_fail)
+    failures = ps.in_threads(done.append, 5, "work")
+    assert [str(failure) for failure in failures] == ["can't start new thread"]
+    assert sorted(done) == [0, 1]
