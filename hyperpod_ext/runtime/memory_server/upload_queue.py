@@ -40,6 +40,8 @@ class UploadTask:
     """Bytes of each rank's image that this node has yet to bring."""
     error: str = ""
     """Why it will not arrive."""
+    attempt: int = 0
+    """0: it is due by the policy; else how often all nodes have been asked for it, one after the other."""
 
     def cancelled(self) -> bool:
         return self.dropped or any(pin.cancelled() for pin in self.pins.values())
@@ -86,7 +88,7 @@ class UploadQueue:
         self.newest = 0
         """Step of the newest snapshot here."""
         self._forsaken = -1
-        self._named = ""
+        self._named, self._attempt = "", 0
 
     # --- the job --------------------------------------------------------------------------------
 
@@ -117,7 +119,11 @@ class UploadQueue:
         """The coordinator wants this one, as every node holds its part: also those that have just left the job. Who is
         lost from here on does not bring it."""
         if save_id != self._named:
-            self._named, self._forsaken = save_id, -1
+            self._named, self._forsaken, self._attempt = save_id, -1, 0
+        if (under_way := self.on_its_way(save_id)) is not None:
+            self._attempt = under_way.attempt = max(self._attempt, 1)
+        else:
+            self._attempt += 1
 
     def resize(self, node: int, nodes: int, owners: int) -> None:
         self._node, self._nodes, self._owners = node, nodes, owners
@@ -161,6 +167,7 @@ class UploadQueue:
         generation, step = int(manifest["generation"]), int(manifest["step"])
         task = self._gathering.get(save_id) or UploadTask(step, generation, save_id, self._nodes, self._node)
         self._gathering[save_id] = task
+        task.attempt = self._attempt if now else task.attempt
         if owner not in task.pins:
             with contextlib.suppress(NotFoundError):  # overwritten already: then this checkpoint will not be
                 task.pins[owner] = task.stack.enter_context(self._pin(owner, save_id))

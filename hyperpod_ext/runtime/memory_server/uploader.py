@@ -123,9 +123,10 @@ class Uploader:
     def take_now(self, manifests: list[Manifest]) -> None:
         """Upload these snapshots of one commit, one of each rank of this node, due or not; once is enough."""
         with self._changed:
+            for save_id in {str(manifest["save_id"]) for manifest in manifests}:
+                self._queue.name(save_id)
             for manifest in manifests:
                 step, save_id = int(manifest["step"]), str(manifest["save_id"])
-                self._queue.name(save_id)
                 if not self._queue.has_arrived(step, save_id) and self._queue.on_its_way(save_id) is None:
                     self._take(int(manifest["rank"]), manifest, now=True)
 
@@ -147,7 +148,7 @@ class Uploader:
                 "newest_step": self._newest,
                 "left_ranks": sorted(left),
                 "left_bytes": sum(left.values()),
-                "error": task.error if task is not None else "",
+                "error": task.error if task is not None and not arrived else "",
             }
 
     def _take(self, owner: int, manifest: Manifest, *, now: bool = False) -> None:

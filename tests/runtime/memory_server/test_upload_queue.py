@@ -166,6 +166,24 @@ def test_which_steps_are_due(make_queue):
     assert by_time.is_due(7)
 
 
+def test_how_often_all_nodes_were_asked_for_a_step_is_counted(make_queue):
+    """Not how often one asks how far it is."""
+    queue = make_queue("wait")
+    seal(queue, 10)
+    attempts = [queue.next().attempt]
+    for ends in (False, False, True, False, True):
+        queue.name("g1-s10")
+        if queue.current is None:
+            seal(queue, 10, now=True)
+            queue.next()
+        attempts.append(queue.current.attempt)
+        queue.current = None if ends else queue.current
+    assert attempts == [0, 1, 1, 1, 2, 2]
+    queue.name("g1-s20")
+    seal(queue, 20, now=True)
+    assert queue.next().attempt == 1
+
+
 def test_what_is_on_its_way_or_has_arrived_is_known(make_queue):
     queue = make_queue("wait")
     seal(queue, 10)

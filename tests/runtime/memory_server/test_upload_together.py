@@ -13,6 +13,7 @@ from served import JOB, SECRET, plan_of
 from waiting import until
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, MemoryTier
+from hyperpod_ext.errors import UnreachableError
 from hyperpod_ext.runtime.memory_server.protocol.requests import Enter, SaveRecord
 from hyperpod_ext.runtime.memory_server.state import NodeMemory
 from hyperpod_ext.runtime.snapshot.manifest import save_id_of
@@ -233,3 +234,46 @@ def test_a_node_that_gets_another_number_brings_what_it_has_begun_under_the_form
     slow.store.open.set()
     come_to_rest(slow, quick)
     assert slow.steps() == [10]
+
+
+def test_all_nodes_may_try_again_whoever_begins_first(nodes, monkeypatch):
+    """One could not bring its part; so the other said that of its own. Both are asked once more: neither may take the
+    note that the other has yet to take back for a part that will not come."""
+    early, late = nodes
+    with monkeypatch.context() as full:
+
+        def refuse(*_: Any, **__: Any) -> None:
+            raise UnreachableError("no space left")
+
+        full.setattr(late.store, "put", refuse)
+        for node in nodes:
+            node.save(10)
+        for node in nodes:
+            assert node.memory.wait_idle(20)
+    notes = early.uploader.checkpoints.progress(folder_of(10, 1))
+    assert notes.failed == {0, 1}
+    looks, look = [], early.store.list
+    monkeypatch.setattr(early.store, "list", lambda *a, **k: (looks.append(1), look(*a, **k))[1])
+    early.memory.upload_now(save_id_of(1, 10), 0)
+    until(lambda: len(looks) > 2 or early.uploader.status["failed"] > 1)
+    told = [node.memory.upload_now(save_id_of(1, 10), 20).tiers[0] for node in (late, early)]
+    assert [(one["arrived"], one["error"]) for one in told] == [(True, "")] * 2
+    assert early.steps() == [10]
+
+
+def test_a_node_whose_second_try_fails_says_so_to_the_others(nodes, monkeypatch):
+    other = nodes[1]
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise UnreachableError("no space left")
+
+    monkeypatch.setattr(other.store, "put", refuse)
+    for node in nodes:
+        node.save(10)
+    for node in nodes:
+        assert node.memory.wait_idle(20)
+    for node in nodes:
+        node.memory.upload_now(save_id_of(1, 10), 0)
+    for node in nodes:
+        assert node.memory.wait_idle(20), "it waits for a part that does not come"
+    assert [node.uploader.status["failed"] for node in nodes] == [2, 2]
