@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import threading
 import time
@@ -39,6 +40,12 @@ class _Connection:
     handshake_done: bool = False
     writers: set[tuple[int, int]] = field(default_factory=set)
     """Ranks that save over it, each with the process id."""
+
+    def gone(self) -> bool:
+        """Whether nobody will say anything over it any more."""
+        poll = select.poll()
+        poll.register(self.socket, select.POLLRDHUP)
+        return bool(poll.poll(0))
 
 
 class Server:
@@ -108,7 +115,7 @@ class Server:
                 self._change_writers(connection.writers, before - connection.writers)
                 if self._memory.event_log is not None:
                     self._memory.event_log.watch(connection.pid)
-            answered, descriptor = self._answer(request)
+            answered, descriptor = self._answer(connection, request)
             answer = encode(answered)
         except (HyperpodExtError, wire.WireError) as error:
             answer = refusal(error)
@@ -124,6 +131,7 @@ class Server:
             if connection.pid == pid:
                 with contextlib.suppress(OSError):  # closed by now
                     connection.socket.shutdown(socket.SHUT_RD)
+        self._memory.own.wake()
 
     def _change_writers(self, come: set[tuple[int, int]], gone: set[tuple[int, int]]) -> None:
         with self._writers_changed:
@@ -147,7 +155,7 @@ class Server:
 
     # --- requests -------------------------------------------------------------------------------
 
-    def _answer(self, request: r.AnyRequest) -> Answer:
+    def _answer(self, connection: _Connection, request: r.AnyRequest) -> Answer:
         match request:
             case r.Map():
                 return self._map(request)
@@ -163,7 +171,8 @@ class Server:
                 manifest, plan, bound = self._memory.fetch_head(request.url, request.folder, request.rank)
                 return r.ImageHead(manifest=manifest, plan=plan.to_json(), bound=bound), None
             case r.NextSlot():
-                return r.FreeSlot(next_slot=self._memory.own.next_slot(request.owner, request.when_busy)), None
+                slot = self._memory.own.next_slot(request.owner, request.when_busy, gone=connection.gone)
+                return r.FreeSlot(next_slot=slot), None
             case r.Seal():
                 return self._seal(request), None
             case r.Handshake():

@@ -25,7 +25,7 @@ from waiting import until
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier
 from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, NotFoundError
 from hyperpod_ext.runtime.agent.memory_client import CopyMonitor
-from hyperpod_ext.runtime.memory_server.protocol.requests import ServerStatus, Status
+from hyperpod_ext.runtime.memory_server.protocol.requests import NextSlot, ServerStatus, Status
 from hyperpod_ext.runtime.memory_server.state import NodeMemory
 from hyperpod_ext.runtime.memory_server.uploader import Uploader
 from hyperpod_ext.runtime.snapshot.manifest import check_bytes, sign
@@ -288,6 +288,28 @@ def test_wait_waits_for_a_copy_to_end(serve_two, other, checkpoints):
         other.bring(step)
     assert idle(server)
     assert steps(checkpoints) == [4, 3, 2]  # none was given up; three are kept
+
+
+def test_a_rank_that_died_while_it_waited_for_a_slot_holds_nobody_up(serve_two, other):
+    server = serve_two(every_steps=1, when_busy="wait")
+    pid = os.fork()
+    if pid == 0:
+        try:
+            full(server, other).client._send(NextSlot(owner=0, when_busy="wait"))
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert server.ask("wait_others", pids=[], timeout_s=20)["others"] == []
+    assert server.held_steps() == [1, 2, 3]
+
+
+def test_nor_does_one_whose_socket_another_process_has_inherited(serve_two, other):
+    """The kernel does not say that it has ended: its agent does."""
+    server = serve_two(every_steps=1, when_busy="wait")
+    full(server, other).client._send(NextSlot(owner=0, when_busy="wait"))
+    server.ask("ended", pid=os.getpid())
+    assert server.ask("wait_others", pids=[], timeout_s=20)["others"] == []
+    assert server.held_steps() == [1, 2, 3]
 
 
 def test_a_part_that_does_not_come_is_waited_for_by_nobody(serve_two, other, checkpoints):

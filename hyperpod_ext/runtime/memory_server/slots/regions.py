@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,6 +27,8 @@ from hyperpod_ext.runtime.snapshot.manifest import (
 )
 
 _MIB = 1 << 20
+_LOOK_S = 0.5
+"""Between two looks whether who waits for a slot is there yet: the kernel wakes nobody when it is not."""
 
 
 class Regions:
@@ -59,11 +61,24 @@ class Regions:
             held = self._regions.get(owner)
             return (held[-1], os.dup(held[-1].fd)) if held else None
 
-    def next_slot(self, owner: int, when_busy: WhenBusy = "wait", timeout_s: float | None = None) -> int | None:
-        """Slot that `owner` may write, waiting for one as `when_busy` says; None: skip this save."""
+    def next_slot(
+        self,
+        owner: int,
+        when_busy: WhenBusy = "wait",
+        timeout_s: float | None = None,
+        *,
+        gone: Callable[[], bool] = lambda: False,
+    ) -> int | None:
+        """Slot that `owner` may write, waiting for one as `when_busy` says; None: skip this save.
+
+        Raises:
+            NotFoundError: it has no memory here; or who asks is `gone`, and nothing is promised to it.
+        """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
             while True:
+                if gone():
+                    raise NotFoundError(f"rank {owner} asked for a slot and is gone")
                 slots = self._newest_region(owner).slots
                 index = s.pick_slot(slots)
                 if index is not None:
@@ -78,7 +93,12 @@ class Regions:
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     return None
-                self._changed.wait(left)
+                self._changed.wait(_LOOK_S if left is None else min(left, _LOOK_S))
+
+    def wake(self) -> None:
+        """Have all that wait look again whether who asked is gone."""
+        with self._changed:
+            self._changed.notify_all()
 
     def _give_one_up(self, owner: int, at_most: Hold = Hold.BEGUN) -> bool:
         """Have the copies of one snapshot stopped, never of the newest whole one: that which costs least to give up

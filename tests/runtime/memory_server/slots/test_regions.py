@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
@@ -116,6 +118,30 @@ def test_a_copy_that_is_being_read_is_waited_for(stack):
     assert not owner.save(3)
     assert pin.cancelled()
     assert owner.held() == [1, 2]
+
+
+def test_who_waits_for_a_slot_and_is_gone_gets_none(stack):
+    owner = Owner(2, stack)
+    owner.save(1)
+    pin = owner.pin(1, Hold.BEGUN)
+    owner.save(2)
+    gone, looked = threading.Event(), threading.Event()
+
+    def is_gone() -> bool:
+        looked.set()
+        return gone.is_set()
+
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(owner.regions.next_slot, 0, "wait", gone=is_gone)
+        assert looked.wait(20)
+        gone.set()
+        owner.regions.wake()
+        with pytest.raises(NotFoundError, match="rank 0 asked for a slot and is gone"):
+            asked.result(20)
+    pin.slot.pins.clear()
+    with pytest.raises(NotFoundError, match="rank 0 asked for a slot and is gone"):
+        owner.regions.next_slot(0, "wait", gone=is_gone)
+    assert not pin.slot.promised
 
 
 # --- what was checked before the seal -------------------------------------------------------------
