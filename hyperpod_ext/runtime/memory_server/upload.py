@@ -26,6 +26,8 @@ from hyperpod_ext.runtime.storage.upload_split import partition_uploads
 _POLL_S = (0.02, 1.0)
 _DEADLINE_S = 600.0
 """How long other nodes are waited for, at least."""
+_TURN_S, _LAST_TURN_S = 2.0, 30.0
+"""How much later each node commits what lower ones do not, and the most: well before its patience is over."""
 _SLOWEST_BYTES_S = 5e6
 """A second, of another node's part: how long that may take. Who is lost, or says that it fails, is not waited for."""
 
@@ -185,7 +187,7 @@ class Upload:
         Args:
             nbytes: what the node brings that brings most.
         """
-        timeout_s = time.monotonic() + 2.0 * task.node
+        timeout_s = time.monotonic() + min(_TURN_S * task.node, _LAST_TURN_S)
         limit_s = max(_DEADLINE_S, nbytes / _SLOWEST_BYTES_S)
         by_us = False
 

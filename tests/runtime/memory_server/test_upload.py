@@ -52,7 +52,7 @@ class Place:
             others = self._others_done.pop(0)
             done |= {1} if others else set()
             self._work.dropped = not self._others_done
-        return CheckpointProgress(frozenset({0, 1}), done, frozenset(), frozenset(), complete=False)
+        return CheckpointProgress(frozenset({self._work.node, 1}), done, frozenset(), frozenset(), complete=False)
 
     def commit(self, *_: object) -> bool:
         self.committed += 1
@@ -96,3 +96,32 @@ def test_a_run_that_nobody_has_followed_commits():
     place = Place(work, [])
     assert delivery(place, "this run").bring(work)
     assert place.committed == 1
+
+
+class Clock:
+    """Time that passes only while somebody waits."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def clear(self) -> None:
+        pass
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_a_slow_node_of_a_high_number_commits_before_its_patience_is_over(monkeypatch):
+    """With `skip` the others may have gone on, and nobody else is there to do it."""
+    clock = Clock()
+    monkeypatch.setattr("hyperpod_ext.runtime.memory_server.upload.time", clock)
+    work = UploadTask(10, 1, "g1-s10", nodes=2, node=400)
+    place = Place(work, [True] * 2000)
+    its = delivery(place)
+    its.wake = clock  # type: ignore[assignment]
+    assert its.bring(work)
+    assert place.committed == 1
+    assert clock.now < 60
