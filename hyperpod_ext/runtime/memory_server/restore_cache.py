@@ -11,7 +11,7 @@ from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, NotFound
 from hyperpod_ext.runtime.memory_server.plans import Plans
 from hyperpod_ext.runtime.memory_server.protocol.requests import DurableCheckpoints
 from hyperpod_ext.runtime.memory_server.slots.budget import Budget
-from hyperpod_ext.runtime.memory_server.slots.region import Region, page_aligned
+from hyperpod_ext.runtime.memory_server.slots.region import Region
 from hyperpod_ext.runtime.memory_server.uploader import Uploader
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest, save_id_of
@@ -90,8 +90,7 @@ class RestoreCache:
             region = self._fetched.get((url, folder, name))
             if region is None:
                 nbytes = int(manifest["nbytes"])
-                self._budget.take(page_aligned(nbytes), f"restoring {folder} from {url}")
-                region = Region(f"hpx-fetched-{rank}", nbytes, 1)
+                region = self._budget.make(f"hpx-fetched-{rank}", nbytes, 1, f"restoring {folder} from {url}")
                 try:
                     with region.view(0, nbytes) as view:
                         uploader.checkpoints.store.read_into(f"{folder}/{name}", view)

@@ -171,7 +171,7 @@ class Uploader:
                 self._steps = [*self._steps[-_REMEMBERED:], task.step]
                 self._status["seconds"] += time.monotonic() - began
                 if committed:  # whoever committed it deletes what need not be kept any more
-                    self.checkpoints.prune(self.tier.keep, self.tier.keep_every_steps, self.tier.keep_steps)
+                    self._prune(task)
             except Cancelled:
                 self._status["superseded"] += 1
                 self._lost, task.error = task, "it was given up, on this node or another one"
@@ -185,6 +185,14 @@ class Uploader:
                 with self._changed:
                     self._queue.current = None
                     self._changed.notify_all()
+
+    def _prune(self, task: UploadTask) -> None:
+        """What cannot be deleted costs place, and not the checkpoint that has arrived: the next commit tries again."""
+        try:
+            self.checkpoints.prune(self.tier.keep, self.tier.keep_every_steps, self.tier.keep_steps)
+        except Exception as error:
+            message = str(error) if isinstance(error, HyperpodExtError) else repr(error)
+            self._status["last_error"] = f"older checkpoints than that of step {task.step} were not deleted: {message}"
 
     def _note(self, task: UploadTask, error: Exception) -> None:
         self._status["failed"] += 1

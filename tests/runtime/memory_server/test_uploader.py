@@ -19,21 +19,22 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from served import JOB, SECRET, Served, Writer, serve
+from served import JOB, SECRET, Served, Writer, plan_of, serve
 from waiting import until
 
-from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier
+from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, MemoryTier
 from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, NotFoundError
 from hyperpod_ext.runtime.agent.memory_client import CopyMonitor
-from hyperpod_ext.runtime.memory_server.protocol.requests import NextSlot, ServerStatus, Status
+from hyperpod_ext.runtime.memory_server.protocol.requests import NextSlot, SaveRecord, ServerStatus, Status
 from hyperpod_ext.runtime.memory_server.state import NodeMemory
 from hyperpod_ext.runtime.memory_server.uploader import Uploader
-from hyperpod_ext.runtime.snapshot.manifest import check_bytes, sign
+from hyperpod_ext.runtime.snapshot.manifest import check_bytes, save_id_of, sign
 from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
 from hyperpod_ext.runtime.storage.names import Found, folder_of, image_of
 from hyperpod_ext.runtime.storage.open import open_store
 
 MEMORY = {"kind": "memory"}
+PLAN = plan_of(1000)
 
 
 def tier(tmp_path: Path, **more: Any) -> dict[str, Any]:
@@ -145,6 +146,32 @@ def test_old_checkpoints_make_way(tmp_path, checkpoints):
             writer.save(step)
             assert idle(server)
     assert steps(checkpoints) == [60, 50, 30]
+
+
+def test_older_checkpoints_that_cannot_be_deleted_make_no_failure_of_the_new_one(tmp_path, checkpoints, monkeypatch):
+    """The note of a failure lay in a checkpoint that was whole."""
+    refusals = iter(["no such permission"])
+
+    def refuse(*_: object) -> None:
+        if why := next(refusals, ""):
+            raise HyperpodExtError(why)
+
+    monkeypatch.setattr(Checkpoints, "prune", refuse)
+    policy = CheckpointPolicy(tiers=(MemoryTier(), FileTier.model_validate(tier(tmp_path))))
+    memory = NodeMemory(policy, job=JOB, secret=SECRET, node=0, nodes=1, owners=1, usable_bytes=lambda: 1 << 30)
+    memory.plans.add(PLAN.to_json(), PLAN.digest)
+    os.close(memory.map(0, 1000)[1])
+    for step, told in ((10, "were not deleted: no such permission"), (20, "were not deleted")):
+        slot = memory.own.next_slot(0)
+        assert slot is not None
+        memory.begin(0, slot, step, save_id_of(1, step), 1)
+        record = {"save_id": save_id_of(1, step), "world_size": 1, "own_digest": "", "extras": {}, "saved_at": 0.0}
+        memory.seal(0, slot, SaveRecord.model_validate({**record, "plan": PLAN.digest, "nbytes": 1000, "values": []}))
+        assert memory.wait_idle(20)
+        status = memory.uploaders[0].status
+        assert (status["failed"], told in status["last_error"]) == (0, True)
+    assert steps(checkpoints) == [20, 10]
+    assert not list((tmp_path / "tier").rglob("failed-*"))
 
 
 def test_a_step_that_was_asked_for_is_brought_too(alone, checkpoints):
