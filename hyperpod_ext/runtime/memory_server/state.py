@@ -137,7 +137,8 @@ class NodeMemory:
         """Seal a snapshot, and send it on where it is due; a provisional one once `resolve` keeps it."""
         self.plans[record.plan]
         with self._cpu_priority.urgent():
-            manifest = self.own.seal(owner, slot, record.model_dump(exclude={"provisional"}))
+            fields = record.model_dump(exclude={"provisional"})
+            manifest = self.own.seal(owner, slot, fields, provisional=record.provisional)
         if record.provisional:
             self._provisional[owner] = manifest
         else:
@@ -152,6 +153,7 @@ class NodeMemory:
         if manifest is None or manifest["save_id"] != save_id:
             return
         if keep:
+            self.own.keep(owner, save_id)
             self._send_on(owner, manifest)
         else:
             self.own.take_back(owner, save_id)

@@ -117,6 +117,8 @@ class Replicator:
         self._asked: deque[int] | None = None
         """The newest steps that were named; None: it goes by the tier's own number."""
         self._sealed: dict[int, deque[Manifest]] = {}
+        self._behind: set[int] = set()
+        """Ranks whose newest snapshot was wanted elsewhere before it was certain: it is copied once it is."""
         self._writing: dict[int, tuple[int, int]] = {}
         """Of each rank whose snapshot is not sealed yet: generation and step."""
         self._superseded = (0, 0)
@@ -169,6 +171,9 @@ class Replicator:
             self._sealed.setdefault(owner, deque(maxlen=_SEALED)).append(manifest)
             if self._is_due(int(manifest["step"])):
                 self._take_due(owner, manifest)
+            elif owner in self._behind and self._targets:
+                self._take(owner, manifest, again=True)
+            self._behind.discard(owner)
 
     def ask(self, step: int) -> None:
         """Have the snapshots of `step` copied, those that are there already, too; from now on, only such as are
@@ -206,6 +211,11 @@ class Replicator:
                 self.rate_limit.unthrottle()
                 self._cpu_priority.unthrottle()
                 self._take(owner, manifest, again=True)
+                self._expect(owner)
+
+    def _expect(self, owner: int) -> None:
+        if self._regions.has_provisional(owner):
+            self._behind.add(owner)
 
     def set_peers(
         self,
@@ -236,6 +246,7 @@ class Replicator:
                 for owner in self._regions.owners():
                     if (manifest := self._regions.newest(owner)) is not None:
                         self._take(owner, manifest, again=True)
+                    self._expect(owner)
 
     def _set_group(self, group: ParityGroup | None, parts: IncomingParts, gone: set[int]) -> None:
         if group is not None and not set(group.others) <= self._peers.keys():

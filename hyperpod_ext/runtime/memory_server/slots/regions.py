@@ -155,8 +155,9 @@ class Regions:
                 f"the job is at generation {self._generation}"
             )
 
-    def seal(self, owner: int, index: int, record: Mapping[str, Any]) -> Manifest:
-        """Checksum the bytes in the slot and sign their manifest: from here on the snapshot exists.
+    def seal(self, owner: int, index: int, record: Mapping[str, Any], *, provisional: bool = False) -> Manifest:
+        """Checksum the bytes in the slot and sign their manifest: from here on the snapshot exists. A provisional one
+        is copied nowhere before `keep`.
 
         `checked` in the record: so many bytes from the start have this checksum, as who copied them has found.
         """
@@ -177,10 +178,10 @@ class Regions:
         own = {"format": FORMAT, "job": self._job, "rank": owner, "step": slot.step, "save_id": slot.save_id}
         known = {"generation": slot.generation, "crc64nvme": crc_text(checksum)}
         manifest = sign({**record, **own, **known}, self._secret)
-        self.adopt(owner, index, manifest)
+        self.adopt(owner, index, manifest, provisional=provisional)
         return manifest
 
-    def adopt(self, owner: int, index: int, manifest: Manifest) -> None:
+    def adopt(self, owner: int, index: int, manifest: Manifest, *, provisional: bool = False) -> None:
         """The bytes in the slot are those of `manifest`: its snapshot exists here.
 
         Raises:
@@ -191,7 +192,7 @@ class Regions:
             slot = region.slots[index]
             if slot.state is not s.State.WRITING or slot.save_id != manifest["save_id"]:
                 raise StaleGenerationError(f"{manifest['save_id']} of rank {owner} was given up while it was written")
-            slot.manifest, slot.state = manifest, s.State.SEALED
+            slot.manifest, slot.state, slot.provisional = manifest, s.State.SEALED, provisional
             if sum(slot.sealed for slot in region.slots) >= s.MIN_SLOTS:
                 self._close_older(owner)
             self._changed.notify_all()
@@ -202,6 +203,12 @@ class Regions:
                 self._regions[owner].remove(older)
                 older.close()
                 self._budget.give_back(older.nbytes)
+
+    def keep(self, owner: int, save_id: str) -> None:
+        """A provisional snapshot is whole."""
+        with self._changed:
+            for _, slot in self._sealed(owner):
+                slot.provisional = slot.provisional and slot.save_id != save_id
 
     def take_back(self, owner: int, save_id: str) -> None:
         """A snapshot is not what it should be: it does not exist any more."""
@@ -303,10 +310,14 @@ class Regions:
             return list(self._regions)
 
     def newest(self, owner: int) -> Manifest | None:
-        """Manifest of the newest whole snapshot."""
+        """Manifest of the newest whole snapshot that is not provisional."""
         with self._changed:
-            found = [slot for _, slot in self._sealed(owner)]
+            found = [slot for _, slot in self._sealed(owner) if not slot.provisional]
             return max(found, key=lambda slot: slot.sequence).manifest if found else None
+
+    def has_provisional(self, owner: int) -> bool:
+        with self._changed:
+            return any(slot.provisional for _, slot in self._sealed(owner))
 
     def wait_state(self, owner: int, save_id: str, state: s.State, timeout_s: float) -> bool:
         """Until a snapshot has come as far as `state`; False when it has not after `timeout_s`."""

@@ -39,6 +39,8 @@ class Slot:
     manifest: Manifest = field(default_factory=dict)
     pins: set[str] = field(default_factory=set)
     """Who copies from it now."""
+    provisional: bool = False
+    """Its owner has yet to say whether it is whole: it is copied nowhere before."""
     promised: bool = False
     """Its owner was told to write it next, and may begin any moment: too late to copy from it."""
 
