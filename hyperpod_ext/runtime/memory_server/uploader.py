@@ -187,8 +187,11 @@ class Uploader:
                     self._changed.notify_all()
 
     def _prune(self, task: UploadTask) -> None:
-        """What cannot be deleted costs place, and not the checkpoint that has arrived: the next commit tries again."""
+        """What cannot be deleted costs place, and not the checkpoint that has arrived: the next commit tries again.
+        Nothing is deleted once another run has followed: what is old here may be what that goes on from."""
         try:
+            if (entered := self._upload.entered.get(task.generation)) is not None:
+                self.checkpoints.check_not_followed(task.generation, entered[1])
             self.checkpoints.prune(self.tier.keep, self.tier.keep_every_steps, self.tier.keep_steps)
         except Exception as error:
             message = str(error) if isinstance(error, HyperpodExtError) else repr(error)

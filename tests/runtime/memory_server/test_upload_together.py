@@ -17,6 +17,7 @@ from hyperpod_ext.errors import UnreachableError
 from hyperpod_ext.runtime.memory_server.protocol.requests import Enter, SaveRecord
 from hyperpod_ext.runtime.memory_server.state import NodeMemory
 from hyperpod_ext.runtime.snapshot.manifest import save_id_of
+from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
 from hyperpod_ext.runtime.storage.file import FileStore
 from hyperpod_ext.runtime.storage.names import folder_of
 
@@ -277,3 +278,23 @@ def test_a_node_whose_second_try_fails_says_so_to_the_others(nodes, monkeypatch)
     for node in nodes:
         assert node.memory.wait_idle(20), "it waits for a part that does not come"
     assert [node.uploader.status["failed"] for node in nodes] == [2, 2]
+
+
+def test_a_run_that_another_follows_as_it_commits_deletes_nothing(nodes, monkeypatch):
+    """What is old to the one may be what the other has gone back to."""
+    commit, pruned = Checkpoints.commit, []
+
+    def commit_and_be_followed(self: Checkpoints, *rest: Any) -> bool:
+        done = commit(self, *rest)
+        self.fence(2, 5, "another run")
+        return done
+
+    monkeypatch.setattr(Checkpoints, "commit", commit_and_be_followed)
+    monkeypatch.setattr(Checkpoints, "prune", lambda *_: pruned.append(1))
+    for node in nodes:
+        node.enter(1, 0, node.rank)
+        node.save(10)
+    come_to_rest(*nodes)
+    assert pruned == []
+    assert nodes[0].steps() == [10]
+    assert any("another run has followed" in (node.uploader.status["last_error"] or "") for node in nodes)
