@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -64,8 +65,10 @@ class Pods:
     def lose(self, node: int) -> None:
         agent = self.running.pop(node)
         pids = [agent.pid, *descendants(agent.pid)]
-        for pid in pids:
-            os.kill(pid, 9)
+        # at once, as the end of a container's first process is: the agent is told of that end, and would cancel the job
+        for signum in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in pids:
+                os.kill(pid, signum)
         agent.wait()
         until(lambda: not any(map(is_alive, pids)))
 
