@@ -135,10 +135,10 @@ class SlowServer(Server):
 
     slow_s = 0.0
 
-    def _answer(self, request: AnyRequest) -> Any:
+    def _answer(self, connection: Any, request: AnyRequest) -> Any:
         if isinstance(request, Seal) and self.slow_s:
             time.sleep(self.slow_s)
-        return super()._answer(request)
+        return super()._answer(connection, request)
 
 
 class Node:
