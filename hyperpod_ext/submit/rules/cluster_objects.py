@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from hyperpod_ext.catalog import labels
 from hyperpod_ext.config.files.checks import Finding
 from hyperpod_ext.config.files.document import Path
+from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.volumes import HostVolume, ScratchVolume
 from hyperpod_ext.submit.contract.rank_variables import is_of_ranks
 from hyperpod_ext.submit.contract.spec_annotation import note_of
@@ -98,19 +99,31 @@ def mounts_are_apart(context: Context) -> Iterator[Finding]:
         if place in seen:
             yield Finding(("volumes", index, "path"), f"`{place}` is taken by {seen[place]}", "choose another path")
         seen.setdefault(place, f"volume {index}")
-        own = (
-            isinstance(volume, HostVolume) and volume.host_path.rstrip("/") == place
-        )  # the node's own memory or devices
-        if place == "/" or not (own or isinstance(volume, ScratchVolume)):
+        if place == "/":
             yield from _instead_of_memory(("volumes", index, "path"), place)
-    named = {one.name: one for one in context.job.kubernetes.pod.volumes}
     for index, mount in enumerate(context.job.kubernetes.container.volumeMounts):
         if (place := mount.mountPath.rstrip("/") or "/") in seen:
             yield Finding((*_MOUNTS, index, "mountPath"), f"`{place}` is taken by {seen[place]}", "choose another path")
-        found = named.get(mount.name)
-        own = found is not None and found.hostPath is not None and found.hostPath.path.rstrip("/") == place
-        if place == "/" or (found is not None and found.emptyDir is None and not own):
+        if place == "/":
             yield from _instead_of_memory((*_MOUNTS, index, "mountPath"), place)
+    for path, mounted, on_node in _of_more_than_the_pod(context.job):
+        place = mounted.rstrip("/")
+        if place and on_node.rstrip("/") != place:  # else it is the node's own memory or devices
+            yield from _instead_of_memory(path, place)
+
+
+def _of_more_than_the_pod(job: JobConfig) -> Iterator[tuple[Path, str, str]]:
+    """What is mounted and is not of one pod alone: the field, the path in the container, and where it lies on the node,
+    if it does."""
+    for index, volume in enumerate(job.volumes):
+        if not isinstance(volume, ScratchVolume):
+            on_node = volume.host_path if isinstance(volume, HostVolume) else ""
+            yield ("volumes", index, "path"), volume.path, on_node
+    named = {one.name: one for one in job.kubernetes.pod.volumes}
+    for index, mount in enumerate(job.kubernetes.container.volumeMounts):
+        if (found := named.get(mount.name)) is not None and found.emptyDir is None:
+            on_node = found.hostPath.path if found.hostPath is not None else ""
+            yield (*_MOUNTS, index, "mountPath"), mount.mountPath, on_node
 
 
 def _instead_of_memory(path: Path, place: str) -> Iterator[Finding]:
@@ -135,16 +148,7 @@ def addresses_are_each_pods_own(context: Context) -> Iterator[Finding]:
     job = context.job
     if context.target != "hyperpod-eks" or job.kubernetes.launcher != "hyperpodrun":
         return
-    named = {one.name: one for one in job.kubernetes.pod.volumes}
-    places: list[tuple[Path, str]] = [
-        (("volumes", index, "path"), volume.path)
-        for index, volume in enumerate(job.volumes)
-        if not isinstance(volume, ScratchVolume)
-    ]
-    for index, mount in enumerate(job.kubernetes.container.volumeMounts):
-        if mount.name in named and named[mount.name].emptyDir is None:
-            places.append(((*_MOUNTS, index, "mountPath"), mount.mountPath))
-    for path, place in places:
+    for path, place, _ in _of_more_than_the_pod(job):
         if is_below(labels.ADDRESSES_DIR, place) and place.rstrip("/"):
             message = f"hyperpodrun keeps each pod's addresses at {labels.ADDRESSES_DIR}, and pods would share this"
             yield Finding(path, message, "choose another path, or a volume of kind scratch")
