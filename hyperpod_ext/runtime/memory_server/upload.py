@@ -6,17 +6,17 @@ Everything here runs in the one thread of an `Uploader`. It waits for other node
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Literal
 
-from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, NotFoundError
+from hyperpod_ext.errors import HyperpodExtError, NotFoundError
 from hyperpod_ext.runtime.memory_server.slots.regions import Regions
 from hyperpod_ext.runtime.memory_server.slots.slots import State
 from hyperpod_ext.runtime.memory_server.upload_queue import UploadQueue, UploadTask
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
-from hyperpod_ext.runtime.snapshot.manifest import Manifest, read_document
+from hyperpod_ext.runtime.snapshot.manifest import Manifest
 from hyperpod_ext.runtime.storage.checkpoints import CheckpointProgress, Checkpoints
 from hyperpod_ext.runtime.storage.mac import Mac
 from hyperpod_ext.runtime.storage.names import folder_of
@@ -110,23 +110,22 @@ class Upload:
         if task.generation in self.entered and task.generation not in self._fenced:
             return  # the folder may be another run's
         if task.nodes > 1:
-            self._tell(task, "failed")
+            self._tell(task, self._checkpoints.put_failed)
 
     def tell_left(self, task: UploadTask) -> None:
         """The same, of a step that was given up here because its memory was needed: another node, which has it
         still, has no newer one to go on to before the next is due. What a new generation gave up, all have."""
         if task.nodes > 1 and not task.brought and not task.dropped:
-            self._tell(task, "left")
+            self._tell(task, self._checkpoints.put_left, fence=True)
 
-    def _tell(self, task: UploadTask, kind: str) -> None:
+    def _tell(self, task: UploadTask, put: Callable[[str, int, int], None], *, fence: bool = False) -> None:
         folder = folder_of(task.step, task.generation)
         with contextlib.suppress(HyperpodExtError):
-            if kind == "left":
+            if fence:
                 self._fence(task.generation, self._checkpoints)
             if task.save_id in self._reported:
                 self._checkpoints.forget_notes(folder, task.node)
-            note = json.dumps({"attempt": task.attempt}).encode()
-            self._checkpoints.store.put_new(f"{folder}/{kind}-{task.node}.json", note)
+            put(folder, task.node, task.attempt)
         self._reported.add(task.save_id)
 
     def _fence(self, generation: int, checkpoints: Checkpoints) -> None:
@@ -226,26 +225,18 @@ class Upload:
         progress = checkpoints.progress(folder)
         if progress.complete:
             return progress
+
+        # what a node said of an earlier attempt it takes back as soon as it begins anew, since all nodes are asked for
+        # the next one: whoever is quicker may still find it there
+        def is_of_this(kind: Literal["failed", "left"], node: int) -> bool:
+            return task.attempt == 0 or checkpoints.attempt_of(folder, kind, node) >= task.attempt
+
         for node in sorted(progress.failed - {task.node}):
-            if self._is_of_this_attempt(task, f"{folder}/failed-{node}.json", checkpoints):
+            if is_of_this("failed", node):
                 raise HyperpodExtError(f"node {node} could not bring its part of step {task.step}")
-        if any(
-            self._is_of_this_attempt(task, f"{folder}/left-{node}.json", checkpoints)
-            for node in progress.left - {task.node}
-        ):
+        if any(is_of_this("left", node) for node in progress.left - {task.node}):
             raise Cancelled
         return progress
-
-    def _is_of_this_attempt(self, task: UploadTask, name: str, checkpoints: Checkpoints) -> bool:
-        """Whether a node has said this of its part now. What it said of an earlier attempt it takes back as soon as it
-        begins anew, since all nodes are asked for the next one: whoever is quicker may still find it there."""
-        if task.attempt == 0:
-            return True
-        try:
-            attempt = read_document(checkpoints.store.get(name), name).get("attempt")
-        except (NotFoundError, CorruptSnapshotError):  # taken back since; or nobody of this job has written it
-            return False
-        return isinstance(attempt, int) and attempt >= task.attempt
 
     def _poll(self, given_up: Callable[[], bool], condition: Callable[[], bool], failure: str, limit_s: float) -> None:
         wait, deadline = _POLL_S[0], time.monotonic() + limit_s

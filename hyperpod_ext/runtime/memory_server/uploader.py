@@ -194,13 +194,13 @@ class Uploader:
                 self.checkpoints.check_not_followed(task.generation, entered[1])
             self.checkpoints.prune(self.tier.keep, self.tier.keep_every_steps, self.tier.keep_steps)
         except Exception as error:
-            message = str(error) if isinstance(error, HyperpodExtError) else repr(error)
-            self._status["last_error"] = f"older checkpoints than that of step {task.step} were not deleted: {message}"
+            why = _in_words(error)
+            self._status["last_error"] = f"older checkpoints than that of step {task.step} were not deleted: {why}"
 
     def _note(self, task: UploadTask, error: Exception) -> None:
         self._status["failed"] += 1
         self._status["taken_over"] |= isinstance(error, StaleGenerationError)
-        message = str(error) if isinstance(error, HyperpodExtError) else repr(error)
+        message = _in_words(error)
         self._status["last_error"] = f"step {task.step}: {message}"
         self._lost, task.error = task, message
 
@@ -225,3 +225,7 @@ class Uploader:
         """Until everything due has arrived or failed; False when it still has not after `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._queue.tasks and self._queue.current is None, timeout_s)
+
+
+def _in_words(error: Exception) -> str:
+    return str(error) if isinstance(error, HyperpodExtError) else repr(error)

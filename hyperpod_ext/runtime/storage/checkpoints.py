@@ -22,7 +22,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, NotFoundError, StaleGenerationError
 from hyperpod_ext.runtime.snapshot.dcp_metadata import METADATA_FILE, RankFile, derive
@@ -300,11 +300,23 @@ class Checkpoints:
             raise CorruptSnapshotError(f"{where}: it is not what node {node} has said of {folder}")
         return dict(note["macs"])
 
-    def put_failed(self, folder: str, node: int) -> None:
-        self.store.put_new(f"{folder}/failed-{node}.json", b"{}")
+    def put_failed(self, folder: str, node: int, attempt: int = 0) -> None:
+        self._put_note(f"{folder}/failed-{node}.json", attempt)
 
-    def put_left(self, folder: str, node: int) -> None:
-        self.store.put_new(f"{folder}/left-{node}.json", b"{}")
+    def put_left(self, folder: str, node: int, attempt: int = 0) -> None:
+        self._put_note(f"{folder}/left-{node}.json", attempt)
+
+    def _put_note(self, name: str, attempt: int) -> None:
+        self.store.put_new(name, json.dumps({"attempt": attempt}).encode())
+
+    def attempt_of(self, folder: str, kind: Literal["failed", "left"], node: int) -> int:
+        """The attempt that such a note of a node is of; -1: it was taken back, or nobody of this job has written it."""
+        name = f"{folder}/{kind}-{node}.json"
+        try:
+            attempt = read_document(self.store.get(name), name).get("attempt")
+        except (NotFoundError, CorruptSnapshotError):
+            return -1
+        return attempt if isinstance(attempt, int) else -1
 
     def forget_notes(self, folder: str, node: int) -> None:
         """This node tries once more."""
