@@ -273,8 +273,7 @@ class AgentHere:
         others, limit_s = tuple((address, port) for address in at.others), restart.node_wait_s
         self._looks_for = "a job that runs is looked for"
         try:
-            goes_on = lambda: number == self._wanted  # noqa: E731
-            place = await find_place(settings, others, limit_s, goes_on, faults=at.faults)
+            place = await find_place(settings, others, limit_s, lambda: number == self._wanted, faults=at.faults)
         finally:
             self._looks_for = ""
         if place is None:
