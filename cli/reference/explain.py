@@ -10,6 +10,7 @@ from ..command import Command, output_option
 from ..output import columns, print_result
 
 if TYPE_CHECKING:
+    from hyperpod_ext.catalog.aws_terms import Term
     from hyperpod_ext.submit.rules import Rule
 
 
@@ -19,12 +20,17 @@ if TYPE_CHECKING:
 Examples:
   hp-ext explain
   hp-ext explain HPX112
-  hp-ext explain job.elastic.min_nodes""",
+  hp-ext explain job.elastic.min_nodes
+  hp-ext explain HPWrapper
+  hp-ext explain tier-3""",
 )
-@click.argument("what", required=False, metavar="[RULE|FIELD]")
+@click.argument("what", required=False, metavar="[RULE|FIELD|AWS-NAME|tier-N]")
 @output_option()
 def command(what: str | None, output: str) -> None:
-    """Tell what a rule means and how to mend what it found, or what a field of a spec is for."""
+    """Explain a rule, a field of a spec, or a name of AWS's checkpointless training and its counterpart here.
+
+    tier-1 to tier-4 are the tiers of AWS's launch article.
+    """
     from hyperpod_ext.submit.rules import all_rules
 
     rules = {**_checks(), **all_rules(), **_cluster_checks()}
@@ -35,8 +41,30 @@ def command(what: str | None, output: str) -> None:
         )
     elif what.upper().startswith("HPX"):
         _explain_rule(what.upper(), rules, output)
+    elif found := _terms_of(what):
+        _explain_terms(found, output)
     else:
         _explain_field(what, output)
+
+
+def _terms_of(what: str) -> list[Term]:
+    """Names of AWS's checkpointless training: the one named `what`, in any case, or all of tier-N."""
+    from hyperpod_ext.catalog.aws_terms import terms
+
+    return [one for one in terms() if what.lower() in (one.name.lower(), f"tier-{one.tier}")]
+
+
+def _explain_terms(found: list[Term], output: str) -> None:
+    from dataclasses import asdict
+
+    from hyperpod_ext.catalog.aws_terms import tiers
+
+    parts = []
+    for one in found:
+        fields = f"\n\nfields: {', '.join(one.fields)}" if one.fields else ""
+        title = f"{one.name} (AWS checkpointless training, tier {one.tier}: {tiers()[one.tier]})"
+        parts.append(f"{title}\n\nAt AWS: {one.means}.\nHere: {one.ours}{fields}")
+    print_result([asdict(one) for one in found], output, "\n\n\n".join(parts))
 
 
 def _checks() -> dict[str, Rule]:
@@ -73,6 +101,7 @@ def _explain_rule(name: str, rules: dict[str, Rule], output: str) -> None:
 
 
 def _explain_field(what: str, output: str) -> None:
+    from hyperpod_ext.catalog.aws_terms import tiers_of
     from hyperpod_ext.config.base import Config
     from hyperpod_ext.config.clusters.cluster import ClusterConfig
     from hyperpod_ext.config.files.explain import explain
@@ -87,9 +116,13 @@ def _explain_field(what: str, output: str) -> None:
         for label, key in (("type", "type"), ("default", "default"), ("example", "example"))
         if explained[key] is not None
     ]
+    aws = [f"tier-{tier}" for tier in tiers_of(explained["path"])] if model in (None, JobConfig) else []
+    explained["aws_tiers"] = aws
     text = f"{explained['path']}\n\n{explained['description']}\n"
     if rows:
         text += "\n" + columns(rows) + "\n"
+    if aws:
+        text += f"\nAWS's checkpointless training: {', '.join(aws)} (`hp-ext explain {aws[0]}`)\n"
     if explained["fields"]:
         text += "\nfields: " + ", ".join(explained["fields"]) + "\n"
     print_result(explained, output, text.rstrip("\n"))

@@ -52,15 +52,33 @@ def _registry(account: str, region: str) -> str:
 def checkpointless_image(region: str) -> str | None:
     """AWS's checkpointless container in `region`, or None where AWS names none."""
     known = _images()["checkpointless"]
-    account = known["accounts"].get(region)
-    if account is None:
-        return None
-    return f"{account}.dkr.ecr.{region}.amazonaws.com/{known['repository']}:{known['tag']}"
+    return with_registry(f"{known['repository']}:{known['tag']}", region)
 
 
 def checkpointless_regions() -> list[str]:
     """Regions that have it."""
     return sorted(_images()["checkpointless"]["accounts"])
+
+
+def is_short_name(image: str) -> bool:
+    """Return whether `image` is the repository and tag of a checkpointless image of AWS, without a registry."""
+    return image in {f"{known['repository']}:{known['tag']}" for known in _checkpointless_images()}
+
+
+def with_registry(image: str, region: str) -> str | None:
+    """Return `image` with AWS's registry in `region` if it is a short name, unchanged if it is not.
+
+    None: AWS names no registry for that image in `region`.
+    """
+    for known in _checkpointless_images():
+        if image == f"{known['repository']}:{known['tag']}":
+            account = known["account"] if "account" in known else known["accounts"].get(region)
+            return None if account is None else f"{_registry(account, region)}/{image}"
+    return image
+
+
+def _checkpointless_images() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    return _images()["checkpointless"], _images()["launch_article"]
 
 
 def region_of(image: str) -> str | None:

@@ -9,6 +9,7 @@ from command import call_hp_ext as hp_ext
 from command import hp_ext as run_hp_ext
 from local_place import LocalPlace
 
+from hyperpod_ext.catalog.aws_terms import terms
 from hyperpod_ext.clusters.checks import all_checks
 from hyperpod_ext.config.files.check_texts import TEXTS
 from hyperpod_ext.config.files.checks import CHECKS
@@ -26,6 +27,23 @@ def test_a_rule_is_explained_with_cause_and_fix() -> None:
     assert listed == [*TEXTS, *all_rules(), *all_checks()]
     assert {check.rule for checks in CHECKS.values() for check in checks} == set(TEXTS)
     assert hp_ext("explain", "HPX003").stdout.startswith("HPX003 (error): ")
+
+
+def test_aws_names_are_explained_with_their_counterparts(root: Path) -> None:
+    told = hp_ext("explain", "hpwrapper").stdout
+    assert told.startswith("HPWrapper (AWS checkpointless training, tier 3: in-process recovery)")
+    assert "`@resilient`" in told
+    for name in ("MMAPDataModule", "wait_rank", "CudaHealthCheck", "HPCT_USE_CONN_DATA", "TORCH_SKIP_TCPSTORE"):
+        assert [one["name"] for one in hp_ext("explain", name, "-o", "json").json] == [name]
+    names = [one["name"] for one in hp_ext("explain", "tier-1", "-o", "json").json]
+    assert names == ["HPCT_USE_CONN_DATA", "HPCT_USE_ROOTLESS", "TORCH_SKIP_TCPSTORE"]
+    assert hp_ext("explain", "restart.preload", "-o", "json").json["aws_tiers"] == ["tier-4"]
+    assert hp_ext("explain", "checkpoint.tiers.uri", "-o", "json").json["aws_tiers"] == ["tier-4"]
+    assert hp_ext("explain", "cluster.region", "-o", "json").json["aws_tiers"] == []
+    page = (root / "docs/kubernetes.md").read_text()
+    for one in terms():
+        explain(JobConfig, one.fields[0] if one.fields else "mode")  # the field exists
+        assert f"| {one.tier} | `{one.name}` | {one.ours} |" in page
 
 
 def test_a_rule_that_is_not_there() -> None:

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from hyperpod_ext.catalog import labels
-from hyperpod_ext.catalog.images import checkpointless_image
+from hyperpod_ext.catalog.images import checkpointless_image, with_registry
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.scheduling import NodeGroup
 from hyperpod_ext.submit.contract.launcher_text import RANKED_LINES, words_for_torchrun
@@ -32,7 +32,14 @@ LOG_DIR = "/tmp/hyperpod"
 """Where the operator's log rules look."""
 _CLEAN = {"all": "All", "completed": "OnlyComplete", "none": "None"}
 _CHECKPOINTLESS_PORTS = (9000, 9001, 9002, 9003, 9004, 9005)
-_CHECKPOINTLESS_ENV = {"HPCT_USE_ROOTLESS": "1", "INPROCESS_RESTART": "1"}
+_CHECKPOINTLESS_ENV = {
+    "HPCT_USE_CONN_DATA": "1",
+    "HPCT_USE_ROOTLESS": "1",
+    "INPROCESS_RESTART": "1",
+    "TORCH_SKIP_TCPSTORE": "1",
+}
+"""AWS's launch article names HPCT_USE_CONN_DATA and TORCH_SKIP_TCPSTORE, its documentation HPCT_USE_ROOTLESS. An image
+reads those of its age and ignores the others."""
 _CHECKPOINTLESS_WAIT_S = 1800
 """AWS's own time for a restart in process, where the spec has no timeouts.fault_s."""
 _FOR_EVER = -1
@@ -83,10 +90,12 @@ def metadata(job: JobConfig) -> dict[str, Any]:
 
 
 def image_of(job: JobConfig, cluster: ClusterConfig | None) -> str:
-    """The job's image; AWS's own for checkpointless where the spec names none and the region has it."""
-    if job.image is not None:
-        return job.image
-    found = checkpointless_image(cluster.region) if cluster and job.mode == "aws-checkpointless" else None
+    """The job's image, with AWS's registry if it is a short name; without an image, AWS's own for checkpointless."""
+    found = job.image
+    if cluster is not None and found is not None:
+        found = with_registry(found, cluster.region)
+    elif cluster is not None and job.mode == "aws-checkpointless":
+        found = checkpointless_image(cluster.region)
     if found is None:
         raise ValueError("no image: the rules let no such job through")
     return found

@@ -283,3 +283,25 @@ def skipped_copies_meet(context: Context) -> Iterator[Finding]:
     skips = job.mode == "ours" and job.nodes > 1 and job.checkpoint.when_busy == "skip"
     if skips and any(tier.kind == "peer" for tier in job.checkpoint.tiers):
         yield Finding(("checkpoint", "when_busy"), "each node skips steps of its own", "write supersede")
+
+
+_ROOTLESS = ("HPCT_USE_CONN_DATA", "HPCT_USE_ROOTLESS", "TORCH_SKIP_TCPSTORE")
+
+
+@rule(
+    "HPX138",
+    "warning",
+    "a switch of AWS's checkpointless container that cannot be turned off here",
+    "HPCT_USE_CONN_DATA, HPCT_USE_ROOTLESS and TORCH_SKIP_TCPSTORE enable process groups without a root process and "
+    "without a TCPStore in AWS's container. Mode `ours` has no other kind: 1 is accepted and changes nothing, 0 has no "
+    "effect.",
+    "Remove the variable.",
+    reads=("env", "mode"),
+)
+def rootless_stays_on(context: Context) -> Iterator[Finding]:
+    if context.job.mode != "ours":
+        return
+    for name in _ROOTLESS:
+        if context.job.env.get(name, "1") != "1":
+            message = f"{name} has no effect in mode `ours`, whose process groups use no root process and no TCPStore"
+            yield Finding(("env", name), message, "remove it")

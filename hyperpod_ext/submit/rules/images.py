@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from hyperpod_ext.catalog.images import (
     checkpointless_image,
     checkpointless_regions,
+    is_short_name,
     region_of,
     training_image,
+    with_registry,
     wrong_registry,
 )
 from hyperpod_ext.config.files.checks import Finding
@@ -76,6 +78,28 @@ def checkpointless_image_is_there(context: Context) -> Iterator[Finding]:
     if checkpointless_image(cluster.region) is None:
         listed = ", ".join(checkpointless_regions())
         yield Finding(("image",), f"AWS has no checkpointless image in {cluster.region}", f"it has in: {listed}")
+
+
+@rule(
+    "HPX137",
+    "error",
+    "AWS's image without its registry",
+    "On hyperpod-eks the repository and tag of a checkpointless image of AWS are completed with the registry of the "
+    "cluster's region. Without a cluster, or on another target, nodes would look for the name in Docker Hub.",
+    "Add --cluster FILE, or write the whole name: ACCOUNT.dkr.ecr.REGION.amazonaws.com/REPOSITORY:TAG.",
+)
+def short_name_is_completed(context: Context) -> Iterator[Finding]:
+    image, cluster = context.job.image, context.cluster
+    if image is None or not is_short_name(image):
+        return
+    if context.target != "hyperpod-eks":
+        message = f"`{image}` has no registry, and only hyperpod-eks completes the name"
+        yield Finding(("image",), message, "write the whole name, with its registry")
+    elif cluster is None:
+        yield Finding(("image",), f"the registry of `{image}` differs by region", "add --cluster FILE")
+    elif with_registry(image, cluster.region) is None:
+        listed = ", ".join(checkpointless_regions())
+        yield Finding(("image",), f"AWS has no `{image}` in {cluster.region}", f"it has in: {listed}")
 
 
 @rule(

@@ -205,6 +205,21 @@ def test_a_variable_of_the_job_wins_over_ours() -> None:
     assert environment(spec)["NCCL_SOCKET_IFNAME"] == "eth7"
 
 
+def test_the_image_of_aws_launch_article_is_chosen_by_name(root: Path) -> None:
+    short = "sagemaker-hyperpod/pytorch-training:2.3.0-checkpointless"
+    cluster = load(ClusterConfig, root / "examples/04-hyperpod-eks/cluster.yaml")
+    for mode in ("aws-checkpointless", "plain"):
+        text = make_plan(job(mode=mode, image=short, nodes=2), cluster, target="hyperpod-eks").files["job.yaml"]
+        assert f"658645717510.dkr.ecr.{cluster.region}.amazonaws.com/{short}" in text
+
+
+def test_both_generations_of_aws_switches_are_set_and_the_spec_wins() -> None:
+    names = ("HPCT_USE_CONN_DATA", "TORCH_SKIP_TCPSTORE", "HPCT_USE_ROOTLESS")
+    found = environment(job(mode="aws-checkpointless", nodes=2, env={"HPCT_USE_ROOTLESS": "0"}))
+    assert [found[name] for name in names] == ["1", "1", "0"]
+    assert not set(names) & set(environment(job()))
+
+
 def test_the_checkpointless_image_is_that_of_the_region(root: Path) -> None:
     cluster = {
         "name": "c",

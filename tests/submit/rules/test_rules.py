@@ -17,6 +17,7 @@ from hyperpod_ext.submit.rules import Context, all_rules
 P5 = {"instance_type": "ml.p5.48xlarge"}
 WHOLE = {"workers_per_node": 8, "resources": P5}
 AWS = {"mode": "aws-checkpointless"}
+ARTICLE = "sagemaker-hyperpod/pytorch-training:2.3.0-checkpointless"
 OURS = {"nodes": 2, "kubernetes": {"launcher": "ours"}}
 ELASTIC = {"elastic": {"min_nodes": 2, "max_nodes": 4}, "nodes": 2, "mode": "plain"}
 GROUPED = {"nodes": 4, "node_groups": [{"name": "a", "nodes": 2}, {"name": "b", "nodes": 2}]}
@@ -194,6 +195,14 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         "resources.accelerators",
     ),
     ("HPX131", {"image": None}, {}, "image"),
+    ("HPX137", {"image": ARTICLE}, {"image": f"658645717510.dkr.ecr.us-west-2.amazonaws.com/{ARTICLE}"}, "image"),
+    ("HPX138", {"env": {"HPCT_USE_CONN_DATA": "0"}}, {"env": {"HPCT_USE_CONN_DATA": "1"}}, "env.HPCT_USE_CONN_DATA"),
+    (
+        "HPX138",
+        {"env": {"TORCH_SKIP_TCPSTORE": "0"}},
+        AWS | {"env": {"TORCH_SKIP_TCPSTORE": "0"}},
+        "env.TORCH_SKIP_TCPSTORE",
+    ),
     ("HPX131", AWS | {"image": None}, AWS, "image"),
     ("HPX134", {"image": "repo/train"}, {"image": "repo/train@sha256:" + "0" * 64}, "image"),
     ("HPX134", {"image": "host:5000/train:latest"}, {"image": "host:5000/train:v2"}, "image"),
@@ -592,6 +601,14 @@ def test_rules_about_the_cluster() -> None:
     aws = AWS | {"image": None, "nodes": 2}
     assert found("HPX132", context(aws, region="ca-west-1")) == ["image"]
     assert found("HPX132", context(aws, region="us-west-2")) == []
+    for image, region, wrong in (
+        (ARTICLE, "us-west-2", []),
+        (ARTICLE, "ca-west-1", []),
+        ("hyperpod-checkpointless-training:v1.0.0", "us-west-2", []),
+        ("hyperpod-checkpointless-training:v1.0.0", "ca-west-1", ["image"]),
+    ):
+        assert found("HPX137", context({"image": image}, region=region)) == wrong
+    assert found("HPX137", context({"image": ARTICLE}, "kubeflow", region="us-west-2")) == ["image"]
     far = {"image": "1.dkr.ecr.us-east-1.amazonaws.com/a:1"}
     assert found("HPX133", context(far, region="us-west-2")) == ["image"]
     assert found("HPX133", context(far, region="us-east-1")) == []

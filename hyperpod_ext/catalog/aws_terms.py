@@ -1,0 +1,50 @@
+"""Words of AWS's checkpointless training: the article's tier of each, and the counterpart in this project."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_FILE = Path(__file__).with_name("aws_terms.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One class, function or environment variable of AWS's."""
+
+    name: str
+    """As AWS spells it."""
+    tier: int
+    """1 to 4, as in AWS's launch article."""
+    means: str
+    """Its purpose at AWS."""
+    ours: str
+    """The counterpart in this project."""
+    fields: tuple[str, ...]
+    """Fields of a job spec that correspond to it, dotted."""
+
+
+@functools.cache
+def _facts() -> Mapping[str, Any]:
+    found: dict[str, Any] = json.loads(_FILE.read_text(encoding="utf-8"))
+    return found
+
+
+def tiers() -> Mapping[int, str]:
+    """Title of each tier of the article."""
+    return {int(number): title for number, title in _facts()["tiers"].items()}
+
+
+def terms() -> tuple[Term, ...]:
+    """All words, by tier."""
+    return tuple(Term(**{**one, "fields": tuple(one["fields"])}) for one in _facts()["terms"])
+
+
+def tiers_of(field: str) -> list[int]:
+    """Tiers that the field of a job spec corresponds to; `checkpoint.tiers.uri` belongs to `checkpoint.tiers`."""
+    found = {one.tier for one in terms() if any(field == name or field.startswith(f"{name}.") for name in one.fields)}
+    return sorted(found)
