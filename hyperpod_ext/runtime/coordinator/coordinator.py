@@ -26,7 +26,12 @@ from hyperpod_ext.runtime.coordinator.job_run import Formation, JobRun, Ranks
 from hyperpod_ext.runtime.coordinator.members import Agent, Members
 from hyperpod_ext.runtime.coordinator.outbox import Outbox, frame_of
 from hyperpod_ext.runtime.coordinator.reports import Reports
-from hyperpod_ext.runtime.coordinator.resize_orders import orders_due, orders_were_left, read_orders
+from hyperpod_ext.runtime.coordinator.resize_orders import (
+    orders_due,
+    orders_overtaken,
+    orders_were_left,
+    read_orders,
+)
 from hyperpod_ext.runtime.coordinator.save_schedule import SaveSchedule
 from hyperpod_ext.runtime.events.capacity import orders_accepted
 from hyperpod_ext.runtime.events.event import Events
@@ -40,6 +45,7 @@ from hyperpod_ext.runtime.membership.escalation import Budgets
 from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.membership.quorum import newest
 from hyperpod_ext.runtime.membership.rank_assignment import Scale
+from hyperpod_ext.runtime.membership.rescaling import OVERTAKEN
 from hyperpod_ext.runtime.metrics import tracing
 from hyperpod_ext.runtime.metrics.exporter import MetricsExporter
 
@@ -327,12 +333,17 @@ class Coordinator:
             await asyncio.sleep(_ORDERS_S)
             if self.membership.phase is not JobPhase.RUNNING:
                 continue
-            for name, order in orders_due(read_orders(self._run.run_dir), accepted, self.members.members):
+            orders = read_orders(self._run.run_dir)
+            for name, order in orders_due(orders, accepted, self.members.members):
                 accepted.add(name)
                 if isinstance(order, MoveOrder):
                     self.actions.carry_out(self.membership.move(order.node, name))
                 else:
                     self.actions.carry_out(self.membership.resize(order.nodes, name))
+            for name, order in orders_overtaken(orders, accepted):
+                accepted.add(name)
+                nodes = self.membership.size if isinstance(order, MoveOrder) else order.nodes
+                self._log("resize_refused", order=name, nodes=nodes, why=OVERTAKEN)
 
     @property
     def _takes_orders(self) -> bool:

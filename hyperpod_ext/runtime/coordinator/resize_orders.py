@@ -49,6 +49,12 @@ def orders_due(
     return [(name, order) for name, order in orders.items() if name > latest and _joining(order) <= set(members)]
 
 
+def orders_overtaken(orders: Mapping[str, Order], accepted: Collection[str]) -> list[tuple[str, Order]]:
+    """Orders that will never be carried out, because a later one was accepted first."""
+    latest = max(accepted, default="")
+    return [(name, order) for name, order in orders.items() if name < latest and name not in accepted]
+
+
 def _joining(order: Order) -> set[int]:
     return set(order.joining) if isinstance(order, ResizeOrder) else set()
 

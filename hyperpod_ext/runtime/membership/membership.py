@@ -44,12 +44,9 @@ from hyperpod_ext.runtime.membership.escalation import Budgets, give_up, level_o
 from hyperpod_ext.runtime.membership.node_states import HAD_RANKS, WITH_RANKS, NodeState, NodeStates, Retention, Why
 from hyperpod_ext.runtime.membership.rank_assignment import Scale
 from hyperpod_ext.runtime.membership.renumbering import Renumbering, numbers_json
-from hyperpod_ext.runtime.membership.rescaling import PlannedRescale, Reassignment, Rescaling
+from hyperpod_ext.runtime.membership.rescaling import OPERATOR, PlannedRescale, Reassignment, Rescaling
 from hyperpod_ext.runtime.membership.restoring import RestoreNegotiation
 from hyperpod_ext.runtime.snapshot.select import Decision, Offer
-
-OPERATOR = "operator"
-"""Order to resize that comes with the word to go on."""
 
 
 class Membership:

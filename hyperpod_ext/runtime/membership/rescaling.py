@@ -15,12 +15,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hyperpod_ext.config.resize import has_already
 from hyperpod_ext.runtime.membership.actions import (
     Action,
     AskStop,
     EndPrepared,
     Log,
     Prepare,
+    Release,
     StopAt,
     WantNodes,
     WithdrawStop,
@@ -40,6 +42,9 @@ from hyperpod_ext.runtime.membership.stop_agreement import Answer, StopAgreement
 
 _AHEAD, _FARTHEST = 2, 4096
 """Steps that a common stop lies ahead."""
+OPERATOR = "operator"
+"""Name of the order to resize that comes with HyperPod's operator's command to go on."""
+OVERTAKEN = "another order came"
 NO_SPARE = "no spare is there to take the ranks; start the job with more `spares`"
 _TRIES = 3
 """Deaths of joining workers before they are ready, after which the job stays as it is."""
@@ -103,6 +108,8 @@ class Rescaling:
     """Names the request."""
     moving: int | None = None
     """The node that the request wants to have no ranks any more, as a spare is there for them."""
+    called_off: bool = False
+    """The last order took back an order for more nodes: spares beyond the reserve leave."""
     change: PlannedRescale | None = None
     _questions: int = 0
     _tries: int = 0
@@ -122,8 +129,9 @@ class Rescaling:
 
     def want(self, nodes: int, order: str, states: NodeStates) -> list[Action]:
         """The job is to have so many nodes. Returns the refusal of what was ordered before, if it has not come true."""
-        overtaken: list[Action] = [self.refused("another order came")] if self.order else []
+        overtaken: list[Action] = [self.refused(OVERTAKEN)] if self.order else []
         self.keep_moving(states)
+        self.called_off = order != OPERATOR and nodes < self.wanted  # the operator's pods are its own
         self.wanted = self.desired = nodes
         self.order, self._tries = order, 0
         return overtaken
@@ -178,8 +186,10 @@ class Rescaling:
     def reconcile(self, nodes: Mapping[int, int], states: NodeStates, committed: int, *, sharded: bool) -> list[Action]:
         """What brings the job nearer to the number of nodes that is wanted. `nodes`: of each rank, all there."""
         departing = states.those(NodeState.DEPARTING)
-        if self.change is not None or (not departing and self.wanted == len(set(nodes.values()))):
+        if self.change is not None:
             return []
+        if not departing and self.wanted == (size := len(set(nodes.values()))):
+            return self._settle(size, states)
         before = blocks_of(nodes, self.each)
         able = [node for node in before if node not in departing]
         staying = choose_staying(before, able, self.wanted, sharded=sharded)
@@ -193,6 +203,20 @@ class Rescaling:
         fields = {"order": self.order, "nodes": to.size, "of": len(before), "leaving": list(to.left_out)}
         begun = Log("resize_begun", {**fields, "joining": joining})
         return [begun, *self._begin(self.change, states, committed)]
+
+    def _settle(self, size: int, states: NodeStates) -> list[Action]:
+        """The job has the nodes that it wants: answer a pending order, release nodes that came for an earlier one."""
+        surplus = tuple(sorted(states.spares)[self.reserve :]) if self.called_off else ()
+        for node in surplus:
+            states.set_state(node, NodeState.RELEASED)
+        actions: list[Action] = [Release(surplus)] if surplus else []
+        if self.order:
+            left = f"nodes left the job meanwhile; it goes on with {size}"
+            actions += [
+                self.refused(has_already(size) if self.desired == size else left),
+                WantNodes(size + self.reserve),
+            ]
+        return actions
 
     def prepare(self, refill: Refill, nodes: Mapping[int, int], states: NodeStates, committed: int) -> list[Action]:
         """Ranks that the job goes on without come back."""
@@ -284,9 +308,11 @@ class Rescaling:
     # --- what another coordinator needs to go on --------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        return {"wanted": self.wanted, "desired": self.desired, "order": self.order, "moving": self.moving}
+        wishes = {"wanted": self.wanted, "desired": self.desired, "order": self.order, "moving": self.moving}
+        return wishes | {"called_off": self.called_off}
 
     def learn(self, data: Mapping[str, Any]) -> None:
         """Go on where another coordinator was."""
         self.wanted, self.desired, self.order = int(data["wanted"]), int(data["desired"]), str(data["order"])
         self.moving = None if data["moving"] is None else int(data["moving"])
+        self.called_off = bool(data.get("called_off", False))

@@ -11,7 +11,7 @@ from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.config.resize import ResizeOrder
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.agent.arguments import parse, read_settings
-from hyperpod_ext.runtime.coordinator.resize_orders import orders_due, read_orders
+from hyperpod_ext.runtime.coordinator.resize_orders import orders_due, orders_overtaken, read_orders
 
 
 def begun_with(there: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **more: object) -> int:
@@ -68,3 +68,4 @@ def test_orders_are_read_in_the_order_in_which_they_came(tmp_path: Path) -> None
 def test_an_order_that_was_overtaken_is_dropped(taken: set[str], members: set[int], due: list[str]) -> None:
     orders = {"001": ResizeOrder(nodes=3, joining=(2,)), "002": ResizeOrder(nodes=1)}
     assert [name for name, _ in orders_due(orders, taken, members)] == due
+    assert [name for name, _ in orders_overtaken(orders, taken)] == (["001"] if taken == {"002"} else [])

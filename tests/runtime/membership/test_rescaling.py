@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 
 import pytest
 from made_membership import LIVE_STEP, begin, kinds, logged, stop
@@ -193,6 +194,68 @@ def test_nodes_that_do_not_come_are_waited_for_so_long_and_then_as_many_as_there
     commands = membership.gave_up_waiting()
     assert m.Prepare in kinds(commands)
     assert membership.rescaling.wanted == 2
+
+
+@pytest.mark.parametrize("arrived", [0, 1, 2])
+def test_an_order_for_the_nodes_that_there_are_takes_back_one_to_grow(arrived: int) -> None:
+    """It is answered, and nodes that came or come for the order before leave again."""
+    membership = elastic(1, 1)
+    membership.resize(3, "a")
+    for node in range(1, 1 + arrived):
+        membership.node_came(node)
+    commands = membership.resize(1, "b")
+    answers = {c.fields["order"]: c.fields["why"] for c in commands if getattr(c, "event", "") == "resize_refused"}
+    assert answers == {"a": "another order came", "b": "the job has 1 nodes already"}
+    assert m.WantNodes(1) in commands
+    late = membership.node_came(1 + arrived)
+    released = {node for c in [*commands, *late] if isinstance(c, m.Release) for node in c.nodes}
+    assert released == set(range(1, 2 + arrived))
+    assert not membership.states.spares
+    assert membership.rescaling.order == ""
+
+
+def test_spares_stay_when_an_order_to_grow_is_taken_back() -> None:
+    membership = Membership({0: 0}, BUDGETS, scale=Scale((1, 2, 3), 1), reserve=1)
+    begin(membership, live=False)
+    membership.node_came(1)
+    membership.resize(2, "a")
+    membership.node_came(2)
+    membership.resize(1, "b")
+    assert membership.states.spares == {1}
+
+
+def test_in_a_storm_of_orders_each_is_answered_and_the_last_one_counts() -> None:
+    for seed in range(100):
+        rng, answered = random.Random(seed), list[str]()
+        membership = elastic(rng.randint(1, 4), 1)
+
+        def note(commands: list[m.Action], answered: list[str] = answered) -> None:
+            done = [c for c in commands if isinstance(c, m.Log) and c.event in ("resize_refused", "world")]
+            answered += [c.fields["order"] for c in done if c.fields["order"]]
+
+        def settle(membership: Membership = membership, note: Callable[[list[m.Action]], None] = note) -> None:
+            while membership.rescaling.change is not None or membership.phase is m.JobPhase.FORMING:
+                if (change := membership.rescaling.change) is not None:
+                    for rank in list(change.joining):
+                        note(membership.prepared(rank))
+                    note(stop(membership, [m.AskStop(change.stop.number, 0, later=False)]))
+                for node in sorted(membership.states.those(NodeState.DECOMMISSIONED)):
+                    note(membership.decommissioned(node, []))
+                note(begin(membership))
+
+        for number in range(20):
+            note(membership.resize(last := rng.randint(1, 4), f"{number:02}"))
+            if rng.random() < 0.3:
+                note(membership.node_came(max([*membership.nodes.values(), *membership.states.spares]) + 1))
+            if rng.random() < 0.3:
+                settle()
+        while membership.size < last:
+            settle()
+            if membership.size < last:
+                note(membership.node_came(max([*membership.nodes.values(), *membership.states.spares]) + 1))
+        settle()
+        assert sorted(answered) == [f"{number:02}" for number in range(20)], seed
+        assert membership.size == last
 
 
 @pytest.mark.parametrize(
