@@ -4,6 +4,7 @@
     ├── ConfigError             3   a file or option is wrong; carries every problem found
     │   └── UnsupportedError    3   fields that are right one by one but cannot work together
     ├── UnreachableError        4   an endpoint cannot be reached, or refuses us
+    │   └── UnknownOutcomeError 4   a request was sent, its answer was lost
     ├── ConflictError           5   the name or the port is in use
     ├── NotFoundError           6   no such job, run or file
     ├── JobFailedError          7   the job ran and failed
@@ -95,6 +96,10 @@ class UnsupportedError(ConfigError):
 
 class UnreachableError(HyperpodExtError):
     exit_code = 4
+
+
+class UnknownOutcomeError(UnreachableError):
+    """A request that creates something was sent and its answer was lost: it may have been done."""
 
 
 class ConflictError(HyperpodExtError):

@@ -108,8 +108,16 @@ def delete_request(name: str, region: str | None) -> tuple[Request, list[dict[st
 
 def delete(request: Request, region: str | None) -> str:
     """Send a DeleteCluster request; returns the cluster's ARN. The service goes on by itself."""
-    service = client("sagemaker", region)
-    answer = call(f"DeleteCluster {request['ClusterName']}", lambda: service.delete_cluster(**request))
+    service, name = client("sagemaker", region), str(request["ClusterName"])
+
+    def existing() -> Mapping[str, Any]:
+        """The cluster that an attempt whose answer was lost deletes."""
+        described = describe(name, region)
+        if described["ClusterStatus"] != "Deleting":
+            raise NotFoundError(f"no deletion of {name} is under way")
+        return described
+
+    answer = call(f"DeleteCluster {name}", lambda: service.delete_cluster(**request), existing=existing)
     return str(answer["ClusterArn"])
 
 

@@ -12,7 +12,14 @@ from hyperpod_ext.clusters.checks import findings
 from hyperpod_ext.clusters.request import Request, create_cluster_request
 from hyperpod_ext.clusters.rules import problems
 from hyperpod_ext.config.clusters.cluster import ClusterConfig
-from hyperpod_ext.errors import ConfigError, HyperpodExtError, UnsupportedError, WaitTimeoutError
+from hyperpod_ext.errors import (
+    ConfigError,
+    ConflictError,
+    HyperpodExtError,
+    NotFoundError,
+    UnsupportedError,
+    WaitTimeoutError,
+)
 from hyperpod_ext.submit.sagemaker.client import call, client
 from hyperpod_ext.submit.sagemaker.strict import check_request
 
@@ -40,18 +47,55 @@ def checked(operation: str, request: Request) -> Request:
 
 
 def create(cluster: ClusterConfig, request: Request) -> str:
-    """Send the request; returns the cluster's ARN."""
+    """Send the request; returns the cluster's ARN.
+
+    Raises:
+        ConflictError: there is a cluster of this name, and not by an attempt of this call whose answer was lost.
+        UnknownOutcomeError: an answer was lost, and AWS does not say whether the cluster exists.
+    """
     service = client("sagemaker", cluster.region)
-    answer = call(f"CreateCluster {cluster.name}", lambda: service.create_cluster(**request))
+    doing = f"CreateCluster {cluster.name}"
+    try:
+        answer = call(doing, lambda: service.create_cluster(**request), existing=lambda: _as_asked(cluster))
+    except ConflictError as error:
+        hint = f"`hp-ext cluster describe {cluster.name}` shows it, `hp-ext update-cluster` changes it"
+        raise ConflictError(error.message, hint=f"{hint}; or use another name") from None
     return str(answer["ClusterArn"])
+
+
+def _as_asked(cluster: ClusterConfig) -> Mapping[str, Any]:
+    """The cluster, if it is as the config says. Members that DescribeCluster leaves out are not compared.
+
+    Raises:
+        ConflictError: it differs.
+    """
+    described, found = changes(cluster)
+    if (status := described["ClusterStatus"]) not in ("Creating", "InService"):
+        raise ConflictError(f"a cluster {cluster.name} exists and is {status}")
+    if other := [str(one) for one in found if one.before not in (None, {}, []) or one.effect in ("add", "tag")]:
+        raise ConflictError(f"a cluster {cluster.name} exists and differs from the spec: {'; '.join(other)}")
+    return described
+
+
+def _updated(cluster: ClusterConfig, sent: Collection[str]) -> Mapping[str, Any]:
+    """The cluster, if nothing of `sent` is left to change.
+
+    Raises:
+        NotFoundError: UpdateCluster did not have these changes made.
+    """
+    described, left = changes(cluster)
+    if paths := sorted({one.path for one in left} & set(sent)):
+        raise NotFoundError(f"{cluster.name} lacks the change of {', '.join(paths)}")
+    return described
 
 
 def changes(cluster: ClusterConfig) -> tuple[Mapping[str, Any], list[RequestChange]]:
     """The cluster as it is, and what the config would change."""
     service, described = client("sagemaker", cluster.region), describe(cluster)
-    arn = described["ClusterArn"]
-    answer = call(f"ListTags {cluster.name}", lambda: service.list_tags(ResourceArn=arn))
-    tags = {tag["Key"]: tag["Value"] for tag in answer["Tags"]}
+    arn, tags = described["ClusterArn"], {}
+    if cluster.tags:  # others are not compared
+        answer = call(f"ListTags {cluster.name}", lambda: service.list_tags(ResourceArn=arn))
+        tags = {tag["Key"]: tag["Value"] for tag in answer["Tags"]}
     return described, find_changes(cluster, described, tags)
 
 
@@ -59,7 +103,8 @@ def update(cluster: ClusterConfig, request: Request | None, arn: str, made: list
     """Send what UpdateCluster does, and the tags."""
     service = client("sagemaker", cluster.region)
     if request is not None:
-        call(f"UpdateCluster {cluster.name}", lambda: service.update_cluster(**request))
+        doing, sent = f"UpdateCluster {cluster.name}", {one.path for one in made if one.effect != "tag"}
+        call(doing, lambda: service.update_cluster(**request), existing=lambda: _updated(cluster, sent))
     tags = [{"Key": change.path.partition(".")[2], "Value": change.after} for change in made if change.effect == "tag"]
     if tags:
         call(f"AddTags {cluster.name}", lambda: service.add_tags(ResourceArn=arn, Tags=tags))

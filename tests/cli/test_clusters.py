@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aws_stand_in import AwsStandIn, Failure, aws_stand_in
+from aws_stand_in import AwsStandIn, Failure, aws_here
 from clusters import EKS, GROUP, LEAST, SLURM, VPC
 from command import Done, call_hp_ext
 
@@ -17,20 +17,9 @@ FILE = ("-f", "cluster.yaml")
 
 
 @pytest.fixture
-def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[AwsStandIn]:
-    from hyperpod_ext.submit.sagemaker import client
-
-    with aws_stand_in() as state:
-        for name, value in {
-            "AWS_ENDPOINT_URL": state.url,
-            "AWS_ACCESS_KEY_ID": "test",
-            "AWS_SECRET_ACCESS_KEY": "test",
-            "AWS_CONFIG_FILE": "/nowhere",
-        }.items():
-            monkeypatch.setenv(name, value)
-        client.client.cache_clear()
+def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[AwsStandIn]:
+    with aws_here(monkeypatch) as state:
         yield state
-        client.client.cache_clear()
 
 
 def write(folder: Path, spec: dict[str, Any], **fields: Any) -> None:

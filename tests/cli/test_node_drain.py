@@ -65,9 +65,14 @@ def test_a_name_that_is_no_nodes_stops_all(api: KubernetesApi) -> None:
     assert (told.code, "has no node i-0c" in told.stderr, unschedulable(api)) == (6, True, [False, False])
 
 
-def test_a_node_that_was_changed_meanwhile_is_a_conflict(api: KubernetesApi) -> None:
-    api.orders.append(Order(409, method="PUT", path="/nodes/"))
+def test_a_node_that_is_changed_all_the_time_is_a_conflict(api: KubernetesApi) -> None:
+    api.orders.append(Order(409, method="PUT", path="/nodes/", times=5))
     assert (hp_ext("i-0a", "--yes").code, api.evicted) == (5, [])
+
+
+def test_a_node_that_was_changed_meanwhile_is_cordoned(api: KubernetesApi) -> None:
+    api.orders.append(Order(409, method="PUT", path="/nodes/"))
+    assert (hp_ext("i-0a", "--yes").code, len(api.evicted)) == (0, 1)
 
 
 def test_a_disruption_budget_refuses_and_the_node_stays_cordoned(

@@ -13,7 +13,11 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import pytest
 from serving import serving
+
+CUT = 0
+"""Status of a failure that closes the connection without an answer."""
 
 
 @dataclass
@@ -24,6 +28,8 @@ class Failure:
     code: str
     message: str = "on order"
     times: int = 1 << 30
+    done: bool = False
+    """Whether the operation is carried out all the same: only its answer is lost."""
 
 
 @dataclass
@@ -51,6 +57,8 @@ class AwsStandIn:
         failure = self.failures.get(operation)
         if failure is not None and failure.times > 0:
             failure.times -= 1
+            if failure.done:
+                getattr(self, f"on_{operation}")(request)
             return failure.status, {"__type": failure.code, "message": failure.message}
         method = getattr(self, f"on_{operation}", None)
         if method is None:
@@ -61,6 +69,8 @@ class AwsStandIn:
     # --- training jobs ---------------------------------------------------------------------------
 
     def on_CreateTrainingJob(self, request: dict[str, Any]) -> Any:  # noqa: N802, the API's own name
+        if request["TrainingJobName"] in self.jobs:
+            return 400, {"__type": "ResourceInUse", "message": "Training job names must be unique"}
         self.jobs[request["TrainingJobName"]] = request | {"TrainingJobStatus": "InProgress", "CreationTime": 1.8e9}
         return {"TrainingJobArn": "arn:aws:sagemaker:us-west-2:123456789012:training-job/x"}
 
@@ -196,6 +206,24 @@ def as_described(request: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
+def aws_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[AwsStandIn]:
+    """The services, as AWS for this process."""
+    from hyperpod_ext.submit.sagemaker import client
+
+    with aws_stand_in() as state:
+        for name, value in {
+            "AWS_ENDPOINT_URL": state.url,
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_CONFIG_FILE": "/nowhere",
+        }.items():
+            monkeypatch.setenv(name, value)
+        client.client.cache_clear()
+        yield state
+        client.client.cache_clear()
+
+
+@contextmanager
 def aws_stand_in() -> Iterator[AwsStandIn]:
     """The services, on a port of this machine; `url` is what AWS_ENDPOINT_URL should be."""
     state = AwsStandIn()
@@ -206,6 +234,9 @@ def aws_stand_in() -> Iterator[AwsStandIn]:
         def do_POST(self) -> None:
             request = json.loads(self._body() or b"{}")
             status, found = state.answer(self.headers["X-Amz-Target"].rpartition(".")[2], request)
+            if status == CUT:
+                self.close_connection = True
+                return
             self._send(status, json.dumps(found).encode())
 
         def do_PUT(self) -> None:

@@ -41,6 +41,10 @@ class Order:
     headers: dict[str, str] = field(default_factory=dict)
     cut: bool = False
     """Close the connection without an answer."""
+    done: bool = False
+    """Whether the request is carried out all the same: only its answer is lost."""
+    before: Callable[[str], None] = lambda path: None
+    """Called with the path before the answer."""
 
 
 @dataclass
@@ -201,6 +205,9 @@ class _Handler(BaseHTTPRequestHandler):
         for order in self.api.orders:
             if order.times and order.method in ("", self.command) and order.path in url.path:
                 order.times -= 1
+                order.before(url.path)
+                if order.done:
+                    self.api.answer(self.command, url.path, query, body)
                 if order.cut:
                     self.close_connection = True
                     self.connection.close()

@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote
 
 from hyperpod_ext.catalog import labels
 from hyperpod_ext.config.job.job import JobConfig
-from hyperpod_ext.errors import ConflictError, HyperpodExtError, NotFoundError
+from hyperpod_ext.errors import ConflictError, HyperpodExtError, NotFoundError, UnknownOutcomeError
 from hyperpod_ext.submit.contract.handle import ANYWHERE, JobHandle
 from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
 from hyperpod_ext.submit.contract.spec_annotation import read_note
@@ -36,6 +36,7 @@ def submit(kind: Kind, job: JobConfig, files: Mapping[str, str], dry_run: bool =
 
     Raises:
         ConflictError: a job of this name exists; nothing of it was changed.
+        UnknownOutcomeError: an answer was lost, and the server does not say whether the job exists.
     """
     client = Client(load_access(job.kubernetes.context, job.kubernetes.namespace))
     objects = [found for text in files.values() for found in read_all(text) if found]
@@ -54,6 +55,8 @@ def submit(kind: Kind, job: JobConfig, files: Mapping[str, str], dry_run: bool =
                 made += _put(client, path, found, query)
             else:
                 client.create(path, found, **query)
+    except UnknownOutcomeError:
+        raise  # the job may exist, and needs its policy
     except HyperpodExtError:
         for path in made:
             client.delete(path)

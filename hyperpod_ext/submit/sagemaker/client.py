@@ -9,7 +9,15 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from hyperpod_ext.errors import ConfigError, ConflictError, HyperpodExtError, NotFoundError, Problem, UnreachableError
+from hyperpod_ext.errors import (
+    ConfigError,
+    ConflictError,
+    HyperpodExtError,
+    NotFoundError,
+    Problem,
+    UnknownOutcomeError,
+    UnreachableError,
+)
 
 T = TypeVar("T")
 
@@ -58,14 +66,22 @@ def client(service: str, region: str | None) -> Any:
         raise UnreachableError(f"{service}: {error}", hint=hint) from None
 
 
-def call(doing: str, attempt: Callable[[], T], sleep: Callable[[float], None] = time.sleep) -> T:
-    """`attempt`, again with growing pauses where the service is busy or broken for a moment.
+def call(
+    doing: str,
+    attempt: Callable[[], T],
+    sleep: Callable[[float], None] = time.sleep,
+    existing: Callable[[], T] | None = None,
+) -> T:
+    """Call `attempt`, again with growing pauses if the service is busy or broken for a moment.
 
     Args:
-        doing: what is done, for messages: "CreateTrainingJob tiny-gpt".
+        doing: the operation, for messages: "CreateTrainingJob tiny-gpt".
+        existing: for a change: the answer as read from the service, called if the change failed after an attempt whose
+            answer may have been lost. Raises NotFoundError if there is nothing, ConflictError if it is another thing.
 
     Raises:
-        HyperpodExtError: its class says what it was: refused, unreachable, not there, in use.
+        UnknownOutcomeError: an answer was lost, and the service does not say whether the change was made.
+        HyperpodExtError: its class says the cause: refused, unreachable, not found, in use.
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -78,10 +94,24 @@ def call(doing: str, attempt: Callable[[], T], sleep: Callable[[float], None] = 
         except BotoCoreError as error:
             failure, again = _offline(doing, error)
         if not again or tried == TRIES:
+            if existing is not None and (again or tried > 1):
+                return _despite(failure, existing)
             raise failure from None
         sleep(delay * (1 + secrets.randbelow(1000) / 4000))  # clients that failed together come back apart
         delay = min(delay * 2, _LONGEST_DELAY_S)
     raise AssertionError("unreachable")
+
+
+def _despite(failure: HyperpodExtError, existing: Callable[[], T]) -> T:
+    try:
+        return existing()
+    except (NotFoundError, ConflictError) as error:
+        raise (failure if isinstance(error, NotFoundError) else error) from None
+    except HyperpodExtError as error:
+        message = f"{failure.message}; an earlier attempt may have succeeded ({error.message})"
+        raise UnknownOutcomeError(
+            message, hint="look before you try again: `hp-ext list`, `hp-ext cluster list`"
+        ) from None
 
 
 def explain(doing: str, response: Any) -> HyperpodExtError:
@@ -95,7 +125,8 @@ def explain(doing: str, response: Any) -> HyperpodExtError:
     if code in _DENIED or status in (401, 403):
         return UnreachableError(message, hint="`aws sts get-caller-identity` shows who you are; that identity may not")
     if code in ("ResourceInUse", "ConflictException", "ResourceExistsException"):
-        return ConflictError(message, hint="use another name")
+        hint = "use another name" if doing.startswith("Create") else "wait until the change under way is done"
+        return ConflictError(message, hint=hint)
     if code in ("ResourceNotFound", "ResourceNotFoundException") or status == 404 or "not found" in text.lower():
         return NotFoundError(message, hint="look at region and name")
     if code == "ValidationException" and "could not find" in text.lower():

@@ -12,9 +12,17 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from hyperpod_ext.config.job.job import JobConfig
-from hyperpod_ext.errors import ConfigError, ConflictError, HyperpodExtError, NotFoundError, UnreachableError
+from hyperpod_ext.errors import (
+    ConfigError,
+    ConflictError,
+    HyperpodExtError,
+    NotFoundError,
+    UnknownOutcomeError,
+    UnreachableError,
+)
 from hyperpod_ext.submit.contract import records
 from hyperpod_ext.submit.contract.capabilities import Capabilities
+from hyperpod_ext.submit.contract.differences import differences
 from hyperpod_ext.submit.contract.handle import ANYWHERE, JobHandle
 from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
 from hyperpod_ext.submit.local.result import EMPTY_REPORT
@@ -97,11 +105,31 @@ def submit(plan: Plan) -> JobHandle:
         _make_secret(secret_id(plan.job), region)
     if plan.job.sagemaker.code is None:
         _put_code(plan, code_uri(request["OutputDataConfig"]["S3OutputPath"], job_name), region)
-    call(f"CreateTrainingJob {job_name}", lambda: service.create_training_job(**request))
     place = region or str(service.meta.region_name)
     record = {"job_name": job_name, "region": place, "world_size": plan.world_size}
+    try:
+        _create(service, request)
+    except UnknownOutcomeError:
+        records.remember(NAME, plan.name, record)  # the next submission looks whether this one runs
+        raise
     records.remember(NAME, plan.name, record)
     return JobHandle(NAME, place, plan.name)
+
+
+def _create(service: Any, request: Mapping[str, Any]) -> None:
+    name = str(request["TrainingJobName"])
+
+    def existing() -> Mapping[str, Any]:
+        """The job of an attempt whose answer was lost. Members that DescribeTrainingJob leaves out are not compared."""
+        doing = f"DescribeTrainingJob {name}"
+        found: Mapping[str, Any] = call(doing, lambda: service.describe_training_job(TrainingJobName=name))
+        asked = {member: value for member, value in request.items() if member != "Tags"}
+        if other := [str(one) for one in differences(asked, found) if one.there is not None]:
+            hint = "it is not this job: submit again, which makes another name"
+            raise ConflictError(f"a training job {name} exists and differs: {'; '.join(other)}", hint=hint)
+        return found
+
+    call(f"CreateTrainingJob {name}", lambda: service.create_training_job(**request), existing=existing)
 
 
 def list_jobs() -> list[JobStatus]:

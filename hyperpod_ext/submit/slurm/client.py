@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyperpod_ext.errors import ConfigError, HyperpodExtError, NotFoundError, Problem, UnreachableError
+from hyperpod_ext.errors import (
+    ConfigError,
+    HyperpodExtError,
+    NotFoundError,
+    Problem,
+    UnknownOutcomeError,
+    UnreachableError,
+)
 
 _TIMEOUT_S = 60.0
 _TRIES = 4
@@ -91,12 +98,48 @@ class Queued:
 
 
 def submit(script: str, folder: Path) -> tuple[str, str]:
-    """Send `script` as it is, from `folder`; returns the job's id and the cluster's name."""
+    """Send `script` as it is, from `folder`; returns the job's id and the cluster's name.
+
+    Raises:
+        UnknownOutcomeError: sbatch got no answer, and no new job of the queue has this script.
+    """
+    known = _ids()
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("HPX_", "SBATCH_", "SLURM_JOB"))}
-    output = _ask(
-        ["sbatch", "--parsable"], cwd=folder, text=script, env=clean, tries=1
-    )  # a second try may be a second job
+    try:
+        output = _ask(
+            ["sbatch", "--parsable"], cwd=folder, text=script, env=clean, tries=1
+        )  # a second may be a second job
+    except UnreachableError as error:
+        return _queued_despite(error, script, known), cluster_name()
     return output.strip().splitlines()[-1].partition(";")[0], cluster_name()
+
+
+def _ids() -> set[int]:
+    """Ids of all jobs of this user that the controller knows; an array is one."""
+    output = _ask(["squeue", "--noheader", "--me", "--states=all", "--format=%F"])
+    return {int(word) for word in output.split() if word.isdecimal()}
+
+
+def _queued_despite(error: UnreachableError, script: str, known: set[int]) -> str:
+    """Id of the job that sbatch queued before its answer was lost: it is new, and has this script.
+
+    sbatch itself is not called again: that could be a second job.
+    """
+    delay = 0.5
+    for _ in range(_TRIES):  # a busy controller may read the request after sbatch has given up
+        try:
+            new = sorted(_ids() - known)
+            for job_id in map(str, new):
+                if batch_script(job_id).strip() == script.strip():
+                    return job_id
+        except HyperpodExtError as other:
+            hint = "`squeue --me` shows whether; submit again if it is not there"
+            message = f"{error.message}; the job may have been queued all the same ({other.message})"
+            raise UnknownOutcomeError(message, hint=hint) from None
+        time.sleep(delay)
+        delay *= 2
+    hint = "the queue has no new job with this script: submit again"
+    raise UnknownOutcomeError(f"{error.message}; the job may still be queued later", hint=hint)
 
 
 def cluster_name() -> str:

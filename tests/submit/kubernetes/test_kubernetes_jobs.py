@@ -6,17 +6,26 @@ import itertools
 import json
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from kubernetes_api import KubernetesApi, Order, serve
 from programs import python_program
 from waiting import until
 
 from hyperpod_ext.catalog.labels import HPJOB
 from hyperpod_ext.config.job.job import JobConfig
-from hyperpod_ext.errors import ConfigError, ConflictError, HyperpodExtError, NotFoundError, UnreachableError
+from hyperpod_ext.errors import (
+    ConfigError,
+    ConflictError,
+    HyperpodExtError,
+    NotFoundError,
+    UnknownOutcomeError,
+    UnreachableError,
+)
 from hyperpod_ext.submit.contract.handle import JobHandle
 from hyperpod_ext.submit.kubernetes import jobs
 from hyperpod_ext.submit.kubernetes.api import client as client_module
@@ -159,12 +168,54 @@ def test_creating_is_tried_again_where_nothing_was_done(api: KubernetesApi, stat
     assert len(api.asked("POST")) == 2
 
 
-@pytest.mark.parametrize("status", [500, 504])
-def test_creating_is_not_tried_again_where_it_may_have_been_done(api: KubernetesApi, status: int) -> None:
-    api.orders.append(Order(status, "POST"))
-    with pytest.raises(UnreachableError, match="it may have been done all the same"):
-        client().create(JOBS, {"metadata": {"name": "b"}})
-    assert len(api.asked("POST")) == 1
+LOST = [Order(500, "POST", JOBS), Order(504, "POST", JOBS), Order(0, "POST", JOBS, cut=True)]
+
+
+@pytest.mark.parametrize("order", LOST, ids=["500", "504", "cut"])
+def test_an_object_whose_creation_had_no_answer_is_created_once(api: KubernetesApi, order: Order) -> None:
+    api.orders.append(replace(order))
+    submit(plan())
+    assert len(api.asked("POST")) == 4
+    api.orders.append(replace(order, done=True))
+    api.objects.pop(f"{JOBS}/a")
+    assert submit(plan(nodes=2)).name == "a"
+    assert api.objects[f"{JOBS}/a"]["spec"]["replicaSpecs"][0]["replicas"] == 2
+    assert (len(api.asked("POST")), len(api.objects)) == (7, 3)
+
+
+def test_a_secret_and_a_policy_whose_answers_were_lost_are_there_once(api: KubernetesApi) -> None:
+    api.orders += [Order(0, "POST", SECRETS, cut=True, done=True), Order(500, "POST", POLICIES, done=True)]
+    submit(plan())
+    assert sorted(api.objects) == sorted([f"{SECRETS}/a-hpx", f"{POLICIES}/a-hpx", f"{JOBS}/a"])
+    assert len(api.asked("POST")) == 3
+
+
+def test_another_job_under_the_name_is_not_taken_for_the_one_whose_answer_was_lost(api: KubernetesApi) -> None:
+    def another(path: str) -> None:
+        api.put(f"{JOBS}/a", yaml.safe_load(plan(nodes=3, env={"A": "b"}).files["job.yaml"]))
+
+    api.orders.append(Order(500, "POST", JOBS, before=another))
+    with pytest.raises(ConflictError, match="exists and differs") as caught:
+        submit(plan(nodes=2))
+    for words in ("spec.nodes: 3 -> 2", 'spec.env: {"A": "b"} -> (nothing)'):
+        assert words in caught.value.message
+    assert list(api.objects) == [f"{SECRETS}/a-hpx", f"{JOBS}/a"], "the policy of the job that was not created is gone"
+
+
+def test_a_server_that_stays_silent_leaves_what_was_made_and_says_so(api: KubernetesApi) -> None:
+    def silent(path: str) -> None:
+        api.orders.append(Order(500, "GET", f"{JOBS}/a", times=99))
+
+    api.orders.append(Order(500, "POST", JOBS, done=True, before=silent))
+    with pytest.raises(UnknownOutcomeError, match="it may have been done all the same"):
+        submit(plan())
+    assert f"{POLICIES}/a-hpx" in api.objects
+
+
+def test_a_deletion_whose_answer_was_lost_is_one(api: KubernetesApi) -> None:
+    submit(plan())
+    api.orders.append(Order(0, "DELETE", JOBS, cut=True, done=True))
+    assert jobs.cancel(HYPERPOD, HANDLE, poll_s=FAST_S).state == "cancelled"
 
 
 def test_the_server_says_how_long_to_wait(api: KubernetesApi) -> None:
@@ -186,14 +237,10 @@ def test_pauses_grow_and_end(api: KubernetesApi) -> None:
     assert all(later > earlier for earlier, later in itertools.pairwise(pauses))
 
 
-def test_a_connection_that_breaks_is_tried_again_for_reading_alone(api: KubernetesApi) -> None:
+def test_a_connection_that_breaks_is_tried_again(api: KubernetesApi) -> None:
     api.put(f"{JOBS}/a", {"metadata": {"name": "a"}})
     api.orders.append(Order(0, "GET", cut=True))
     assert jobs.status(HYPERPOD, HANDLE).name == "a"
-    api.orders.append(Order(0, "POST", cut=True))
-    with pytest.raises(UnreachableError):
-        client().create(JOBS, {"metadata": {"name": "b"}})
-    assert len(api.asked("POST")) == 1
 
 
 def test_nobody_at_the_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

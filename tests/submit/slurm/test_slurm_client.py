@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hyperpod_ext.errors import ConfigError, NotFoundError, UnreachableError
+from hyperpod_ext.errors import ConfigError, NotFoundError, UnknownOutcomeError, UnreachableError
 from hyperpod_ext.submit.slurm import client
 
 
@@ -76,7 +76,35 @@ def test_a_controller_that_is_busy_is_asked_again_and_a_submission_is_not(slurm:
     assert (slurm / "sent").read_text() == "x\n"
 
 
+LOST = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+
+
+@pytest.mark.parametrize("squeue", ["%F", "%F after two looks"])
+def test_a_job_that_was_queued_before_the_answer_was_lost_is_the_one_submitted(slurm: Path, squeue: str) -> None:
+    later = 3 if "after" in squeue else 1
+    counted = f'echo x >>{slurm}/asked; echo 6; [ "$(wc -l <{slurm}/asked)" -le {later} ] || printf "7\n9\n"'
+    write(slurm, "squeue", counted)
+    known = f'*"script 9"*) cat {slurm}/sent;; *config) echo ClusterName = c;; *) echo no'
+    write(slurm, "scontrol", f'case "$*" in {known}; esac')
+    write(slurm, "sbatch", f'cat >{slurm}/sent; echo "{LOST}" >&2; exit 1')
+    assert client.submit("#!/bin/sh\necho a\n", slurm) == ("9", "c")
+
+
+@pytest.mark.parametrize(
+    ("scontrol", "words"),
+    [("echo '#!/bin/sh of another'", "no new job with this script"), ("echo denied >&2; exit 1", "denied")],
+)
+def test_a_lost_answer_of_sbatch_that_cannot_be_cleared_up_says_so(slurm: Path, scontrol: str, words: str) -> None:
+    write(slurm, "squeue", f"test -e {slurm}/sent && echo 7; true")
+    write(slurm, "scontrol", scontrol)
+    write(slurm, "sbatch", f'cat >{slurm}/sent; echo "{LOST}" >&2; exit 1')
+    with pytest.raises(UnknownOutcomeError) as caught:
+        client.submit("#!/bin/sh\n", slurm)
+    assert words in str(caught.value)
+
+
 def test_variables_of_this_shell_do_not_reach_the_job(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(slurm, "squeue", "true")
     write(slurm, "sbatch", f"env >{slurm}/env; cat >{slurm}/script; pwd >{slurm}/pwd; echo '17;research'")
     write(slurm, "scontrol", "echo 'ClusterName             = research'")
     monkeypatch.setenv("HPX_RUNTIME", "x")

@@ -9,7 +9,15 @@ import ssl
 from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ext.errors import ConfigError, ConflictError, HyperpodExtError, NotFoundError, Problem, UnreachableError
+from hyperpod_ext.errors import (
+    ConfigError,
+    ConflictError,
+    HyperpodExtError,
+    NotFoundError,
+    Problem,
+    UnknownOutcomeError,
+    UnreachableError,
+)
 from hyperpod_ext.submit.kubernetes.api.kubeconfig import Access
 
 
@@ -61,7 +69,7 @@ class Answer:
 def describe(problem: Answer | Exception, method: str, path: str, access: Access) -> HyperpodExtError:
     """The error for a refusal, or for a server that cannot be reached."""
     if isinstance(problem, Exception):
-        return _unreachable(problem, access)
+        return _unreachable(problem, method, access)
     text, where = problem.message(), f"context {access.context}"
     match problem.status:
         case 401:
@@ -78,11 +86,17 @@ def describe(problem: Answer | Exception, method: str, path: str, access: Access
             return ConfigError(list(_causes(problem)) or [Problem(text)])
         case 429:
             return UnreachableError(f"{access.server} has too much to do: {text}", hint="try again later")
-    doubt = "; it may have been done all the same: look with `hp-ext list`" if method == "POST" else ""
-    return UnreachableError(f"{access.server} failed with HTTP {problem.status}: {text}{doubt}", hint="try again later")
+    message = f"{access.server} failed with HTTP {problem.status}: {text}"
+    if method == "POST" and problem.status != 503:
+        return _unknown(message)
+    return UnreachableError(message, hint="try again later")
 
 
-def _unreachable(error: Exception, access: Access) -> UnreachableError:
+def _unknown(message: str) -> UnknownOutcomeError:
+    return UnknownOutcomeError(f"{message}; it may have been done all the same", hint="look with `hp-ext list`")
+
+
+def _unreachable(error: Exception, method: str, access: Access) -> UnreachableError:
     if isinstance(error, ssl.SSLCertVerificationError):
         hint = "the cluster may have been made anew: `aws eks update-kubeconfig --name CLUSTER`"
         return UnreachableError(f"the certificate of {access.server} is not trusted: {error.verify_message}", hint=hint)
@@ -91,8 +105,10 @@ def _unreachable(error: Exception, access: Access) -> UnreachableError:
         reason = "it does not answer"
     if isinstance(error, socket.gaierror):
         reason = "its name is not known; is there a network?"
-    hint = f"context {access.context} of the kubeconfig points there"
-    return UnreachableError(f"cannot reach {access.server}: {reason}", hint=hint)
+    message = f"cannot reach {access.server}: {reason}"
+    if method == "POST" and not isinstance(error, ConnectionRefusedError | socket.gaierror | ssl.SSLError):
+        return _unknown(message)
+    return UnreachableError(message, hint=f"context {access.context} of the kubeconfig points there")
 
 
 def _not_found(answer: Answer, path: str, access: Access, text: str) -> NotFoundError:

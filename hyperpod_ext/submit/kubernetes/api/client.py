@@ -1,7 +1,7 @@
 """A small client of the Kubernetes API: JSON over HTTP, on the standard library.
 
-Read requests are tried again when that is right: at 429, at 5xx, and when the connection broke. A request that
-creates something is tried again only where the server said that it did nothing (429, 503), or was never reached.
+Requests are tried again at 429, at 5xx, and when the connection broke. If the answer to a request that creates an
+object was lost, the client first looks whether the server has the object, and whether it is the one that was sent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
-from hyperpod_ext.errors import HyperpodExtError
+from hyperpod_ext.errors import ConflictError, HyperpodExtError, NotFoundError, UnknownOutcomeError
+from hyperpod_ext.submit.contract.differences import FieldDifference, differences
 from hyperpod_ext.submit.kubernetes.api.answers import Answer, describe
 from hyperpod_ext.submit.kubernetes.api.kubeconfig import Access
 
@@ -59,15 +60,47 @@ class Client:
         return self._ask("GET", path, {}, tries=1)
 
     def create(self, path: str, body: Mapping[str, Any], **query: str) -> dict[str, Any]:
-        """Create `body` in the collection `path`."""
-        return self._ask("POST", path, query, body)
+        """Create `body` in the collection `path`. An object that an attempt without an answer created is returned.
+
+        Raises:
+            ConflictError: another object has the name.
+            UnknownOutcomeError: an answer was lost, and the server does not say whether the object exists.
+        """
+        lost: UnknownOutcomeError | None = None
+        for attempt in range(_TRIES):
+            try:
+                return self._ask("POST", path, query, body)
+            except UnknownOutcomeError as error:
+                if "dryRun" in query:
+                    raise
+                lost = error
+            except ConflictError:
+                if lost is None:
+                    raise
+            try:
+                found = self.get(f"{path}/{body['metadata']['name']}")
+            except NotFoundError:
+                self._wait(attempt, None, lost.message)
+                continue
+            except HyperpodExtError:
+                raise lost from None
+            if other := unlike(body, found):
+                name = f"{body.get('kind', path)} {body['metadata']['name']}"
+                raise ConflictError(f"a {name} exists and differs: {'; '.join(other)}", hint="choose another name")
+            return found
+        assert lost is not None
+        raise lost
+
+    def evict(self, path: str, body: Mapping[str, Any]) -> None:
+        """Create an eviction at `path`; it is no object, and sending it again does no harm."""
+        self._ask("POST", path, {}, body, repeatable=True)
 
     def replace(self, path: str, body: Mapping[str, Any], **query: str) -> dict[str, Any]:
         """Put `body` in the place of what is at `path`."""
         return self._ask("PUT", path, query, body)
 
     def delete(self, path: str, **query: str) -> dict[str, Any]:
-        """Delete what is at `path`, and what belongs to it."""
+        """Delete what is at `path`, and what belongs to it. {} if an attempt without an answer deleted it."""
         return self._ask("DELETE", path, query, {"kind": "DeleteOptions", "propagationPolicy": "Background"})
 
     def items(self, path: str, **query: str) -> Iterator[dict[str, Any]]:
@@ -91,8 +124,15 @@ class Client:
                 yield line.decode(errors="replace").rstrip("\n")
 
     def _ask(
-        self, method: str, path: str, query: Mapping[str, str], body: Any = None, tries: int = _TRIES
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: Any = None,
+        tries: int = _TRIES,
+        repeatable: bool | None = None,
     ) -> dict[str, Any]:
+        repeatable = method != "POST" if repeatable is None else repeatable
         for attempt in range(tries):
             last = attempt == tries - 1
             try:
@@ -100,16 +140,18 @@ class Client:
                 with closing(connection):
                     answer.read()
             except (OSError, http.client.HTTPException) as error:
-                if last or not _is_safe(method, error):
+                if last or not _is_safe(repeatable, error):
                     raise describe(error, method, path, self.access) from None
                 self._wait(attempt, None, _words(error))
                 continue
             if answer.status == 401 and attempt == 0 and self._token is not None:
                 self._token = None  # it may have expired: the source is asked for another, once
                 continue
-            if not last and answer.status in (_TRANSIENT if method != "POST" else _DID_NOTHING):
+            if not last and answer.status in (_TRANSIENT if repeatable else _DID_NOTHING):
                 self._wait(attempt, answer.retry_after_s, f"HTTP {answer.status}")
                 continue
+            if method == "DELETE" and answer.status == 404 and attempt:
+                return {}
             if answer.status >= 400:
                 raise describe(answer, method, path, self.access)
             return answer.json()
@@ -157,11 +199,35 @@ class Client:
         self._pause(pause)
 
 
-def _is_safe(method: str, error: Exception) -> bool:
+def unlike(asked: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """Fields in which `found` is not the object `asked`; empty if it is.
+
+    An object with annotations is compared by these and its labels: our jobs carry their spec there, and admission may
+    change the rest. Others are compared as a whole, but for `stringData`, which servers do not give back.
+    """
+    parts = ("metadata",) if asked["metadata"].get("annotations") else asked.keys() - {"stringData"}
+    other = (one for part in sorted(parts) for one in differences(asked[part], found.get(part), part))
+    return [str(field) for one in other for field in _fields(one)]
+
+
+def _fields(found: FieldDifference) -> Iterator[FieldDifference]:
+    """The fields of one difference, if both values are JSON, as the spec in an annotation is."""
+    try:
+        there, wanted = json.loads(found.there), json.loads(found.wanted)
+    except (TypeError, ValueError):
+        yield found
+        return
+    yield from differences(wanted, there, found.path)
+    for one in differences(there, wanted, found.path):
+        if one.there is None:
+            yield FieldDifference(one.path, one.wanted, None)
+
+
+def _is_safe(repeatable: bool, error: Exception) -> bool:
     """Whether the request may be sent again: it did nothing, or doing it twice is the same as once."""
     if isinstance(error, ssl.SSLError | socket.gaierror):
         return False  # trying again would not help
-    return method != "POST" or isinstance(error, ConnectionRefusedError)
+    return repeatable or isinstance(error, ConnectionRefusedError)
 
 
 def _words(error: Exception) -> str:

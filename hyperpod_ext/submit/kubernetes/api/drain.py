@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from hyperpod_ext.errors import NotFoundError
+from hyperpod_ext.errors import ConflictError, NotFoundError
 from hyperpod_ext.submit.kubernetes.api.client import Client
 
+_TRIES = 5
 _MIRROR = "kubernetes.io/config.mirror"
 
 
@@ -45,11 +46,17 @@ def pods_on(client: Client, nodes: Sequence[str]) -> list[dict[str, str]]:
 def cordon(client: Client, nodes: Sequence[str], cordoned: bool = True) -> None:
     """Have the scheduler leave the nodes out, or take them again."""
     for name in nodes:
-        node = client.get(f"/api/v1/nodes/{name}")
-        if bool(node.get("spec", {}).get("unschedulable")) == cordoned:
-            continue
-        node["spec"] = {**node.get("spec", {}), "unschedulable": cordoned}
-        client.replace(f"/api/v1/nodes/{name}", node)  # refused where somebody changed the node meanwhile
+        for tries_left in reversed(range(_TRIES)):
+            node = client.get(f"/api/v1/nodes/{name}")
+            if bool(node.get("spec", {}).get("unschedulable")) == cordoned:
+                break
+            node["spec"] = {**node.get("spec", {}), "unschedulable": cordoned}
+            try:
+                client.replace(f"/api/v1/nodes/{name}", node)
+                break
+            except ConflictError:  # the node changed meanwhile, perhaps by an attempt whose answer was lost
+                if not tries_left:
+                    raise
 
 
 def evict(client: Client, pods: Sequence[Mapping[str, str]]) -> None:
@@ -64,7 +71,7 @@ def evict(client: Client, pods: Sequence[Mapping[str, str]]) -> None:
         metadata = {"name": pod["name"], "namespace": pod["namespace"]}
         body = {"apiVersion": version, "kind": "Eviction", "metadata": metadata}
         with suppress(NotFoundError):  # it ended by itself
-            client.create(path, body)
+            client.evict(path, body)
 
 
 def _is_evicted(pod: Mapping[str, Any]) -> bool:
