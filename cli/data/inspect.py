@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hyperpod_ext.user_folders import expanded
+
 from ..checkpoints.table import age, count, size
 from ..command import Command, output_option
 from ..output import columns, print_result
@@ -45,7 +47,7 @@ def command(place: str | None, document: int | None, field: str | None, output: 
 
     from .files import is_dataset
 
-    folder = default_place() if place is None else Path(place).expanduser()
+    folder = default_place() if place is None else expanded(place)
     if is_dataset(folder):
         _show_file(folder, document, field, output)
         return

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import click
+
+from hyperpod_ext.user_folders import expanded
 
 from ..checkpoints.table import count, size
 from ..command import Command, output_option
@@ -40,7 +41,7 @@ def command(ctx: click.Context, store: str, source: bool, drop_damaged: bool, ou
 
     from ..checkpoints.progress import transfer
 
-    folder = Path(store).expanduser()
+    folder = expanded(store)
     with transfer(f"reading {folder.name}", nbytes_of_segments(folder)) as on_bytes:
         found = check(folder, on_bytes=on_bytes, source=source)
     dropped: list[str] = []

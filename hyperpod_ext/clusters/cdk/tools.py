@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hyperpod_ext.errors import HyperpodExtError, NotFoundError, UnreachableError
+from hyperpod_ext.user_folders import cache_folder
 
 CDK_CLI = "2.1148.1"
 """`npx aws-cdk` would take the newest, 3.x, which does not read what the library of 2.x writes."""
@@ -64,8 +65,7 @@ def node_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 def cli_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Where the CDK CLI is kept."""
-    cache = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or Path.home()) / ".cache"
-    return Path(cache) / "hyperpod_ext" / f"aws-cdk-{CDK_CLI}"
+    return cache_folder(environ) / "hyperpod_ext" / f"aws-cdk-{CDK_CLI}"
 
 
 def cdk_cli(environment: Mapping[str, str], say: Say) -> Path:

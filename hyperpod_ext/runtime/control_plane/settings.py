@@ -43,7 +43,9 @@ class Settings:
         else:
             config = sized(RuntimeConfig.from_json(text), nodes, workers_per_node)
         given = environ.get(ENV_SECRET_FILE)
-        secret_file = Path(given) if given else secret_file_of(config.name, environ)
+        secret_file = (
+            Path(given) if given else secret_file_of(config.name, environ, durable=bool(config.checkpoint.durable()))
+        )
         return cls(config, text is not None, secret_file, read_secret(secret_file))
 
 

@@ -78,7 +78,7 @@ class HyperpodCheckpointIO(CheckpointIO):
 
     def _secret(self) -> bytes:
         named = os.environ.get(ENV_SECRET_FILE)
-        return read_secret(self._secret_file or (Path(named) if named else secret_file_of(self._job)))
+        return read_secret(self._secret_file or (Path(named) if named else secret_file_of(self._job, durable=True)))
 
 
 def _moved(node: Any, device: torch.device) -> Any:

@@ -27,6 +27,7 @@ from hyperpod_ext.runtime.storage.object_store import (
     ignore,
     never,
 )
+from hyperpod_ext.user_folders import expanded
 
 CHUNK = 8 * MIB  # between two looks at `cancelled`
 ABANDONED_S = 24 * 3600.0  # no live writer leaves its file untouched for so long
@@ -42,7 +43,7 @@ HINTS = {
 
 class FileStore:
     def __init__(self, path: str | Path) -> None:
-        self.root = Path(path).expanduser().absolute()
+        self.root = expanded(path).absolute()
         self.url = self.root.as_uri()
 
     def put(

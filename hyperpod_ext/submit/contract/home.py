@@ -6,10 +6,11 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from hyperpod_ext.user_folders import state_folder
+
 
 def home(environ: Mapping[str, str] = os.environ) -> Path:
     """The folder of all local jobs: $HPX_HOME, or the user's state folder."""
     if given := environ.get("HPX_HOME"):
         return Path(given).resolve() / "local"
-    state = environ.get("XDG_STATE_HOME") or Path(environ.get("HOME") or Path.home()) / ".local" / "state"
-    return Path(state) / "hyperpod_ext" / "local"
+    return state_folder(environ) / "hyperpod_ext" / "local"

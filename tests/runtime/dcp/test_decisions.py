@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -203,6 +204,23 @@ def test_a_secret_is_made_once(tmp_path) -> None:
     assert (path.stat().st_mode & 0o777, len(path.read_text())) == (0o600, 64)
     assert secret_file_of("j", environ).read_text() == path.read_text()
     assert secret_file_of("k", environ).read_text() != path.read_text()
+
+
+@pytest.mark.parametrize("environ", [{}, {"HOME": "/proc/nowhere"}])
+def test_a_user_without_a_home_folder_has_the_secret_next_to_the_socket_if_nothing_is_durable(
+    tmp_path, monkeypatch, environ
+) -> None:
+    """Containers run as a user id without an entry in /etc/passwd, with HOME=/ or without HOME."""
+    monkeypatch.setattr(Path, "home", _no_home)
+    sockets = {"HPX_SOCKET_DIR": str(tmp_path / "sockets"), **environ}
+    assert secret_file_of("j", sockets).parent == tmp_path / "sockets" / "secrets"
+    with pytest.raises(HyperpodExtError, match="which its durable checkpoints need, cannot be kept") as refused:
+        secret_file_of("j", sockets, durable=True)
+    assert "HPX_SECRET_FILE" in refused.value.hint
+
+
+def _no_home() -> Path:
+    raise RuntimeError("Could not determine home directory.")
 
 
 def test_the_memory_server_is_told_that_the_step_that_was_loaded_is_not_saved_again() -> None:

@@ -19,6 +19,7 @@ from hyperpod_ext.runtime.data.token_store.reader import TokenStore
 from hyperpod_ext.runtime.data.token_store.segment import SegmentInfo, Tokens
 from hyperpod_ext.runtime.data.token_store.sources import SPLITS, Position, find_files, kind_of, rows
 from hyperpod_ext.runtime.data.token_store.writer import SEGMENT_BYTES, StoreWriter, key_of
+from hyperpod_ext.user_folders import expanded
 
 CODE = 1
 """Rises when the same source and tokenizer would give other tokens."""
@@ -86,7 +87,7 @@ class Skipped:
 
 def default_place() -> Path:
     """Where stores of this node are: $HPX_DATA_DIR, best on local NVMe, or else the user's cache."""
-    return Path(os.environ.get(PLACE) or "~/.cache/hyperpod_ext/data").expanduser()
+    return expanded(os.environ.get(PLACE) or "~/.cache/hyperpod_ext/data")
 
 
 def prepare(recipe: Recipe, place: str | Path | None = None) -> Prepared:
@@ -109,7 +110,7 @@ def prepare(recipe: Recipe, place: str | Path | None = None) -> Prepared:
         "on_bad_record": recipe.on_bad_record,
         "segment_bytes": recipe.segment_bytes,
     }
-    root = default_place() if place is None else Path(place).expanduser()
+    root = default_place() if place is None else expanded(place)
     name = files[0].name.partition(".")[0][:40] or "data"
     return Prepared(recipe, files, tokenizer, about, root / f"{name}-{key_of(about)[:16]}")
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from hyperpod_ext.errors import HyperpodExtError
 from hyperpod_ext.runtime.data.token_store.files import FileLock, explained
 from hyperpod_ext.runtime.data.token_store.writer import ABOUT, LOCK, READERS
+from hyperpod_ext.user_folders import expanded
 
 _EVICTED = ".evicted-"
 
@@ -68,7 +69,7 @@ def evict(place: str | Path, budget_bytes: int, *, keep: Iterable[Path] = ()) ->
 
     Mappings of a store that is gone stay valid: the kernel frees its pages with the last of them.
     """
-    root = Path(place).expanduser()
+    root = expanded(place)
     for left in root.glob(f"{_EVICTED}*"):  # of an eviction that was killed
         _delete(left)
     gone: list[Path] = []

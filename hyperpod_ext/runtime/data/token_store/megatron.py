@@ -16,6 +16,7 @@ from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
 from hyperpod_ext.runtime.data.token_store.mapped import MappedFile
 from hyperpod_ext.runtime.data.token_store.segment import Tokens, windows_of
 from hyperpod_ext.runtime.snapshot.manifest import crc64nvme
+from hyperpod_ext.user_folders import expanded
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEAD = struct.Struct("<9sQBQQ")
@@ -24,7 +25,7 @@ _DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
 def prefix_of(path: str | Path) -> Path:
     """The name without .bin or .idx."""
-    path = Path(path).expanduser()
+    path = expanded(path)
     return path.with_suffix("") if path.suffix in (".bin", ".idx") else path
 
 

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from hyperpod_ext.errors import DiskFullError
 from hyperpod_ext.runtime.data.token_store.files import TEMPORARY, make_folder, publish
 from hyperpod_ext.runtime.snapshot.manifest import crc64nvme
+from hyperpod_ext.user_folders import expanded
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -59,7 +60,7 @@ class ReadyRing:
         """
         self.stream, self.budget_bytes = stream, budget_bytes
         name = re.sub(r"[^A-Za-z0-9_.-]", "_", stream)[:40]
-        self.folder = Path(place).expanduser() / f"ring-{name}-{crc64nvme(stream.encode()):016x}"
+        self.folder = expanded(place) / f"ring-{name}-{crc64nvme(stream.encode()):016x}"
         self.stats = RingStats()
         make_folder(self.folder)
         os.utime(self.folder)

@@ -13,6 +13,7 @@ from typing import IO, Any
 
 from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
 from hyperpod_ext.runtime.data.token_store.columns import arrow_rows, parquet_rows
+from hyperpod_ext.user_folders import expanded
 
 Rows = Iterator[tuple["Position", Any]]
 SPLITS = ("file", "lines", "paragraphs")
@@ -59,7 +60,7 @@ def find_files(sources: Sequence[str | Path]) -> list[Path]:
     """
     found: list[Path] = []
     for source in map(str, sources):
-        path = Path(source).expanduser()
+        path = expanded(source)
         if path.is_dir():
             inside = sorted(each for each in path.rglob("*") if each.is_file() and kind_of(each))
         elif path.exists():

@@ -23,6 +23,7 @@ from hyperpod_ext.errors import HyperpodExtError, UnreachableError
 from hyperpod_ext.runtime.ipc.environment import ENV_SECRET_FILE, ENV_SOCKET_DIR
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
 from hyperpod_ext.runtime.memory_server.protocol.requests import Handshake
+from hyperpod_ext.user_folders import state_folder
 
 EVENTS = ".events"
 _START_S = 60.0
@@ -91,13 +92,29 @@ class ServerFiles:
         return self._file("log")
 
 
-def secret_file_of(job: str, environ: Mapping[str, str] = os.environ) -> Path:
+def secret_file_of(job: str, environ: Mapping[str, str] = os.environ, *, durable: bool = False) -> Path:
     """The job's secret on this machine, made when there is none.
 
-    In the user's state directory and not beside the socket: it must survive a reboot, as durable copies do.
+    It is in the user's state folder, because it must survive a reboot as durable copies do. If this user has no such
+    folder and the job no durable copies, it is next to the socket.
+
+    Raises:
+        HyperpodExtError: there is no state folder, and the job has durable copies.
     """
-    state = environ.get("XDG_STATE_HOME")
-    directory = (Path(state) if state else Path.home() / ".local" / "state") / "hyperpod_ext" / "secrets"
+    try:
+        return _secret_in(state_folder(environ) / "hyperpod_ext" / "secrets", job)
+    except (OSError, HyperpodExtError) as error:
+        if not durable:
+            return _secret_in(runtime_dir(environ) / "secrets", job)
+        why = str(error).partition("\n")[0]
+        raise HyperpodExtError(
+            f"the secret of job {job}, which its durable checkpoints need, cannot be kept on this machine: {why}",
+            hint=f"Put at least 16 random bytes into a file of mode 600 and name it in {ENV_SECRET_FILE}; or set "
+            "XDG_STATE_HOME to a folder that this user can write to.",
+        ) from error
+
+
+def _secret_in(directory: Path, job: str) -> Path:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = directory / job
     partial = directory / f".{job}.{secrets.token_hex(8)}"

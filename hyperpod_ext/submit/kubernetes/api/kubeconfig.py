@@ -20,6 +20,7 @@ import yaml
 
 from hyperpod_ext.config.files.nearest import suggest
 from hyperpod_ext.errors import UnreachableError
+from hyperpod_ext.user_folders import home_folder
 
 _IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _EXEC_TIMEOUT_S = 60.0
@@ -53,7 +54,7 @@ def load_access(context: str | None = None, namespace: str | None = None) -> Acc
         UnreachableError: there is none, or it does not have this context.
     """
     files = [Path(name) for name in os.environ.get("KUBECONFIG", "").split(os.pathsep) if name]
-    files = files or [Path.home() / ".kube" / "config"]
+    files = files or [home_folder("KUBECONFIG") / ".kube" / "config"]
     there = [file for file in files if file.is_file()]
     if not there:
         if context is None and (_IN_POD / "token").is_file() and "KUBERNETES_SERVICE_HOST" in os.environ:
