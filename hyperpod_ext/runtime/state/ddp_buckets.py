@@ -30,19 +30,31 @@ def wrap(module: torch.nn.Module, layout: Buckets | None, **options: Any) -> Dis
     """
     if not _CAN_SKIP_SYNC:
         options.pop("init_sync", None)
+    if layout is None and _has_sparse_gradients(module) and not options.get("find_unused_parameters"):
+        return _ReversedDDP(module, **options)
     return DistributedDataParallel(module, **options) if layout is None else _PinnedDDP(module, layout, **options)
+
+
+def _has_sparse_gradients(module: torch.nn.Module) -> bool:
+    """Whether DDP reduces some parameters as sparse tensors: the same question as DDP's own."""
+    return any(
+        isinstance(each, torch.nn.Embedding | torch.nn.EmbeddingBag) and each.sparse for each in module.modules()
+    )
 
 
 def layout_of(ddp: DistributedDataParallel) -> Buckets | None:
     """The layout that `ddp` uses from its next step on. Collective: call it after a step, on every rank.
 
-    None while DDP has not laid out anew: before its first backward, and for ever where unused parameters
-    are looked for (then the first layout is final, and the same in every DDP of the module).
+    None while DDP has not laid out anew: before its first backward, and for ever if the first layout is final and the
+    same in every DDP of the module: with `find_unused_parameters`, and with sparse gradients.
     """
+    if isinstance(ddp, _ReversedDDP):
+        return None
     anew = ddp.reducer._rebuild_buckets()  # what the next forward would do first
     if not anew and not ddp._has_rebuilt_buckets:
         return None
-    trained = [parameter for parameter in ddp.module.parameters() if parameter.requires_grad]
+    ignored = ddp.parameters_to_ignore
+    trained = [each for name, each in ddp.module.named_parameters() if each.requires_grad and name not in ignored]
     index_of = {id(parameter): index for index, parameter in enumerate(trained)}
     buckets = ddp.reducer._get_zeros_like_grad_buckets()
     return [[index_of[id(parameter)] for parameter in bucket.parameters()] for bucket in buckets]
@@ -75,3 +87,19 @@ class _PinnedDDP(DistributedDataParallel):
                 hint="Call run.data_parallel for the same modules, in the same order, each time.",
             )
         return [parameters[index] for index in self._arrival], [sparse[index] for index in self._arrival]
+
+
+class _ReversedDDP(DistributedDataParallel):
+    """DDP that takes the reverse of its parameters for the order of arrival, and lays out its buckets at once.
+
+    With sparse gradients the reducer cannot say which layout it has: their buckets have no tensor to show.
+    """
+
+    def __init__(self, module: torch.nn.Module, **options: Any) -> None:
+        super().__init__(module, **options)
+        self.reducer._push_all_rebuilt_params()
+        self.reducer._rebuild_buckets()
+
+    def _build_params_for_reducer(self) -> tuple[list[torch.nn.Parameter], list[bool]]:
+        parameters, sparse = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]  # torch's has no types
+        return parameters[::-1], sparse[::-1]

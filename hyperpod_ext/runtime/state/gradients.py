@@ -18,7 +18,8 @@ import torch
 from hyperpod_ext.runtime.snapshot.image import is_dtensor
 
 Ranges = list[list[int]]
-"""Numbers of parameters, as ranges `[first, behind the last]`."""
+"""Numbers of parameters, as ranges `[first, behind the last]`; of sparse gradients `[first, behind the last, number of
+sparse dimensions]`."""
 
 _ALIGNMENT = 64
 
@@ -29,10 +30,11 @@ def existing(objects: Iterable[object]) -> Ranges:
     for number, parameter in enumerate(_parameters(objects)):
         if parameter.grad is None:
             continue
-        if ranges and ranges[-1][1] == number:
+        sparse = [parameter.grad.sparse_dim()] if parameter.grad.is_sparse else []
+        if ranges and ranges[-1][1:] == [number, *sparse]:
             ranges[-1][1] = number + 1
         else:
-            ranges.append([number, number + 1])
+            ranges.append([number, number + 1, *sparse])
     return ranges
 
 
@@ -40,10 +42,17 @@ def give_zeros(objects: Iterable[object], ranges: Sequence[Sequence[int]]) -> No
     """Give these parameters gradients of zero. On the CPU they take memory once they are used: most scripts drop them
     before that."""
     parameters = _parameters(objects)
-    chosen = [parameter for low, high in ranges for parameter in parameters[low:high] if parameter.requires_grad]
-    memory = _Zeros(sum(_nbytes(_local(parameter)) for parameter in chosen))
-    for parameter in chosen:
-        parameter.grad = memory.like(parameter)
+    chosen = [(p, sparse) for low, high, *sparse in ranges for p in parameters[low:high] if p.requires_grad]
+    memory = _Zeros(sum(_nbytes(_local(parameter)) for parameter, sparse in chosen if not sparse))
+    for parameter, sparse in chosen:
+        parameter.grad = _no_elements(parameter, sparse[0]) if sparse else memory.like(parameter)
+
+
+def _no_elements(parameter: torch.Tensor, sparse_dimensions: int) -> torch.Tensor:
+    """A sparse gradient of zero."""
+    indices = torch.empty(sparse_dimensions, 0, dtype=torch.long, device=parameter.device)
+    values = parameter.new_empty(0, *parameter.shape[sparse_dimensions:])
+    return torch.sparse_coo_tensor(indices, values, parameter.shape)
 
 
 class WaitingGradients:

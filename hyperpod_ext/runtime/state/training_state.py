@@ -160,7 +160,8 @@ class TrainingState:
                 if isinstance(value, torch.optim.Optimizer):  # a scaler left it these for a step that was never ended
                     for name in ("grad_scale", "found_inf"):
                         vars(value).pop(name, None)
-            elif isinstance(value, torch.amp.GradScaler):  # it remembers whose gradients it has unscaled
+            # it remembers whose gradients it has unscaled, unless it is disabled
+            elif isinstance(value, torch.amp.GradScaler) and value.is_enabled():
                 value._per_optimizer_states.clear()
 
     def existing_gradients(self) -> gradients.Ranges:

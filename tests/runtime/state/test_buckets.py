@@ -81,6 +81,40 @@ def test_where_unused_parameters_are_looked_for_there_is_nothing_to_keep():
     assert buckets.layout_of(ddp) is None
 
 
+class Embedded(nn.Module):
+    """Has a parameter whose gradient is sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(8, 8, sparse=True)
+        self.layers = Crossed()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(self.words(x.long()))
+
+
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"static_graph": True}])
+def test_with_sparse_gradients_the_layout_is_final_from_the_first_step_on(options):
+    model = Embedded()
+    ddp = buckets.wrap(model, None, bucket_cap_mb=0.0003, **options)
+    for _ in range(3):
+        assert not ddp.reducer._rebuild_buckets()
+        train_step(ddp)
+        assert buckets.layout_of(ddp) is None
+    assert model.words.weight.grad.is_sparse
+
+
+def test_parameters_that_ddp_ignores_are_in_no_layout():
+    model = Crossed()
+    nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["second.weight"])
+    ddp = buckets.wrap(model, None)
+    train_step(ddp)
+    layout = buckets.layout_of(ddp)
+    assert sorted(index for bucket in layout for index in bucket) == list(range(5))
+    del ddp
+    buckets.wrap(model, layout)
+
+
 def test_another_module_is_refused():
     with pytest.raises(JobFailedError, match="has 2 trained parameters; before the fault it had 6"):
         buckets.wrap(nn.Linear(2, 2), [[5, 4], [3, 2, 1, 0]])

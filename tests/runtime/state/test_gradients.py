@@ -101,6 +101,19 @@ def test_gradients_that_exist_are_told_in_ranges_of_parameters():
     assert gradients.existing([model, optimizer]) == [[0, 2], [4, 5]]
 
 
+def test_a_sparse_gradient_is_sparse_after_a_fault_too():
+    """SparseAdam takes no other, and DDP expects what it reduced before."""
+    model = nn.ModuleList([nn.Embedding(4, 2, sparse=True), nn.Linear(2, 2, bias=False)])
+    model[1](model[0](torch.tensor([1, 3]))).sum().backward()
+    existed = gradients.existing([model])
+    assert existed == [[0, 1, 1], [1, 2]]
+    model.zero_grad()
+    gradients.give_zeros([model], existed)
+    assert gradients.existing([model]) == existed
+    assert model[0].weight.grad.to_dense().count_nonzero() == 0
+    torch.optim.SparseAdam(model[0].parameters()).step()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_zeros_lie_as_autograd_would_lay_them(dtype):
     weight = nn.Parameter(torch.ones(4, 3, 5, 5, dtype=dtype).to(memory_format=torch.channels_last))

@@ -300,3 +300,11 @@ def test_what_a_scaler_left_on_an_optimizer_for_a_step_that_did_not_end_is_forgo
     TrainingState({"model": model, "optimizer": optimizer, "scaler": scaler}).clear_gradients()
     assert not hasattr(optimizer, "grad_scale")
     assert not hasattr(optimizer, "found_inf")
+
+
+def test_a_disabled_scaler_is_state_as_any_other():
+    """Scripts that may run in bfloat16 have one; on a machine without CUDA, one for CUDA disables itself."""
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    state = TrainingState({"scaler": scaler})
+    state.clear_gradients()
+    assert state.take().parts.tensors == []

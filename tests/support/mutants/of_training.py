@@ -20,8 +20,8 @@ MUTANTS: list[Mutant] = [
     GRADIENTS.mutant(
         "gradients.none_for_zero",
         "A step is made again with the gradients that existed when the one before was committed.",
-        "for low, high in ranges for parameter",
-        "for low, high in ranges[1:] for parameter",
+        "for low, high, *sparse in ranges for p",
+        "for low, high, *sparse in ranges[1:] for p",
     ),
     GRADIENTS.mutant(
         "gradients.sum_over_steps",
