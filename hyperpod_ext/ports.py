@@ -19,11 +19,12 @@ def free_port(host: str = "127.0.0.1") -> int:
         port = random.randrange(_LOWEST, max(_lowest_of_the_kernel(), _LOWEST + 1))
         if _can_listen(host, port):
             return port
-    with socket.create_server((host, 0), family=_family(host)) as probe:
+    with socket.create_server((host, 0), family=family_of(host)) as probe:
         return int(probe.getsockname()[1])
 
 
-def _family(host: str) -> socket.AddressFamily:
+def family_of(host: str) -> socket.AddressFamily:
+    """Family of a numeric address, IPv4 or IPv6; of a name, IPv4."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
@@ -36,7 +37,7 @@ def _lowest_of_the_kernel() -> int:
 
 def _can_listen(host: str, port: int) -> bool:
     try:
-        socket.create_server((host, port), family=_family(host)).close()
+        socket.create_server((host, port), family=family_of(host)).close()
     except OSError:
         return False
     return True

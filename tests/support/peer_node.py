@@ -48,9 +48,10 @@ class Node:
         slots: int = 4,
         encrypted: bool = False,
         environment: Mapping[str, str] | None = None,
+        host: str = "127.0.0.1",
         **tier: Any,
     ) -> None:
-        self.number, self.secret, self.encrypted = number, secret, encrypted
+        self.number, self.secret, self.encrypted, self.host = number, secret, encrypted, host
         whole = Budget(budget, lambda: 1 << 40)
         self.own = Regions(kind="own", job=JOB, secret=secret, budget=whole, slots=slots)
         self.replicas = Regions(kind="replica", job=JOB, secret=secret, budget=whole, slots=2)
@@ -68,7 +69,7 @@ class Node:
             job=JOB,
             cpu_priority=cpu_priority,
             parts=self.parts,
-            host="127.0.0.1",
+            host=host,
             timeout_s=timeout_s,
             encrypted=encrypted,
             nixl=self.nixl,
@@ -91,7 +92,7 @@ class Node:
 
     @property
     def address(self) -> tuple[str, int]:
-        return "127.0.0.1", self.server.port
+        return self.host, self.server.port
 
     def client(self, secret: bytes = SECRET) -> PeerClient:
         return PeerClient(*self.address, secret, encrypted=self.encrypted)

@@ -609,7 +609,7 @@ class Node:
         if interface := self._config.interface:
             for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
                 environ.setdefault(variable, interface)
-        elif self._settings.host in ("127.0.0.1", "localhost"):
+        elif self._settings.host in ("127.0.0.1", "::1", "localhost"):
             environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         return environ
 

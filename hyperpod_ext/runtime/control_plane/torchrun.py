@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import socket
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
@@ -25,6 +24,7 @@ from hyperpod_ext.runtime.control_plane.own_store import OwnStore
 from hyperpod_ext.runtime.control_plane.settings import Settings
 from hyperpod_ext.runtime.control_plane.standalone import Members, RendezvousRound
 from hyperpod_ext.runtime.ipc import control_messages as c
+from hyperpod_ext.runtime.ipc.interface import address_towards
 from hyperpod_ext.runtime.process_group.groups import ProcessGroups
 from hyperpod_ext.runtime.process_group.store import Address, PartitionedStore
 
@@ -52,7 +52,7 @@ class TorchrunMembers(Members):
         nodes = self._world_size // self._local_size
         self._settings = Settings.of(nodes, self._local_size, environ, _suffix(meeting, launcher))
         self._keys = OwnStore(self._settings.secret)
-        host = _own_address()
+        host = address_towards(os.environ["MASTER_ADDR"])
         mine = self._keys.start(host)
         # process after process of one rank: the launcher's count keeps their addresses apart
         store = PrefixStore(f"hpx-{environ['TORCHELASTIC_RESTART_COUNT']}", meeting)
@@ -187,10 +187,3 @@ def _collected(store: Store, keys: Sequence[str], limit: timedelta) -> list[Any]
     except RuntimeError:
         return [json.loads(store.get(key)) if store.check([key]) else None for key in keys]
     return [json.loads(value) for value in store.multi_get(list(keys))]
-
-
-def _own_address() -> str:
-    """This machine's address, as the others see it; a number."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
-        return str(probe.getsockname()[0])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +14,7 @@ from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.errors import ConflictError, HyperpodExtError, JobFailedError
 from hyperpod_ext.runtime.dcp.collectives import Ranks
 from hyperpod_ext.runtime.ipc.environment import ENV_FAILURE_DOMAIN, ENV_MEMORY_SOCKET, ENV_SECRET_FILE, read_secret
+from hyperpod_ext.runtime.ipc.interface import address_towards
 from hyperpod_ext.runtime.membership.node_map import Nodes
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
 from hyperpod_ext.runtime.memory_server.client.start import (
@@ -113,7 +113,7 @@ class MemoryConnection:
                 hint=f"Put at least 16 random bytes into a file of mode 600, the same on each, and name it in "
                 f"{ENV_SECRET_FILE} or secret_file.",
             )
-        return secret_file_of(self._job)
+        return secret_file_of(self._job, durable=bool(self._policy.durable()))
 
     def _check_secrets(self) -> None:
         proof = hmac.new(self.secret, b"hyperpod_ext: one secret", hashlib.sha256).hexdigest()
@@ -151,13 +151,6 @@ class MemoryConnection:
         return addresses
 
     def _listen(self) -> list[Any]:
-        host = _own_address() if self.nodes.machines > 1 else "127.0.0.1"
+        host = address_towards(os.environ["MASTER_ADDR"]) if self.nodes.machines > 1 else "127.0.0.1"
         port = self.client.ask(r.Listen(host=host)).port
         return [self.node, host, port, os.environ.get(ENV_FAILURE_DOMAIN, "")]
-
-
-def _own_address() -> str:
-    """Address of this machine, as the others see it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
-        return str(probe.getsockname()[0])

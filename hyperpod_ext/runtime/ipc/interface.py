@@ -1,19 +1,23 @@
-"""Network interfaces of this machine, and the address that one has."""
+"""Addresses of this machine: of one of its network interfaces, or on its way to another machine."""
 
 from __future__ import annotations
 
 import fcntl
 import socket
 import struct
+from pathlib import Path
 
-from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.errors import JobFailedError, UnreachableError
 
 _SIOCGIFADDR = 0x8915
 _ADDRESS_AT = 20
+_IPV6_ADDRESSES, _OF_THE_LINK = Path("/proc/net/if_inet6"), "20"
+_DISCARD = 9
+"""A port to name where none is used."""
 
 
 def address_of(interface: str) -> str:
-    """IPv4 address of an interface.
+    """IPv4 address of an interface; its IPv6 address that others can reach, if it has no IPv4 address.
 
     Raises:
         JobFailedError: there is no such interface here, or it has none.
@@ -23,10 +27,44 @@ def address_of(interface: str) -> str:
         try:
             answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
         except OSError as error:
+            if found := _ipv6_of(interface):
+                return found
             there = ", ".join(name for _, name in socket.if_nameindex())
             raise JobFailedError(
-                f"network.interface is {interface}, which has no IPv4 address on {socket.gethostname()}: "
+                f"network.interface is {interface}, which has no IP address on {socket.gethostname()}: "
                 f"{error.strerror}",
                 hint=f"Interfaces here are {there}. Name one that every node has, or leave network.interface out.",
             ) from error
     return socket.inet_ntoa(answer[_ADDRESS_AT : _ADDRESS_AT + 4])
+
+
+def _ipv6_of(interface: str) -> str:
+    """IPv6 address of an interface, in more than its own link; empty: it has none."""
+    try:
+        lines = [line.split() for line in _IPV6_ADDRESSES.read_text().splitlines()]
+    except OSError:  # a kernel without IPv6
+        return ""
+    found = [words[0] for words in lines if len(words) == 6 and words[5] == interface and words[3] != _OF_THE_LINK]
+    return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(found[0])) if found else ""
+
+
+def address_towards(host: str) -> str:
+    """This machine's numeric address, IPv4 or IPv6, on its way to `host`; nothing is sent.
+
+    Raises:
+        UnreachableError: `host` has no address, or there is no way to it.
+    """
+    failed: OSError | None = None
+    try:
+        for family, kind, _, _, address in socket.getaddrinfo(host, _DISCARD, type=socket.SOCK_DGRAM):
+            try:
+                with socket.socket(family, kind) as probe:
+                    probe.connect(address)
+                    return str(probe.getsockname()[0])
+            except OSError as error:
+                failed = failed or error
+    except OSError as error:
+        failed = error
+    raise UnreachableError(
+        f"this machine has no way to {host}: {failed}", hint="MASTER_ADDR must be reachable from every node."
+    )

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Collection
 
+from hyperpod_ext.ports import family_of
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.process_group.address_book import Address
 
@@ -18,7 +19,7 @@ class StoreConnection:
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        self.socket = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
+        self.socket = socket.socket(family_of(address[0]))
         self._received = bytearray()
         self._generation = 0
         self._values: dict[str, str] = {}

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 
+from hyperpod_ext.ports import family_of
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc import unproven
 from hyperpod_ext.runtime.ipc.unproven import Unproven
@@ -100,8 +101,7 @@ class RankServer:
         Returns the port.
         """
         if host:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+            self._listener = socket.create_server((host, port), family=family_of(host), backlog=_BACKLOG)
         else:
             both = socket.has_dualstack_ipv6()
             family = socket.AF_INET6 if both else socket.AF_INET

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any, Protocol, assert_never
 
 from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, NotFoundError
+from hyperpod_ext.ports import family_of
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc import tls, unproven
 from hyperpod_ext.runtime.ipc.declared import Declared, checked_version, encode
@@ -72,7 +73,7 @@ class PeerServer:
         self._closed = threading.Event()
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
-        self._listener = socket.create_server((host, port), backlog=BACKLOG)
+        self._listener = socket.create_server((host, port), family=family_of(host), backlog=BACKLOG)
         self._accepting = threading.Thread(target=self._accept, name="peers", daemon=True)
 
     on_events: Callable[[float, Sequence[str]], None] | None = None

@@ -16,6 +16,8 @@ import struct
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 
+from hyperpod_ext.ports import family_of
+
 _EPOLL_CTL_MOD = 3
 _READ_BYTES = 1 << 16
 _ANY_FD = 2
@@ -173,7 +175,7 @@ def answer_for(loop: EventLoop, places: int) -> None:
     Whoever waits for a connection that its member will not make any more gets this one, and finds it closed. What
     comes later is put aside. A member says which one it is by its place in the group, in eight bytes.
     """
-    family = socket.AF_INET6 if ":" in loop.address[0] else socket.AF_INET
+    family = family_of(loop.address[0])
     for place in range(places):
         with contextlib.suppress(OSError), socket.socket(family) as connection:  # the group is being destroyed
             connection.settimeout(1.0)

@@ -52,6 +52,14 @@ def test_a_snapshot_arrives_bit_for_bit(pair, nbytes):
     assert (own, [summary["state"] for summary in replicas]) == ([], ["sealed"])
 
 
+def test_nodes_may_have_ipv6_addresses(make_node):
+    a, b = make_node(0, host="::1"), make_node(1, host="::1")
+    a.replicator.set_peers({0: a.address, 1: b.address})
+    a.save(0, 1, content(1000))
+    assert a.replicator.wait_idle(20)
+    assert read(b.client(), "g1-s1") == content(1000)
+
+
 def test_only_the_steps_that_are_due_are_copied(make_node):
     a, b = make_node(0, every_steps=3), make_node(1)
     a.replicator.set_peers({1: b.address})
