@@ -141,6 +141,9 @@ def _fetch_secret(name: str, file: Path) -> Path:
         answer = boto3.client("secretsmanager").get_secret_value(SecretId=name)
     except (BotoCoreError, ClientError) as error:
         hint = "the job's role needs secretsmanager:GetSecretValue for it"
+        if isinstance(error, ClientError) and error.response["Error"]["Code"] == "ResourceNotFoundException":
+            hint = "`hp-ext create-job` and `estimator_kwargs(job)` create it; with other tools: "
+            hint += f'aws secretsmanager create-secret --name {name} --secret-string "$(openssl rand -hex 32)"'
         raise UnreachableError(f"the job's secret {name} cannot be read: {error}", hint=hint) from error
     file.touch(mode=0o600)
     file.write_text(answer["SecretString"])

@@ -120,11 +120,18 @@ def test_the_cause_of_a_failure_is_where_sagemaker_looks_for_it(tmp_path: Path, 
     assert "no such luck" in (tmp_path / HOSTS[0] / "output" / "failure").read_text()
 
 
-def test_a_secret_that_cannot_be_read_is_said_so(tmp_path: Path, aws: AwsStandIn) -> None:
+@pytest.mark.parametrize(
+    ("code", "hint"),
+    [
+        ("AccessDeniedException", "secretsmanager:GetSecretValue"),
+        ("ResourceNotFoundException", "aws secretsmanager create-secret --name hyperpod_ext/tiny-gpt"),
+    ],
+)
+def test_a_secret_that_cannot_be_read_is_said_so(tmp_path: Path, aws: AwsStandIn, code: str, hint: str) -> None:
     script = tmp_path / "ok.py"
     script.write_text("print()\n")
-    aws.on_GetSecretValue = lambda request: (400, {"__type": "AccessDeniedException", "message": "no"})  # type: ignore[attr-defined]
+    aws.on_GetSecretValue = lambda request: (400, {"__type": code, "message": "no"})  # type: ignore[attr-defined]
     ended = run(tmp_path, aws, script)
     assert [code for _, code in ended] == [4, 4]
-    assert "secretsmanager:GetSecretValue" in ended[0][0]
-    assert "AccessDenied" in (tmp_path / HOSTS[0] / "output" / "failure").read_text()
+    assert hint in ended[0][0]
+    assert code in (tmp_path / HOSTS[0] / "output" / "failure").read_text()

@@ -1,8 +1,9 @@
 """Runs inside an environment with one of SageMaker's SDKs: what CreateTrainingJob request does it send?
 
-`python capture_sdk.py JOBS.json FOLDER` prints two lists: for each job the request, or what its helper refused;
-`whole` with all that the helpers give, `alone` with `distribution` and none of it; there 3.x's upload that starts the
-script is "started by". Nothing leaves this machine: botocore's own events answer each call before it is sent.
+`python capture_sdk.py JOBS.json FOLDER` prints the names of the secrets that were created, and two lists: for each job
+the request, or what its helper refused; `whole` with all that the helpers give, `alone` with `distribution` and none of
+it; there 3.x's upload that starts the script is "started by". Nothing leaves this machine: botocore's own events answer
+each call before it is sent.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ os.environ |= {
 from importlib.metadata import version
 
 import boto3
+from botocore.exceptions import ClientError
 
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import UnsupportedError
@@ -36,6 +38,7 @@ from hyperpod_ext.submit.sagemaker import estimator
 BUCKET = "sdk-default-bucket"
 captured: list[dict[str, Any]] = []
 uploaded: list[str] = []
+secrets: list[str] = []
 
 
 class Answer:
@@ -48,6 +51,12 @@ def answer(params: Any, model: Any, **_more: Any) -> Any:
         uploaded.append(params["body"].read().decode())
     if model.name == "CreateTrainingJob":
         return Answer(), {"TrainingJobArn": "arn:aws:sagemaker:us-west-2:123456789012:training-job/x"}
+    if model.name == "CreateSecret":
+        secrets.append(str(json.loads(params["body"])["Name"]))
+        return Answer(), {"Name": secrets[-1]}
+    if model.name == "DescribeSecret" and json.loads(params["body"])["SecretId"] not in secrets:
+        missing = {"Error": {"Code": "ResourceNotFoundException", "Message": "Secrets Manager can't find it."}}
+        raise ClientError(missing, model.name)
     if model.name == "DescribeTrainingJob":
         return Answer(), {"TrainingJobName": "x", "TrainingJobStatus": "Completed"}
     if model.name == "GetRole":
@@ -75,7 +84,7 @@ def with_v2(job: JobConfig, folder: str) -> None:
     from sagemaker.pytorch import PyTorch
 
     session = sagemaker.Session(boto_session(), default_bucket=BUCKET)
-    arguments = estimator.estimator_kwargs(job)
+    arguments = estimator.estimator_kwargs(job, boto_session())
     made = PyTorch(
         entry_point=job.script,
         source_dir=folder,
@@ -90,7 +99,7 @@ def with_v3(job: JobConfig, folder: str) -> None:
     from sagemaker.train import ModelTrainer
 
     session = Session(boto_session(), default_bucket=BUCKET)
-    arguments = estimator.model_trainer_kwargs(job, source_dir=folder)
+    arguments = estimator.model_trainer_kwargs(job, source_dir=folder, boto_session=boto_session())
     trainer = estimator.model_trainer(ModelTrainer(sagemaker_session=session, **arguments), job)
     trainer.train(wait=False, logs=False)
 
@@ -142,4 +151,4 @@ if __name__ == "__main__":
     senders = (with_v2, alone_with_v2) if version("sagemaker").startswith("2.") else (with_v3, alone_with_v3)
     jobs = [JobConfig.model_validate_json(json.dumps(one)) for one in json.loads(Path(sys.argv[1]).read_text())]
     whole, alone = ([sent(send, job, sys.argv[2]) for job in jobs] for send in senders)
-    print("\n" + json.dumps({"whole": whole, "alone": alone}))
+    print("\n" + json.dumps({"whole": whole, "alone": alone, "secrets": secrets}))

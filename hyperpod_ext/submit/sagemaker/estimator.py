@@ -13,8 +13,9 @@
     trainer = model_trainer(ModelTrainer(**model_trainer_kwargs(job, source_dir=".")), job)
     trainer.train()
 
-All come to the request of `hyperpod_ext.submit.sagemaker.request`, member by member. What the SDK would ignore
-without a word is refused here, with the field.
+`estimator_kwargs` and `model_trainer_kwargs` create the job's secret in Secrets Manager, as `hp-ext create-job` does,
+if the job needs one and there is none. All come to the request of `hyperpod_ext.submit.sagemaker.request`, member by
+member. What the SDK would ignore without a word is refused here, with the field.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from __future__ import annotations
 import importlib
 import re
 import shlex
+import warnings
 from typing import Any
 
 from hyperpod_ext.config.job.job import JobConfig
-from hyperpod_ext.errors import HyperpodExtError, Problem, UnsupportedError
-from hyperpod_ext.submit.sagemaker.container import ENTRY, arguments_of, entrypoint_of, environment_of
+from hyperpod_ext.errors import HyperpodExtError, Problem, UnreachableError, UnsupportedError
+from hyperpod_ext.submit.sagemaker.container import ENTRY, arguments_of, entrypoint_of, environment_of, secret_id
 from hyperpod_ext.submit.sagemaker.problems import problems
 from hyperpod_ext.submit.sagemaker.request import (
     CODE_CHANNEL,
@@ -36,6 +38,7 @@ from hyperpod_ext.submit.sagemaker.request import (
     tags,
     training_job_request,
 )
+from hyperpod_ext.submit.sagemaker.secret import ensure_secret, how_to_create
 
 Kwargs = dict[str, Any]
 
@@ -64,14 +67,19 @@ def distributed(job: JobConfig) -> Any:
     return _trainer_torchrun(job)
 
 
-def estimator_kwargs(job: JobConfig) -> Kwargs:
-    """Arguments of sagemaker 2.x's `PyTorch`, besides `entry_point` and `source_dir`.
+def estimator_kwargs(job: JobConfig, boto_session: Any = None) -> Kwargs:
+    """Arguments of sagemaker 2.x's `PyTorch`, besides `entry_point` and `source_dir`. Creates the job's secret.
+
+    Args:
+        boto_session: a `boto3.Session` to create the secret with. Default: the identity and region of this environment.
 
     Raises:
         UnsupportedError: holds every reason why SageMaker, or its SDK, cannot run this job.
-        HyperpodExtError: the job has groups of nodes, and sagemaker 2.x is not installed.
+        HyperpodExtError: the job has groups of nodes, and sagemaker 2.x is not installed; or the job's secret is about
+            to be deleted, or `sagemaker.secret` names one that does not exist.
     """
     _check(job, _estimator_problems(job))
+    _secret(job, boto_session)
     options, starting = job.sagemaker, entrypoint_of(job)
     started: Kwargs | None = _torchrun() if job.mode == "plain" else None
     groups: Kwargs = {"instance_count": job.nodes, "instance_type": job.resources.instance_type}
@@ -139,17 +147,20 @@ def fit_kwargs(job: JobConfig) -> Kwargs:
     return _given(inputs=found or None, experiment_config=experiment(job))
 
 
-def model_trainer_kwargs(job: JobConfig, source_dir: str = ".") -> Kwargs:
-    """Arguments of sagemaker 3.x's `ModelTrainer`. What that takes by methods, `model_trainer` gives it.
+def model_trainer_kwargs(job: JobConfig, source_dir: str = ".", boto_session: Any = None) -> Kwargs:
+    """Arguments of sagemaker 3.x's `ModelTrainer`; `model_trainer` sets the rest by methods. Creates the job's secret.
 
     Args:
         source_dir: folder of the script, or an S3 URI of it.
+        boto_session: a `boto3.Session` to create the secret with. Default: the identity and region of this environment.
 
     Raises:
         UnsupportedError: holds every reason why SageMaker, or its SDK, cannot run this job.
-        HyperpodExtError: the job runs under torchrun, and sagemaker 3.x is not installed.
+        HyperpodExtError: the job runs under torchrun, and sagemaker 3.x is not installed; or the job's secret is about
+            to be deleted, or `sagemaker.secret` names one that does not exist.
     """
     _check(job, model_trainer_problems(job))
+    _secret(job, boto_session)
     options, request = job.sagemaker, training_job_request(job)
     plain = job.mode == "plain"
     return _given(
@@ -270,6 +281,17 @@ def _overlay_problems(job: JobConfig) -> list[Problem]:
 def _check(job: JobConfig, more: list[Problem] | None = None) -> None:
     if found := [*problems(job), *(more or []), *_overlay_problems(job)]:
         raise UnsupportedError(found)
+
+
+def _secret(job: JobConfig, boto_session: Any) -> None:
+    """Create the job's secret. Without access to Secrets Manager, warn: the job can be described offline."""
+    try:
+        ensure_secret(job, boto_session)
+    except UnreachableError as error:
+        message = (
+            f"the job reads secret {secret_id(job)} when it starts, which could not be looked up ({error.message})"
+        )
+        warnings.warn(f"{message}; if there is none, create it first: {how_to_create(job)}", stacklevel=3)
 
 
 def _instance_groups(job: JobConfig) -> list[Any]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
-import secrets
 import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -28,11 +26,11 @@ from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
 from hyperpod_ext.submit.local.result import EMPTY_REPORT
 from hyperpod_ext.submit.sagemaker.by_tag import newest_by_name
 from hyperpod_ext.submit.sagemaker.client import call, client
-from hyperpod_ext.submit.sagemaker.container import needs_secret, secret_id
 from hyperpod_ext.submit.sagemaker.job_logs import JobLogs
 from hyperpod_ext.submit.sagemaker.problems import problems as problems
 from hyperpod_ext.submit.sagemaker.problems import warnings as warnings
 from hyperpod_ext.submit.sagemaker.request import code_uri, submitted_as, training_job_request
+from hyperpod_ext.submit.sagemaker.secret import ensure_secret
 
 if TYPE_CHECKING:
     from hyperpod_ext.config.clusters.cluster import ClusterConfig
@@ -101,8 +99,7 @@ def submit(plan: Plan) -> JobHandle:
     service = client("sagemaker", region)
     if plan.name in records.names(NAME):
         _refuse_a_second(plan.name)
-    if needs_secret(plan.job):
-        _make_secret(secret_id(plan.job), region)
+    ensure_secret(plan.job)
     if plan.job.sagemaker.code is None:
         _put_code(plan, code_uri(request["OutputDataConfig"]["S3OutputPath"], job_name), region)
     place = region or str(service.meta.region_name)
@@ -292,17 +289,6 @@ def _refuse_a_second(name: str) -> None:
     raise ConflictError(
         f"a job named {name} is running", hint=f"end it with `hp-ext cancel {handle}`, or use another name"
     )
-
-
-def _make_secret(name: str, region: str | None) -> None:
-    """The job's secret, unless there is one: checkpoints are signed with it, so it stays the same."""
-    service = client("secretsmanager", region)
-    try:
-        call(f"DescribeSecret {name}", lambda: service.describe_secret(SecretId=name))
-    except NotFoundError:
-        text = secrets.token_hex(32)
-        with contextlib.suppress(ConflictError):  # another submission was first
-            call(f"CreateSecret {name}", lambda: service.create_secret(Name=name, SecretString=text))
 
 
 def _put_code(plan: Plan, uri: str, region: str | None) -> None:

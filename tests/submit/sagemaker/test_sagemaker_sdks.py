@@ -71,6 +71,12 @@ def test_the_sdk_sends_the_neutral_request(sdk: tuple[str, dict[str, list[Any]]]
     assert check_request("CreateTrainingJob", sent) == []
 
 
+def test_the_secret_that_the_containers_read_is_created_once(sdk: tuple[str, dict[str, list[Any]]]) -> None:
+    _, printed = sdk
+    read = [one["Environment"].get("HPX_SECRET_ID") for one in printed["whole"] if "Environment" in one]
+    assert sorted(printed["secrets"]) == sorted({name for name in read if name and not name.startswith("arn:")})
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_distribution_alone_starts_torchrun_or_is_refused(sdk: tuple[str, dict[str, list[Any]]], name: str) -> None:
     version, all_sent = sdk
