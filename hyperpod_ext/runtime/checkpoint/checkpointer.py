@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 
 from hyperpod_ext.errors import NotFoundError
-from hyperpod_ext.runtime.checkpoint.mutation_check import MutationCheck, TensorVersions
+from hyperpod_ext.runtime.checkpoint.mutation_check import CopySamples, MutationCheck
 from hyperpod_ext.runtime.checkpoint.overlapped_copy import OverlappedCopy, Room
 from hyperpod_ext.runtime.checkpoint.staging import Background, Stager
 from hyperpod_ext.runtime.memory_server.client.client import Mapping as SlotMapping
@@ -96,6 +96,10 @@ class Checkpointer:
         """Of what is copied later."""
         self._overlapped: dict[int, OverlappedCopy] = {}
         """Of these tensors into each slot."""
+        self._samples: dict[int, CopySamples] = {}
+        """Of what is copied later, in each slot."""
+        self._newest = ("", 0)
+        """Save id and slot of the last save."""
         self._room = Room()
         self._unthrottle = Unthrottle()
         """Set while a copy is waited for."""
@@ -120,7 +124,8 @@ class Checkpointer:
             with contextlib.suppress(MemoryLostError):  # the copy that is under way is of no use
                 self._background.wait()
         self._staged = self._mapping = self._layout = self._live = self._mutation_check = None
-        self._views, self._overlapped, self._lost = [], {}, True
+        self._newest = ("", 0)
+        self._views, self._overlapped, self._samples, self._lost = [], {}, {}, True
         self._client.connect()
 
     def follow(self, device: Device | None, is_good: Callable[[int], bool]) -> None:
@@ -219,7 +224,7 @@ class Checkpointer:
         if self._mutation_check is None:
             names = [layout.plan.items[i].fqn for i in self._later]
             later = [layout.locals[i] for i in self._later]
-            self._mutation_check = MutationCheck(names, later, readable=self._stager.device is None)
+            self._mutation_check = MutationCheck(names, later)
         self._staged = _Staged(step, save_id, self._mutation_check, self._mutation_check.look())
         self._unthrottle.clear()
         self._background.do(functools.partial(self._stage, self._staged, layout, slot, begin, record))
@@ -243,6 +248,7 @@ class Checkpointer:
             # slot by slot, beside the caller where the copy is: pinning takes 0.05 s a GiB or more
             self._stager.register(mapping.memory, mapping.slot_bytes, slot * mapping.slot_bytes)
             self._write_frames(layout, slot)
+            self._newest = save_id, slot
         return slot
 
     def _stage(
@@ -267,12 +273,33 @@ class Checkpointer:
         if staged.changed() is None and self._is_good(staged.step):
             self._client.seal(self._rank, slot, record | {"provisional": True})
             staged.sealed = True
+        if self._stager.device is None:  # else it may be working on them when they are compared
+            staged.samples = self._samples_of(layout, slot)
 
     def _overlapped_copy(self, layout: Layout, slot: int) -> OverlappedCopy:
         if slot not in self._overlapped:
             image, now = self._image(layout, slot), frozenset(self._now)
             self._overlapped[slot] = OverlappedCopy(layout.plan, layout.locals, self._views[slot], image, now)
         return self._overlapped[slot]
+
+    def differing(self, save_id: str) -> str | None:
+        """Name of a live tensor that differs from its last snapshot, in the samples that are compared. None: no
+        difference was found, the last snapshot is another one, or a device may be changing the tensors."""
+        if (
+            self._newest[0] != save_id
+            or self._layout is None
+            or self._mapping is None
+            or self._stager.device is not None
+        ):
+            return None
+        return self._samples_of(self._layout, self._newest[1]).differing()
+
+    def _samples_of(self, layout: Layout, slot: int) -> CopySamples:
+        if slot not in self._samples:
+            names = [layout.plan.items[i].fqn for i in self._later]
+            copied = [(layout.locals[i], self._views[slot][i]) for i in self._later]
+            self._samples[slot] = CopySamples(names, [source for source, _ in copied], [into for _, into in copied])
+        return self._samples[slot]
 
     def stepped(self) -> None:
         """Tell the node's memory server that a step was made without a save."""
@@ -295,7 +322,7 @@ class Checkpointer:
         staged, self._staged = self._staged, None
         if staged is None:
             return True
-        changed = staged.changed(elements=True)
+        changed = staged.changed()
         if staged.sealed:
             self._client.resolve(self._rank, staged.save_id, keep=changed is None)
         if changed is not None:
@@ -355,7 +382,8 @@ class Checkpointer:
         self._now = [i for i, item in enumerate(layout.plan.items) if changing(parts.tensors[item.tensor])]
         now = set(self._now)
         self._later = [i for i in range(len(layout.plan.items)) if i not in now]
-        self._layout, self._live, self._mutation_check, self._overlapped = layout, parts, None, {}
+        self._layout, self._live = layout, parts
+        self._mutation_check, self._overlapped, self._samples = None, {}, {}
         return layout
 
     def _rebind(self, layout: Layout, parts: Parts) -> bool:
@@ -364,7 +392,7 @@ class Checkpointer:
         if replaced is None:
             return False
         if replaced:
-            self._mutation_check, self._overlapped = None, {}
+            self._mutation_check, self._overlapped, self._samples = None, {}, {}
         self._live = parts
         return True
 
@@ -486,15 +514,18 @@ class _Staged:
     step: int
     save_id: str
     mutation_check: MutationCheck
-    versions: TensorVersions
+    versions: list[int]
     began: float = 0.0
+    samples: CopySamples | None = None
+    """None until the copy is made, and where a device may be changing the tensors."""
     sealed: bool = False
     skipped: bool = False
     """No slot was free for it, or its step does not count."""
 
-    def changed(self, *, elements: bool = False) -> str | None:
-        """Name of a tensor that is not what it was when the save began, as far as can be seen; None: none."""
-        return self.mutation_check.changed(self.versions, elements=elements)
+    def changed(self) -> str | None:
+        """Name of a tensor that is not what it was when the save began, or not what was copied; None: none."""
+        changed = self.mutation_check.changed(self.versions)
+        return self.samples.differing() if changed is None and self.samples is not None else changed
 
 
 def _rebind(layout: Layout, known: Parts, now: Parts) -> int | None:

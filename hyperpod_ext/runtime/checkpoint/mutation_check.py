@@ -1,63 +1,62 @@
-"""Whether tensors are still what they were when a copy of them began, as far as can be seen without reading them."""
+"""Whether tensors were changed while they were copied: by autograd's counters, and by a look at the copy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 
-from hyperpod_ext.runtime.snapshot.fast_copy import is_memory
+from hyperpod_ext.runtime.snapshot.fast_copy import Unthrottle, copy_pieces_checked, is_memory, memory, pieces_of
 
-_LOOKED_AT = 32
-"""Tensors of which a few elements are compared: autograd does not count what goes through `.data`."""
-_ELEMENTS = 8
-
-
-class TensorVersions(NamedTuple):
-    """What the tensors were at one moment."""
-
-    versions: list[int]
-    elements: torch.Tensor
-    """Of some of them, as bytes: NaN equals NaN."""
+_SAMPLE = 64
+_EVERY = 1 << 20
+"""Bytes between two samples of a tensor. A change of all of it takes longer than a copy of so much."""
 
 
 class MutationCheck:
-    """Looks at the same tensors save after save; what it needs of each is found once."""
+    """Reads autograd's version counters of the same tensors, save after save."""
 
-    def __init__(self, names: Sequence[str], tensors: Sequence[torch.Tensor], *, readable: bool = True) -> None:
-        """`readable`: their memory can be read at any time; no device is still working on it."""
+    def __init__(self, names: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
         counted = [(n, tensor) for n, tensor in zip(names, tensors, strict=True) if not tensor.is_inference()]
         self._names, self._counted = [n for n, _ in counted], [tensor for _, tensor in counted]
-        every = max(1, -(-len(tensors) // _LOOKED_AT))
-        few = {names[i]: _few(tensors[i]) for i in range(0, len(tensors), every) if readable and is_memory(tensors[i])}
-        self._few_names = [name for name, view in few.items() for _ in range(view.numel())]
-        self._few = list(few.values())
 
-    def look(self) -> TensorVersions:
-        """What they are now."""
-        return TensorVersions(self._versions(), self._elements())
-
-    def changed(self, since: TensorVersions, *, elements: bool = False) -> str | None:
-        """Name of a tensor that is not what it was; None: none.
-
-        Autograd's version counters rise with in-place changes, but for those of fused optimizers and through `.data`;
-        `elements`: have a look at some of those, too.
-        """
-        if (now := self._versions()) != since.versions:
-            return next(name for name, a, b in zip(self._names, now, since.versions, strict=True) if a != b)
-        if elements and not torch.equal(few := self._elements(), since.elements):
-            return self._few_names[int(torch.nonzero(few != since.elements)[0])]
-        return None
-
-    def _versions(self) -> list[int]:
+    def look(self) -> list[int]:
+        """Return the counters. In-place changes raise them, except those of fused optimizers and through `.data`."""
         return [tensor._version for tensor in self._counted]
 
-    def _elements(self) -> torch.Tensor:
-        with torch.no_grad():
-            return torch.cat(self._few) if self._few else torch.empty(0, dtype=torch.uint8)
+    def changed(self, since: list[int]) -> str | None:
+        """Name of a tensor whose counter has risen since then; None: none."""
+        if (now := self.look()) == since:
+            return None
+        return next(name for name, a, b in zip(self._names, now, since, strict=True) if a != b)
 
 
-def _few(tensor: torch.Tensor) -> torch.Tensor:
-    """Bytes of a few elements, in the tensor's own memory."""
-    return tensor.view(-1)[:_ELEMENTS].view(torch.uint8)
+class CopySamples:
+    """Compares samples of tensors in this process's memory with those of their copy. No counter is needed: a copy made
+    while other values were in a tensor differs from the tensor that has its own again.
+
+    Args:
+        names, sources, destinations: of the tensors and of their copies, in one order; kept, as their addresses are.
+    """
+
+    def __init__(
+        self, names: Sequence[str], sources: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor]
+    ) -> None:
+        self._kept = sources, destinations
+        self._samples: list[tuple[str, int, int, int]] = []
+        for name, source, destination in zip(names, sources, destinations, strict=True):
+            nbytes = source.numel() * source.element_size()
+            if nbytes and is_memory(source):
+                length, live, copy = min(nbytes, _SAMPLE), source.data_ptr(), destination.data_ptr()
+                starts = [*range(0, nbytes - length, _EVERY), nbytes - length]
+                self._samples += [(name, live + start, copy + start, length) for start in starts]
+        self._live = pieces_of([(0, live, length) for _, live, _, length in self._samples])
+        self._copied = pieces_of([(0, copy, length) for _, _, copy, length in self._samples])
+
+    def differing(self) -> str | None:
+        """Name of a tensor that is not what was copied; None: all samples are equal."""
+        live, copied = (copy_pieces_checked(each, 0, Unthrottle())[1] for each in (self._live, self._copied))
+        if live == copied:
+            return None
+        pairs = ((name, memory(live, length), memory(copy, length)) for name, live, copy, length in self._samples)
+        return next((name for name, live, copied in pairs if live != copied), None)

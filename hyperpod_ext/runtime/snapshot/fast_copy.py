@@ -161,7 +161,7 @@ def copy_pieces_checked(pieces: ctypes.Array[Piece], checksum: int, unthrottle: 
             if unthrottle.is_set():
                 return done, checksum
             length = min(PIECE, piece.nbytes - start)
-            checksum = crc64nvme(_memory(source + start, length), checksum)
+            checksum = crc64nvme(memory(source + start, length), checksum)
             if to:
                 copier()(to + start, source + start, length)
             done += length
@@ -186,7 +186,7 @@ def is_memory(tensor: torch.Tensor) -> bool:
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The memory of a tensor that `is_memory`, writable."""
-    return _memory(tensor.data_ptr(), tensor.numel() * tensor.element_size())
+    return memory(tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
 
 def address_of(image: memoryview) -> int:
@@ -194,5 +194,6 @@ def address_of(image: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(image))
 
 
-def _memory(address: int, nbytes: int) -> memoryview:
+def memory(address: int, nbytes: int) -> memoryview:
+    """Writable bytes of this process at an address."""
     return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")

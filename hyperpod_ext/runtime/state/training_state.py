@@ -21,6 +21,7 @@ from hyperpod_ext.runtime.snapshot.sharing import Sharing
 from hyperpod_ext.runtime.snapshot.snapshot import Snapshot, fill
 from hyperpod_ext.runtime.snapshot.tree import Parts, fqn, leaf_paths, put_together, take_apart
 from hyperpod_ext.runtime.state import gradients
+from hyperpod_ext.runtime.state.data_access import DataAccess
 from hyperpod_ext.runtime.state.optimizer_state import bytes_to_come, make_state
 from hyperpod_ext.runtime.state.same_data import DataPositions, data_positions_of
 
@@ -48,9 +49,11 @@ class CapturedState:
         """Whether it is laid out for the ranks of one world, even where each of them holds all of it."""
         return held_shard() is not None or any(is_dtensor(tensor) for tensor in self.parts.tensors)
 
-    def versions(self) -> list[int]:
-        """Autograd's version counters; in-place changes raise them, but for those of fused optimizers and `.data`."""
-        return [0 if tensor.is_inference() else tensor._version for tensor in self.parts.tensors]
+    def versions(self) -> list[tuple[int, int, torch.Size]]:
+        """Autograd's version counter, address and shape of each tensor. In-place changes raise the counter, unless they
+        are made by a fused optimizer or through `.data`."""
+        local = [getattr(tensor, "_local_tensor", tensor) for tensor in self.parts.tensors]
+        return [(0 if one.is_inference() else one._version, one.data_ptr(), one.shape) for one in local]
 
     def own_digest(self) -> str:
         """Digest of what may differ from rank to rank. Equal on all of them: one rank's state serves any other."""
@@ -115,20 +118,26 @@ class TrainingState:
         self._stepped: set[int] = set()
         """Optimizers that have said so."""
         self._waiting = gradients.WaitingGradients()
-        self._mark: tuple[CapturedState, list[int], ConsistentStep] | None = (
+        self._mark: tuple[CapturedState, list[tuple[int, int, torch.Size]], ConsistentStep] | None = (
             before._mark if before is not None else None
         )
         if before is not None:
             before.close()
-        # fused optimizers, and those that write through .data, change values that no counter tells of
+        self._taking = False
+        """While the objects give their state, they may use `.data` themselves."""
+        self._committed_storages: set[int] | None = None
+        """None: not looked up since the last commit."""
+        # fused optimizers, and whatever writes through .data, change values that no counter tells of
         self._hooks = [
             value.register_step_pre_hook(functools.partial(self._about_to_change, id(value)))
             for value in self._objects.values()
             if isinstance(value, torch.optim.Optimizer)
         ]
+        self._data_access = DataAccess(self._about_to_give_data)
 
     def close(self) -> None:
         """Let go of the objects."""
+        self._data_access.remove()
         for hook in self._hooks:
             hook.remove()
 
@@ -151,6 +160,20 @@ class TrainingState:
         self._mark, self.is_reported = None, True
         self._stepped.add(optimizer)
         self._before_change()
+
+    def _about_to_give_data(self, tensor: torch.Tensor) -> None:
+        """Writes through `.data` are not seen: from here on the state may be no whole step."""
+        if self._mark is not None and not self._taking and _storage(tensor) in self._storages():
+            self._mark = None
+            self._before_change()
+
+    def _storages(self) -> set[int]:
+        """Memory of the committed tensors, except those that `own_digest` covers."""
+        if self._committed_storages is None and self._mark is not None:
+            own = set(map(id, self._mark[0].own))
+            shared = [tensor for tensor in self._mark[0].parts.tensors if id(tensor) not in own]
+            self._committed_storages = {_storage(tensor) for tensor in shared} - {0}
+        return self._committed_storages or set()
 
     def clear_gradients(self) -> None:
         """Forget what a step that a fault interrupted has left behind: its repeat would add to it, or stumble on it."""
@@ -189,7 +212,11 @@ class TrainingState:
         Raises:
             JobFailedError: a leaf that a snapshot cannot hold.
         """
-        tree = {name: _state_of(value) for name, value in self._objects.items()}
+        self._taking = True
+        try:
+            tree = {name: _state_of(value) for name, value in self._objects.items()}
+        finally:
+            self._taking = False
         parts = take_apart(tree, torch.Tensor)  # first, because it names what cannot be saved in full
         if not all(map(has_memory, {type(tensor) for tensor in parts.tensors})):  # nobody can read their bytes
             for tensor, path in zip(parts.tensors, leaf_paths(parts.shape)[0], strict=True):
@@ -221,10 +248,15 @@ class TrainingState:
             )
         self._mark = None
         self._match_optimizer_state(snapshots[0])
+        parts = self.take().parts
+        apart = _set_apart(parts.tensors)
         try:
-            tree = fill(self.take().parts, snapshots, lean=lean)
+            tree = fill(parts, snapshots, lean=lean)
         except RuntimeError as error:
             raise self._does_not_take("the state", error) from error
+        for tensor, shared in apart:
+            if torch.equal(_bytes(tensor), _bytes(shared)):
+                tensor.data = shared
         for name, value in self._objects.items():
             if isinstance(value, torch.nn.Module) and _is_filled(value, tree[name]):
                 continue
@@ -277,6 +309,7 @@ class TrainingState:
         """What the objects hold now is all of `consistent.step`."""
         self._mark, self.is_reported = (captured, captured.versions(), consistent), False
         self._stepped.clear()
+        self._committed_storages = None
 
     def consistent_step(self) -> ConsistentStep | None:
         """What was committed last, or None when anything may have changed since."""
@@ -287,8 +320,7 @@ class TrainingState:
         same = (
             now.parts.shape == committed.parts.shape
             and now.parts.values == committed.parts.values
-            and committed.versions() == versions
-            and _places(now) == _places(committed)
+            and now.versions() == versions  # of tensors that others have replaced, too
             # what is written through `.data` in a forward pass raises no counter
             and now.own_digest() == consistent.own_digest
         )
@@ -348,5 +380,31 @@ def _is_filled(module: torch.nn.Module, state: Any) -> bool:
     return not parts.values and all(id(tensor) in own for tensor in parts.tensors)
 
 
-def _places(captured: CapturedState) -> list[tuple[int, torch.Size]]:
-    return [(local.data_ptr(), local.shape) for local in Layout(captured.parts).locals]
+def _set_apart(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Give new memory to tensors in another tensor's memory, as after `weight.data = average` in an interrupted step.
+
+    Returns each with an alias of its former memory: once both are filled, tied weights are equal."""
+    plain = {
+        id(t): t for t in tensors if type(t) in (torch.Tensor, torch.nn.Parameter) and t.is_contiguous() and t.nbytes
+    }
+    apart, end = [], 0
+    for tensor in sorted(plain.values(), key=lambda tensor: (tensor.data_ptr(), -tensor.nbytes)):
+        start = tensor.data_ptr()
+        if start < end:
+            apart.append((tensor, tensor.detach()))
+        end = max(end, start + tensor.nbytes)
+    for tensor, _ in apart:
+        tensor.data = torch.empty_like(tensor)
+    return apart
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """Address of the memory that a tensor is a view of; 0: it has none here."""
+    try:
+        return int(getattr(tensor, "_local_tensor", tensor).untyped_storage().data_ptr())
+    except (RuntimeError, NotImplementedError):  # a tensor of a compiler, or one made of others
+        return 0

@@ -389,6 +389,8 @@ class Run:
     def consistent_step(self) -> ConsistentStep | None:
         """The live state, if it is whole: what this rank can offer to others."""
         consistent = self._state.consistent_step() if self._state is not None else None
+        if consistent and self._checkpointer is not None and self._checkpointer.differing(consistent.save_id):
+            return None
         return consistent if consistent is not None and consistent.step <= self.device_steps.finished() else None
 
     def digest(self) -> str:

@@ -437,6 +437,7 @@ def test_what_no_counter_tells_of_is_seen_and_the_snapshot_taken_back(make, serv
     save(checkpointer, 1, {"weights": weights})
     checkpointer.flush()
     save(checkpointer, 2, {"weights": weights})
+    checkpointer._background.wait()
     weights.data.copy_(torch.zeros(4))  # as averaged weights are put in for an evaluation
     with pytest.warns(RuntimeWarning, match="weights was changed while step 2 was being copied"):
         checkpointer.flush()
@@ -446,6 +447,29 @@ def test_what_no_counter_tells_of_is_seen_and_the_snapshot_taken_back(make, serv
         checkpointer.flush()
     assert server.held_steps() == [3, 4]
     assert restored(make(), 4, {"weights": torch.ones(4)})["weights"].tolist() == [0.0] * 4
+
+
+def test_weights_swapped_in_while_they_are_copied_are_never_a_snapshot_though_they_were_swapped_back(make, server):
+    checkpointer, held, weights = make(overlap=True), Held.of(torch.ones(3)), torch.ones(4)
+    save(checkpointer, 1, {"slow": held, "weights": weights})
+    assert held.begun.wait(10)
+    weights.numpy()[...] = 0  # raises no counter
+    held.go.set()
+    checkpointer._background.wait()
+    weights.numpy()[...] = 1
+    with pytest.warns(RuntimeWarning, match="weights was changed while step 1 was being copied"):
+        checkpointer.wait_staged()
+    checkpointer.flush()
+    assert server.held_steps() == []
+
+
+def test_a_state_that_differs_from_its_snapshot_is_named(make):
+    checkpointer, weights = make(), torch.ones(4)
+    save(checkpointer, 1, {"weights": weights})
+    assert checkpointer.differing("g1-s1") is None
+    weights.numpy()[...] = 0
+    assert checkpointer.differing("g1-s1") == "weights"
+    assert checkpointer.differing("g1-s2") is None
 
 
 def test_what_may_change_is_copied_before_the_save_returns(make):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hyperpod_ext.runtime.checkpoint import overlapped_copy as beside
-from hyperpod_ext.runtime.checkpoint.mutation_check import MutationCheck
+from hyperpod_ext.runtime.checkpoint.mutation_check import CopySamples, MutationCheck
 from hyperpod_ext.runtime.checkpoint.overlapped_copy import OverlappedCopy, Room
 from hyperpod_ext.runtime.snapshot import fast_copy as streamed
 from hyperpod_ext.runtime.snapshot.fast_copy import (
@@ -237,7 +237,7 @@ def test_one_that_is_waited_for_ends_and_tells_how_far_it_came(built: bool, requ
 
 
 def test_a_tensor_that_is_given_other_memory_meanwhile_is_copied_from_its_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The layout has an alias of it, so nobody reads freed memory; `MutationCheck` tells that it has changed."""
+    """The layout has an alias of it, so nobody reads freed memory; `CapturedState.versions` has its address."""
     tensor, plain = torch.rand(1 << 20), copy_pieces_checked
     image, before = Image({"tensor": tensor}), tensor.clone()
 
@@ -325,29 +325,41 @@ def test_a_copy_of_no_length_is_left_as_it_is() -> None:
 # --- whether it was changed -----------------------------------------------------------------------
 
 
-def test_what_was_changed_is_named_also_where_no_counter_tells() -> None:
+def test_a_tensor_changed_in_place_is_named() -> None:
     tensors = {f"t{i}": torch.rand(9) for i in range(40)}
-    watch = MutationCheck(list(tensors), list(tensors.values()))
-    seen = watch.look()
-    assert watch.changed(seen, elements=True) is None
+    check = MutationCheck(list(tensors), list(tensors.values()))
+    seen = check.look()
+    assert check.changed(seen) is None
     tensors["t4"].data[3] = 9.0
-    assert watch.changed(seen) is None
-    assert watch.changed(seen, elements=True) == "t4"
+    assert check.changed(seen) is None, "no counter rises"
     tensors["t7"].add_(1)
-    assert watch.changed(seen) == "t7"
+    assert check.changed(seen) == "t7"
 
 
-def test_tensors_that_are_not_plain_memory_can_be_watched() -> None:
-    tensors = state()
-    watch = MutationCheck(list(tensors), list(tensors.values()))
-    assert watch.changed(watch.look(), elements=True) is None
+def samples_of(tensors: Sequence[torch.Tensor]) -> tuple[CopySamples, list[torch.Tensor]]:
+    copies = [tensor.detach().clone() for tensor in tensors]
+    return CopySamples([f"t{i}" for i in range(len(tensors))], tensors, copies), copies
 
 
-def test_not_a_number_is_equal_to_itself_and_nothing_is_nothing() -> None:
-    watch = MutationCheck(["nan", "empty"], [torch.full((3,), float("nan")), torch.empty(0)])
-    assert watch.changed(watch.look(), elements=True) is None
-    nothing = MutationCheck([], [])
-    assert nothing.changed(nothing.look(), elements=True) is None
+@pytest.mark.parametrize("built", [True, False])
+def test_a_copy_of_other_values_than_the_tensor_has_is_named(built: bool, request: pytest.FixtureRequest) -> None:
+    if not built:
+        request.getfixturevalue("nothing_built")
+    tensors = [torch.rand(9) for _ in range(40)] + [torch.rand(3 << 20)]
+    samples, copies = samples_of(tensors)
+    assert samples.differing() is None
+    for index in (4, 39, 40):
+        copies[index].add_(1)
+        assert samples.differing() == f"t{index}"
+        copies[index].sub_(1).copy_(tensors[index])
+    copies[40][1 << 20 : 2 << 20] += 1  # 4 MiB of its middle, as after a swap in the course of the copy
+    assert samples.differing() == "t40"
+
+
+def test_samples_of_tensors_that_are_not_plain_memory_or_not_a_number() -> None:
+    tensors = [*state().values(), torch.full((3,), float("nan")), torch.empty(0)]
+    assert samples_of(tensors)[0].differing() is None
+    assert samples_of([])[0].differing() is None
 
 
 @pytest.mark.parametrize("cores", [1, 3, 64])

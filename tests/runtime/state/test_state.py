@@ -63,7 +63,8 @@ def test_gradients_alone_do_not_touch_it(trained):
 
 TOUCHES = (
     *("a forward with statistics", "statistics written through .data"),
-    *("an optimizer step", "a schedule step", "a parameter"),
+    *("an optimizer step", "a schedule step", "a parameter", "a parameter through .data", "a parameter's memory"),
+    *("swapped tensors", "a view through .data"),
 )
 
 
@@ -81,7 +82,82 @@ def test_state_is_no_longer_whole_after(trained, touch):
         case "a parameter":
             with torch.no_grad():
                 next(trained.model.parameters()).add_(1)
+        case "a parameter through .data":
+            trained.model[0].weight.data.copy_(torch.zeros(4, 4))
+        case "a view through .data":
+            trained.model.state_dict()["0.weight"][1:].data.zero_()
+        case "a parameter's memory":
+            trained.model[0].weight.data = torch.zeros(4, 4)
+        case "swapped tensors":
+            torch.utils.swap_tensors(trained.model[0].weight, nn.Parameter(torch.zeros(4, 4)))
     assert not is_whole(trained.state)
+
+
+def test_the_copy_of_a_step_is_finished_before_a_script_gets_data_of_a_saved_parameter():
+    model, calls = nn.BatchNorm1d(4), []
+    state = TrainingState({"model": model}, before_change=lambda: calls.append(1))
+    commit(state)
+    model.running_mean.data.mul_(0.9)  # a buffer is copied before the save returns
+    torch.rand(3).data.zero_()
+    assert not calls
+    model.weight.data.norm()
+    assert calls == [1]
+    assert not is_whole(state)
+    model.weight.data.norm()
+    assert calls == [1], "nothing is being copied any more"
+    commit(state)
+    state.close()
+    assert model.weight.data is not None
+    assert calls == [1]
+    assert "data" not in vars(torch.Tensor)
+
+
+def test_an_object_may_give_data_of_its_tensors_as_its_state():
+    class Gives(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(3))
+
+        def state_dict(self, *args, **options):
+            return {"w": self.w.data}
+
+    state = TrainingState({"model": Gives()})
+    commit(state)
+    assert is_whole(state)
+
+
+class Average:
+    def __init__(self, model: nn.Module) -> None:
+        self.values = [parameter.detach() * 2 for parameter in model.parameters()]
+
+    def state_dict(self) -> dict:
+        return {"values": self.values}
+
+    def load_state_dict(self, state: dict) -> None:
+        for mine, saved in zip(self.values, state["values"], strict=True):
+            mine.copy_(saved)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("order", [("model", "average"), ("average", "model")])
+def test_a_swap_that_a_fault_cut_short_leaves_no_two_tensors_in_one_memory(order, tied):
+    model = nn.Linear(4, 4)
+    objects = {"model": model, "average": Average(model)}
+    if tied:
+        objects["average"].values = [parameter.data for parameter in model.parameters()]
+    state = TrainingState({name: objects[name] for name in order})
+    layout = Layout(state.take().parts)
+    image = memoryview(bytearray(layout.plan.nbytes))
+    for view, local in zip(views(layout.plan, image), layout.locals, strict=True):
+        view.copy_(local)
+    saved = [parameter.detach().clone() for parameter in model.parameters()]
+    for parameter, value in zip(model.parameters(), objects["average"].values, strict=True):
+        parameter.data = value
+    state.load([Snapshot(3, layout.plan, state.take().parts.values, lambda: image)])
+    for parameter, value, before in zip(model.parameters(), objects["average"].values, saved, strict=True):
+        assert torch.equal(parameter, before)
+        assert torch.equal(value, before if tied else before * 2)
+        assert (parameter.data_ptr() == value.data_ptr()) == tied
 
 
 def test_own_digests_differ_only_by_what_is_each_ranks_own(trained):

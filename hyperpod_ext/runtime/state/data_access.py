@@ -1,0 +1,40 @@
+"""Calls a listener before a script gets `tensor.data`: a write through it raises none of autograd's counters."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Listener = Callable[[torch.Tensor], None]
+
+_plain: Any = torch.Tensor.data  # torch's own descriptor, in a base class of Tensor
+
+
+class DataAccess:
+    """Stands for `torch.Tensor.data` until it is removed. One listener at a time: the newest.
+
+    Args:
+        listener: called with the tensor, in this thread only.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener, self._thread = listener, threading.get_ident()
+        torch.Tensor.data = self  # type: ignore[assignment]  # a descriptor, as what it stands for
+
+    def __get__(self, tensor: torch.Tensor | None, owner: type | None = None) -> Any:
+        if tensor is None:
+            return _plain
+        if threading.get_ident() == self._thread:
+            self._listener(tensor)
+        return _plain.__get__(tensor, owner)
+
+    def __set__(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        _plain.__set__(tensor, value)
+
+    def remove(self) -> None:
+        """Give `torch.Tensor.data` back, unless a newer one has taken this one's place."""
+        if torch.Tensor.__dict__.get("data") is self:
+            del torch.Tensor.data
