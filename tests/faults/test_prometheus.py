@@ -45,7 +45,7 @@ def test_a_job_is_scraped_while_it_loses_a_rank(job: Any, promtool: str, tmp_pat
         labels, count = found.until("hpx_faults_total > 0")[0]
         assert (labels["hpx_job"], count) == ("tiny", 1)
         assert (labels["kind"], labels["escalation_level"]) == ("signal", "process")
-        ((_, earlier),) = found.query("hpx_step")
+        ((_, earlier),) = found.until("hpx_step")
         found.until(f"hpx_step > {earlier}")
         found.until("rate(hpx_recovery_seconds_count[1h]) > 0")
         found.until("rate(hpx_steps_total[5s]) > 0")
@@ -55,7 +55,7 @@ def test_a_job_is_scraped_while_it_loses_a_rank(job: Any, promtool: str, tmp_pat
                 expression = asked["expr"].replace("$hpx_job", "tiny").replace("$__rate_interval", "5s")
                 assert found.query(expression) or panel["title"] in SILENT, expression
         rules = [rule for group in found.get("rules")["groups"] for rule in group["rules"]]
-        assert [rule["health"] for rule in rules] == ["ok"] * 7
+        assert [rule["health"] for rule in rules] == ["ok"] * 8
     with urllib.request.urlopen(f"http://{target}/metrics") as answer:
         checked = subprocess.run([promtool, "check", "metrics"], input=answer.read(), capture_output=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr

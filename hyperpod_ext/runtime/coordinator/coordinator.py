@@ -91,7 +91,7 @@ class Coordinator:
         """When this process was last known to run."""
         self._metrics: MetricsExporter | None = None
         if config.metrics is not None:
-            self._metrics = MetricsExporter(config.metrics, config.name, self.events.past(), log)
+            self._metrics = MetricsExporter(config, self.events.past(), log)
             self.events.heard = self._metrics.add
         self._tasks: list[asyncio.Task[None]] = []
 

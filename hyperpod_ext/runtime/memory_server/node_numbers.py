@@ -38,7 +38,7 @@ class NodeNumbers:
         if self._config.metrics is None:
             return
         if node == 0 and self._numbers is None:
-            self._numbers = Numbers(self._config.metrics, self._config.name, self._past(), event)
+            self._numbers = Numbers(self._config, self._past(), event)
         if node != 0 and first is not None and first != self._at:
             self._first, self._at, self._not_before = self._peer(first), first, 0.0
 

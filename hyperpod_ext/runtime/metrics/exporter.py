@@ -8,31 +8,34 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 
-from hyperpod_ext.config.metrics import Metrics
+from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.runtime.events.event import Event, Other
 from hyperpod_ext.runtime.metrics.endpoint import MetricsEndpoint
 from hyperpod_ext.runtime.metrics.families import render
 from hyperpod_ext.runtime.metrics.meters import Meters
 from hyperpod_ext.runtime.metrics.summary import summary
+from hyperpod_ext.runtime.storage.open import url_of
 
 
 class MetricsExporter:
     """Meters, and where they can be read.
 
     Args:
-        config: host and port.
-        job: its name; the label `hpx_job` of every number.
+        config: `metrics` has host and port, `name` is the label `hpx_job` of every number.
         past: events of coordinators before this one, so that counters go on where they were. Read in a thread once it
             is opened: of a long job they are many, and others wait for a sign of life.
         event: takes what is worth an event: where the numbers are, or why they are not.
     """
 
-    def __init__(self, config: Metrics, job: str, past: Iterable[Event], event: Callable[..., None]) -> None:
-        self._config, self._event = config, event
-        self._labels = (("hpx_job", job),)
+    def __init__(self, config: RuntimeConfig, past: Iterable[Event], event: Callable[..., None]) -> None:
+        assert config.metrics is not None
+        self._config, self._event = config.metrics, event
+        self._labels = (("hpx_job", config.name),)
+        peers = ["peer"] if config.checkpoint.peer() is not None else []
+        self._tiers = [*peers, *(url_of(tier, config.name) for tier in config.checkpoint.durable())]
         self._epoch = time.time() - time.monotonic()
         self._past = past
-        self._meters: Meters | None = Meters()
+        self._meters: Meters | None = Meters.before_any_copy(self._tiers)
         self._waiting: list[Event] | None = []
         """What comes before the past is counted."""
         self._endpoint = MetricsEndpoint(self.text, self.summary, self._failed)
@@ -68,7 +71,7 @@ class MetricsExporter:
         await self._endpoint.close()
 
     async def _open(self) -> None:
-        meters, why = await asyncio.to_thread(_counted, self._past)
+        meters, why = await asyncio.to_thread(_counted, self._tiers, self._past)
         waiting, self._waiting, self._past = self._waiting or [], None, ()
         if why and self._meters is not None:
             self._stop(why)
@@ -94,9 +97,9 @@ class MetricsExporter:
         self._event("metrics_failed", cause=why)
 
 
-def _counted(events: Iterable[Event]) -> tuple[Meters, str]:
+def _counted(tiers: Iterable[str], events: Iterable[Event]) -> tuple[Meters, str]:
     """What they come to; and why it cannot be told, if it cannot."""
-    meters = Meters()
+    meters = Meters.before_any_copy(tiers)
     for event in events:
         if why := _why_not(event):
             return meters, why

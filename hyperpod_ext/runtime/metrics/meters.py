@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Self, get_args
 
+from hyperpod_ext.runtime.detection.failure_causes import FaultKind
 from hyperpod_ext.runtime.events.event import Event
 from hyperpod_ext.runtime.events.of_checkpoints import Copying
 from hyperpod_ext.runtime.events.of_faults import Aborted, Fault
@@ -26,10 +29,14 @@ from hyperpod_ext.runtime.events.of_training import (
     is_sampled,
 )
 from hyperpod_ext.runtime.events.phases import KEPT, PHASES, LivePhases, SpanPhase
+from hyperpod_ext.runtime.membership.actions import EscalationLevel
 from hyperpod_ext.runtime.metrics.families import Family, Histogram, Labels, Sample, counter, gauge
 
 _STEP_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 _RECOVERY_BOUNDS = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+_FAULTS = [(kind, level) for kind in get_args(FaultKind) for level in (*(its.value for its in EscalationLevel), "")]
+"""Label pairs of `hpx_faults_total`. Each is exported from the start: Prometheus' increase() does not see the first
+count of a new series."""
 _REMEMBERED_STEPS = 4096
 """Steps whose time is taken back from what was kept when the job goes back behind them."""
 
@@ -64,6 +71,8 @@ class Meters:
     nodes: int | None = None
     generation: int = 0
     state: str = "starting"
+    began_t: float | None = None
+    """When the job began, of the log's clock."""
     last_step_t: float | None = None
     """When a step was made last, of the log's clock."""
     faults: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -91,11 +100,17 @@ class Meters:
     _broken_generation: int = -1
     """The generation in which the last fault was."""
 
+    @classmethod
+    def before_any_copy(cls, tiers: Iterable[str]) -> Self:
+        """Meters with a count of 0 failures for each tier: Prometheus' increase() misses a counter's first value."""
+        return cls(tier_failures=Counter(dict.fromkeys(tiers, 0)))
+
     def add(self, event: Event) -> None:
         """Take in one event. Kinds it does not know are none of its business."""
         match event:
             case JobStarted():
                 self.world_size, self.nodes = event.world_size, event.nodes
+                self.began_t = event.t
             case Step():
                 self._add_step(event)
             case Fault():
@@ -143,9 +158,10 @@ class Meters:
 
     def families(self, epoch: float) -> list[Family]:
         """All of it for Prometheus. `epoch`: Unix time at 0 of the log's clock, in seconds."""
-        last = None if self.last_step_t is None else self.last_step_t + epoch
+        began, last = (None if t is None else t + epoch for t in (self.began_t, self.last_step_t))
+        pairs = dict.fromkeys([*_FAULTS, *self.faults])
         by_fault = {
-            _labels(kind=kind, escalation_level=level): float(count) for (kind, level), count in self.faults.items()
+            _labels(kind=kind, escalation_level=level): float(self.faults[kind, level]) for kind, level in pairs
         }
         by_phase = {_labels(phase=phase): seconds for phase, seconds in self.seconds.items()}
         held = tuple(Sample(step, _labels(tier=tier)) for tier, step in sorted(self.tiers.items()))
@@ -158,11 +174,12 @@ class Meters:
             gauge("hpx_nodes", "Nodes of the job, spares not counted.", self.nodes),
             gauge("hpx_generation", "Times the ranks have agreed to go on together.", self.generation),
             gauge("hpx_goodput_ratio", "Share of all ranks' time that went into kept steps.", self.goodput),
+            gauge("hpx_job_started_timestamp_seconds", "When the job began, Unix time.", began),
             gauge("hpx_last_step_timestamp_seconds", "When a step was made last, Unix time.", last),
             counter("hpx_steps_total", "Steps made for the first time.", self.steps_made),
             counter("hpx_steps_lost_total", "Steps of all ranks that had to be made again.", self.steps_lost),
             counter("hpx_steps_skipped_total", "Steps left out because of their numbers.", self.steps_skipped),
-            counter("hpx_faults_total", "Faults by kind, and by what they were met with.", by_fault or 0.0),
+            counter("hpx_faults_total", "Faults by kind, and by what they were met with.", by_fault),
             counter("hpx_recoveries_total", "Faults after which steps were made again.", self.recoveries),
             counter("hpx_nodes_lost_total", "Nodes that were lost.", self.nodes_lost),
             counter("hpx_phase_seconds_total", "Seconds of all ranks together, by phase.", by_phase),

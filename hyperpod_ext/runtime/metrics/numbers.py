@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from hyperpod_ext.config.metrics import Metrics
+from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.runtime.events.event import Event
 from hyperpod_ext.runtime.metrics.exporter import MetricsExporter
 
@@ -29,10 +29,10 @@ class Numbers:
         event: takes what is worth an event.
     """
 
-    def __init__(self, config: Metrics, job: str, past: Iterable[Event], event: Callable[..., None]) -> None:
+    def __init__(self, config: RuntimeConfig, past: Iterable[Event], event: Callable[..., None]) -> None:
         self._waiting: list[tuple[float, int, Event]] = []
         self._order, self._lock = itertools.count(), threading.Lock()
-        self._exporter = MetricsExporter(config, job, past, event)
+        self._exporter = MetricsExporter(config, past, event)
         threading.Thread(target=lambda: asyncio.run(self._serve()), name="numbers", daemon=True).start()
 
     def take(self, events: Iterable[Event]) -> None:

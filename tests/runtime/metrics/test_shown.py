@@ -10,12 +10,22 @@ from typing import Any
 from made_events import made
 from waiting import PATIENCE_S
 
-from hyperpod_ext.config.metrics import Metrics
+from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.runtime.events.event import Event
 from hyperpod_ext.runtime.events.log import checked
 from hyperpod_ext.runtime.metrics.exporter import MetricsExporter
 
-HERE = Metrics(host="127.0.0.1", port=0)
+TIERS: list[dict[str, Any]] = [{"kind": "memory"}, {"kind": "peer"}, {"kind": "file", "path": "/fsx/runs"}]
+HERE = RuntimeConfig.model_validate(
+    {
+        "name": "tiny",
+        "nodes": 1,
+        "workers_per_node": 1,
+        "metrics": {"host": "127.0.0.1", "port": 0},
+        "checkpoint": {"tiers": TIERS},
+    },
+    strict=False,
+)
 FAULT = made(1.0, "fault", rank=0, kind="signal", escalation_level="process")
 COUNTED = 'hpx_faults_total{hpx_job="tiny",kind="signal",escalation_level="process"}'
 
@@ -53,11 +63,22 @@ def answers(shown: MetricsExporter, events: Events, *requests: str) -> list[tupl
 
 def test_counters_go_on_where_the_coordinator_before_left_them() -> None:
     events = Events()
-    shown = MetricsExporter(HERE, "tiny", [FAULT], events.write)
+    shown = MetricsExporter(HERE, [FAULT], events.write)
     shown.add(FAULT)
     ((status, body),) = answers(shown, events, "GET /metrics?x=1 HTTP/1.1\r\nHost: x\r\n\r\n")
     assert status == "200 OK"
     assert f"{COUNTED} 2" in body.splitlines()
+
+
+def test_each_counter_exists_before_its_first_count() -> None:
+    """Prometheus' increase() sees no first fault in a series that is born at 1."""
+    events = Events()
+    ((_, body),) = answers(MetricsExporter(HERE, [], events.write), events, "GET /metrics HTTP/1.1\r\n\r\n")
+    lines = body.splitlines()
+    assert f"{COUNTED} 0" in lines
+    assert 'hpx_faults_total{hpx_job="tiny",kind="hang",escalation_level="in process"} 0' in lines
+    for tier in ("peer", "/fsx/runs/tiny"):
+        assert f'hpx_tier_failures_total{{hpx_job="tiny",tier="{tier}"}} 0' in lines
 
 
 def test_a_long_past_is_counted_aside_and_before_what_came_meanwhile() -> None:
@@ -68,7 +89,7 @@ def test_a_long_past_is_counted_aside_and_before_what_came_meanwhile() -> None:
         yield FAULT
 
     async def run() -> str:
-        shown = MetricsExporter(HERE, "tiny", past(), events.write)
+        shown = MetricsExporter(HERE, past(), events.write)
         shown.open()
         await asyncio.sleep(0.05)  # of its own accord it would be open by now
         shown.add(FAULT)
@@ -87,13 +108,13 @@ def test_a_long_past_is_counted_aside_and_before_what_came_meanwhile() -> None:
 def test_what_else_is_asked_for_is_not_there() -> None:
     events = Events()
     asked = ("POST /metrics HTTP/1.1\r\n\r\n", "GET / HTTP/1.1\r\n\r\n")
-    said = answers(MetricsExporter(HERE, "tiny", [], events.write), events, *asked)
+    said = answers(MetricsExporter(HERE, [], events.write), events, *asked)
     assert [status for status, _ in said] == ["405 Method Not Allowed", "404 Not Found"]
 
 
 def test_an_event_that_cannot_be_counted_ends_the_numbers_and_not_the_job() -> None:
     events = Events()
-    shown = MetricsExporter(HERE, "tiny", [], events.write)
+    shown = MetricsExporter(HERE, [], events.write)
     for _ in range(3):
         shown.add(checked("step", {"rank": 0, "generation": 1, "step": "first", "began": 0.5})[0])
     (event,) = events
