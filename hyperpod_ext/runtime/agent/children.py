@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.processes import children
+from hyperpod_ext.runtime.ipc.connections import open_over
 
 _QUOTED = 3
 """Lines of a process's last words."""
@@ -247,7 +248,7 @@ class ForkServer:
     @classmethod
     async def of(cls, process: ForkServerProcess, environ: Mapping[str, str]) -> ForkServer:
         """The end of this process, which may have imported everything long ago."""
-        reader, writer = await asyncio.open_connection(sock=process.line)
+        reader, writer = await open_over(process.line)
         return cls(process.pid, reader, writer, environ)
 
     async def ready(self) -> float:

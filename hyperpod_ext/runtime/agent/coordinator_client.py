@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import secrets
 import sys
 import time
@@ -33,6 +34,9 @@ _DIAL_FORMER = 1 / 24
 """Share of the lease that the coordinator that was lost has to answer, where it is asked whether it is back."""
 _COME_AGAIN_S = 0.05
 """How soon a coordinator is tried again that has gone without a word."""
+_TRIES = 3
+"""Handshakes that must fail in the same way before a node gives up: one may have been damaged on its way."""
+_SAME_JOB = "All nodes of a job need the same secret (HPX_SECRET_FILE), the same network.tls and the same endpoint."
 _UNACKNOWLEDGED = 10_000
 """Events that are kept to be told once more."""
 
@@ -90,6 +94,8 @@ class CoordinatorClient:
         self._may_return = True
         """Whether this node may go back to its former coordinator: no other node still counts its vote. Else two
         coordinators might act with it."""
+        self._given_up = False
+        """Whether this node has cut the connection itself: its coordinator was silent, or is known to be gone."""
         self._looking: asyncio.Future[None] | None = None
         self._unsaid: list[c.FromAgent] = []
         """What has happened since the handshake, which does not say it; sent once the other end coordinates."""
@@ -116,6 +122,7 @@ class CoordinatorClient:
         """
         self._where = endpoint, give_up
         deadline = time.monotonic() + (self._settings.join_timeout_s if limit_s is None else limit_s)
+        refusals = 0
         while True:
             host, port = endpoint()
             try:
@@ -124,8 +131,10 @@ class CoordinatorClient:
             except OSError as error:
                 if why := give_up():
                     raise JobFailedError(f"node {self._settings.node}: {why}") from error
-                if isinstance(error, wire.WireError):
-                    raise
+                refusals = refusals + 1 if isinstance(error, wire.WireError) else 0
+                if refusals == _TRIES:
+                    why = f"node {self._settings.node} is not of the job whose coordinator is at {host}:{port}: {error}"
+                    raise JobFailedError(why, hint=_SAME_JOB) from error
                 if time.monotonic() > deadline:
                     raise JobFailedError(f"no coordinator at {host}:{port}: {error}") from error
                 await asyncio.sleep(0.1)
@@ -146,7 +155,7 @@ class CoordinatorClient:
 
     def _confirm(self) -> None:
         assert self._writer is not None
-        self._lost, self.waits_for = frozenset(), ""
+        self._lost, self.waits_for, self._given_up = frozenset(), "", False
         self._confirmed, self._heard_at, self._heard = True, time.monotonic(), 0
         unsaid: list[c.FromAgent] = [*self._unheard, *self._unsaid]
         for report in unsaid:
@@ -291,6 +300,7 @@ class CoordinatorClient:
             self._lost |= gone
             self._looking = asyncio.ensure_future(self._election.look_again())
         if self._leader in gone and replaced and is_news:
+            self._given_up = True
             self.disconnect()
 
     def disconnect(self) -> None:
@@ -330,6 +340,7 @@ class CoordinatorClient:
             if self._writer is None or not self._confirmed:
                 continue
             if now - self._heard_at > self._lease_s / 2:
+                self._given_up = True
                 self._writer.transport.abort()  # whoever reads learns of it
                 continue
             with contextlib.suppress(ConnectionError):
@@ -360,6 +371,8 @@ class CoordinatorClient:
         asks_first = self._settings.listen is not None
         self._may_return = True
         before, offers = self._before_me(news, job_state is not None)
+        if not self._given_up and (word := await self._reconnect(news, deadline, reached)) is not None:
+            return word
         while time.monotonic() < deadline:
             if asks_first and (word := await self._ask_former(news, deadline, reached)) is not None:
                 return word
@@ -379,6 +392,29 @@ class CoordinatorClient:
             if members and not may_take_over(members, members - {news.coordinator})
             else "Look at the network between the nodes.",
         )
+
+    async def _reconnect(self, news: c.JobNews, deadline: float, reached: set[int]) -> c.ToAgent | None:
+        """First word of the coordinator over another connection: the former may have broken, and nothing else. None: it
+        is gone, or takes this node no more."""
+        address, me = news.candidates.get(news.coordinator), self._settings.node
+        if address is None:
+            return None
+        for tries in itertools.count(1):
+            if time.monotonic() > deadline or (tries > _TRIES and news.coordinator != me):
+                break
+            try:
+                dialled = await self._dial(*address, self._lease_s * _DIAL_FORMER)
+            except (ConnectionRefusedError, TimeoutError):
+                break
+            except OSError:
+                await asyncio.sleep(0.02)
+                continue
+            ends = min(deadline, time.monotonic() + self._lease_s * _DIAL)
+            word = await self._hear_from(news.coordinator, dialled, ends, reached)
+            if word is not None:
+                word = await self._followed(news, news.coordinator, word, deadline, reached)
+                return word if self._settings.listen is not None else self._unless_refused(word)
+        return None
 
     def _before_me(self, news: c.JobNews, has_state: bool) -> tuple[list[int], bool]:
         """Candidates that this node votes for rather than for itself, and whether it is one: who comes after it does
@@ -434,10 +470,18 @@ class CoordinatorClient:
         if me not in members or not await self._election.wait_for_majority(members, me, wait_s, lambda: self._lost):
             return None
         self._take_over(self._introduction(), list(self._election.votes.values()), self._lost)
-        self._take_line(await self._dial(*self._election.address, self._lease_s))
-        self._leader = me
-        self.send_handshake()
-        return await self._read()
+        while time.monotonic() < deadline:
+            try:
+                self._take_line(await self._dial(*self._election.address, self._lease_s))
+            except OSError:  # this connection broke; this node coordinates all the same
+                await asyncio.sleep(0.02)
+                continue
+            self._leader = me
+            self.send_handshake()
+            if (word := await self._read()) is not None:
+                return word
+            self._hang_up()
+        return None
 
     async def _vote_for_lowest(
         self, news: c.JobNews, nodes: list[int], deadline: float, reached: set[int]

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from hyperpod_ext.errors import HyperpodExtError, JobFailedError
 from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc.connections import open_unix
 from hyperpod_ext.runtime.ipc.declared import Declared, encode, with_version
 from hyperpod_ext.runtime.memory_server.protocol import requests as r
 from hyperpod_ext.runtime.memory_server.protocol.request import A, Request, read_answer
@@ -121,7 +122,7 @@ class AsyncMemoryClient:
         deadline = time.monotonic() + _START_S
         while True:
             try:
-                return await asyncio.open_unix_connection(path, limit=wire.MAX_FRAME_BYTES)
+                return await open_unix(path)
             except (FileNotFoundError, ConnectionRefusedError):  # it is still starting
                 if self.ended:
                     raise JobFailedError(f"the memory server of this node is gone: {self.ended}") from None

@@ -51,8 +51,8 @@ class Admission:
         if node in self._members.agents:
             return "another agent says that it is this node, and is there"
         if handshake.knows_job:
-            known = self._members.members.get(node)
-            return "" if known and known["id"] == handshake.id else "it was given up, and the others went on without it"
+            is_member = self._members.is_known(node, handshake.id)
+            return "" if is_member else "it was given up, and the others went on without it"
         if self._membership.is_shut_out(node):
             return f"it was lost {self._membership.states.losses[node]} times, and is not taken again"
         return ""

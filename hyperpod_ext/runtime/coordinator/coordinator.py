@@ -39,6 +39,7 @@ from hyperpod_ext.runtime.events.log import EventLog
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.clocks import Clocks
+from hyperpod_ext.runtime.ipc.connections import open_tcp
 from hyperpod_ext.runtime.ipc.declared import Address
 from hyperpod_ext.runtime.membership.actions import EscalationLevel, Fail, JobPhase
 from hyperpod_ext.runtime.membership.escalation import Budgets
@@ -51,6 +52,8 @@ from hyperpod_ext.runtime.metrics.exporter import MetricsExporter
 
 _LOOKS = 6
 """How often in a lease it is looked who is silent."""
+_PROBE = 1 / 24
+"""Share of the lease in which the agent of a connection that has broken must take another one."""
 _ORDERS_S = 0.1
 """How often it is looked whether somebody wants the job on another number of nodes."""
 
@@ -94,6 +97,7 @@ class Coordinator:
             self._metrics = MetricsExporter(config, self.events.past(), log)
             self.events.heard = self._metrics.add
         self._tasks: list[asyncio.Task[None]] = []
+        self._probing: dict[int, asyncio.Task[None]] = {}
 
     @classmethod
     def first(cls, config: RuntimeConfig, node: int, run_dir: Path, master_port: int) -> Self:
@@ -202,7 +206,7 @@ class Coordinator:
 
     def stop(self) -> None:
         """Look for nothing any more."""
-        for task in self._tasks:
+        for task in [*self._tasks, *self._probing.values()]:
             task.cancel()
 
     async def close(self) -> None:
@@ -242,8 +246,13 @@ class Coordinator:
         self._notice_pause(time.monotonic())
         while self.members.unsure_since is not None and not (handshake.knows_job or self._is_over):
             await asyncio.sleep(self._run.config.restart.lease_s / 60)  # it may be in another coordinator's job
-        if (former := self.members.agents.get(node)) is not None and not handshake.knows_job:
-            await former.doubted()  # a node may be started again before it is noticed that it was lost
+        if (former := self.members.agents.get(node)) is not None:
+            if not handshake.knows_job:
+                await former.doubted()  # a node may be started again before it is noticed that it was lost
+            elif self.members.is_known(node, handshake.id):  # the same agent: its former connection has broken
+                self.members.agents.pop(node).hang_up()
+        if not handshake.knows_job and node in self.members.doubted and self._formation.job_has_begun:
+            self._lose(node, self.members.doubted[node])  # another agent is in its place, and knows nothing
         if self._has_left:
             return  # without a word: of an order to stop, its node would
         if refusal := self._admission.refusal(node, handshake):
@@ -442,10 +451,25 @@ class Coordinator:
         counts = self._formation.job_has_begun and not (self._is_over or self.end.final_save.begun)
         counts = counts and node != self._run.node
         in_doubt = self.members.unsure_since is not None or self.membership.ends_with_loss(node, time.time())
+        address = self.members.members[node]["address"] if node in self.members.members else None
         if counts and self.members.others_may_go_on and in_doubt:
             self.members.doubt(node, cause, now + lease_s / 3)
-        else:
+        elif address is None or self._is_over:
             self._lose(node, cause)
+        else:
+            self.members.doubt(node, cause, now + lease_s / 3)
+            self._probing[node] = asyncio.create_task(self._probe(node, (str(address[0]), int(address[1])), cause))
+
+    async def _probe(self, node: int, address: Address, cause: str) -> None:
+        """Lose a node whose agent does not listen any more. An agent that does has lost a connection, and makes another
+        one: it has a third of the lease."""
+        try:
+            async with asyncio.timeout(self._run.config.restart.lease_s * _PROBE):
+                _, writer = await open_tcp(*address)
+            writer.close()
+        except OSError:
+            if node in self.members.doubted:
+                self._lose(node, cause)
 
     def _lose(self, node: int, cause: str) -> None:
         """A node is gone, or cannot be told from one that is."""

@@ -52,6 +52,11 @@ class Agent:
             self.is_there = asyncio.Event()
         await self.is_there.wait()
 
+    def hang_up(self) -> None:
+        """Its connection counts no more."""
+        self.answer()
+        self.writer.close()
+
     def send(self, frame: bytes) -> None:
         """Write to it. The connection of one that does not read is cut, which is then as if its node were lost."""
         if self.writer.transport.get_write_buffer_size() > MOST_UNREAD_BYTES:
@@ -107,6 +112,10 @@ class Members:
         self._expect_no_more(node)
         if self.has_begun and (not was_member or self.is_agreed):
             self.memberships.append(set(self.members))
+
+    def is_known(self, node: int, agent: str) -> bool:
+        """Whether the agent with this id is the member `node`."""
+        return node in self.members and self.members[node]["id"] == agent
 
     def doubt(self, node: int, cause: str, until: float) -> None:
         """A node is not there any more; it is lost if it does not come again until then."""

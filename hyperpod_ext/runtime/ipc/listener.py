@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-BACKLOG = 4096
-"""Connections that may wait to be accepted: all nodes of a job come at once when it starts or loses its coordinator."""
+from hyperpod_ext.runtime.ipc.connections import serve_tcp, serve_unix
+
 Converse = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -24,13 +24,12 @@ class Listener:
 
     async def listen_tcp(self, host: str, port: int) -> int:
         """Listen on `host`; returns the port, which is a free one when `port` is 0."""
-        self._server = await asyncio.start_server(self._accept, host, port, backlog=BACKLOG)
+        self._server = await serve_tcp(self._accept, host, port)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def listen_unix(self, path: Path) -> None:
         """Listen on a Unix socket that only this user can open."""
-        self._server = await asyncio.start_unix_server(self._accept, path)
-        path.chmod(0o600)
+        self._server = await serve_unix(self._accept, path)
 
     async def close(self) -> None:
         """Stop listening, hang up, and wait until every conversation has ended."""

@@ -19,17 +19,21 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from hyperpod_ext.runtime.ipc import fast_json, tls
+from hyperpod_ext.runtime.ipc.connections import Connection as Connection
+from hyperpod_ext.runtime.ipc.connections import breaking, open_tcp
 
 MAX_FRAME_BYTES = 64 << 20
 _LENGTH = struct.Struct(">I")
 
 Message = dict[str, Any]
-Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-"""To a peer that has proved that it is of the job."""
 
 
 class WireError(ConnectionError):
     """The peer sent something that is not of this protocol, or is not who it should be."""
+
+
+class RefusedError(WireError):
+    """One end does not belong to the other's job, or has other settings: a second try ends in the same way."""
 
 
 class BusyError(ConnectionError):
@@ -79,8 +83,9 @@ def frames(received: bytearray, limit: int = MAX_FRAME_BYTES) -> Iterator[Messag
 def send(sock: socket.socket, message: Message, fds: list[int] | None = None) -> None:
     """Send one frame, with file descriptors beside it where the socket is a Unix one."""
     frame = encode(message)
-    sent = socket.send_fds(sock, [frame], fds) if fds else 0
-    sock.sendall(frame[sent:])
+    with breaking():
+        sent = socket.send_fds(sock, [frame], fds) if fds else 0
+        sock.sendall(frame[sent:])
 
 
 def receive(sock: socket.socket, limit: int = MAX_FRAME_BYTES) -> Message | None:
@@ -93,11 +98,12 @@ def receive_fds(sock: socket.socket, max_fds: int, limit: int = MAX_FRAME_BYTES)
     """Next frame and the file descriptors that came with it."""
     header, fds = b"", []
     while len(header) < _LENGTH.size:
-        if max_fds:
-            data, new_fds, _flags, _address = socket.recv_fds(sock, _LENGTH.size - len(header), max_fds)
-            fds += new_fds
-        else:
-            data = sock.recv(_LENGTH.size - len(header))
+        with breaking():
+            if max_fds:
+                data, new_fds, _flags, _address = socket.recv_fds(sock, _LENGTH.size - len(header), max_fds)
+                fds += new_fds
+            else:
+                data = sock.recv(_LENGTH.size - len(header))
         if not data:
             if header:
                 raise WireError("the peer closed in the middle of a frame")
@@ -112,7 +118,8 @@ def receive_into(sock: socket.socket, destination: memoryview) -> None:
     """Fill `destination` with what comes next."""
     filled = 0
     while filled < len(destination):
-        count = sock.recv_into(destination[filled:])
+        with breaking():
+            count = sock.recv_into(destination[filled:])
         if count == 0:
             raise WireError("the peer closed in the middle of a frame")
         filled += count
@@ -138,7 +145,8 @@ async def read(reader: asyncio.StreamReader, limit: int = MAX_FRAME_BYTES) -> Me
 
 def check_same_user(sock: socket.socket) -> int:
     """Refuse a Unix-socket peer of another user; returns the peer's process id, as the kernel knows it."""
-    pid, uid, _gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    with breaking():
+        pid, uid, _gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if uid != os.getuid():
         raise WireError(f"a process of user {uid} connected; this socket is for user {os.getuid()}")
     return int(pid)
@@ -243,7 +251,7 @@ def accept_peer_blocking(sock: socket.socket, secret: bytes, timeout_s: float = 
     """
     ours = secrets.token_hex(16)
     try:
-        with _Handshake(sock, timeout_s) as handshake:
+        with breaking(), _Handshake(sock, timeout_s) as handshake:
             if isinstance(sock, ssl.SSLSocket):
                 handshake.start_tls(sock, encode(_challenge(ours, encrypted=True)))
                 secret = tls.bound(secret, tls.own_certificate().bytes)
@@ -266,7 +274,7 @@ async def dial(host: str, port: int, secret: bytes, *, encrypted: bool = False) 
     Raises:
         OSError: nobody listens there; BusyError and WireError among them, as `join_peer` has it.
     """
-    reader, writer = await asyncio.open_connection(host, port)
+    reader, writer = await open_tcp(host, port)
     try:
         await join_peer(reader, writer, secret, encrypted=encrypted)
     except BaseException:
@@ -306,7 +314,7 @@ def _check_same(challenge: Message, encrypted: bool) -> None:
     """Both ends encrypt, or none: a client that shall never goes on without."""
     if (challenge.get("tls") is True) != encrypted:
         has = "asks for TLS, and this process has none" if not encrypted else "has no TLS, and this process asks for it"
-        raise WireError(f"the server {has}: network.tls must be the same on all nodes")
+        raise RefusedError(f"the server {has}: network.tls must be the same on all nodes")
 
 
 def join_peer_blocking(
@@ -320,7 +328,7 @@ def join_peer_blocking(
     """
     ours = secrets.token_hex(16)
     try:
-        with _Handshake(sock, timeout_s) as handshake:
+        with breaking(), _Handshake(sock, timeout_s) as handshake:
             challenge = handshake.answered("before the handshake")
             _check_same(challenge, encrypted)
             if encrypted:
@@ -328,7 +336,9 @@ def join_peer_blocking(
                 secret = tls.bound(secret, sock.getpeercert(binary_form=True))
             handshake.send(_answer(secret, ours, challenge))
             answer = handshake.answered("on our proof")
-    except (ConnectionResetError, BrokenPipeError) as error:
+    except (WireError, BusyError):
+        raise
+    except ConnectionError as error:  # a second try may find nothing wrong
         raise BusyError(_HUNG_UP.format("in the handshake")) from error
     except TimeoutError as error:
         raise WireError(f"the server has finished no handshake within {timeout_s:g} s") from error
@@ -408,7 +418,7 @@ def _answer(secret: bytes, ours: str, challenge: Message) -> Message:
 
 def _check_server(secret: bytes, ours: str, challenge: Message, answer: Message) -> None:
     if answer.get("refused") is True:
-        raise WireError("the server hung up on our proof: it has another job's secret")
+        raise RefusedError("the server hung up on our proof: it has another job's secret")
     expected = _proof(secret, "server", ours, str(challenge.get("nonce")))
     if not _equal(answer.get("proof"), expected):
-        raise WireError("the server does not have the job's secret; this is not our job's endpoint")
+        raise RefusedError("the server does not have the job's secret; this is not our job's endpoint")

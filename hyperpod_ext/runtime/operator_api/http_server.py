@@ -72,7 +72,9 @@ class HttpServer:
         await self._listener.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        caller = str(writer.get_extra_info("peername")[0])
+        if (peer := writer.get_extra_info("peername")) is None:
+            return  # it was gone before it was accepted
+        caller = str(peer[0])
         while True:
             try:
                 async with asyncio.timeout(_IDLE_S):

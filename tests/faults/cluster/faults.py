@@ -61,7 +61,7 @@ class Fault:
         if not (agents := cluster.agents):
             return
         machine = agents[int(self.where * len(agents))]
-        if self.kind not in ("kill a worker", "raise", "partition", "copies cannot be read"):
+        if self.kind not in ("kill a worker", "raise", "partition", "copies cannot be read", "cut a connection"):
             cluster.judge.disturbed.add(machine.node)
         _HAPPEN[self.kind](self, cluster, machine)
 

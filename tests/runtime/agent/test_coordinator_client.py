@@ -294,14 +294,14 @@ class Others:
         )  # fmt: skip
 
     async def client(self, me: int) -> CoordinatorClient:
-        """Of an agent whose coordinator, node 8, has just been lost."""
+        """Of an agent whose coordinator, node 8, was silent for too long."""
         settings = settings_in(self._folder, self._config, node=me)
         self.election = ElectionListener(SECRET, pytest.fail)
         await self.election.open("127.0.0.1", 0)
         unused: Any = None
         client = CoordinatorClient(settings, self.election, handshake, unused)
         self.election._news = lambda: client.news
-        client.news = self.news(8)
+        client.news, client._given_up = self.news(8), True
         return client
 
     async def close(self) -> None:

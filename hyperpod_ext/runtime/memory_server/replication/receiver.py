@@ -16,8 +16,8 @@ from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, NotFound
 from hyperpod_ext.ports import family_of
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc import tls, unproven
+from hyperpod_ext.runtime.ipc.connections import BACKLOG
 from hyperpod_ext.runtime.ipc.declared import Declared, checked_version, encode
-from hyperpod_ext.runtime.ipc.listener import BACKLOG
 from hyperpod_ext.runtime.ipc.unproven import Unproven
 from hyperpod_ext.runtime.memory_server.client import peer_socket as ps
 from hyperpod_ext.runtime.memory_server.protocol import peer_requests as p

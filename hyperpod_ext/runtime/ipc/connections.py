@@ -1,0 +1,108 @@
+"""Connections that break with a ConnectionError, whatever broke them.
+
+The kernel has many errors for a connection (ETIMEDOUT, EHOSTUNREACH, ENOBUFS, ...), and TLS has its own. Each ends one
+connection. Code that catches ConnectionError handles all of them, and no error of a file is taken for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Converse = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None] | None]
+BACKLOG = 4096
+"""Connections that may wait to be accepted: all nodes of a job come at once when it starts or loses its coordinator."""
+_READ_AHEAD = 1 << 16
+"""asyncio's own limit: bytes that a reader buffers before it stops reading."""
+
+
+class BrokenConnectionError(ConnectionError):
+    """The kernel or TLS reported an error of this connection."""
+
+
+def broken(error: BaseException) -> ConnectionError:
+    """The ConnectionError for an error of a connection."""
+    if isinstance(error, ConnectionError):
+        return error
+    return BrokenConnectionError(f"the connection broke: {type(error).__name__}: {error}")
+
+
+@contextlib.contextmanager
+def breaking() -> Iterator[None]:
+    """For reads and writes of a blocking socket in the block, and nothing else.
+
+    Raises:
+        ConnectionError: for any error of the connection.
+        TimeoutError: the socket's own timeout is over (`settimeout`); the connection may be good.
+    """
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, ConnectionError) or (isinstance(error, TimeoutError) and error.errno is None):
+            raise
+        raise broken(error) from error
+
+
+class _Protocol(asyncio.StreamReaderProtocol):
+    """Reads, drains and closes of its streams raise ConnectionError alone."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(None if exc is None else broken(exc))
+
+
+def _reader() -> asyncio.StreamReader:
+    # looked up at each call: the simulation of a cluster has a reader of its own
+    return asyncio.streams.StreamReader(limit=_READ_AHEAD, loop=asyncio.get_running_loop())
+
+
+async def _opened(connect: Callable[[Callable[[], _Protocol]], Awaitable[tuple[Any, Any]]]) -> Connection:
+    loop, reader = asyncio.get_running_loop(), _reader()
+    protocol = _Protocol(reader, loop=loop)
+    transport, _ = await connect(lambda: protocol)
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+
+async def open_tcp(host: str, port: int) -> Connection:
+    """A connection to a TCP server.
+
+    Raises:
+        OSError: nobody listens there.
+    """
+    return await _opened(lambda factory: asyncio.get_running_loop().create_connection(factory, host, port))
+
+
+async def open_unix(path: Path) -> Connection:
+    """A connection to a server on a Unix socket.
+
+    Raises:
+        OSError: nobody listens there.
+    """
+    return await _opened(lambda factory: asyncio.get_running_loop().create_unix_connection(factory, str(path)))
+
+
+async def open_over(sock: socket.socket) -> Connection:
+    """The streams of a connected socket."""
+    return await _opened(lambda factory: asyncio.get_running_loop().create_connection(factory, sock=sock))
+
+
+async def serve_tcp(converse: Converse, host: str, port: int) -> asyncio.Server:
+    """Call `converse` for each connection to a TCP port.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    loop = asyncio.get_running_loop()
+    return await loop.create_server(lambda: _Protocol(_reader(), converse, loop=loop), host, port, backlog=BACKLOG)
+
+
+async def serve_unix(converse: Converse, path: Path) -> asyncio.Server:
+    """Call `converse` for each connection to a Unix socket that only this user can open."""
+    loop = asyncio.get_running_loop()
+    server = await loop.create_unix_server(lambda: _Protocol(_reader(), converse, loop=loop), str(path))
+    path.chmod(0o600)
+    return server
