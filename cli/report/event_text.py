@@ -8,8 +8,11 @@ from typing import Any
 from hyperpod_ext.runtime.events import of_checkpoints, of_faults, of_nodes, of_training
 from hyperpod_ext.runtime.events.event import Event
 from hyperpod_ext.runtime.events.reading import read_followed
+from hyperpod_ext.runtime.events.report import OWN_LOSS
 
 _LONGEST_LINE = 160
+_STEPS_COMPARED = 16
+"""Steps by which ranks may be apart while their losses are compared."""
 
 
 class EventText:
@@ -23,7 +26,10 @@ class EventText:
         self.step = 0
         self.of: int | None = None
         self.loss: float | None = None
-        self._faulty = False
+        self._faulty, self._went_on = False, False
+        self._first_loss: dict[tuple[int, int], float | None] = {}
+        """The first rank's loss, by generation and step, of the newest steps."""
+        self._differs = False
 
     def tell(self, entry: Mapping[str, Any]) -> list[str]:
         """Take in one event, as it is in the log and with its run; returns the lines to show for it."""
@@ -34,12 +40,17 @@ class EventText:
         event = read_followed(entry)
         if isinstance(event, of_training.Step):
             self._take_step(event)
+            lines += self._of_one_rank(event)
         elif isinstance(event, of_training.Go) and self._faulty:
             lines.append(f"recovered: all ranks go on after step {event.step}")
+        elif isinstance(event, of_training.Go) and event.step and not self._went_on:
+            source = f"the checkpoint {event.checkpoint}" if event.checkpoint else "memory"
+            lines.append(f"resumes an earlier run of this name after step {event.step}, from {source}")
         elif event is not None:
             lines += _lines(event)
         if isinstance(event, of_faults.Fault | of_training.Go):
             self._faulty = isinstance(event, of_faults.Fault)
+            self._went_on = self._went_on or not self._faulty
         return lines
 
     def _take_step(self, made: of_training.Step) -> None:
@@ -47,6 +58,17 @@ class EventText:
         if made.step >= self.step:
             self.step = made.step
             self.loss = made.logged.get("loss", self.loss)
+
+    def _of_one_rank(self, made: of_training.Step) -> list[str]:
+        """A line, once a run, when ranks have logged different losses for one making of a step."""
+        if self._differs or "loss" not in made.logged:
+            return []
+        making, loss = (made.generation, made.step), made.logged["loss"]
+        first = self._first_loss.setdefault(making, loss)
+        if len(self._first_loss) > _STEPS_COMPARED:
+            self._first_loss.pop(next(iter(self._first_loss)))
+        self._differs = first != loss
+        return [f"warning: {OWN_LOSS}"] if self._differs else []
 
 
 def _lines(event: Event) -> list[str]:

@@ -146,6 +146,9 @@ def describe_result(result: Mapping[str, Any]) -> str:
             else f"no step after the {earlier} it had made"
         )
     parts = [f"{result['name']}: {result['state']}, {made} on {result['world_size']} ranks"]
+    if earlier:
+        source = f"the checkpoint {result['resumed_from']}" if result.get("resumed_from") else "memory"
+        parts.append(f"resumed an earlier run of this name after step {earlier}, from {source}")
     parts += [_recovery(recovery) for recovery in result["recoveries"]]
     if resizes := result.get("resizes"):
         parts.append("\n".join(_resize(resize) for resize in resizes))

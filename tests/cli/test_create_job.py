@@ -23,6 +23,7 @@ from made_events import entry
 from stand_in import write_job
 from waiting import until
 
+from hyperpod_ext.runtime.events.report import OWN_LOSS
 from hyperpod_ext.submit import submit as submit_module
 from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
 from hyperpod_ext.submit.local import store as local_store
@@ -337,6 +338,26 @@ def test_what_no_snapshot_holds_is_told_while_the_job_runs() -> None:
     told |= {"objects": ["mean (float)", "losses (list)"], "descriptive": ["losses (list)"]}
     assert EventText().tell(told) == ["changes from step to step, and is in no snapshot: mean (float)"]
     assert EventText().tell(told | {"objects": ["losses (list)"]}) == []
+
+
+def test_a_job_that_resumes_an_earlier_run_says_from_where_before_its_first_step() -> None:
+    main, story = {"run": "main"}, EventText()
+    go = main | entry(1.0, "go", step=4)
+    assert EventText().tell(go | {"step": 0}) == []
+    assert EventText().tell(go) == ["resumes an earlier run of this name after step 4, from memory"]
+    said = "resumes an earlier run of this name after step 4, from the checkpoint s3://b/a/step-000000004-g000001"
+    assert story.tell(go | {"checkpoint": "s3://b/a/step-000000004-g000001"}) == [said]
+    assert story.tell(go) == []
+
+
+def test_losses_that_ranks_log_differently_are_told_once() -> None:
+    story = EventText()
+    made = [
+        {"run": "main"} | entry(1.0, "step", generation=1, rank=rank, step=step, began=0.5, loss=loss)
+        for step, rank, loss in [(1, 0, 0.5), (1, 1, 0.5), (2, 0, 0.25), (3, 0, 0.2), (2, 1, 0.75), (3, 1, 0.7)]
+    ]
+    told = [story.tell(each) for each in made]
+    assert told == [[], [], [], [], [f"warning: {OWN_LOSS}"], []]
 
 
 def test_a_move_is_told_by_the_nodes_that_it_is_between() -> None:

@@ -254,8 +254,10 @@ class Members(ABC):
         self._timed = self._timed or TimedTiers(self.settings.config.checkpoint, time.monotonic())
         self._timed.enter()
         if self.rank == 0:
-            self.event("go", step=step)
-            self._say(f"all ranks go on after step {step} (generation {self._generation})")
+            checkpoint = self._decision.checkpoint
+            self.event("go", step=step, checkpoint=checkpoint)
+            source = f", from the checkpoint {checkpoint}" if checkpoint else ""
+            self._say(f"all ranks go on after step {step}{source} (generation {self._generation})")
         self._going(step)
         return step, None
 

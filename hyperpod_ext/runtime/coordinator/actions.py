@@ -61,6 +61,8 @@ class Actions:
         self._run, self._members, self._membership, self._outbox = run, members, membership, outbox
         self._ranks, self._schedule, self._formation, self._end, self._log = ranks, schedule, formation, end, log
         self._timers = Timers()
+        self._checkpoint = ""
+        """The durable checkpoint that ranks are restoring; empty: none."""
         self.durable = DurableQuery(self._ask_durable)
         self.resize_clock = ResizeClock()
 
@@ -135,6 +137,7 @@ class Actions:
         world_size, generation = len(membership.nodes), membership.generation
         full_size = membership.full_size if membership.continuing.is_short else None
         self._log("generation", generation=generation, step=decision.step, world_size=world_size)
+        self._checkpoint = decision.checkpoint
         self._ranks.begins()
         every = self._schedule.begins(time.monotonic())
         membership.retention.next_due = self._schedule.policy.next_due
@@ -157,13 +160,14 @@ class Actions:
 
     def _try_next(self, decision: Decision) -> None:
         generation, run = self._membership.generation, self._run.name
+        self._checkpoint = decision.checkpoint
         self._outbox.to_each(
             lambda part, peers: c.TryNext(generation=generation, decision=part, peers=peers, run=run),
             DecisionParts(decision, self._membership.nodes),
         )
 
     def _go(self, step: int) -> None:
-        self._log("go", step=step)
+        self._log("go", step=step, checkpoint=self._checkpoint)
         self._schedule.went_on(self._membership)
         self._outbox.to_all(c.GoOn(generation=self._membership.generation, step=step))
         if self._membership.states.going:

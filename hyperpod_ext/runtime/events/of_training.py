@@ -161,6 +161,8 @@ class Go(ByCoordinator):
 
     event: Literal["go"] = "go"
     step: Count
+    checkpoint: str = ""
+    """The durable checkpoint that the state is from; empty: it is from some memory, or new."""
 
 
 class Begun(ByWorker):

@@ -37,6 +37,10 @@ from hyperpod_ext.runtime.snapshot.parity import beyond_parity
 
 _SHOWN = 8
 """Ranks that a warning names."""
+OWN_LOSS = (
+    "ranks logged different losses, and the loss that is shown is one rank's. Average it over the ranks before "
+    "run.log, or log it as rank_loss."
+)
 
 
 def make_report(events: Events, *, state: str, error: Any, world_size: int) -> dict[str, Any]:
@@ -52,6 +56,7 @@ def make_report(events: Events, *, state: str, error: Any, world_size: int) -> d
         "generations": max((event.generation for event in events.of(Generation)), default=0),
         "steps": max(intervals, default=0),
         "resumed_step": next((event.step for event in events.of(Go)), 0),
+        "resumed_from": next((event.checkpoint for event in events.of(Go)), ""),
         "steps_lost": sum(recovery["steps_lost"] for recovery in recoveries),
         "goodput": round(seconds["steps"] / seconds["wall"], 4) if seconds["wall"] else 0.0,
         "seconds": {name: round(value, 4) for name, value in seconds.items()},
@@ -69,7 +74,7 @@ def make_report(events: Events, *, state: str, error: Any, world_size: int) -> d
         "skipped": sorted({event.step for event in events.of(Skipped)}),
         "losses": {str(step): value for step, value in _losses(events).items()},
         "metrics": {name: value for event in events.of(Metric) for name, value in event.logged.items()},
-        "differs_by_rank": _differs_by_rank(events),
+        "differs_by_rank": (differs := _differs_by_rank(events)),
         "weights": _weights(events, world_size),
         "capacity": capacity_of(events),
         "pids": {str(event.rank): event.pid for event in events.of(Joined)},
@@ -81,6 +86,8 @@ def make_report(events: Events, *, state: str, error: Any, world_size: int) -> d
             *differences(continued),
             *map(_beyond_parity, events.of(ParityShort)),
             *([_begun_anew(unsaved)] if unsaved and recoveries else []),
+            *([OWN_LOSS] if "loss" in differs else []),
+            *map(_own_metric, _metrics_of_one_rank(events)),
             *_other_scripts(events),
             *map(_too_late, events.of(FaultMissed)),
             *_never_due(events),
@@ -330,6 +337,19 @@ def _differs_by_rank(events: Events) -> list[str]:
             if first.setdefault((made.generation, made.step, name), value) != value:
                 names.add(name)
     return sorted(names)
+
+
+def _metrics_of_one_rank(events: Events) -> list[str]:
+    """Names of numbers of the whole run that ranks logged differently."""
+    newest = {(name, event.rank): value for event in events.of(Metric) for name, value in event.logged.items()}
+    values: dict[str, set[float | None]] = {}
+    for (name, _), value in newest.items():
+        values.setdefault(name, set()).add(value)
+    return sorted(name for name, several in values.items() if len(several) > 1)
+
+
+def _own_metric(name: str) -> str:
+    return f"ranks logged different values of {name} for the whole run, and the one that is shown is one rank's."
 
 
 def _weights(events: Events, world_size: int) -> str:

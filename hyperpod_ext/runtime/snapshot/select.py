@@ -127,6 +127,12 @@ class Decision:
         every = (source for sources in self.sources.values() for source in sources)
         return sorted({source.url for source in every if source.kind in ("file", "s3")})
 
+    @property
+    def checkpoint(self) -> str:
+        """Place of the durable checkpoint that the first rank restores from; empty: its state is in some memory."""
+        source = next((several[0] for several in self.sources.values()), None)
+        return f"{source.url}/{source.folder}" if source is not None and source.kind in ("file", "s3") else ""
+
     def to_json(self) -> dict[str, Any]:
         return {
             "step": self.step,

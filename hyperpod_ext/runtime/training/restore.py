@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -123,6 +124,9 @@ class JobLink:
                 came = {"bytes_moved": restored.bytes_moved, "bytes_local": restored.bytes_local}
                 came |= {} if restored.bound else {"unbound": True}
                 self.event("restored", rank=self.rank, step=step, source=decision.source(self.rank).kind, **came)
+                if self.rank == 0 and decision.checkpoint:
+                    where = f"goes on after step {step}, from the checkpoint {decision.checkpoint}"
+                    sys.stderr.write(f"hyperpod_ext: training {where}\n")
                 return restored
             assert following is not None
             decision, attempt = following, attempt + 1

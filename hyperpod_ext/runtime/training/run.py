@@ -122,6 +122,8 @@ class Run:
         """Which ones existed at the last commit."""
         self._metrics: dict[str, float | None] = {}
         self._in_step = False
+        self._last_total = 0
+        """What the newest loop over steps counts to, in this call of the training function; 0: there was none."""
         self._began = 0
         self._blocked = 0.0
         """Seconds of this step in which the training thread waited for a snapshot."""
@@ -232,10 +234,11 @@ class Run:
         return wrapped
 
     def steps(self, total: int) -> Iterator[int]:
-        """Yield the steps that are still to be made, counted from 1 to `total`.
+        """Yield the steps that are still to be made, counted from 1 to `total`, the steps of the whole job.
 
-        A step is committed when the loop body for it has ended; one that is left by `break` is not. Before
-        each, the global random generators are set from (seed, step, rank).
+        Call it once; in a loop over epochs, let `total` grow: `run.steps((epoch + 1) * steps_per_epoch)`. A step is
+        committed when the loop body for it has ended; one that is left by `break` is not. Before each, the global
+        random generators are set from (seed, step, rank).
         """
         loop = self._steps(total)
         self._loop = weakref.ref(loop)
@@ -247,6 +250,14 @@ class Run:
                 "steps() was called before restore()",
                 hint="Call run.restore(model=model, optimizer=optimizer) first, so that a fault costs no step.",
             )
+        if total <= min(self._last_total, self.step):
+            raise JobFailedError(
+                f"run.steps({total}) was called again after step {self.step}: it counts the steps of the whole job, "
+                f"and all {total} are made",
+                hint="Call it once, with the steps of all epochs; or let it grow with the epoch, counted from 0: "
+                "run.steps((epoch + 1) * steps_per_epoch).",
+            )
+        self._last_total = total
         self._watchdog.begin_steps()
         self._began = self.step
         # what goes with the loop is searched for at a job's start alone: after a fault the milliseconds count
@@ -327,7 +338,7 @@ class Run:
         if memory_every is not None:
             self._policy = self.config.checkpoint.with_memory_every(memory_every)
         self._watchdog.enter(generation)
-        self._cursor, self._restored, self._in_step = 0, False, False
+        self._cursor, self._restored, self._in_step, self._last_total = 0, False, False, 0
         self._saved = -1  # what is made again is another snapshot, or none
         if fresh:
             self._kept, self._held, self._state, self.step = [], {}, None, 0

@@ -21,6 +21,7 @@ EMPTY_REPORT: JobReport = {
     "generations": 0,
     "steps": 0,
     "resumed_step": 0,
+    "resumed_from": "",
     "steps_lost": 0,
     "goodput": 0.0,
     "seconds": {},

@@ -9,7 +9,14 @@ from made_events import entry, events_of
 
 from hyperpod_ext.runtime.events import report
 from hyperpod_ext.runtime.events.event import Events
-from hyperpod_ext.runtime.events.report import account, committed_step, find_recoveries, kept_steps, make_report
+from hyperpod_ext.runtime.events.report import (
+    OWN_LOSS,
+    account,
+    committed_step,
+    find_recoveries,
+    kept_steps,
+    make_report,
+)
 
 Entry = dict[str, Any]
 
@@ -205,7 +212,21 @@ def test_numbers_that_ranks_log_differently_are_named():
     again = [made(1, rank, 2, loss=1.25) for rank in (0, 1)]  # made once more: ranks of one making are compared
     own = [made(2, rank, loss=float(rank), lr=0.1, seconds=0.5 + rank) for rank in (0, 1)]
     assert report_of([*same, *again])["differs_by_rank"] == []
-    assert report_of([*same, *again, *own])["differs_by_rank"] == ["loss", "seconds"]
+    report = report_of([*same, *again, *own])
+    assert report["differs_by_rank"] == ["loss", "seconds"]
+    assert report["warnings"] == [OWN_LOSS]
+
+
+def test_a_number_of_the_whole_run_that_ranks_log_differently_is_warned_of():
+    logged = [entry(9.0, "metric", rank=rank, generation=1, steps_a_second=5.0, held_out=rank / 2) for rank in (0, 1)]
+    (warning,) = report_of(logged)["warnings"]
+    assert "different values of held_out" in warning
+
+
+def test_a_report_says_which_checkpoint_an_earlier_run_left():
+    report = report_of([entry(1.0, "go", step=4, checkpoint="/tier/a/step-000000004-g000001")])
+    assert (report["resumed_step"], report["resumed_from"]) == (4, "/tier/a/step-000000004-g000001")
+    assert report_of([entry(1.0, "go", step=0)])["resumed_from"] == ""
 
 
 def report_of(events: list[Entry]) -> Entry:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -46,6 +47,24 @@ def alone(body):
 def test_steps_without_restore_is_refused():
     with pytest.raises(JobFailedError, match=r"steps\(\) was called before restore\(\)"):
         alone(lambda run: list(run.steps(1)))
+
+
+def epochs(run: Run, total: Callable[[int], int]) -> list[int]:
+    """Three epochs of ten steps; returns the steps that were made."""
+    model = run.keep(lambda: nn.Linear(2, 1))
+    run.restore(model=model)
+    return [step for epoch in range(3) for step in run.steps(total(epoch))]
+
+
+def test_steps_of_an_epoch_are_not_taken_for_those_of_the_job():
+    """Such a script made 10 of its 30 steps, and the job succeeded."""
+    with pytest.raises(JobFailedError, match=r"run.steps\(10\) was called again after step 10") as error:
+        alone(lambda run: epochs(run, lambda epoch: 10))
+    assert "run.steps((epoch + 1) * steps_per_epoch)" in error.value.hint
+
+
+def test_steps_that_grow_with_the_epoch_are_all_made():
+    assert alone(lambda run: epochs(run, lambda epoch: 10 * (epoch + 1))) == list(range(1, 31))
 
 
 def test_a_function_that_returns_before_restore_is_told_so():
