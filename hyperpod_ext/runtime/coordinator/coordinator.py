@@ -95,7 +95,11 @@ class Coordinator:
         self._metrics: MetricsExporter | None = None
         if config.metrics is not None:
             self._metrics = MetricsExporter(config, self.events.past(), log)
-            self.events.heard = self._metrics.add
+            self.events.listeners.append(self._metrics.add)
+        self._trace: tracing.TraceSender | None = None
+        if tracing.is_asked_for():
+            self._trace = tracing.TraceSender(run.name, config.name, self.events.past())
+            self.events.listeners.append(self._trace.add)
         self._tasks: list[asyncio.Task[None]] = []
         self._probing: dict[int, asyncio.Task[None]] = {}
 
@@ -218,19 +222,9 @@ class Coordinator:
         await self.end.reported()
         if self._metrics is not None:
             await self._metrics.close()
-        if self.ended.done() and tracing.is_asked_for():
-            await asyncio.to_thread(self._send_trace)
+        if self._trace is not None:
+            await asyncio.to_thread(self._trace.close)
         self.events.close()
-
-    def _send_trace(self) -> None:
-        """Where it does not work, the job has ended as it has."""
-        root = tracing.trace(self.events.read(), self._run.config.name)
-        try:
-            if root is not None:
-                tracing.send(root, time.time() - time.monotonic())
-        except (ImportError, OSError) as error:
-            hint = "; pip install 'hyperpod-ext[observability]'" if isinstance(error, ImportError) else ""
-            sys.stderr.write(f"the job's spans were not sent: {error}{hint}\n")
 
     # --- one connection an agent ----------------------------------------------------------------
 

@@ -69,8 +69,6 @@ class EventLog:
         fresh: a new job begins; what an earlier one left is cleared.
     """
 
-    heard: Callable[[Event], None] | None = None
-    """Who follows what is written."""
     _together: list[bytes] | None = None
     """Lines that are kept to be written at once."""
     _lost, _why = 0, ""
@@ -81,6 +79,8 @@ class EventLog:
     _past_bytes = 0
 
     def __init__(self, run_dir: Path, *, fresh: bool) -> None:
+        self.listeners: list[Callable[[Event], None]] = []
+        """Called with each event that is written."""
         self.path = run_dir / "events.jsonl"
         if fresh:
             self.path.unlink(missing_ok=True)
@@ -114,8 +114,8 @@ class EventLog:
             self._keep(line)
         else:
             self._together.append(line)
-        if self.heard is not None:
-            self.heard(happened)
+        for listener in self.listeners:
+            listener(happened)
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:

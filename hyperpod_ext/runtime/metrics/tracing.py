@@ -1,23 +1,29 @@
-"""The job and its recoveries as OpenTelemetry spans, sent when it has ended. Only where it is asked for.
+"""The job and its recoveries as OpenTelemetry spans, each sent when it ends. Only if a collector is configured.
 
-What OpenTelemetry's own variables say holds: OTEL_EXPORTER_OTLP_ENDPOINT, _HEADERS, OTEL_RESOURCE_ATTRIBUTES.
+OpenTelemetry's own variables apply: OTEL_EXPORTER_OTLP_ENDPOINT, _HEADERS, OTEL_RESOURCE_ATTRIBUTES.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Mapping
+import queue
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ext.runtime.events.event import Events
+from hyperpod_ext.runtime.events.event import Event
 from hyperpod_ext.runtime.events.of_faults import Fault
 from hyperpod_ext.runtime.events.of_training import Generation, JobEnded, Step
-from hyperpod_ext.runtime.events.phases import spans_by_rank
+from hyperpod_ext.runtime.events.phases import LivePhases, Span
 
 _ASKED_BY = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _AT_ONCE = 512
 """Spans in one request."""
+_CLOSE_S = 30.0
 _OF_A_RECOVERY = frozenset({"detect", "abort", "agree", "rebuild", "restore", "first_step", "lost_work"})
 
 Value = str | int | float
@@ -39,86 +45,160 @@ def is_asked_for(environ: Mapping[str, str] = os.environ) -> bool:
     return any(environ.get(name) for name in _ASKED_BY)
 
 
-def trace(events: Events, job: str) -> Traced | None:
-    """The job as a tree: itself, its recoveries, and in each the phases of every rank. None without events. Pure."""
-    if not events:
-        return None
-    windows = _recoveries(events)
-    inside: list[list[Traced]] = [[] for _ in windows]
-    for rank, own in spans_by_rank(events):
-        for span in own:
-            if span.phase not in _OF_A_RECOVERY:
-                continue
-            for index, (fault, until) in enumerate(windows):
-                if span.ended > fault.t and span.began < until:
-                    began, ended = max(span.began, fault.t), min(span.ended, until)
-                    inside[index].append(Traced(f"{span.phase} rank {rank}", began, ended, {"hpx.rank": rank}))
-                    break
-    recoveries = tuple(
-        Traced("recovery", fault.t, until, _attributes(fault), tuple(parts))
-        for (fault, until), parts in zip(windows, inside, strict=True)
-    )
-    end = events.first(JobEnded)
-    state = "unknown" if end is None else end.state
-    return Traced(f"job {job}", events.start, events.end, {"hpx.job": job, "hpx.state": state}, recoveries)
+class Recoveries:
+    """Recoveries of a job as trees of spans, from its events. Pure; of bounded size.
 
+    A recovery lasts from the first fault until every rank that goes on has made its first step after it. It contains
+    the phases of every rank.
+    """
 
-def _attributes(fault: Fault) -> dict[str, Value]:
-    shown = fault.model_dump(include={"rank", "node", "step", "cause", "kind", "escalation_level"})
-    return {f"hpx.{name}": value for name, value in shown.items()}
+    def __init__(self) -> None:
+        self.began: float | None = None
+        """Time of the first event."""
+        self._phases = LivePhases()
+        self._first: Fault | None = None
+        self._parts: list[Span] = []
+        self._generation, self._ranks, self._made = 0, 0, dict[int, float]()
 
-
-def _recoveries(events: Events) -> list[tuple[Fault, float]]:
-    """Each first fault, and when every rank that goes on has made its first step after it."""
-    windows: list[tuple[Fault, float]] = []
-    first: Fault | None = None
-    generation, ranks, made = 0, 0, dict[int, float]()
-    for event in sorted(events, key=lambda event: event.t):
+    def add(self, event: Event) -> Traced | None:
+        """Take in the next event of the log; returns the recovery that ends with it."""
+        if self.began is None:
+            self.began = event.t
+        ended = self._phases.add(event)
+        if self._first is not None:
+            self._parts += (span for span in ended if span.phase in _OF_A_RECOVERY and span.ended > self._first.t)
         match event:
             case Fault():
-                first, made = first or event, {}
+                self._first, self._made = self._first or event, {}
             case Generation():
-                generation, ranks, made = event.generation, event.world_size or 0, {}
-            case Step() if first is not None and event.generation == generation:
-                made.setdefault(event.rank, event.t)
-                if len(made) >= ranks:
-                    windows.append((first, max(made.values())))
-                    first = None
-    return windows if first is None else [*windows, (first, events.end)]
+                self._generation, self._ranks, self._made = event.generation, event.world_size or 0, {}
+            case Step() if self._first is not None and event.generation == self._generation:
+                self._made.setdefault(event.rank, event.t)
+                if len(self._made) >= self._ranks:
+                    return self._end(max(self._made.values()))
+            case JobEnded() if self._first is not None:  # no recovery came
+                return self._end(event.t)
+        return None
+
+    def _end(self, until: float) -> Traced:
+        fault, parts = self._first, self._parts
+        assert fault is not None
+        self._first, self._parts = None, []
+        inside = tuple(
+            Traced(f"{span.phase} rank {span.rank}", max(span.began, fault.t), span.ended, {"hpx.rank": span.rank})
+            for span in parts
+        )
+        shown = fault.model_dump(include={"rank", "node", "step", "cause", "kind", "escalation_level"})
+        return Traced("recovery", fault.t, until, {f"hpx.{name}": value for name, value in shown.items()}, inside)
 
 
-def send(root: Traced, epoch: float) -> None:
-    """Send a tree to the collector. `epoch`: Unix time at 0 of the log's clock, in seconds.
+class TraceSender:
+    """Sends the spans of one job in a thread of its own, so that nothing waits for a collector.
+
+    Args:
+        run: the run's name. Every coordinator of a run sends to the same trace.
+        past: events of earlier coordinators, whose recoveries were sent.
+    """
+
+    def __init__(self, run: str, job: str, past: Iterable[Event] = ()) -> None:
+        self._run, self._job = run, job
+        self._epoch = time.time() - time.monotonic()
+        self._events = queue.SimpleQueue[Event | None]()
+        self._thread = threading.Thread(target=self._work, args=(past,), name="spans", daemon=True)
+        self._thread.start()
+
+    def add(self, event: Event) -> None:
+        """Take in the next event of the log."""
+        self._events.put(event)
+
+    def close(self) -> None:
+        """Send the rest, and wait half a minute at most for it."""
+        self._events.put(None)
+        self._thread.join(_CLOSE_S)
+
+    def _work(self, past: Iterable[Event]) -> None:
+        recoveries, trace = Recoveries(), None
+        for former in past:
+            recoveries.add(former)
+        while (event := self._events.get()) is not None:
+            try:
+                if (recovery := recoveries.add(event)) is not None:
+                    trace = trace or Trace(self._run, self._epoch)
+                    trace.send(recovery, "job")
+                if isinstance(event, JobEnded):
+                    began = event.t if recoveries.began is None else recoveries.began
+                    attributes: dict[str, Value] = {"hpx.job": self._job, "hpx.state": event.state}
+                    trace = trace or Trace(self._run, self._epoch)
+                    trace.send(Traced(f"job {self._job}", began, event.t, attributes), "", "job")
+            except (ImportError, OSError) as error:  # the job goes on without its spans
+                hint = "; pip install 'hyperpod-ext[observability]'" if isinstance(error, ImportError) else ""
+                sys.stderr.write(f"spans of the job were not sent: {error}{hint}\n")
+        if trace is not None:
+            trace.close()
+
+
+class Trace:
+    """One trace at a collector. Ids follow from names, so that several senders fill one trace.
+
+    Args:
+        run: name of the trace.
+        epoch: Unix time at 0 of the log's clock, s.
 
     Raises:
         ImportError: OpenTelemetry is not installed.
-        ConnectionError: the collector did not take them, within the time that OpenTelemetry gives it.
     """
-    from opentelemetry import trace as api
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.resources import SERVICE_NAME, Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-    made = InMemorySpanExporter()  # a batch processor would drop what is beyond its queue
-    provider = TracerProvider(resource=Resource.create({SERVICE_NAME: "hyperpod_ext"}))
-    provider.add_span_processor(SimpleSpanProcessor(made))
-    tracer = provider.get_tracer("hyperpod_ext")
+    def __init__(self, run: str, epoch: float) -> None:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-    def at(moment: float) -> int:
-        return int((moment + epoch) * 1e9)
+        self._run, self._epoch = run, epoch
+        self._exporter: Any = OTLPSpanExporter()
+        self._common: dict[str, Any] = {
+            "resource": Resource.create({SERVICE_NAME: "hyperpod_ext"}),
+            "instrumentation_scope": InstrumentationScope("hyperpod_ext"),
+        }
 
-    def add(traced: Traced, parent: Any) -> None:
-        span = tracer.start_span(traced.name, parent, attributes=dict(traced.attributes), start_time=at(traced.began))
-        for each in traced.inside:
-            add(each, api.set_span_in_context(span))
-        span.end(at(traced.ended))
+    def send(self, traced: Traced, parent: str, key: str = "") -> None:
+        """Send a span, and those inside it.
 
-    add(root, None)
-    exporter: Any = OTLPSpanExporter()
-    spans = made.get_finished_spans()
-    for begin in range(0, len(spans), _AT_ONCE):
-        if exporter.export(spans[begin : begin + _AT_ONCE]) is not SpanExportResult.SUCCESS:
-            raise ConnectionError("the collector did not take them")
-    exporter.shutdown()
+        Args:
+            parent: key of the span around it; empty: there is none.
+            key: identifies the span within the trace. Default: its name and beginning.
+
+        Raises:
+            ConnectionError: the collector did not take them, within the time that OpenTelemetry gives it.
+        """
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        spans = list(self._spans(traced, parent, key or f"{traced.name} {traced.began:.6f}"))
+        for begin in range(0, len(spans), _AT_ONCE):
+            if self._exporter.export(spans[begin : begin + _AT_ONCE]) is not SpanExportResult.SUCCESS:
+                raise ConnectionError("the collector did not take them")
+
+    def close(self) -> None:
+        """End the connection to the collector."""
+        self._exporter.shutdown()
+
+    def _spans(self, traced: Traced, parent: str, key: str) -> Iterator[Any]:
+        from opentelemetry.sdk.trace import ReadableSpan
+
+        yield ReadableSpan(
+            traced.name,
+            context=self._context(key),
+            parent=self._context(parent) if parent else None,
+            attributes=dict(traced.attributes),
+            start_time=int((traced.began + self._epoch) * 1e9),
+            end_time=int((traced.ended + self._epoch) * 1e9),
+            **self._common,
+        )
+        for number, each in enumerate(traced.inside):
+            yield from self._spans(each, key, f"{key}/{number} {each.name}")
+
+    def _context(self, key: str) -> Any:
+        from opentelemetry.trace import SpanContext, TraceFlags
+
+        trace_id = int.from_bytes(hashlib.sha256(self._run.encode()).digest()[:16], "big")
+        span_id = int.from_bytes(hashlib.sha256(f"{self._run}\0{key}".encode()).digest()[:8], "big")
+        return SpanContext(trace_id, span_id, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
