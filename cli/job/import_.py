@@ -32,7 +32,6 @@ def command(file: str, sets: tuple[str, ...], values: str | None, env_file: str 
     from pathlib import Path
 
     from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
-    from hyperpod_ext.submit.contract.spec_annotation import without_defaults
     from hyperpod_ext.submit.import_any import import_file
     from hyperpod_ext.submit.import_folder import import_folder
     from hyperpod_ext.submit.imports.placeholders import read_values
@@ -55,6 +54,6 @@ def command(file: str, sets: tuple[str, ...], values: str | None, env_file: str 
         say(f"not carried over: {part}")
     for part in found.notes:
         say(f"note: {part}")
-    result = {"target": found.target, "job": without_defaults(found.job), "left_out": found.left_out}
+    result = {"target": found.target, "job": found.written(), "left_out": found.left_out}
     result["notes"] = found.notes
     print_result(result, "table" if output == "table" else output, found.to_yaml().rstrip("\n"))

@@ -13,7 +13,8 @@ import yaml
 
 from hyperpod_ext._moved import MOVED
 from hyperpod_ext.errors import ConfigError
-from hyperpod_ext.submit.kubernetes.imports.import_job import Imported, import_job
+from hyperpod_ext.submit.imports.report import Imported
+from hyperpod_ext.submit.kubernetes.imports.import_job import import_job
 
 _OLD_NAMES = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in MOVED))
 """In files that an earlier version wrote."""
@@ -46,8 +47,7 @@ def _read(text: str, source: str, values: Mapping[str, Any] | None) -> Imported:
     if text.startswith("#!") or "\n#SBATCH" in text:
         from hyperpod_ext.submit.slurm.import_sbatch import import_sbatch
 
-        job, left = import_sbatch(text, source, values)
-        return Imported(job, "hyperpod-slurm", left)
+        return import_sbatch(text, source, values)
     try:
         found = json.loads(text)
     except (json.JSONDecodeError, RecursionError):

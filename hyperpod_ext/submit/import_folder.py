@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.errors import ConfigError
-from hyperpod_ext.submit.contract.spec_annotation import without_defaults
 from hyperpod_ext.submit.import_any import import_file
 
 _LARGEST_BYTES = 4 * 2**20
@@ -65,9 +64,8 @@ def _outcome(file: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     except ConfigError as error:
         return _refused([str(problem) for problem in error.problems])
     outcome = "named" if found.left_out else "carried"
-    job = without_defaults(found.job)
     words = {"left_out": found.left_out, "notes": found.notes, "problems": []}
-    return {"outcome": outcome, "target": found.target, "job": job, **words}
+    return {"outcome": outcome, "target": found.target, "job": found.written(), **words}
 
 
 def _refused(problems: list[str]) -> dict[str, Any]:

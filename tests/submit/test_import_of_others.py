@@ -13,7 +13,7 @@ from public_jobs import PUBLIC
 from hyperpod_ext.config.job.overlay import KubernetesOverlay
 from hyperpod_ext.errors import ConfigError
 from hyperpod_ext.submit.import_any import import_file
-from hyperpod_ext.submit.kubernetes.imports.import_job import Imported
+from hyperpod_ext.submit.imports.report import Imported
 from hyperpod_ext.submit.kubernetes.own_words import own_words
 from hyperpod_ext.submit.plan import make_plan
 

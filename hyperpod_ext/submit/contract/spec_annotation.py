@@ -19,23 +19,29 @@ def note_of(job: JobConfig) -> dict[str, str]:
     return {ANNOTATION: json.dumps(without_defaults(job))}
 
 
-def without_defaults(config: Config) -> dict[str, Any]:
-    """What of `config` differs from the defaults, as JSON; `kind` is always said, for it tells models apart."""
+def without_defaults(config: Config, *, keep_set: bool = False) -> dict[str, Any]:
+    """Fields of `config` that differ from their defaults, as JSON, and always `kind`, which tells models apart.
+
+    Args:
+        keep_set: also keep fields that were set to their default, unless that is empty.
+    """
     found: dict[str, Any] = {}
     for name, info in type(config).model_fields.items():
         value = getattr(config, name)
         if name == "kind" or info.is_required() or value != info.default:
-            found[name] = _plain(value)
+            found[name] = _plain(value, keep_set)
+        elif keep_set and name in config.model_fields_set and (plain := _plain(value, keep_set)) not in ({}, []):
+            found[name] = plain
     return found
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object, keep_set: bool) -> Any:
     if isinstance(value, Config):
-        return without_defaults(value)
+        return without_defaults(value, keep_set=keep_set)
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [_plain(item, keep_set) for item in value]
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _plain(item, keep_set) for key, item in value.items()}
     return value
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,8 +93,17 @@ class Launch:
 
     def other_options(self) -> dict[str, str]:
         """Those that the rendered file does not settle."""
-        shown = {"tee": "3", "redirects": "3", "redirect": "3"}  # which the rendered file says, too
-        return {name: value for name, value in self.options.items() if name not in _OURS and shown.get(name) != value}
+        return {name: value for name, value in self.options.items() if not self._is_replaced(name, value)}
+
+    def replaced(self) -> Iterator[str]:
+        """A sentence for each option that the rendered file has in its own words."""
+        for name, value in self.options.items():
+            if self._is_replaced(name, value) and name not in _WORKERS.get(self.launcher, ()):
+                shown = f"--{name}{'=' if value else ''}{value}"
+                yield f"{shown} of {self.launcher}: the rendered file has its own words for it"
+
+    def _is_replaced(self, name: str, value: str) -> bool:
+        return name in _OURS or {"tee": "3", "redirects": "3", "redirect": "3"}.get(name) == value
 
 
 _FORKED = "hyperpod_ext.runtime.prefork"

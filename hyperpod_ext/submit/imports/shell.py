@@ -15,7 +15,10 @@ from hyperpod_ext.submit.imports.shell_parts import (
     heredoc,
     is_known,
     is_quick,
+    lines_apart,
+    rest_of,
     split_words,
+    statements_of,
 )
 from hyperpod_ext.submit.imports.shell_values import LONGEST, Script, TooLongError, Values
 
@@ -23,6 +26,8 @@ _QUIET = {"set", "echo", ":", "true", "[", "wait"}
 _MAKES = {"mkdir", "touch", "chmod", "ln", "cp", "mv", "rm"}
 """Commands that do the same wherever the first node runs them: no variables of the script change what they do."""
 
+_ENVIRONMENT = {"source", ".", "conda", "mamba", "micromamba", "module", "ml", "spack", "pyenv"}
+"""Commands that change the environment of what follows."""
 _REMARK = re.compile(r"`#[^`\n]*`")
 """A remark between the words of a command; it comes to nothing."""
 _RUNNERS = {"time", "exec", "nohup", "command", "nice", "ionice", "timeout", "stdbuf", "sudo"}
@@ -63,6 +68,7 @@ def read_script(text: str, source: str, known: Mapping[str, str] | None = None, 
     text = _REMARK.sub(lambda remark: " " * len(remark[0]), text)
     root = Parser(Language(tree_sitter_bash.language())).parse(text.encode()).root_node
     reader = _Reader(starts)
+    reader.found.statements = statements_of(root)
     reader.values |= {name: [value] for name, value in (known or {}).items()}
     try:
         reader.walk(root)
@@ -71,7 +77,7 @@ def read_script(text: str, source: str, known: Mapping[str, str] | None = None, 
     except TooLongError:
         message = f"a value comes to more than {LONGEST} characters, or what it runs to more than {_MOST_STATEMENTS}"
         raise ConfigError([Problem(message, source=source, line=reader.line)]) from None
-    return reader.found
+    return reader.ended()
 
 
 class _Reader(Values):
@@ -84,10 +90,17 @@ class _Reader(Values):
         self._statements = 0
         self._called: list[str] = []
         """Functions that are being followed, the innermost last."""
+        self._exported_by: dict[str, set[int]] = {}
 
     def walk(self, node: Any) -> None:
         for child in node.named_children:
             self._statement(child)
+
+    def ended(self) -> Script:
+        """What was found in all of the script."""
+        self.found.assigned |= self._made_by.keys()
+        self.found.used.update(*(self._exported_by[name] for name in self.found.exports))
+        return self.found
 
     def _statement(self, node: Any) -> None:
         self._statements += 1
@@ -95,24 +108,27 @@ class _Reader(Values):
             raise TooLongError
         line, text = node.start_point[0] + 1, node.text.decode()
         self.line = line
+        outside, self.values.read, self.at = (self.values.read, self.at), set(), node.start_byte
+        self._of_type(node, line, text)
+        self.values.read, self.at = outside
+
+    def _of_type(self, node: Any, line: int, text: str) -> None:
         match node.type:
             case "comment" | "heredoc_redirect" | "file_redirect":
                 return
             case "variable_assignment":
                 name = self._assign(node)
                 if self._exports_all and name is not None:
-                    self.found.exports[name] = (" ".join(self.values[name]), line)
+                    self._export(name, line)
             case "declaration_command":
                 exported = re.match(r"export\b|(declare|typeset)\s+-\w*x", text) is not None
                 for child in node.named_children:
                     if child.type == "variable_assignment":
                         name = self._assign(child)
                         if exported and name is not None:
-                            self.found.exports[name] = (" ".join(self.values[name]), line)
-                    elif child.type == "variable_name" and exported:
-                        known = self.values.get(child.text.decode())
-                        if known is not None:
-                            self.found.exports[child.text.decode()] = (" ".join(known), line)
+                            self._export(name, line)
+                    elif child.type == "variable_name" and exported and child.text.decode() in self.values:
+                        self._export(child.text.decode(), line)
             case "command":
                 self._command(node, line, text)
             case "if_statement":
@@ -122,7 +138,11 @@ class _Reader(Values):
             case "redirected_statement":
                 before, steps = len(self.found.others), len(self.found.steps)
                 self.walk(node)
-                self.found.others[before:] = [(text, line)] * (len(self.found.others) > before)
+                if len(self.found.others) > before:
+                    body = node.children[0]
+                    if body.type == "command":
+                        text = self.found.others[before][0] + text.removeprefix(body.text.decode())
+                    self.found.others[before:] = [(text, line)]
                 if len(self.found.steps) > steps:
                     self._redirected(node)
             case "pipeline":
@@ -146,12 +166,18 @@ class _Reader(Values):
             case _:
                 self._not_followed(node, line, text)
 
+    def _export(self, name: str, line: int) -> None:
+        self.found.exports[name] = (" ".join(self.values[name]), line)
+        self._exported_by[name] = self._sources() | self._made_by.get(name, set())
+
     def _not_followed(self, node: Any, line: int, text: str) -> None:
         """A loop, a command: what it sets is not known from here on."""
         self.found.others.append((text, line))
+        self.found.used.add(self.at)  # named as a whole
         if node.type != "command" and self._has_step(node):
             self.found.hidden.append((text, line))
         for name in assigned_in(node):
+            self.found.assigned.add(name)
             self.values.pop(name, None)
             self.found.exports.pop(name, None)
 
@@ -162,6 +188,7 @@ class _Reader(Values):
         if match is None or given is None:
             return None
         self.values[match[1]] = [self._expand(given[0]) if given[1] else given[0]]
+        self._made_by[match[1]] = self._sources()
         return match[1]
 
     def _define(self, node: Any) -> None:
@@ -171,11 +198,12 @@ class _Reader(Values):
 
     def _call(self, name: str, arguments: list[str]) -> None:
         """What a function does, as if its lines stood here."""
-        before, self._arguments = self._arguments, arguments
+        before = self._arguments, self._calls
+        self._arguments, self._calls = arguments, self._sources()
         self._called.append(name)
         self._statement(self._functions[name])
         self._called.pop()
-        self._arguments = before
+        self._arguments, self._calls = before
 
     def _has_step(self, node: Any, depth: int = 0) -> bool:
         """Whether a step is somewhere in it, or in a function that it calls."""
@@ -208,6 +236,7 @@ class _Reader(Values):
             return False
         folder = posixpath.normpath(posixpath.join(here, words[1]))
         self._go_to([folder], [folder] != self.values.get("SLURM_SUBMIT_DIR"))
+        self._made_by["PWD"] = self._sources()
         return True
 
     def _unset(self, node: Any, line: int, text: str) -> None:
@@ -236,7 +265,9 @@ class _Reader(Values):
             if holds is None and sign == "&&" and re.match(r"(source|\.)\s", right.text.decode()):
                 words = [word for child in right.children if child.is_named for word in self._words(child)]
                 self.found.others.append((f"{text} && {' '.join(words)}", node.start_point[0] + 1))
+                self.found.used |= {left.start_byte, right.start_byte}
                 return True
+            self._decided(left, holds)
             done = holds if holds is not None else sign == "||" and "exit" in right.text.decode()
             if holds is None:
                 self._assume(text, done, left.start_point[0] + 1)
@@ -247,10 +278,17 @@ class _Reader(Values):
         self._statement(right)
         return True
 
+    def _decided(self, condition: Any, holds: bool | None) -> None:
+        """`condition` chose what is read, with its values if they are known."""
+        if holds is not None:
+            self._use()
+        self.found.used.add(condition.start_byte)
+
     def _on_failure(self, right: Any) -> None:
         if not re.match(r"(exit|return|true|:|echo|\{|\()", right.text.decode()):
             what = f"|| {right.text.decode()[:80]}: is run where the command before it fails: not carried"
             self.found.notes.append((what, right.start_point[0] + 1))
+            self.found.used.add(right.start_byte)
 
     def _case(self, node: Any, line: int, text: str) -> None:
         """The first pattern that a known value matches."""
@@ -266,6 +304,7 @@ class _Reader(Values):
                 self._not_followed(node, line, text)
                 return
             if any(fnmatch.fnmatchcase(words[0], pattern) for pattern in patterns):
+                self._use()
                 for child in item.children[closed:]:
                     if child.is_named:
                         self._statement(child)
@@ -288,15 +327,13 @@ class _Reader(Values):
     def _command(self, node: Any, line: int, text: str) -> None:
         words = self._words_of(node)
         named = [child for child in node.named_children if child.type == "variable_assignment"]
-        called = node.child_by_field_name("name")
-        if called is not None and (
-            apart := [one for one in named if _line_ends(node, one.end_byte, called.start_byte)]
-        ):
-            for one in apart:  # lines of their own, which the parser joins with the command after them
+        if apart := lines_apart(node):
+            for one in apart:
                 self._statement(one)
             named = [one for one in named if one not in apart]
-            first = (named or [called])[0]
+            first = rest_of(node)
             line, text = first.start_point[0] + 1, text.encode()[first.start_byte - node.start_byte :].decode()
+            self.at = first.start_byte
             words = self._words_of(node)
             self.line = line
         if words[:1] == ["eval"] and not re.search(r"[;&|<>`]", re.sub(r"\$\([^()]*\)", "", " ".join(words))):
@@ -305,17 +342,20 @@ class _Reader(Values):
         head = [word.rpartition("/")[2] for word in words]
         step = self._starts(words)
         if step:
+            self._use()
             self.found.exports |= {name: (value, line) for name, value in given.items()}
+            self._exported_by |= {name: {self.at} for name in given}
             if node.next_sibling is not None and node.next_sibling.type == "&":
                 self.found.in_background.add(line)
         for one in named:
             assigned = self._assign(one) if step or not words else None
             if step and assigned is not None:  # for this command alone
-                self.found.exports[assigned] = (" ".join(self.values[assigned]), line)
+                self._export(assigned, line)
         if step:
             self._expansions(node)
             self.found.steps.append((words, line))
             self.found.folders.append(" ".join(self.values["PWD"]) if self.moved and "PWD" in self.values else None)
+            self._use()
         elif head and words[0] in self._functions and words[0] not in self._called and len(self._called) < _DEEPEST:
             self._call(words[0], words[1:])
         elif head and self._changes_folder(words):
@@ -328,12 +368,14 @@ class _Reader(Values):
             self._exports_all = not any(word.startswith("+") for word in words[1:])
         elif head and words[0] in _MAKES and not self.moved and not self.found.steps and is_known(words):
             self.found.prepare.append(words)
+            self._use()
         elif not head or head[0] not in _QUIET:
             if head and re.fullmatch(r"python[0-9.]*", head[0]) and any(word.endswith(".py") for word in words):
                 self.found.alone.append((words, line))
             if head[:1] in (["cd"], ["pushd"], ["popd"]):
                 self._go_to(None, True)
-            if head[:1] in (["source"], ["."]) and is_known(words):
+            if head[0] in _ENVIRONMENT and not any(re.search(r"[\s`*?;&|<>()'\"\\]", word) for word in words):
+                self._use()
                 text = " ".join(words)  # with the values of its variables
                 text = f"set -a; {text}; set +a" if self._exports_all else text
             self._not_followed(node, line, text)
@@ -374,6 +416,8 @@ class _Reader(Values):
             holds = self._holds(head.text.decode()) if head is not None else True
             if head is not None and not holds and (holds is None or len(self.found.notes) > before):
                 self._not_set(one, body)
+            if head is not None:
+                self._decided(head, holds)
             if holds is None and head is not None:
                 self._assume(head.text.decode(), False, head.start_point[0] + 1, body)
             elif holds:
@@ -397,9 +441,3 @@ def variables_of_env(words: list[str]) -> tuple[dict[str, str], list[str]]:
         given[match[1]] = match[2]
         at += 1
     return (given, words[at:]) if words[at:] else ({}, words)
-
-
-def _line_ends(node: Any, start: int, end: int) -> bool:
-    """Whether a line ends between two places in a command: a backslash before its end joins it with the next."""
-    between = node.text[start - node.start_byte : end - node.start_byte].decode()
-    return re.search(r"(?<!\\)\n", between) is not None

@@ -157,7 +157,61 @@ def assigned_in(node: Any) -> set[str]:
 
 
 def shown(command: str) -> str:
-    """The first line of a command that is not run, and what its other lines would have exported."""
-    first, _, rest = command.strip().partition("\n")
+    """The beginning of a command that is not run, its length, and the variables that further lines of it export."""
+    first, _, rest = command.strip().replace("\\\n", " ").partition("\n")
+    if rest and not re.match(r"(for|while|until|if|case|\(|\{)\b", first):
+        first, rest = f"{first} {rest}", ""
+    first = " ".join(first.split())
     names = list(dict.fromkeys(re.findall(r"\bexport\s+(?:-\w+\s+)*(\w+)", rest)))
-    return first[:100] + (f" (exports {', '.join(names)})" if names else "")
+    long = f" ... ({len(first)} characters)" if len(first) > 100 else ""
+    return first[:100] + long + (f" (exports {', '.join(names)})" if names else "")
+
+
+_SIMPLE = {"command", "variable_assignment", "declaration_command", "unset_command", "test_command"}
+_SIMPLE |= {"negated_command", "pipeline", "redirected_statement"}
+_BODIES = {"compound_statement", "subshell", "do_group", "if_statement", "elif_clause", "else_clause", "list", "ERROR"}
+_BODIES |= {"case_statement", "case_item", "for_statement", "c_style_for_statement", "while_statement", "program"}
+_BODIES |= {"function_definition", "variable_assignments"}
+_HEADED = {"for_statement": {"do_group"}, "c_style_for_statement": {"do_group", "compound_statement"}}
+"""Statements whose other children are no statements."""
+
+
+def statements_of(root: Any) -> dict[int, tuple[str, int]]:
+    """Text and line of each simple statement of a script, wherever it is, by the byte that it begins at."""
+    found: dict[int, tuple[str, int]] = {}
+    left = [root]
+    while left:
+        node = left.pop()
+        children = [one for one in node.children if one.is_named]
+        if node.type in _HEADED:
+            children = [one for one in children if one.type in _HEADED[node.type]]
+        if node.type in _SIMPLE and not (node.type == "redirected_statement" and children[0].type in _BODIES):
+            for one in lines_apart(node):
+                found[one.start_byte] = one.text.decode(), one.start_point[0] + 1
+            first = rest_of(node)
+            text = node.text[first.start_byte - node.start_byte :].decode()
+            found[first.start_byte] = text, first.start_point[0] + 1
+        if node.type not in _SIMPLE or node.type in ("pipeline", "redirected_statement"):
+            left += [one for one in children if one.type in _BODIES or (node.type in _BODIES and one.type in _SIMPLE)]
+    return dict(sorted(found.items()))
+
+
+def lines_apart(command: Any) -> list[Any]:
+    """Assignments on lines of their own before a command, which the parser joins with it."""
+    named = [child for child in command.named_children if child.type == "variable_assignment"]
+    called = command.child_by_field_name("name") if command.type == "command" else None
+    if called is None:
+        return []
+
+    def ends(start: int) -> bool:
+        """Whether a line ends before the command: a backslash before its end joins it with the next."""
+        between = command.text[start - command.start_byte : called.start_byte - command.start_byte].decode()
+        return re.search(r"(?<!\\)\n", between) is not None
+
+    return [one for one in named if ends(one.end_byte)]
+
+
+def rest_of(command: Any) -> Any:
+    """The first part of a command behind `lines_apart`; the command itself if there are none."""
+    apart = lines_apart(command)
+    return next(one for one in command.children if one.start_byte > apart[-1].start_byte) if apart else command

@@ -57,10 +57,43 @@ class Script:
     """Words of steps that this shell passes on as they are, in single quotes: what they start may expand them."""
     notes: list[tuple[str, int]] = field(default_factory=list)
     """What was settled here and may be otherwise when the job runs."""
+    remarks: list[tuple[str, int]] = field(default_factory=list)
+    """What was settled here and is so when the job runs."""
+    statements: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """Text and line of every simple statement, by the byte that it begins at."""
+    used: set[int] = field(default_factory=set)
+    """Statements that something found here depends on."""
+
+    assigned: set[str] = field(default_factory=set)
+    """Variables that the script sets somewhere."""
+
+    def unused(self) -> list[tuple[str, int]]:
+        """Statements that nothing depends on: what they set is never read, or they only print."""
+        return [one for at, one in self.statements.items() if at not in self.used]
 
 
 class TooLongError(Exception):
     """A few lines would make more than a machine can hold: values that double, functions that call each other."""
+
+
+class _Variables(dict[str, list[str]]):
+    """Values by name; records the names that are looked up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: set[str] = set()
+
+    def __contains__(self, name: object) -> bool:
+        self.read.add(str(name))
+        return super().__contains__(name)
+
+    def __getitem__(self, name: str) -> list[str]:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.read.add(name)
+        return super().get(name, default)
 
 
 class Values:
@@ -68,13 +101,26 @@ class Values:
 
     def __init__(self) -> None:
         self.found = Script()
-        self.values: dict[str, list[str]] = {}
+        self.values = _Variables()
         self.line = 1
+        self.at = 0
+        """The byte that the statement which is being read begins at."""
+        self._made_by: dict[str, set[int]] = {}
+        """Statements that the value of each variable comes from."""
+        self._calls: set[int] = set()
+        """Calls of functions that are being followed, and the statements that their arguments come from."""
         self._sets: str | None = None
         """The variable that is being assigned."""
         self._functions: dict[str, Any] = {}
         self._arguments: list[str] | None = None
         """Those of the innermost function; None outside, where sbatch may be given some for the file."""
+
+    def _sources(self) -> set[int]:
+        """The statement that is being read, and those that the values which it has read come from."""
+        return {self.at, *self._calls}.union(*(self._made_by.get(name, ()) for name in self.values.read))
+
+    def _use(self) -> None:
+        self.found.used |= self._sources()
 
     def _holds(self, condition: str) -> bool | None:
         condition = condition.strip()
@@ -128,7 +174,7 @@ class Values:
 
     def _assign(self, node: Any) -> str | None:
         target, value = node.child_by_field_name("name"), node.child_by_field_name("value")
-        name = str(target.text.decode())
+        name, bracket, index = str(target.text.decode()).partition("[")
         if not _NAME.fullmatch(name):
             return None
         words: list[str] = []
@@ -140,7 +186,16 @@ class Values:
             )
         self._sets = None
         more = any(child.type == "+=" for child in node.children)
-        self.values[name] = (self.values.get(name, []) if more else []) + words
+        before = list(self.values.get(name, [])) if more or bracket else []
+        if bracket:  # one item of an array
+            at = self._expand(index.removesuffix("]"))
+            if more or not at.isdecimal() or int(at) > len(before):
+                self.values.pop(name, None)
+                self._made_by[name] = self._sources()
+                return None
+            words, before = [" ".join(words), *before[int(at) + 1 :]], before[: int(at)]
+        self.values[name] = before + words
+        self._made_by[name] = self._sources()
         if sum(map(len, self.values[name])) > LONGEST:
             raise TooLongError
         return name
@@ -157,9 +212,13 @@ class Values:
                 inner = text[1:-1].replace("\\\n", "")
                 if every := re.fullmatch(r"\$@|\$\{@(?::(\d+))?\}", inner):
                     return self._given(int(every[1] or 1))
-                if array := re.fullmatch(r"\$\{(\w+)\[@\]\}", inner):
-                    return self._array(array[1])
-                return [self._expand(inner).replace('\\"', '"')]
+                before, *arrays = re.split(r"(?<!\\)\$\{(\w+)\[@\]\}", inner)
+                found = [self._unquoted(before)]
+                for name, behind in zip(arrays[::2], arrays[1::2], strict=True):  # items join what is around them
+                    first, *more = self._array(name) or [""]
+                    found = [*found[:-1], found[-1] + first, *more]
+                    found[-1] += self._unquoted(behind)
+                return found if found != [""] or not arrays else []
             case "concatenation":
                 parts = [(child.type, " ".join(self._words(child))) for child in node.children]
                 word = "".join(part for _type, part in parts)
@@ -214,10 +273,16 @@ class Values:
             found += split_words(self._expand(text)) if joined else self._words(first)
         return found
 
-    def _array(self, name: str) -> list[str]:
+    def _unquoted(self, text: str) -> str:
+        """Text between double quotes."""
+        return self._expand(text).replace('\\"', '"')
+
+    def _array(self, name: str, sign: str = "@") -> list[str]:
         """One that nothing has set is empty: arrays do not come from the environment."""
         if name not in self.values and any(re.search(rf"\b{name}\b", other) for other, _line in self.found.others):
-            return [f"${{{name}[@]}}"]  # set by what is not followed here: a loop, mapfile
+            return [f"${{{name}[{sign}]}}"]  # set by what is not followed here: a loop, mapfile
+        if name not in self.values:
+            self.found.remarks.append((f"{name}: nothing in the file sets this array: it is empty", self.line))
         return list(self.values.get(name, []))
 
     def _expand(self, text: str) -> str:
@@ -229,7 +294,10 @@ class Values:
                 at += 1
                 continue
             end = end_of(text, at)
-            found += self._value(text[at:end])
+            part, read = text[at:end], set(self.values.read)
+            found += (value := self._value(part))
+            if value == part:
+                self.values.read = read  # nothing that was looked up counts
             at = end
         return found
 
@@ -273,6 +341,8 @@ class Values:
 
     def _changed(self, part: str) -> str | None:
         """`${A##*/}`, `${#A}`, `${A[1]}` of values that are known."""
+        if array := re.fullmatch(r"\$\{([A-Za-z_]\w*)\[([*@])\]\}", part):
+            return " ".join(self._array(array[1], array[2]))
         match = re.fullmatch(r"\$\{(#?)([A-Za-z_]\w*)(?:\[([^\]]*)\])?(.*)\}", part, re.DOTALL)
         values = self.values.get(match[2]) if match else None
         if match is None or values is None or not all(is_known([one]) for one in values):

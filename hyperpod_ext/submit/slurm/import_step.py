@@ -36,7 +36,7 @@ _FLAGS |= {"container-writable", "container-readonly", "container-entrypoint", "
 """Options of srun and pyxis that take no value, or one behind `=` alone."""
 _STARTED_BY = {"exec", "time", "command"}
 """Words before srun that change nothing for what it starts."""
-_SOME_NODES = ("nodelist", "exclude", "relative", "multi-prog", "het-group", "nodefile")
+SOME_NODES = ("nodelist", "exclude", "relative", "multi-prog", "het-group", "nodefile")
 _MPI = re.compile(r"(?:^|[\s;&|/])(mpirun|mpiexec)\b")
 
 
@@ -139,7 +139,7 @@ def raw_step(steps: Sequence[Step], script: Script, nodes: int, tasks: str | Non
             ]
         )
     count = tasks_of(step, nodes, tasks)
-    some = next((name for name in _SOME_NODES if step.option(name) is not None), None)
+    some = next((name for name in SOME_NODES if step.option(name) is not None), None)
     on = step.option("nodes")
     all_tasks = step.option("ntasks")
     if step.is_srun and not some and count not in (None, "1") and (module := _module(step.program)) is not None:

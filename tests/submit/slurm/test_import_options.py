@@ -80,4 +80,4 @@ def test_an_environment_that_bash_makes_is_the_steps(tmp_path: Path) -> None:
     done = subprocess.run(["sh", "-euc", f'{line}\nprintf %s "$MADE"'], capture_output=True, text=True, check=True)
     assert done.stdout == "a 'b' $c"
     assert list(find_problems(found.job, None, "hyperpod-slurm")) == []
-    assert "module load cuda: a command besides the step is not run" in "\n".join(found.left_out)
+    assert "module load cuda" in line

@@ -9,7 +9,7 @@ import pytest
 
 from hyperpod_ext.errors import ConfigError
 from hyperpod_ext.submit.import_any import import_file
-from hyperpod_ext.submit.kubernetes.imports.import_job import Imported
+from hyperpod_ext.submit.imports.report import Imported
 
 pytest.importorskip("tree_sitter_bash")
 HEAD = "#!/bin/bash\n#SBATCH --job-name=a --nodes=2"

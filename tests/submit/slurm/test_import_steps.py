@@ -6,7 +6,7 @@ import pytest
 
 from hyperpod_ext.errors import ConfigError
 from hyperpod_ext.submit.import_any import import_file
-from hyperpod_ext.submit.kubernetes.imports.import_job import Imported
+from hyperpod_ext.submit.imports.report import Imported
 from hyperpod_ext.submit.plan import make_plan
 from hyperpod_ext.submit.slurm.script import job_script
 

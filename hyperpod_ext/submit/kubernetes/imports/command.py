@@ -27,6 +27,7 @@ class Started:
     folder: str | None = None
     """The one that it changes to before the launcher begins."""
     left_out: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     """Variables without a value that its words need."""
 
@@ -107,6 +108,8 @@ def _of_script(text: str, known: Mapping[str, str]) -> Started:
             started.exports[name] = value
     started.folder = script.folders[chosen] or started.folder
     started.left_out += [f"{not_run}: {shown(other)}" for other, _line in script.others]
+    started.notes += [f"of the shell: {remark}" for remark, _line in script.remarks]
+    started.notes += [f"{not_run}, and nothing depends on it: {shown(other)}" for other, _line in script.unused()]
     started.left_out += [f"{not_run}: {shlex.join(one)[:100]}" for one in script.prepare]
     others = [words for at, (words, _line, _started) in enumerate(steps) if at != chosen]
     started.left_out += [f"{not_run}: {shlex.join(words)[:100]}" for words in others]

@@ -14,7 +14,7 @@ from hyperpod_ext.catalog.instances import instance
 from hyperpod_ext.config.files.document import dotted
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import ConfigError, Problem
-from hyperpod_ext.submit.kubernetes.imports.import_job import Imported
+from hyperpod_ext.submit.imports.report import Imported
 from hyperpod_ext.submit.kubernetes.imports.import_pod import place_script, read_command, read_environment
 
 _TEMPLATE = "hyp-pytorch-job"

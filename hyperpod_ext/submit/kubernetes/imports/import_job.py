@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import yaml
@@ -13,9 +13,10 @@ from hyperpod_ext.catalog import labels
 from hyperpod_ext.config.files.document import Document, Path, dotted, parse_all
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import ConfigError, Problem
-from hyperpod_ext.submit.contract.spec_annotation import ANNOTATION, read_note, without_defaults
-from hyperpod_ext.submit.contract.yaml_text import read_all, to_yaml
+from hyperpod_ext.submit.contract.spec_annotation import ANNOTATION, read_note
+from hyperpod_ext.submit.contract.yaml_text import read_all
 from hyperpod_ext.submit.imports.placeholders import fill
+from hyperpod_ext.submit.imports.report import Imported
 from hyperpod_ext.submit.kubernetes.imports.carry import carried, is_carried
 from hyperpod_ext.submit.kubernetes.imports.carry_job import with_job_fields
 from hyperpod_ext.submit.kubernetes.imports.changed import read_changed
@@ -75,22 +76,6 @@ _SAME_VALUE = ", which it comes to"
 _OF_RUNTIMES = {"kind": "ClusterTrainingRuntime", "apiGroup": "trainer.kubeflow.org"}
 _IMAGE_OF_THE_CLUSTER = "image-of-the-cluster"
 _CLEAN = {"All": "all", "OnlyComplete": "completed", "Running": "completed", "None": "none"}
-
-
-@dataclass
-class Imported:
-    """What was read, and what could not be."""
-
-    job: JobConfig
-    target: str
-    left_out: list[str] = field(default_factory=list)
-    """What of the file a JobConfig cannot say, or what was not understood."""
-    notes: list[str] = field(default_factory=list)
-    """What is written otherwise and means the same, and what the spec renders to besides: no losses."""
-
-    def to_yaml(self) -> str:
-        """The spec as people write it: only what differs from the defaults."""
-        return to_yaml(without_defaults(self.job)) + "\n"
 
 
 def import_job(text: str, source: str, values: Mapping[str, Any] | None = None) -> Imported:
