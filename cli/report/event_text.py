@@ -85,7 +85,7 @@ def _lines(event: Event) -> list[str]:
             return [f"rank {event.rank} {what} in step {event.step}: {_first_line(event.cause)}"]
         case of_faults.FaultMissed():
             return [f"{event.kind} for rank {event.rank} came too late for step {event.step}: it is in step {event.at}"]
-        case of_nodes.MemoryLost():
+        case of_nodes.MemoryLost() | of_nodes.ForkServerLost():
             what = f"node {event.node}: {_first_line(event.cause)}"
             return [f"{what}; another one is started, and training goes on"]
         case of_nodes.NodeLost():

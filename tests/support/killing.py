@@ -39,7 +39,7 @@ VICTIMS: dict[str, Callable[[LocalPlace, int], int]] = {
 }
 _OURS = ("hpx", "pymp")
 """How names of folders begin that we make, and of those that Python makes for us; torch has some of its own."""
-_NOTICED = {"fault", "node_lost", "memory_lost", "job_ended"}
+_NOTICED = {"fault", "node_lost", "memory_lost", "fork_server_lost", "job_ended"}
 
 
 @dataclass
@@ -159,7 +159,9 @@ def unnamed(case: Case, outcome: Outcome) -> list[str]:
         return []
     causes = [(each["node"], each["cause"]) for each in outcome.result["faults"]]
     causes += [
-        (each["node"], each["cause"]) for each in outcome.events if each["event"] in ("node_lost", "memory_lost")
+        (each["node"], each["cause"])
+        for each in outcome.events
+        if each["event"] in ("node_lost", "memory_lost", "fork_server_lost")
     ]
     ends = {
         "rank": "killed by SIGKILL (9)",

@@ -32,6 +32,9 @@ _LISTEN_S = 5.0
 """How long those are waited for: the kernel closes their pipe when the process ends."""
 
 
+_FORK_S = 60.0
+"""How long a fork server may take to fork a worker; it takes milliseconds."""
+
 _KNOWN: set[int] = set()
 """Children of this process whose end somebody here hears of, or is about to."""
 
@@ -242,6 +245,8 @@ class ForkServer:
     ) -> None:
         self.pid, self._reader, self._writer, self._environ = pid, reader, writer, environ
         self._asking = asyncio.Lock()
+        self.is_ready = False
+        """Whether it has imported everything, and forks workers."""
         self._spares: dict[int, int | Callable[[int], None] | None] = {}
         """Of each warm spare what hears of its end, or the status with which it has ended. None: nobody, not yet."""
 
@@ -257,7 +262,9 @@ class ForkServer:
         Raises:
             JobFailedError: a module could not be imported, or it ended.
         """
-        return float((await self._answer())["ready"])
+        seconds = float((await self._answer())["ready"])
+        self.is_ready = True
+        return seconds
 
     async def fork(self, *, argv: list[str], env: Mapping[str, str], cwd: Path, log: Path) -> tuple[int, bool]:
         """Process id of a new worker, and whether it was a warm spare. Its parent is this process: `on_exit` hears of
@@ -312,7 +319,13 @@ class ForkServer:
     async def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         async with self._asking:
             self._writer.write(json.dumps(request).encode() + b"\n")
-            answer = await self._answer()
+            try:
+                async with asyncio.timeout(_FORK_S):
+                    answer = await self._answer()
+            except TimeoutError:  # it is stopped, say; its end is noticed as any other
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pid, signal.SIGKILL)
+                raise ForkServerEndedError(f"the process that forks workers forked none within {_FORK_S:g} s") from None
             _KNOWN.update([answer["pid"]] if "pid" in answer else answer["pids"])
             return answer
 
@@ -322,6 +335,8 @@ class ForkServer:
         except ConnectionError:
             line = b""
         if not line:
+            with contextlib.suppress(ProcessLookupError):  # where the line broke, and nothing else
+                os.kill(self.pid, signal.SIGKILL)
             raise ForkServerEndedError(
                 "the process that forks workers ended", hint="The node's log has its last words."
             )

@@ -119,6 +119,9 @@ class Node:
         """Until then ranks may leave their step."""
         self._memory_ends: list[int] = []
         """Steps in which a memory server of this node has ended."""
+        self._forks_lost: list[int] = []
+        """Steps in which a fork server of this node has ended, and another one was started."""
+        self._fork_server_changed = asyncio.Condition()
         self._oom_kills = OomKills()
         self._listener = Listener(self._workers.serve, self._break)
         places = places_for(self._config.most_nodes + self._config.spares)
@@ -161,14 +164,8 @@ class Node:
         if settings.node == 0 and not settings.rejoin:
             await self._coordinate_first()
         self._memory_socket.unlink(missing_ok=True)  # of an agent that was killed
-        environ = self._worker_environ()
         prepared = self._prepared
-        process = prepared.fork_server if prepared else ForkServerProcess.start(self._config.restart.preload, environ)
-        fork_server = await ForkServer.of(
-            process, {name: value for name, value in environ.items() if os.environ.get(name) != value}
-        )
-        on_exit(fork_server.pid, lambda status: self._lose(f"the process that forks workers {describe_exit(status)}"))
-        self._fork_server = fork_server
+        await self._take_fork_server(prepared.fork_server if prepared else self._start_fork_server())
         self._start_memory_server(self._memory_socket, prepared.memory_server if prepared else None)
         await self._listener.listen_unix(self._agent_socket)
         await self._coordinator_client.connect(self._endpoint, self._why_broken)
@@ -504,8 +501,7 @@ class Node:
     async def _prepare(self) -> None:
         """Everything that must be there before a worker is."""
         checking = asyncio.to_thread(check_tiers, self._config) if self._settings.node == 0 else asyncio.sleep(0)
-        seconds, _ = await asyncio.gather(self._fork_server.ready(), checking)
-        self._event("imported", seconds=seconds)
+        await asyncio.gather(self._import(), checking)
         self._workers.monitor.on_node_fault = lambda fault: inject_node_fault(
             fault, self._coordinator_client.disconnect
         )
@@ -528,7 +524,48 @@ class Node:
             self._event("unhealthy", problems=health.unhealthy, seconds=health.seconds)
             self._lose(f"it is not fit for a worker: {health.sentence()}")
             return
-        await self._workers.start(rank, start, self._fork_server, next_world_size)
+        while True:
+            lost = len(self._forks_lost)
+            try:
+                await asyncio.shield(self._ready)
+                await self._workers.start(rank, start, self._fork_server, next_world_size)
+                return
+            except ForkServerEndedError:
+                async with self._fork_server_changed:
+                    while len(self._forks_lost) == lost:
+                        await self._fork_server_changed.wait()
+
+    # --- the fork server ------------------------------------------------------------------------
+
+    def _start_fork_server(self) -> ForkServerProcess:
+        return ForkServerProcess.start(self._config.restart.preload, self._worker_environ())
+
+    async def _take_fork_server(self, process: ForkServerProcess) -> None:
+        environ = self._worker_environ()
+        server = await ForkServer.of(
+            process, {name: value for name, value in environ.items() if os.environ.get(name) != value}
+        )
+        self._fork_server = server
+        on_exit(server.pid, lambda status: self._spawn(self._fork_server_ended(server, status)))
+
+    async def _import(self) -> None:
+        self._event("imported", seconds=await self._fork_server.ready())
+
+    async def _fork_server_ended(self, server: ForkServer, status: int) -> None:
+        """Start another one: the ranks here are no children of it, and train on."""
+        cause, step = f"the process that forks workers {describe_exit(status)}", self._workers.newest_step
+        if self._over or not server.is_ready:
+            self._lose(cause)
+            return
+        if (why := self._why_no_more(self._forks_lost, step)) is not None:
+            self._lose(cause + why)
+            return
+        self._event("fork_server_lost", cause=cause, step=step)
+        await self._take_fork_server(self._start_fork_server())
+        self._ready = asyncio.create_task(self._import())
+        async with self._fork_server_changed:
+            self._forks_lost.append(step)
+            self._fork_server_changed.notify_all()
 
     async def _decommission(self) -> None:
         """Another node has this one's ranks; what its memory holds may still be needed."""
@@ -578,19 +615,23 @@ class Node:
 
     def _why_no_other_memory(self, step: int) -> str | None:
         """None: another one is started. Else why not, if that is not plain."""
-        restart, news = self._config.restart, self._coordinator_client.news
+        news = self._coordinator_client.news
         if self._over or (news is not None and news.spares):
             return ""
         if self._workers.save_no_more and self._config.checkpoint.durable():
             return ", and with it what was on its way to a durable tier"
-        in_a_row = 1
-        for at, after in itertools.pairwise([step, *reversed(self._memory_ends)]):
+        return self._why_no_more(self._memory_ends, step)
+
+    def _why_no_more(self, earlier: Sequence[int], step: int) -> str | None:
+        """Why no process follows one that ends in `step`, as others did in the steps `earlier`; None: one does."""
+        restart, in_a_row = self._config.restart, 1
+        for at, after in itertools.pairwise([step, *reversed(earlier)]):
             if at - after >= restart.calm_steps:
                 break
             in_a_row += 1
         if in_a_row > restart.max_on_node:
             return f"; {in_a_row} times in a row, the job goes on after {restart.max_on_node} (restart.max_on_node)"
-        if (ends := len(self._memory_ends) + 1) > restart.max_restarts:
+        if (ends := len(earlier) + 1) > restart.max_restarts:
             return f"; {ends} times, the job goes on after {restart.max_restarts} (restart.max_restarts)"
         return None
 

@@ -275,11 +275,13 @@ class Workers:
         lock = LivenessLock(Path(env[ENV_HEARTBEAT]))
         lock.prepare()
         self._starting[this] = local_rank
-        (pid, was_warm), script = await asyncio.gather(
-            fork_server.fork(argv=self._settings.argv, env=env, cwd=Path.cwd(), log=log),
-            asyncio.to_thread(_checksum, Path(self._settings.argv[0])),
-        )
-        self._starting.pop(this, None)
+        try:
+            (pid, was_warm), script = await asyncio.gather(
+                fork_server.fork(argv=self._settings.argv, env=env, cwd=Path.cwd(), log=log),
+                asyncio.to_thread(_checksum, Path(self._settings.argv[0])),
+            )
+        finally:
+            self._starting.pop(this, None)
         if (now := self._rank_of(this)) is None:
             fork_server.on_exit(pid, lambda status: None)
             with contextlib.suppress(ProcessLookupError):  # a warm spare that has ended

@@ -162,6 +162,15 @@ class MemoryBack(ByAgent):
     seconds: Seconds
 
 
+class ForkServerLost(ByAgent):
+    """The process that forks the workers of a node has ended; another one is started, and `imported` follows."""
+
+    event: Literal["fork_server_lost"] = "fork_server_lost"
+    cause: str
+    step: Count
+    """The newest step made there."""
+
+
 # --- resizes --------------------------------------------------------------------------------------
 
 
