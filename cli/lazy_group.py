@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import click
 
+from hyperpod_ext.terminal import escape_output
+
 
 class Section(NamedTuple):
     """Commands that stand under one heading in `--help`, and in one package."""
@@ -27,6 +29,11 @@ class LazyGroup(click.Group):
         self._sections = sections
         self._help = {name: line for section in sections for name, line in section.help.items()}
         self._packages = {name: section.package for section in sections for name in section.help}
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        """Run a command. All that it prints from here on, errors too, is free of control characters."""
+        escape_output()
+        return super().main(*arguments, **options)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """In the order of the sections."""

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
+from hyperpod_ext.terminal import drawing, escape
+
 if TYPE_CHECKING:
+    import rich.console
+
     from hyperpod_ext.errors import HyperpodExtError
 
 
 def say(text: str) -> None:
     """A message for a person."""
-    click.echo(text, err=True)
+    click.echo(escape(text), err=True)
+
+
+def console(stream: TextIO) -> rich.console.Console:
+    """For progress bars and live tables, whose own terminal sequences must not be escaped; the text in them must."""
+    from rich.console import Console
+
+    return Console(file=drawing(stream))
 
 
 def print_result(result: Mapping[str, object] | Sequence[object], output: str, table: str) -> None:
@@ -32,7 +43,7 @@ def print_result(result: Mapping[str, object] | Sequence[object], output: str, t
 
 def _print(text: str, *, nl: bool = True) -> None:
     try:
-        click.echo(text, nl=nl)
+        click.echo(escape(text), nl=nl)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -50,6 +61,7 @@ def print_error(error: HyperpodExtError, output: str | None) -> None:
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
     """Rows under one another, as wide as they need to be."""
+    rows = [[escape(cell).replace("\n", "\\n") for cell in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

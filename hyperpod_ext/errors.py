@@ -29,6 +29,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from hyperpod_ext.terminal import escape
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -55,14 +57,13 @@ class Problem:
 
 
 class HyperpodExtError(Exception):
-    """Root of the tree. `hint` says what to do next."""
+    """Root of the tree. `hint` says what to do next. Both may quote what strangers wrote: see `escape`."""
 
     exit_code = 1
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message, self.hint = escape(message), escape(hint)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return f"{self.message}\n{self.hint}" if self.hint else self.message

@@ -1,16 +1,68 @@
-"""Files that readers see whole or not at all. Standard library only; shared by the laptop side and the container."""
+"""Files that readers see whole or not at all, that only their owner reads, and that strangers may have put there.
+
+Standard library only; shared by the laptop side and the container.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
+from contextlib import suppress
 from pathlib import Path
+from typing import IO, Any
+
+LARGEST_TEXT = 64 << 20
+"""Most bytes of a file that is read as a whole."""
 
 
 def write_atomically(file: Path, text: str) -> None:
-    """Replace `file`: readers see all of the old text or all of the new."""
+    """Replace `file`, which only this user can read: readers see all of the old text or all of the new."""
     partial = file.with_name(f"{file.name}.{os.getpid()}")
-    partial.write_text(text, encoding="utf-8")
+    with suppress(FileNotFoundError):  # a link that somebody put there would be followed
+        partial.unlink()
+    with open_private(partial, "x") as written:
+        written.write(text)
     partial.rename(file)
+
+
+def open_private(file: Path, mode: str) -> IO[Any]:
+    """Open a file; if it is new, only this user can read it. Text is UTF-8."""
+    encoding = None if "b" in mode else "utf-8"
+    return open(file, mode, encoding=encoding, opener=_only_ours)
+
+
+def _only_ours(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def open_regular(file: Path) -> IO[bytes]:
+    """Open a file that others may have put there, to read it. Never waits, as opening a pipe does.
+
+    Raises:
+        OSError: it does not exist, or is a pipe, a device, a socket or a folder.
+    """
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(file))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_regular(file: Path, limit: int = LARGEST_TEXT) -> bytes:
+    """All of a file that others may have put there.
+
+    Raises:
+        OSError: as `open_regular`, or the file has more than `limit` bytes.
+    """
+    with open_regular(file) as opened:
+        data = opened.read(limit + 1) if os.fstat(opened.fileno()).st_size <= limit else None
+    if data is None or len(data) > limit:
+        raise OSError(errno.EFBIG, f"more than {limit} bytes", str(file))
+    return data
 
 
 def sync_directory(path: Path) -> None:

@@ -54,7 +54,7 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
 
 def test_help_of_all_loads_no_command() -> None:
     ours = {module for module in loaded_by(LOADED_BY_COMMAND, "--help") if module.startswith("hyperpod_ext.")}
-    light = {"hyperpod_ext.cli.lazy_group", "hyperpod_ext.standard_streams"}
+    light = {"hyperpod_ext.cli.lazy_group", "hyperpod_ext.standard_streams", "hyperpod_ext.terminal"}
     assert ours == {"hyperpod_ext._moved", "hyperpod_ext.cli", *light}
 
 

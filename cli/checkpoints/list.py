@@ -85,7 +85,6 @@ def _describe(place: CheckpointLocation, secret: bytes | None) -> dict[str, Any]
     gone = select_prunable(inventory, tier.keep, tier.keep_every_steps, tier.keep_steps) if tier and known else []
     checkpoints = []
     for one in inventory.seen:
-        manifest = one.manifest or {}
         checkpoints.append(
             {
                 "step": one.found.step,
@@ -93,9 +92,9 @@ def _describe(place: CheckpointLocation, secret: bytes | None) -> dict[str, Any]
                 "folder": one.found.folder,
                 "state": one.state,
                 "detail": one.detail,
-                "ranks": manifest.get("world_size"),
+                "ranks": one.world_size,
                 "nbytes": one.nbytes,
-                "created_at": manifest.get("created_at"),
+                "created_at": one.created_at,
                 "kept": None if tier is None else one not in gone,
             }
         )

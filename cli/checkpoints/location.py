@@ -150,9 +150,9 @@ def _places_of_local(submission: Submission) -> list[CheckpointLocation]:
 
 def places_of(policy: CheckpointPolicy, job: str) -> list[CheckpointLocation]:
     """The durable tiers of a job, nearest first."""
-    from hyperpod_ext.runtime.storage.open import url_of
+    from hyperpod_ext.runtime.storage.open import open_tier
 
-    return [CheckpointLocation(open_place(url_of(tier, job)).store, job, tier) for tier in policy.durable()]
+    return [CheckpointLocation(open_tier(tier, job, deadline_s=_TIMEOUT_S), job, tier) for tier in policy.durable()]
 
 
 def _explain_empty(place: CheckpointLocation) -> None:

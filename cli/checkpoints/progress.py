@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ..output import say
+from ..output import console, say
 from .table import size
 
 _LINE_S = 30.0
@@ -20,11 +20,10 @@ def transfer(label: str, total: int) -> Iterator[Callable[[int], None]]:
     if not sys.stderr.isatty():
         yield _Lines(label, total).count
         return
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     shown = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
-    with Progress(*shown, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+    with Progress(*shown, TimeRemainingColumn(), console=console(sys.stderr), transient=True) as bar:
         task = bar.add_task(label, total=total)
         yield lambda nbytes: bar.advance(task, nbytes)
 

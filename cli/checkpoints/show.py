@@ -50,13 +50,14 @@ def _describe(inventory: Inventory, seen: InventoryEntry, secret: bytes | None) 
     from hyperpod_ext.errors import CorruptSnapshotError
     from hyperpod_ext.runtime.storage.verify import read_plans
 
-    manifest = seen.manifest
-    if manifest is None or seen.state == "damaged":
+    if not seen.digest or seen.state in ("damaged", "foreign"):
         what = "\n".join(f"{defect.file}: {defect.message}" for defect in seen.defects)
         raise CorruptSnapshotError(
-            f"{shown(inventory.store.url)}/{seen.found.folder} is damaged\n{what}", hint="Show another one with --step."
+            f"{shown(inventory.store.url)}/{seen.found.folder} is {seen.state}\n{what}",
+            hint="Show another one with --step.",
         )
-    plans = read_plans(inventory.store, seen)
+    manifest = seen.read_manifest(inventory.store, secret)
+    plans = read_plans(inventory.store, seen, secret, manifest)
     return {
         "url": f"{inventory.store.url}/{seen.found.folder}",
         "job": manifest["job"],
@@ -64,7 +65,7 @@ def _describe(inventory: Inventory, seen: InventoryEntry, secret: bytes | None) 
         "generation": seen.found.generation,
         "state": seen.state,
         "detail": seen.detail,
-        "created_at": manifest.get("created_at"),
+        "created_at": seen.created_at,
         "world_size": manifest["world_size"],
         "nbytes": seen.nbytes,
         "signature": "not checked" if secret is None else "good",

@@ -92,14 +92,14 @@ def _all(inventory: Inventory) -> Sequence[InventoryEntry]:
 
 def check(inventory: Inventory, seen: InventoryEntry, secret: bytes | None) -> dict[str, Any]:
     """What verifying one checkpoint has shown."""
-    from hyperpod_ext.runtime.storage.mac import UNBOUND, is_bound
+    from hyperpod_ext.runtime.storage.mac import UNBOUND
     from hyperpod_ext.runtime.storage.verify import verify
 
     from .progress import transfer
 
     with transfer(f"step {seen.found.step}", seen.nbytes) as on_bytes:
         defects = verify(inventory.store, seen, secret, on_bytes)
-    bound = seen.manifest is not None and is_bound(seen.manifest)
+    bound = seen.bound
     if seen.state == "complete" and not bound:
         say(f"step {seen.found.step}: {UNBOUND}")
     return {

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from ..output import say
+from hyperpod_ext.terminal import escape
+
+from ..output import console, say
 from ..report.event_text import EventText
 
 if TYPE_CHECKING:
@@ -31,12 +33,11 @@ def make_progress() -> Iterator[ProgressDisplay]:
     if not sys.stderr.isatty():
         yield PlainProgress()
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
     shown = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[loss]}"))
-    with Bar(*shown, TimeElapsedColumn(), console=Console(stderr=True)) as bar:
+    with Bar(*shown, TimeElapsedColumn(), console=console(sys.stderr)) as bar:
         yield BarProgress(bar)
 
 
@@ -77,12 +78,12 @@ class BarProgress:
     def show(self, update: StatusUpdate) -> None:
         """Print what is worth a line, and move the bar."""
         for line in update.lines:
-            self._bar.console.print(line, markup=False, highlight=False)
+            self._bar.console.print(escape(line), markup=False, highlight=False)
         for event in update.events:
             if event["run"] != self._event_text.run:
                 self._move()  # to where the run before it ended
             for line in self._event_text.tell(event):
-                self._bar.console.print(line, markup=False, highlight=False)
+                self._bar.console.print(escape(line), markup=False, highlight=False)
         self._move()
 
     def _move(self) -> None:

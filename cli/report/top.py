@@ -8,8 +8,10 @@ from typing import Any
 
 import click
 
+from hyperpod_ext.terminal import escape
+
 from ..command import Command, output_option, target_option
-from ..output import columns, print_result
+from ..output import columns, console, print_result
 
 _MOST_RANKS = 32
 """Ranks that get a line of their own; of more, those that are behind come first."""
@@ -60,9 +62,9 @@ def _follow(moments: Iterable[dict[str, Any]]) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    with Live(refresh_per_second=4) as live:
+    with Live(console=console(sys.stdout), refresh_per_second=4) as live:
         for now in moments:
-            live.update(Text(table(now)))
+            live.update(Text(escape(table(now))))
 
 
 def table(now: dict[str, Any]) -> str:

@@ -169,6 +169,17 @@ class FileTier(DurableTier):
     path: Annotated[str, Field(min_length=1, examples=["/fsx/checkpoints"])]
     """Directory that every node sees under this path: in pods, on a volume that they share. Checkpoints go under
     `path/NAME-OF-THE-JOB/`."""
+    shared: bool = False
+    """Let other users read the checkpoints, as far as the umask of the job allows. Default: files have mode 0600 and
+    folders 0700, so that only the user that training runs as can read them."""
+
+    @model_serializer(mode="wrap")
+    def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the newer field unless it is set, so that images with an older version can read the spec."""
+        dumped: dict[str, Any] = handler(self)
+        if not self.shared:
+            dumped.pop("shared", None)
+        return dumped
 
 
 Tier = Annotated[MemoryTier | PeerTier | S3Tier | FileTier, Field(discriminator="kind")]

@@ -144,8 +144,8 @@ def test_the_keys_for_scripts_are_stable(written: Written, folder: Path) -> None
 HARMED_CLAIMS = {
     "cut off": lambda claim: claim[: len(claim) // 2],
     "empty": lambda claim: b"",
-    "changed": lambda claim: claim.replace(b'"step": 30', b'"step": "30"'),
-    "of another generation": lambda claim: claim.replace(b'"generation": 2', b'"generation": 3'),
+    "changed": lambda claim: claim.replace(b'"step":30', b'"step":"30"'),
+    "of another generation": lambda claim: claim.replace(b'"generation":2', b'"generation":3'),
 }
 
 
@@ -437,7 +437,7 @@ def test_a_mac_that_is_none_is_damage(written: Written, folder: Path, secret_fil
     manifest.write_text(json.dumps(sign(document, SECRET)))
     done = hp_ext("checkpoints", "verify", folder, "--secret-file", secret_file)
     assert done.code == 7
-    assert "manifest.json: what it says of __1_0.distcp is " in done.stdout
+    assert "manifest.json: its MAC of '__1_0.distcp' is " in done.stdout
 
 
 @pytest.mark.parametrize("harm", ["flip", "remove"])

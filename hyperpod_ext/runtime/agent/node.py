@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ from hyperpod_ext.runtime.ipc.listener import Listener
 from hyperpod_ext.runtime.log_rules.rules import LogRule, LogRules, of_spec
 from hyperpod_ext.runtime.log_rules.watch import LogWatch
 from hyperpod_ext.runtime.memory_server.protocol import requests as r
-from hyperpod_ext.runtime.storage.open import open_store, url_of
+from hyperpod_ext.runtime.storage.open import open_tier
 
 __all__ = ["Node", "NodeSettings"]
 
@@ -284,8 +285,8 @@ class Node:
         coordinator.show()
         self._show_where()
         if self._settings.keep_events and (durable := self._config.checkpoint.durable()):
-            place = url_of(durable[0], self._config.name)
-            self._log_upload = LogUpload(coordinator.events.path, lambda: open_store(place), self._settings.node)
+            place = partial(open_tier, durable[0], self._config.name)
+            self._log_upload = LogUpload(coordinator.events.path, place, self._settings.node)
 
     def _show_where(self) -> None:
         """To agents that come late. Where that cannot be written, they alone do not find the coordinator."""

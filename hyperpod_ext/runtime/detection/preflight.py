@@ -6,10 +6,9 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
-from hyperpod_ext.config.checkpoint import S3Tier
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.storage.open import open_store
+from hyperpod_ext.runtime.storage.open import open_tier
 
 _MIB = 1 << 20
 _TIER_S = 60.0
@@ -34,8 +33,7 @@ def check_tiers(config: RuntimeConfig) -> None:
         UnreachableError: what the tier says, with what to do.
     """
     for tier in config.checkpoint.durable():
-        base = tier.uri if isinstance(tier, S3Tier) else tier.path
-        open_store(f"{base.rstrip('/')}/{config.name}", deadline_s=_TIER_S).check()
+        open_tier(tier, config.name, deadline_s=_TIER_S).check()
 
 
 def _script(script: Path) -> str | None:

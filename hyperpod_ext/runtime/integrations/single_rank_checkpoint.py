@@ -24,7 +24,7 @@ from hyperpod_ext.runtime.snapshot.manifest import FORMAT, crc64nvme, crc_text, 
 from hyperpod_ext.runtime.snapshot.tree import put_together, take_apart
 from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
 from hyperpod_ext.runtime.storage.mac import UNBOUND, Expected, Reading
-from hyperpod_ext.runtime.storage.names import fenced_generations, folder_of, image_of, parse_folder
+from hyperpod_ext.runtime.storage.names import fence_name, fenced_generations, folder_of, image_of
 from hyperpod_ext.runtime.storage.object_store import MIB, ObjectStore
 from hyperpod_ext.runtime.storage.open import open_store
 from hyperpod_ext.runtime.storage.retention import remove
@@ -142,8 +142,8 @@ class SingleRankCheckpoint:
         return True
 
     def _remove(self, names: list[str]) -> None:
-        fences = {f"generations/{number:06d}.json" for number in fenced_generations(names)}
-        remove(self._store, [name for name in names if name in fences or parse_folder(name) is not None])
+        remove(self._store, names)
+        self._store.delete([fence_name(number) for number in fenced_generations(names)])
 
     def _read(self, folder: str, plan: Plan, file: Expected) -> list[torch.Tensor]:
         """The tensors of an image, in memory of their own. Raises CorruptSnapshotError."""

@@ -18,6 +18,8 @@ from hyperpod_ext.runtime.snapshot.manifest import Manifest, save_id_of
 from hyperpod_ext.runtime.storage.mac import is_bound
 from hyperpod_ext.runtime.storage.names import Found
 
+_MOST_PROBLEMS = 20
+
 
 class RestoreCache:
     """Of one node; the uploader of each durable tier knows where that is."""
@@ -68,8 +70,8 @@ class RestoreCache:
         return DurableCheckpoints(
             checkpoints=tuple(offers),
             generation=generation,
-            problems=tuple(problems),
-            unreachable=tuple(unreachable),
+            problems=_some(problems),
+            unreachable=_some(unreachable),
         )
 
     def fetch(self, url: str, folder: str, rank: int) -> tuple[Manifest, Plan, int, int, bool]:
@@ -146,6 +148,12 @@ class RestoreCache:
         if self._read is not None and self._read[0] != but:
             self._read, self._plan_of = None, {}
         return bool(gone)
+
+
+def _some(problems: Sequence[str]) -> tuple[str, ...]:
+    """The first of them, as others may make any number by what they write to a tier."""
+    left = len(problems) - _MOST_PROBLEMS
+    return (*problems[:_MOST_PROBLEMS], *([f"{left} more"] if left > 0 else []))
 
 
 def _in_line(error: HyperpodExtError) -> str:

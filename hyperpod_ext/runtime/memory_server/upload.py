@@ -222,14 +222,14 @@ class Upload:
         return by_us
 
     def _progress(self, task: UploadTask, folder: str, checkpoints: Checkpoints) -> CheckpointProgress:
-        progress = checkpoints.progress(folder)
+        progress = checkpoints.progress(folder, task.nodes)
         if progress.complete:
             return progress
 
         # what a node said of an earlier attempt it takes back as soon as it begins anew, since all nodes are asked for
         # the next one: whoever is quicker may still find it there
         def is_of_this(kind: Literal["failed", "left"], node: int) -> bool:
-            return task.attempt == 0 or checkpoints.attempt_of(folder, kind, node) >= task.attempt
+            return checkpoints.attempt_of(folder, kind, node) >= task.attempt
 
         for node in sorted(progress.failed - {task.node}):
             if is_of_this("failed", node):

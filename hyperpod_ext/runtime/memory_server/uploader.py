@@ -22,7 +22,7 @@ from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest
 from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
 from hyperpod_ext.runtime.storage.object_store import Cancelled
-from hyperpod_ext.runtime.storage.open import open_store, url_of
+from hyperpod_ext.runtime.storage.open import open_tier, url_of
 
 _REMEMBERED = 100
 """Steps that are there, of which the newest count where a generation gives up later ones."""
@@ -53,7 +53,7 @@ class Uploader:
         when_busy: WhenBusy,
     ) -> None:
         self.tier, self.url = tier, url_of(tier, job)
-        self.checkpoints = Checkpoints(open_store(self.url), job=job, secret=secret)
+        self.checkpoints = Checkpoints(open_tier(tier, job), job=job, secret=secret)
         self._queue = UploadQueue(
             tier,
             lambda owner, save_id: regions.pin(owner, save_id, f"upload {self.url}", hold=Hold.WAITING),

@@ -11,12 +11,21 @@ import functools
 import hashlib
 import hmac
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hyperpod_ext.errors import CorruptSnapshotError
+from hyperpod_ext.terminal import quote
 
 FORMAT = 1
+LIGHT_BYTES = 4 << 20
+LIGHT_VALUES = 1 << 18
+"""A document with more bytes, or more values, is parsed only if the job has signed it: a parsed value may take 30 times
+its bytes."""
+_SIGNATURE = re.compile(rb',"signature":"([0-9a-f]{64})"')
+_TAIL = 4096
+_PIECE = 1 << 20
 
 Manifest = dict[str, Any]
 """Of a snapshot: format, job, rank, world_size, generation, step, save_id, plan (digest), nbytes,
@@ -83,21 +92,46 @@ def sign(manifest: Mapping[str, Any], secret: bytes) -> Manifest:
     return {**manifest, "signature": _signature(manifest, secret)}
 
 
+def signed_text(manifest: Mapping[str, Any], secret: bytes) -> bytes:
+    """`sign` as JSON that `is_signed_text` can check before it is parsed."""
+    return _canonical(sign(manifest, secret))
+
+
+def is_signed_text(read: Callable[[int, int], Any], nbytes: int, secret: bytes) -> bool:
+    """Whether `signed_text` made a document with this secret, by its bytes alone.
+
+    The signature is over the text without it, and stands near the end.
+
+    Args:
+        read: bytes from the first number up to the second.
+        nbytes: of the whole document.
+    """
+    first = max(nbytes - _TAIL, 0)
+    found = [*_SIGNATURE.finditer(read(first, nbytes))]
+    if not found:
+        return False
+    mac = hmac.new(secret, digestmod=hashlib.sha256)
+    for start, end in ((0, first + found[-1].start()), (first + found[-1].end(), nbytes)):
+        for at in range(start, end, _PIECE):
+            mac.update(read(at, min(at + _PIECE, end)))
+    return hmac.compare_digest(mac.hexdigest().encode(), found[-1][1])
+
+
 def check_manifest(manifest: Mapping[str, Any], secret: bytes, *, job: str, where: str = "") -> None:
     """Refuse a manifest that this job's processes did not write.
 
     Raises:
         CorruptSnapshotError: newer format, wrong signature or another job's.
     """
-    rank = f" of rank {manifest['rank']}" if "rank" in manifest else ""
-    where = where or f"snapshot{rank} at step {manifest.get('step')}"
+    rank = f" of rank {quote(manifest['rank'])}" if "rank" in manifest else ""
+    where = where or f"snapshot{rank} at step {quote(manifest.get('step'))}"
     if not isinstance(manifest.get("format"), int) or manifest["format"] > FORMAT:
         raise CorruptSnapshotError(
-            f"{where}: format {manifest.get('format')} is newer than {FORMAT}, the newest this version reads",
+            f"{where}: format {quote(manifest.get('format'))} is newer than {FORMAT}, the newest this version reads",
             hint="Upgrade hyperpod_ext in the container.",
         )
     if manifest.get("job") != job:
-        raise CorruptSnapshotError(f"{where}: it belongs to job {manifest.get('job')!r}, not to {job!r}")
+        raise CorruptSnapshotError(f"{where}: it belongs to job {quote(manifest.get('job'))}, not to {job!r}")
     signature = str(manifest.get("signature")).encode(errors="replace")  # text beyond ASCII cannot be compared
     if not hmac.compare_digest(signature, _signature(manifest, secret).encode()):
         raise CorruptSnapshotError(
@@ -122,12 +156,33 @@ def check_crc(manifest: Mapping[str, Any], nbytes: int, checksum: int, where: st
         )
 
 
-def read_document(data: bytes, where: str) -> dict[str, Any]:
+class TooHeavyError(CorruptSnapshotError):
+    """A document is not light, and nobody is known to have signed it."""
+
+    def __init__(self, where: str, nbytes: int) -> None:
+        super().__init__(
+            f"{where}: it has {nbytes} bytes; a document of more than {LIGHT_BYTES} bytes or {LIGHT_VALUES} values is "
+            "read only if the job has signed it",
+            hint="Remove it if the job has not written it. If an earlier version has, restore it with that version.",
+        )
+
+
+def is_light(data: bytes) -> bool:
+    """Whether a document is small enough to be parsed, whoever wrote it."""
+    return len(data) <= LIGHT_BYTES and sum(map(data.count, (b",", b":", b"[", b"{"))) <= LIGHT_VALUES
+
+
+def read_document(data: bytes, where: str, *, trusted: bool = False) -> dict[str, Any]:
     """A JSON object from storage.
+
+    Args:
+        trusted: the job has written these bytes, so they may be many.
 
     Raises:
         CorruptSnapshotError: it is empty, cut off, or something else.
     """
+    if not trusted and not is_light(data):
+        raise TooHeavyError(where, len(data))
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -137,7 +192,13 @@ def read_document(data: bytes, where: str) -> dict[str, Any]:
     return document
 
 
+def _canonical(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+
 def _signature(manifest: Mapping[str, Any], secret: bytes) -> str:
     signed = {key: value for key, value in manifest.items() if key != "signature"}
-    text = json.dumps(signed, sort_keys=True, separators=(",", ":"))
-    return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()
+    try:
+        return hmac.new(secret, _canonical(signed), hashlib.sha256).hexdigest()
+    except RecursionError:  # parsed a moment ago, with one call less on the stack
+        raise CorruptSnapshotError("a manifest is nested too deep") from None

@@ -18,7 +18,7 @@ its memory was needed for a newer step.
 
 from __future__ import annotations
 
-import json
+import hashlib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,29 +29,39 @@ from hyperpod_ext.runtime.snapshot.dcp_metadata import METADATA_FILE, RankFile, 
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan, read_plan
 from hyperpod_ext.runtime.snapshot.manifest import (
     FORMAT,
+    LIGHT_BYTES,
     Manifest,
+    TooHeavyError,
     check_manifest,
     content_of,
     crc64nvme,
     crc_text,
+    is_light,
+    is_signed_text,
     read_document,
     save_id_of,
-    sign,
+    signed_text,
 )
 from hyperpod_ext.runtime.storage.mac import Expected, Mac, is_bound, mac_of
 from hyperpod_ext.runtime.storage.names import (
     DOCUMENT_BYTES,
     MANIFEST,
     NOTE,
+    NOTE_BYTES,
     VALUES,
     Found,
     fence_name,
     fenced_generations,
+    parse_file,
     parse_folder,
     plan_name,
 )
 from hyperpod_ext.runtime.storage.object_store import ObjectStore, Until, never
 from hyperpod_ext.runtime.storage.retention import is_passed, remove, to_keep, without_abandoned
+from hyperpod_ext.terminal import quote
+
+_UNPROVED = 10_000
+"""Generations up to this one are believed by their names; a job needs as many faults to get there."""
 
 
 def is_part(snapshot: Manifest, rank: str, commit: Mapping[str, Any]) -> bool:
@@ -80,18 +90,21 @@ class Checkpoints:
 
     def __init__(self, store: ObjectStore, *, job: str, secret: bytes, trusting: bool = False) -> None:
         self.store, self._job, self._secret, self._trusting = store, job, secret, trusting
+        self._ours: set[Found] = set()
+        """Checkpoints whose manifests were verified; those never change."""
 
     def until(self, cancelled: Callable[[], bool]) -> Checkpoints:
         """The same, whose calls end with `Cancelled` once that is true."""
-        return Checkpoints(Until(self.store, cancelled), job=self._job, secret=self._secret)
+        bound = Checkpoints(Until(self.store, cancelled), job=self._job, secret=self._secret)
+        bound._ours = self._ours
+        return bound
 
     # --- what is there --------------------------------------------------------------------------
 
     def found(self) -> list[Found]:
         """Every checkpoint with a manifest, newest first; without those whose steps were given up."""
         names = [entry.name for entry in self.store.list()]
-        folders = [parse_folder(name) for name in names if name.endswith(f"/{MANIFEST}")]
-        with_manifest = [one for one in folders if one is not None]
+        with_manifest = [file[0] for name in names if (file := parse_file(name)) and file[1] == MANIFEST]
         return without_abandoned(with_manifest, self.starts(fenced_generations(names), with_manifest))
 
     def starts(
@@ -102,7 +115,8 @@ class Checkpoints:
     ) -> dict[int, int]:
         """Step at which each generation began that has saved something.
 
-        The others give nothing up: a run that claimed the place and died has put nothing there to go on from.
+        The others give nothing up: a run that claimed the place and died has put nothing there to go on from. Nor does
+        a generation of which neither the claim nor a checkpoint is signed by this job: anybody may have written both.
 
         `damaged`: gets what would be raised, by generation, from somebody who goes on without those claims.
 
@@ -120,6 +134,8 @@ class Checkpoints:
             except NotFoundError:
                 continue  # deleted since it was listed
             except CorruptSnapshotError as error:
+                if not self._trusting and not any(map(self._is_ours, saved[number])):
+                    continue
                 corrupt = CorruptSnapshotError(
                     f"{error.message}: it cannot be told which steps generation {number} gave up",
                     hint="Put that file back from a backup, or use the secret that it was signed with. Once it is "
@@ -137,14 +153,15 @@ class Checkpoints:
             NotFoundError: there is none.
             CorruptSnapshotError: it is not whole, or not this job's.
         """
-        where = f"{self.store.url}/{found.folder}/{MANIFEST}"
-        manifest = read_document(self.store.get(f"{found.folder}/{MANIFEST}", DOCUMENT_BYTES), where)
+        name = f"{found.folder}/{MANIFEST}"
+        where = f"{self.store.url}/{name}"
+        manifest = read_document(self.fetch(name), where, trusted=True)
         check_manifest(manifest, self._secret, job=self._job, where=where)
         ranks, files, macs = manifest.get("ranks"), manifest.get("files"), manifest.get("macs", {})
         if not (isinstance(ranks, dict) and isinstance(files, dict) and ranks.keys() == files.keys()):
             raise CorruptSnapshotError(f"{where}: the job has signed it, but not as the manifest of a checkpoint")
         if (manifest.get("step"), manifest.get("generation")) != (found.step, found.generation):
-            raise CorruptSnapshotError(f"{where}: it is the manifest of {manifest.get('save_id')}")
+            raise CorruptSnapshotError(f"{where}: it is the manifest of {quote(manifest.get('save_id'))}")
         _check_parts(ranks, manifest, where)
         if is_bound(manifest) and (missing := set(files.values()) - set(macs)):
             raise CorruptSnapshotError(f"{where}: it has no MAC of {min(missing)}")
@@ -171,15 +188,55 @@ class Checkpoints:
             NotFoundError, CorruptSnapshotError: it is not there, or not what its name says.
         """
         name = f"{folder}/{plan_name(digest)}"
-        return read_plan(read_document(self.store.get(name), f"{self.store.url}/{name}"), digest)
+        data = self.store.get(name)
+        trusted = not self._trusting and hashlib.sha256(data).hexdigest() == digest
+        return read_plan(read_document(data, f"{self.store.url}/{name}", trusted=trusted), digest)
+
+    def fetch(self, name: str) -> bytes:
+        """The bytes of a JSON document: a light one, or a heavy one if this job has signed it.
+
+        Raises:
+            NotFoundError: there is none.
+            CorruptSnapshotError: it is heavy, and not signed by this job.
+        """
+        try:
+            data = self.store.get(name, LIGHT_BYTES)
+        except CorruptSnapshotError:
+            nbytes = next((entry.nbytes for entry in self.store.list(name) if entry.name == name), 0)
+        else:
+            if is_light(data):
+                return data
+            nbytes = len(data)
+
+        def piece(start: int, end: int) -> bytearray:
+            self.store.read_into(name, memoryview(read := bytearray(end - start)), start)
+            return read
+
+        if nbytes <= DOCUMENT_BYTES and is_signed_text(piece, nbytes, self._secret):
+            data = self.store.get(name, nbytes)
+            if is_signed_text(lambda start, end: memoryview(data)[start:end], len(data), self._secret):
+                return data
+        raise TooHeavyError(f"{self.store.url}/{name}", nbytes)
 
     # --- generations ----------------------------------------------------------------------------
 
     def newest_generation(self) -> int:
-        """Highest generation that has been claimed or has written anything; 0: none."""
+        """Highest generation that has been claimed or has written anything; 0: none.
+
+        One above `_UNPROVED` counts only if this job has signed its claim or a checkpoint of it: others may have made
+        up the name.
+        """
         names = [entry.name for entry in self.store.list()]
-        written = [found.generation for name in names if (found := parse_folder(name))]
-        return max([0, *fenced_generations(names), *written])
+        fenced = fenced_generations(names)
+        written: dict[int, list[Found]] = {number: [] for number in fenced}
+        for name in names:
+            if (file := parse_file(name)) is not None:
+                its = written.setdefault(file[0].generation, [])
+                its += [file[0]] if file[1] == MANIFEST else []
+        for number in sorted(written, reverse=True):
+            if number <= _UNPROVED or self.fence_of(number) is not None or any(map(self._is_ours, written[number])):
+                return number
+        return 0
 
     def fence(self, generation: int, step: int, run: str) -> None:
         """Declare that `generation` begins at `step` and belongs to `run`. Needed before its first write.
@@ -188,7 +245,7 @@ class Checkpoints:
             StaleGenerationError: it belongs to another run, or a later generation of another run exists.
         """
         document = {"format": FORMAT, "job": self._job, "generation": generation, "step": step, "run": run}
-        if not self.store.put_new(fence_name(generation), json.dumps(sign(document, self._secret)).encode()):
+        if not self.store.put_new(fence_name(generation), signed_text(document, self._secret)):
             owner = self.fence_of(generation)
             if owner is None or owner.get("run") != run:
                 raise StaleGenerationError(f"generation {generation} of {self._job} belongs to another run of the job")
@@ -197,8 +254,10 @@ class Checkpoints:
     def check_not_followed(self, generation: int, run: str) -> None:
         """Raise when another run has begun a later generation.
 
+        A claim that this job has not signed counts only if the generation has saved something that is signed.
+
         Raises:
-            StaleGenerationError: it has, or who has cannot be told; nothing may be written any more.
+            StaleGenerationError: it has, or its claim is damaged; nothing may be written any more.
         """
         for later in fenced_generations([entry.name for entry in self.store.list("generations/")]):
             if later <= generation:
@@ -208,9 +267,13 @@ class Checkpoints:
             except NotFoundError:
                 continue  # deleted since
             except CorruptSnapshotError as error:
-                raise StaleGenerationError(
-                    f"generation {later} has followed generation {generation}, and whose it is cannot be told: {error}"
-                ) from error
+                files = [parse_file(entry.name) for entry in self.store.list("step-")]
+                saved = {file[0] for file in files if file and file[0].generation == later and file[1] == MANIFEST}
+                if any(map(self._is_ours, saved)):
+                    raise StaleGenerationError(
+                        f"generation {later} has followed generation {generation}, and its claim is damaged: {error}"
+                    ) from error
+                continue
             if fence["run"] != run:
                 raise StaleGenerationError(f"generation {later} of another run has followed generation {generation}")
 
@@ -224,7 +287,7 @@ class Checkpoints:
     def _read_fence(self, generation: int, saved: Collection[Found] = ()) -> dict[str, Any]:
         """`saved`: what the generation has saved, which may vouch for its claim."""
         where = f"{self.store.url}/{fence_name(generation)}"
-        fence = read_document(self.store.get(fence_name(generation)), where)
+        fence = read_document(self.store.get(fence_name(generation), NOTE_BYTES), where)
         if not self._trusting and not self._vouched_for(fence, saved):
             if "signature" not in fence:
                 raise CorruptSnapshotError(f"{where}: it is not signed")
@@ -232,7 +295,7 @@ class Checkpoints:
         if type(fence.get("step")) is not int or not isinstance(fence.get("run"), str):
             raise CorruptSnapshotError(f"{where}: it does not say who began a generation, and where")
         if fence.get("generation") != generation:
-            raise CorruptSnapshotError(f"{where}: it is the claim of generation {fence.get('generation')}")
+            raise CorruptSnapshotError(f"{where}: it is the claim of generation {quote(fence.get('generation'))}")
         return {key: fence[key] for key in ("generation", "step", "run")}
 
     def _vouched_for(self, fence: Mapping[str, Any], saved: Collection[Found]) -> bool:
@@ -247,10 +310,13 @@ class Checkpoints:
         return bool(fence["step"] <= min(one.step for one in saved)) and any(map(self._is_ours, saved))
 
     def _is_ours(self, found: Found) -> bool:
-        try:
-            self.read(found)
-        except (NotFoundError, CorruptSnapshotError):
-            return False
+        """Whether this job has signed the manifest of a checkpoint."""
+        if found not in self._ours:
+            try:
+                self.read(found)
+            except (NotFoundError, CorruptSnapshotError):
+                return False
+            self._ours.add(found)
         return True
 
     # --- writing one ----------------------------------------------------------------------------
@@ -264,7 +330,7 @@ class Checkpoints:
         Raises:
             CorruptSnapshotError: they have been told something else in its name.
         """
-        if self.store.put_new(f"{folder}/node-{node}.json", json.dumps({"manifests": manifests}).encode()):
+        if self.store.put_new(f"{folder}/node-{node}.json", signed_text({"manifests": manifests}, self._secret)):
             return
         try:
             announced = self.record(folder, node)
@@ -280,8 +346,7 @@ class Checkpoints:
 
     def put_done(self, folder: str, node: int, macs: Mapping[str, Mac]) -> None:
         """Tell the other nodes that this one's files are there, and their MACs."""
-        note = {"format": FORMAT, "job": self._job, "folder": folder, "node": node, "macs": dict(macs)}
-        self.store.put_new(f"{folder}/done-{node}.json", json.dumps(sign(note, self._secret)).encode())
+        self._put_note(folder, "done", node, macs=dict(macs))
 
     def macs(self, folder: str, node: int) -> dict[str, Mac]:
         """MACs of the files that a node has brought, verified.
@@ -290,47 +355,55 @@ class Checkpoints:
             NotFoundError: it has not said yet that it is done, or the checkpoint was committed since.
             CorruptSnapshotError: it is not what a node of this job has said of this checkpoint.
         """
-        name = f"{folder}/done-{node}.json"
-        where = f"{self.store.url}/{name}"
-        note = read_document(self.store.get(name), where)
-        if "signature" not in note:
-            raise CorruptSnapshotError(f"{where}: it is not signed")
-        check_manifest(note, self._secret, job=self._job, where=where)
-        if (note.get("folder"), note.get("node")) != (folder, node) or not isinstance(note.get("macs"), dict):
-            raise CorruptSnapshotError(f"{where}: it is not what node {node} has said of {folder}")
-        return dict(note["macs"])
+        macs = self._read_note(folder, "done", node).get("macs")
+        if not isinstance(macs, dict):
+            raise CorruptSnapshotError(f"{self.store.url}/{folder}/done-{node}.json: it has no MACs")
+        return dict(macs)
 
     def put_failed(self, folder: str, node: int, attempt: int = 0) -> None:
-        self._put_note(f"{folder}/failed-{node}.json", attempt)
+        self._put_note(folder, "failed", node, attempt=attempt)
 
     def put_left(self, folder: str, node: int, attempt: int = 0) -> None:
-        self._put_note(f"{folder}/left-{node}.json", attempt)
-
-    def _put_note(self, name: str, attempt: int) -> None:
-        self.store.put_new(name, json.dumps({"attempt": attempt}).encode())
+        self._put_note(folder, "left", node, attempt=attempt)
 
     def attempt_of(self, folder: str, kind: Literal["failed", "left"], node: int) -> int:
-        """The attempt that such a note of a node is of; -1: it was taken back, or nobody of this job has written it."""
-        name = f"{folder}/{kind}-{node}.json"
+        """The attempt that such a note of a node is of; -1: it was deleted, or nobody of this job has written it."""
         try:
-            attempt = read_document(self.store.get(name), name).get("attempt")
+            attempt = self._read_note(folder, kind, node).get("attempt")
         except (NotFoundError, CorruptSnapshotError):
             return -1
         return attempt if isinstance(attempt, int) else -1
+
+    def _put_note(self, folder: str, kind: str, node: int, **fields: object) -> None:
+        note = {"format": FORMAT, "job": self._job, "folder": folder, "kind": kind, "node": node, **fields}
+        self.store.put_new(f"{folder}/{kind}-{node}.json", signed_text(note, self._secret))
+
+    def _read_note(self, folder: str, kind: str, node: int) -> dict[str, Any]:
+        """A note of a node, verified. Raises NotFoundError, CorruptSnapshotError."""
+        name = f"{folder}/{kind}-{node}.json"
+        where = f"{self.store.url}/{name}"
+        note = read_document(self.fetch(name), where, trusted=True)
+        if "signature" not in note:
+            raise CorruptSnapshotError(f"{where}: it is not signed")
+        check_manifest(note, self._secret, job=self._job, where=where)
+        if (note.get("folder"), note.get("kind"), note.get("node")) != (folder, kind, node):
+            raise CorruptSnapshotError(f"{where}: it is not what node {node} has said of {folder}")
+        return note
 
     def forget_notes(self, folder: str, node: int) -> None:
         """This node tries once more."""
         self.store.delete([f"{folder}/failed-{node}.json", f"{folder}/left-{node}.json"])
 
-    def progress(self, folder: str) -> CheckpointProgress:
-        """How far the nodes are, by one listing."""
+    def progress(self, folder: str, nodes: int | None = None) -> CheckpointProgress:
+        """How far the job's `nodes` are, by one listing. Default: all nodes that have a note there."""
         names = [entry.name.rpartition("/")[2] for entry in self.store.list(f"{folder}/")]
         notes = [match for name in names if (match := NOTE.fullmatch(name))]
-        nodes = {
+        notes = [note for note in notes if nodes is None or int(note[2]) < nodes]
+        of = {
             kind: frozenset(int(note[2]) for note in notes if note[1] == kind)
             for kind in ("node", "done", "failed", "left")
         }
-        return CheckpointProgress(nodes["node"], nodes["done"], nodes["failed"], nodes["left"], MANIFEST in names)
+        return CheckpointProgress(of["node"], of["done"], of["failed"], of["left"], MANIFEST in names)
 
     def record(self, folder: str, node: int) -> list[Manifest]:
         """What a node has announced, verified.
@@ -341,7 +414,7 @@ class Checkpoints:
         """
         name, found = f"{folder}/node-{node}.json", parse_folder(folder)
         where = f"{self.store.url}/{name}"
-        manifests = read_document(self.store.get(name, DOCUMENT_BYTES), name).get("manifests")
+        manifests = read_document(self.fetch(name), name, trusted=True).get("manifests")
         if not isinstance(manifests, list) or not all(isinstance(one, dict) for one in manifests):
             raise CorruptSnapshotError(f"{where}: not a list of manifests")
         for one in manifests:
@@ -349,9 +422,8 @@ class Checkpoints:
             # the note itself is not signed, and manifests of other steps lie about for anybody to copy
             its_commit = (one.get("step"), one.get("generation"), one.get("save_id"))
             if found is None or its_commit != (found.step, found.generation, save_id_of(found.generation, found.step)):
-                raise CorruptSnapshotError(
-                    f"{where}: its snapshot of rank {one.get('rank')} ({one.get('save_id')}) is not of this checkpoint"
-                )
+                its = f"its snapshot of rank {quote(one.get('rank'))} ({quote(one.get('save_id'))})"
+                raise CorruptSnapshotError(f"{where}: {its} is not of this checkpoint")
             if "rank" not in one:
                 raise CorruptSnapshotError(f"{where}: not a list of manifests of snapshots")
         return manifests
@@ -402,7 +474,7 @@ class Checkpoints:
             "nbytes": sum({files[rank]: int(m["nbytes"]) for rank, m in manifests.items()}.values()),
             "created_at": time.time(),
         }
-        signed = json.dumps(sign(document, self._secret)).encode()
+        signed = signed_text(document, self._secret)
         if len(signed) > DOCUMENT_BYTES:  # nobody would read it
             raise HyperpodExtError(
                 f"{self.store.url}/{folder}: its manifest would have {len(signed)} bytes of at most {DOCUMENT_BYTES}",
@@ -436,26 +508,30 @@ class Checkpoints:
     def prune(self, keep: int, every_steps: int | None, steps: Collection[int]) -> list[str]:
         """Delete what need not be kept, and what was left unfinished before the newest; returns the folders.
 
-        What another run is bringing, which went back to an older step, is not unfinished: see `is_passed`.
+        Checkpoints count, and go, only if this job has signed their manifests, and only files with the names of a
+        checkpoint's. What another run is bringing, which went back to an older step, is not unfinished: see
+        `is_passed`.
         """
         found = self.found()
-        if not found:
+        self._ours &= {*found}
+        good = [one for one in found if self._is_ours(one)]
+        if not good:
             return []
-        self.read(found[0])  # nothing is deleted while the newest cannot be trusted
-        kept = {one.folder for one in to_keep(found, keep, every_steps, steps)}
-        entries: dict[str, list[str]] = {}
+        kept = set(to_keep(good, keep, every_steps, steps))
+        files: dict[Found, list[str]] = {}
         names = [entry.name for entry in self.store.list()]
         for name in names:
-            entries.setdefault(name.partition("/")[0], []).append(name)
-        gone, left = [], [found[0].generation]
-        for folder, its in entries.items():
-            if (parsed := parse_folder(folder)) is None:
-                continue
-            if folder not in kept and parsed.step < found[0].step and (parsed in found or is_passed(parsed, found)):
+            if (file := parse_file(name)) is not None:
+                files.setdefault(file[0], []).append(name)
+        gone, left = [], [good[0].generation]
+        for one, its in files.items():
+            committed = f"{one.folder}/{MANIFEST}" in its
+            may_go = one.step < good[0].step and (self._is_ours(one) if committed else is_passed(one, good))
+            if one not in kept and may_go:
                 remove(self.store, its)
-                gone.append(folder)
+                gone.append(one.folder)
             else:
-                left.append(parsed.generation)
+                left.append(one.generation)
         self.store.delete([fence_name(number) for number in fenced_generations(names) if number < min(left)])
         return gone
 
@@ -463,7 +539,8 @@ class Checkpoints:
 def _check_parts(ranks: Mapping[str, Manifest], commit: Mapping[str, Any], where: str) -> None:
     for rank, snapshot in ranks.items():
         try:
-            wrong = None if is_part(snapshot, rank, commit) else f"of rank {snapshot['rank']}, {snapshot['save_id']}"
+            other = f"of rank {quote(snapshot['rank'])}, {quote(snapshot['save_id'])}"
+            wrong = None if is_part(snapshot, rank, commit) else other
         except (KeyError, TypeError) as error:
             wrong = f"none: {error!r}"
         if wrong is not None:

@@ -6,6 +6,7 @@ What was copied before is not copied again: an interrupted copy is resumed by th
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import mmap
 import os
 import tempfile
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 
 from hyperpod_ext.errors import ConflictError, CorruptSnapshotError, UnreachableError
 from hyperpod_ext.runtime.snapshot.dcp_metadata import METADATA_FILE
-from hyperpod_ext.runtime.snapshot.manifest import crc64nvme, crc_text, read_document
+from hyperpod_ext.runtime.snapshot.manifest import crc64nvme, crc_text
 from hyperpod_ext.runtime.storage.inventory import Inventory, InventoryEntry, plans
 from hyperpod_ext.runtime.storage.mac import Expected, Reading
 from hyperpod_ext.runtime.storage.names import DOCUMENT_BYTES, MANIFEST, NOTE, VALUES
@@ -46,7 +47,7 @@ def check_destination(seen: InventoryEntry, destination: Inventory) -> None:
     """
     where = f"{destination.store.url}/{seen.found.folder}"
     there = next((one for one in destination.seen if one.found == seen.found), None)
-    if there is not None and MANIFEST in there.files and there.manifest != seen.manifest:
+    if there is not None and MANIFEST in there.files and there.digest != seen.digest:
         raise ConflictError(f"{where} is another checkpoint of step {seen.found.step}", hint="choose another place")
     # once it is committed, notes are of nodes that failed after that
     if there is not None and MANIFEST not in there.files and any(map(NOTE.fullmatch, there.files)):
@@ -76,14 +77,14 @@ def copy(
         ConflictError: something else is there.
         CorruptSnapshotError: the source is damaged; the copy has no manifest, so it does not count.
     """
-    assert seen.manifest is not None
     check_destination(seen, destination)
     there = next((one for one in destination.seen if one.found == seen.found), None)
     if there is not None and there.state == "complete":
         return Copied(skipped=len(there.files), new=False)
     sizes = there.files if there is not None else {}
     store, folder, copied = destination.store, seen.found.folder, Copied()
-    files = expected(seen.manifest)
+    read = seen.read_manifest(source, secret)
+    files = expected(read)
     for file in files:
         if sizes.get(file.name) == file.nbytes and what_is_wrong(store, folder, file, secret) is None:
             copied.skipped += 1
@@ -92,13 +93,16 @@ def copy(
         _copy_file(source, store, folder, file, secret, on_bytes)
         copied.files, copied.nbytes = copied.files + 1, copied.nbytes + file.nbytes
     listed = {file.name for file in files}
-    for small in sorted({*plans(seen.manifest), VALUES, METADATA_FILE} - listed):
+    digests = plans(read)
+    for small in sorted({*digests, VALUES, METADATA_FILE} - listed):
         data = source.get(f"{folder}/{small}", DOCUMENT_BYTES)
+        if hashlib.sha256(data).hexdigest() != digests.get(small, hashlib.sha256(data).hexdigest()):
+            raise CorruptSnapshotError(f"{source.url}/{folder}/{small} is not the plan that its name says")
         store.put(f"{folder}/{small}", memoryview(data), crc_text(crc64nvme(data)))
         copied.files, copied.nbytes = copied.files + 1, copied.nbytes + len(data)
     name = f"{folder}/{MANIFEST}"
     manifest = source.get(name, DOCUMENT_BYTES)
-    if read_document(manifest, MANIFEST) != seen.manifest:
+    if hashlib.sha256(manifest).hexdigest() != seen.digest:
         raise ConflictError(f"{source.url}/{folder} changed while it was copied", hint="copy it again")
     if not store.put_new(name, manifest) and store.get(name, DOCUMENT_BYTES) != manifest:
         raise ConflictError(f"{store.url}/{folder} has become another checkpoint while this one was copied")

@@ -3,21 +3,29 @@
 A blob is written under another name, synced, then given its name: a crash at any moment leaves the old blob, the new
 one or none. What a crash left unfinished is never listed; deleting its blob takes it away, and so does `check` after a
 day.
+
+Others may write below the directory. Every folder below it is opened from the descriptor of the one above, never
+through a symbolic link and never into another file system that is mounted there; a blob is a regular file. All else is
+not listed, not read and not deleted.
 """
 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
+import re
 import secrets
+import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, NotFoundError, UnreachableError
 from hyperpod_ext.files import sync_directory
 from hyperpod_ext.runtime.storage.object_store import (
+    DEEPEST,
     MIB,
     PARTIAL,
     Cancelled,
@@ -25,7 +33,9 @@ from hyperpod_ext.runtime.storage.object_store import (
     checked_name,
     checked_prefix,
     ignore,
+    is_name,
     never,
+    probe,
 )
 from hyperpod_ext.user_folders import expanded
 
@@ -34,16 +44,36 @@ ABANDONED_S = 24 * 3600.0  # no live writer leaves its file untouched for so lon
 HINTS = {
     errno.ENOSPC: "Free space there, keep fewer checkpoints, or choose another place.",
     errno.EDQUOT: "Raise the quota, keep fewer checkpoints, or choose another place.",
-    errno.EACCES: "Let the user that training runs as read and write there.",
-    errno.EPERM: "Let the user that training runs as read and write there; the file system must allow hard links.",
+    errno.EACCES: "Let the user that training runs as read and write there. Checkpoints are readable by the user who "
+    "wrote them, and by others where the tier says `shared: true`.",
+    errno.EPERM: "Let the user that training runs as read and write there.",
     errno.EROFS: "Mount it for writing, or choose another place.",
     errno.ESTALE: "Mount the file system again.",
+    errno.ENOTDIR: "Remove the file or symbolic link that is in place of a folder.",
+    errno.ELOOP: "Remove the symbolic link, folder, pipe or device that is in place of the file.",
+    errno.EISDIR: "Remove the folder that is in place of a file there.",
+    errno.EXDEV: "Another file system is mounted below the place of checkpoints. Unmount it, or choose another place.",
 }
+_NO_LINKS = {errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EINVAL}
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{16}" + re.escape(PARTIAL))
+_GONE = (FileNotFoundError, NotADirectoryError)
 
 
 class FileStore:
-    def __init__(self, path: str | Path) -> None:
-        self.root = expanded(path).absolute()
+    """The directory at `path`, or its folder `job`, which must not be a symbolic link.
+
+    Args:
+        shared: files and folders get the modes that the umask allows. Default: only this user may read them.
+    """
+
+    create_only = "hard links, which refuse a name that exists"
+
+    def __init__(self, path: str | Path, job: str = "", *, shared: bool = False) -> None:
+        self._place = expanded(path).absolute()
+        self._above = (job,) if job else ()
+        self._file_mode, self._folder_mode = (0o666, 0o777) if shared else (0o600, 0o700)
+        self.root = self._place.joinpath(*self._above)
         self.url = self.root.as_uri()
 
     def put(
@@ -57,9 +87,8 @@ class FileStore:
     ) -> None:
         from awscrt import checksums
 
-        final = self._path(name)
         data = data.cast("B")
-        with self._explained("write", final), self._unfinished(final) as (partial, descriptor):
+        with self._explained("write", name), self._unfinished(name) as (folder, last, partial, descriptor):
             crc = done = 0
             while done < len(data):
                 if cancelled():
@@ -76,40 +105,51 @@ class FileStore:
             os.fsync(descriptor)
             if cancelled():
                 raise Cancelled(f"{self.url}/{name}")
-            partial.replace(final)  # readers see all of it or none of it
-            sync_directory(final.parent)
+            os.replace(partial, last, src_dir_fd=folder, dst_dir_fd=folder)  # readers see all of it or none of it
+            os.fsync(folder)
 
     def put_new(self, name: str, data: bytes, *, cancelled: Callable[[], bool] = never) -> bool:
-        final = self._path(name)
+        checked_name(name)
         self._look(cancelled)
-        with self._explained("write", final), self._unfinished(final) as (partial, descriptor):
+        with self._explained("write", name), self._unfinished(name) as (folder, last, partial, descriptor):
             _write_all(descriptor, data)
             os.fsync(descriptor)
-            try:
-                final.hardlink_to(partial)  # unlike rename, refuses a name that is taken
+            try:  # unlike rename, refuses a name that is taken
+                os.link(partial, last, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
             except FileExistsError:
-                return partial.stat().st_nlink == 2  # an NFS server whose answer got lost: the link is ours
-            sync_directory(final.parent)
+                with suppress(FileNotFoundError):
+                    _check_regular(os.stat(last, dir_fd=folder, follow_symlinks=False))
+                return os.fstat(descriptor).st_nlink == 2  # an NFS server whose answer got lost: the link is ours
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                raise UnreachableError(
+                    f"The file system of {self.root} does not make hard links ({error.strerror}); checkpoints rely on "
+                    "them, as they refuse a name that exists",
+                    hint="Choose a local disk, Lustre, NFS or EFS. For a mounted bucket, write a tier of kind s3.",
+                ) from error
+            os.fsync(folder)
             return True
 
     def get(self, name: str, limit: int = 64 * MIB, *, cancelled: Callable[[], bool] = never) -> bytes:
-        path = self._path(name)
+        checked_name(name)
         self._look(cancelled)
-        with self._explained("read", path), path.open("rb") as file:
-            data = file.read(limit + 1)
-        if len(data) > limit:
-            raise CorruptSnapshotError(f"{self.url}/{name} has more than the {limit} bytes it may have")
-        return data
+        with self._reading(name) as descriptor:
+            if os.fstat(descriptor).st_size <= limit:
+                with open(descriptor, "rb", closefd=False) as file:
+                    data = file.read(limit + 1)
+                if len(data) <= limit:
+                    return data
+        raise CorruptSnapshotError(f"{self.url}/{name} has more than the {limit} bytes it may have")
 
     def read_into(
         self, name: str, destination: memoryview, offset: int = 0, *, on_bytes: Callable[[int], None] = ignore
     ) -> None:
-        path = self._path(name)
         destination = destination.cast("B")
-        with self._explained("read", path), path.open("rb", buffering=0) as file:
+        with self._reading(name) as descriptor:
             done = 0
             while done < len(destination):
-                read = os.preadv(file.fileno(), [destination[done : done + CHUNK]], offset + done)
+                read = os.preadv(descriptor, [destination[done : done + CHUNK]], offset + done)
                 if not read:
                     raise CorruptSnapshotError(
                         f"{self.url}/{name} ends at byte {offset + done}, {len(destination) - done} too early"
@@ -119,119 +159,185 @@ class FileStore:
 
     def list(self, prefix: str = "", *, cancelled: Callable[[], bool] = never) -> list[Entry]:
         self._look(cancelled)
-        folder = checked_prefix(prefix).rpartition("/")[0]
-        with self._explained("list", self.root / folder):
-            found = (entry for entry in self._walk(self.root / folder) if entry.name.startswith(prefix))
-            return sorted(found, key=lambda entry: entry.name)
+        parts = checked_prefix(prefix).split("/")[:-1]
+        inside, found = "".join(f"{part}/" for part in parts), []
+        with self._explained("list", inside), suppress(*_GONE), self._folder(parts) as folder:
+            for name, item, _ in _walk(folder, inside):
+                if name.startswith(prefix) and is_name(name):
+                    with suppress(FileNotFoundError):  # deleted since
+                        found.append(Entry(name, item.stat(follow_symlinks=False).st_size))
+        return sorted(found, key=lambda entry: entry.name)
 
     def folders(self, prefix: str = "") -> Sequence[str]:
-        folder = self.root / checked_prefix(prefix)
-        with self._explained("list", folder):
-            try:
-                inside = [path for path in folder.iterdir() if path.is_dir()]
-            except (FileNotFoundError, NotADirectoryError):
-                return []
+        parts = [part for part in checked_prefix(prefix).split("/") if part]
+        found: set[str] = set()
+        with self._explained("list", prefix), suppress(*_GONE), self._folder(parts) as folder:
             # a folder is where blobs are: what deleting and dying writers leave is none, on S3 as here
-            return sorted(path.name for path in inside if any(self._walk(path)))
+            found = {name.partition("/")[0] for name, _, _ in _walk(folder, "") if "/" in name and is_name(name)}
+        return sorted(found)
 
     def delete(self, names: Sequence[str], *, cancelled: Callable[[], bool] = never) -> None:
-        for name in names:
+        for where, its in itertools.groupby(names, lambda name: checked_name(name).rpartition("/")[0]):
+            parts, lasts = where.split("/") if where else [], {name.rpartition("/")[2] for name in its}
             self._look(cancelled)
-            path = self._path(name)
-            with self._explained("delete", path):
-                path.unlink(missing_ok=True)
-                self._drop_unfinished(path)
-                for parent in path.parents:
-                    if parent == self.root:
-                        break
-                    with suppress(OSError):  # not empty, or another has it
-                        parent.rmdir()
+            with self._explained("delete", where), suppress(*_GONE), self._folder(parts) as folder:
+                for last in lasts:
+                    self._look(cancelled)
+                    _unlink(last, folder)
+                for item in os.scandir(folder):  # left by writers that died; one still writing gets an error
+                    if (match := _UNFINISHED.fullmatch(item.name)) and match[1] in lasts:
+                        _unlink(item.name, folder)
+            while parts:
+                part = parts.pop()
+                with suppress(OSError), self._folder(parts) as above:  # not empty, or another has it
+                    os.rmdir(part, dir_fd=above)
 
     def close(self) -> None:
         """Nothing is kept between calls."""
 
     def check(self) -> None:
-        probe = f".check-{secrets.token_hex(8)}"
-        with self._explained("use", self.root):
-            self.root.mkdir(parents=True, exist_ok=True)
-            for path in self._partials():
-                with suppress(FileNotFoundError):
-                    if time.time() - path.stat().st_mtime > ABANDONED_S:
-                        path.unlink()
-        try:
-            works = self.put_new(probe, b"probe") and self.get(probe) == b"probe"
-            if not works or probe not in {entry.name for entry in self.list(probe)}:
-                raise UnreachableError(f"{self.url} does not give back what was written to it")
-        finally:
-            self.delete([probe])
+        with self._explained("use", ""):
+            self._make_place(self._place)
+        with self._explained("use", ""), self._folder((), make=True) as root:
+            for _, item, folder in _walk(root, ""):
+                if _UNFINISHED.fullmatch(item.name):
+                    with suppress(FileNotFoundError):
+                        if time.time() - item.stat(follow_symlinks=False).st_mtime > ABANDONED_S:
+                            _unlink(item.name, folder)
+        probe(self)
 
     def _look(self, cancelled: Callable[[], bool]) -> None:
         if cancelled():
             raise Cancelled(self.url)
 
-    def _path(self, name: str) -> Path:
-        return self.root / checked_name(name)
-
-    def _partials(self) -> Iterator[Path]:
-        """Files that were not finished. Other nodes may remove folders meanwhile, which ends `Path.rglob`."""
-        for folder, _, names in os.walk(self.root):
-            yield from (Path(folder, name) for name in names if name.startswith(".") and name.endswith(PARTIAL))
-
-    def _walk(self, folder: Path) -> Iterator[Entry]:
-        try:
-            inside = list(os.scandir(folder))
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        for item in inside:
-            if item.is_dir():
-                yield from self._walk(Path(item.path))
-            elif not item.name.endswith(PARTIAL):
-                with suppress(FileNotFoundError):  # deleted since
-                    yield Entry(str(Path(item.path).relative_to(self.root)), item.stat().st_size)
-
     @contextmanager
-    def _unfinished(self, final: Path) -> Iterator[tuple[Path, int]]:
-        """A file beside `final` under a name that no reader looks at; gone at the end unless it was renamed."""
-        partial = final.with_name(f".{final.name}.{secrets.token_hex(8)}{PARTIAL}")
-        descriptor = _create(partial)
+    def _folder(self, parts: Sequence[str], *, make: bool = False) -> Iterator[int]:
+        """Descriptor of a folder of this store.
+
+        Raises:
+            OSError: there is none, or it or one above is a file, a symbolic link or another mounted file system.
+        """
+        folder = os.open(self._place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            yield partial, descriptor
+            for part in self._above:
+                try:
+                    folder = self._enter(folder, part, make)
+                except NotADirectoryError:
+                    raise UnreachableError(
+                        f"{self.root} is a symbolic link or a file, not a folder", hint="Remove it, or name its target."
+                    ) from None
+            mount = _mount_of(folder)
+            for part in parts:
+                folder = self._enter(folder, part, make)
+                if _mount_of(folder) != mount:
+                    raise OSError(errno.EXDEV, "another file system is mounted there")
+            yield folder
         finally:
-            os.close(descriptor)
-            partial.unlink(missing_ok=True)
+            os.close(folder)
 
-    def _drop_unfinished(self, final: Path) -> None:
-        """Remove what writers of a deleted blob left when they died; one still writing fails and is told so."""
-        prefix = f".{final.name}."
-        with suppress(FileNotFoundError):
-            for item in os.scandir(final.parent):
-                if item.name.startswith(prefix) and item.name.endswith(PARTIAL):
-                    Path(item.path).unlink(missing_ok=True)
+    def _enter(self, above: int, part: str, make: bool) -> int:
+        """Open a folder, and close the one above it."""
+        try:
+            inner = os.open(part, _FOLDER, dir_fd=above)
+        except FileNotFoundError:
+            if not make:
+                raise
+            with suppress(FileExistsError):
+                os.mkdir(part, self._folder_mode, dir_fd=above)
+                os.fsync(above)
+            inner = os.open(part, _FOLDER, dir_fd=above)
+        os.close(above)
+        return inner
+
+    def _make_place(self, path: Path) -> None:
+        if not path.exists():
+            self._make_place(path.parent)
+            path.mkdir(self._folder_mode, exist_ok=True)
+            sync_directory(path.parent)
 
     @contextmanager
-    def _explained(self, doing: str, path: Path) -> Iterator[None]:
+    def _reading(self, name: str) -> Iterator[int]:
+        *parts, last = checked_name(name).split("/")
+        with self._explained("read", name), self._folder(parts) as folder:
+            _check_regular(os.stat(last, dir_fd=folder, follow_symlinks=False))
+            descriptor = os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+            try:
+                _check_regular(os.fstat(descriptor))  # it may be another one by now
+                yield descriptor
+            finally:
+                os.close(descriptor)
+
+    @contextmanager
+    def _unfinished(self, name: str) -> Iterator[tuple[int, str, str, int]]:
+        """A file next to `name` under a name that no reader looks at; removed at the end unless it was renamed.
+
+        Yields the descriptor of the folder, the last part of the name, the file's own name there, and its descriptor.
+        """
+        *parts, last = checked_name(name).split("/")
+        partial = f".{last}.{secrets.token_hex(8)}{PARTIAL}"
+        self._make_place(self._place)
+        with ExitStack() as stack:
+            for _ in range(10):  # a delete may take the folder between the two calls
+                with suppress(FileNotFoundError):
+                    folder = stack.enter_context(self._folder(parts, make=True))
+                    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+                    descriptor = os.open(partial, flags, self._file_mode, dir_fd=folder)
+                    break
+            else:
+                raise HyperpodExtError(f"{self.root}/{'/'.join(parts)} is removed again each time it is made")
+            stack.callback(_unlink, partial, folder)
+            stack.callback(os.close, descriptor)
+            yield folder, last, partial, descriptor
+
+    @contextmanager
+    def _explained(self, doing: str, name: str) -> Iterator[None]:
+        path = self.root / name
         try:
             yield
         except OSError as error:
-            if doing == "read" and isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError):
+            if doing == "read" and isinstance(error, _GONE):
                 raise NotFoundError(f"There is no {path}") from None
+            if doing == "read" and error.errno == errno.ELOOP:
+                raise NotFoundError(f"{path} is no regular file", hint=HINTS[errno.ELOOP]) from None
             hint = HINTS.get(error.errno or 0, "See the file system's own log.")
             raise UnreachableError(f"Cannot {doing} {path}: {error.strerror or error}", hint=hint) from error
 
 
-def _create(path: Path) -> int:
-    for _ in range(10):  # a delete may take the folder between the two calls
-        _make_folder(path.parent)
-        with suppress(FileNotFoundError):
-            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    raise HyperpodExtError(f"{path.parent} is removed again each time it is made")
+def _walk(folder: int, inside: str, depth: int = DEEPEST) -> Iterator[tuple[str, os.DirEntry[str], int]]:
+    """Regular files below an open folder: each file's name, its directory entry, and the descriptor of its folder.
+
+    Other nodes may remove folders meanwhile. Links, and other file systems that are mounted there, are left out.
+    """
+    for item in [*os.scandir(folder)]:
+        if item.is_file(follow_symlinks=False):
+            yield f"{inside}{item.name}", item, folder
+        elif item.is_dir(follow_symlinks=False) and depth > 1:
+            try:
+                inner = os.open(item.name, _FOLDER, dir_fd=folder)
+            except _GONE:
+                continue
+            try:
+                if _mount_of(inner) == _mount_of(folder):
+                    yield from _walk(inner, f"{inside}{item.name}/", depth - 1)
+            finally:
+                os.close(inner)
 
 
-def _make_folder(path: Path) -> None:
-    if not path.exists():
-        _make_folder(path.parent)
-        path.mkdir(exist_ok=True)
-        sync_directory(path.parent)
+def _mount_of(descriptor: int) -> tuple[int, str]:
+    """The mounted file system of an open folder: its device, and the number that tells two mounts of it apart."""
+    with suppress(FileNotFoundError), Path(f"/proc/self/fdinfo/{descriptor}").open() as lines:
+        return os.fstat(descriptor).st_dev, next((line for line in lines if line.startswith("mnt_id:")), "")
+    return os.fstat(descriptor).st_dev, ""
+
+
+def _check_regular(status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.ELOOP, "not a regular file")
+
+
+def _unlink(name: str, folder: int) -> None:
+    with suppress(FileNotFoundError, IsADirectoryError):
+        os.unlink(name, dir_fd=folder)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

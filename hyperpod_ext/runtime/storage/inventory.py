@@ -5,37 +5,54 @@ Nothing here is trusted: a manifest may be cut off, another job's or made up, an
 
 from __future__ import annotations
 
-import json
+import hashlib
 import re
+import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 from hyperpod_ext.errors import CorruptSnapshotError, NotFoundError
 from hyperpod_ext.runtime.snapshot.dcp_metadata import METADATA_FILE
-from hyperpod_ext.runtime.snapshot.manifest import FORMAT, Manifest, check_manifest, read_document, sign
+from hyperpod_ext.runtime.snapshot.manifest import (
+    FORMAT,
+    LIGHT_BYTES,
+    Manifest,
+    TooHeavyError,
+    check_manifest,
+    read_document,
+    sign,
+)
 from hyperpod_ext.runtime.storage.checkpoints import Checkpoints, is_part
 from hyperpod_ext.runtime.storage.mac import is_bound, read_mac
 from hyperpod_ext.runtime.storage.names import (
-    DOCUMENT_BYTES,
     MANIFEST,
     NOTE,
     VALUES,
     Found,
     fenced_generations,
-    parse_folder,
+    parse_file,
     plan_name,
 )
-from hyperpod_ext.runtime.storage.object_store import ObjectStore
+from hyperpod_ext.runtime.storage.object_store import MIB, ObjectStore
 from hyperpod_ext.runtime.storage.retention import is_passed, to_keep, without_abandoned
+from hyperpod_ext.terminal import quote
 
 CheckpointState = Literal["complete", "unfinished", "damaged", "abandoned", "uncertain", "foreign"]
 """Abandoned: a later generation began before this step. Uncertain: one may have, its claim is damaged.
 Foreign: another job's, or a newer version's."""
 
-_IMAGE = re.compile(r"__\d+_\d+\.distcp")
+NOT_A_MANIFEST = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
+"""Exceptions that fields of other types, or other fields, make."""
+
+_IMAGE = re.compile(r"__[0-9]+_[0-9]+\.distcp")
+_MOST_NODES = 1 << 20
+_LATEST = 253402300800.0
+"""Unix time of the year 10,000."""
 _GETS_AT_ONCE = 8
 _UNSIGNED = b"any secret"
 
@@ -56,17 +73,36 @@ class InventoryEntry:
     found: Found
     state: CheckpointState
     files: Mapping[str, int]
-    """Names in the folder, with their sizes."""
-    manifest: Manifest | None = None
+    """Files of the checkpoint, with their sizes."""
     defects: tuple[Defect, ...] = ()
     """What the listing and the manifest show."""
     detail: str = ""
     """Why it is in this state, in a few words."""
+    digest: str = ""
+    """SHA-256 of the manifest's bytes; empty: there is none, or it cannot be read."""
+    world_size: int | None = None
+    created_at: float | None = None
+    """Unix seconds."""
+    bound: bool = False
+    """Whether the manifest has the MACs of its files; those of earlier versions have not."""
 
     @property
     def nbytes(self) -> int:
         """All that it takes in the store."""
         return sum(self.files.values())
+
+    def read_manifest(self, store: ObjectStore, secret: bytes | None) -> Manifest:
+        """The manifest from which this entry was made. Entries do not hold it: others may have made it large.
+
+        Raises:
+            NotFoundError: it was deleted since.
+            CorruptSnapshotError: it was changed since.
+        """
+        name = f"{self.found.folder}/{MANIFEST}"
+        data = Checkpoints(store, job="", secret=secret or b"").fetch(name)
+        if hashlib.sha256(data).hexdigest() != self.digest:
+            raise CorruptSnapshotError(f"{store.url}/{name} changed since it was listed", hint="Try again.")
+        return read_document(data, name, trusted=True)
 
 
 @dataclass(frozen=True)
@@ -104,8 +140,8 @@ def take_inventory(
     folders: dict[Found, dict[str, int]] = {}
     entries = store.list()
     for entry in entries:
-        if found := parse_folder(entry.name):
-            folders.setdefault(found, {})[entry.name.partition("/")[2]] = entry.nbytes
+        if (file := parse_file(entry.name)) is not None:
+            folders.setdefault(file[0], {})[file[1]] = entry.nbytes
     trusting = job is None or secret is None
     checkpoints = Checkpoints(store, job=job or "", secret=secret or b"", trusting=trusting)
     with_manifest = [found for found, files in folders.items() if MANIFEST in files]
@@ -113,58 +149,88 @@ def take_inventory(
     starts = checkpoints.starts(
         fenced_generations([entry.name for entry in entries]), with_manifest, damaged if lenient else None
     )
+    look = partial(_look, Checkpoints(store, job="", secret=secret or b""), secret, threading.Lock())
     with ThreadPoolExecutor(_GETS_AT_ONCE) as pool:
-        committed = [found for found, files in folders.items() if MANIFEST in files]
-        read = zip(committed, pool.map(lambda found: _read(store, found), committed), strict=True)
-        manifests = {found: manifest for found, manifest in read if manifest is not None}
-    for found in set(committed) - set(manifests):  # deleted since it was listed, as retention does, manifest first
+        looks = pool.map(lambda found: look(found, folders[found]), with_manifest)
+        looked = {found: one for found, one in zip(with_manifest, looks, strict=True) if one is not None}
+    for found in set(with_manifest) - set(looked):  # deleted since it was listed, as retention does, manifest first
         del folders[found]
-    job = job or _guess_job(store.url.rpartition("/")[2], manifests.values())
+    job = job or _guess_job(store.url.rpartition("/")[2], looked.values())
     alive = set(without_abandoned(list(folders), starts))
     seen = [
-        _doubt(_judge(found, files, manifests[found], job, secret, found in alive), damaged)
-        if found in manifests
+        _doubt(_judge(found, files, looked[found], job, found in alive), damaged)
+        if found in looked
         else _unfinished(store, found, files)
         for found, files in folders.items()
     ]
     return Inventory(store, job, tuple(sorted(seen, key=lambda one: one.found, reverse=True)), starts, damaged)
 
 
-def _read(store: ObjectStore, found: Found) -> Manifest | str | None:
-    try:
-        return read_document(store.get(f"{found.folder}/{MANIFEST}", DOCUMENT_BYTES), MANIFEST)
-    except NotFoundError:
-        return None
-    except CorruptSnapshotError as error:
-        return error.message.removeprefix(f"{MANIFEST}: ")
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What is kept of a manifest once it was examined."""
+
+    defects: tuple[Defect, ...] = ()
+    heavy: bool = False
+    """It is so large that it is read only with the job's secret."""
+    job: str | None = None
+    format: int = FORMAT
+    digest: str = ""
+    world_size: int | None = None
+    created_at: float | None = None
+    bound: bool = False
 
 
-def _guess_job(name: str, manifests: Collection[Manifest | str]) -> str | None:
-    jobs = Counter(str(manifest.get("job")) for manifest in manifests if not isinstance(manifest, str))
+def _look(
+    checkpoints: Checkpoints, secret: bytes | None, turn: threading.Lock, found: Found, files: Mapping[str, int]
+) -> _Look | None:
+    with turn if files[MANIFEST] > MIB else nullcontext():  # parsed, each may take 30 times as much
+        try:
+            data = checkpoints.fetch(f"{found.folder}/{MANIFEST}")
+            manifest = read_document(data, MANIFEST, trusted=True)
+        except NotFoundError:
+            return None
+        except CorruptSnapshotError as error:
+            wrong = error.message.removeprefix(f"{checkpoints.store.url}/{found.folder}/").removeprefix(f"{MANIFEST}: ")
+            return _Look((Defect(MANIFEST, wrong),), heavy=isinstance(error, TooHeavyError) and secret is None)
+        number, of, created_at = (manifest.get(key) for key in ("format", "world_size", "created_at"))
+        in_time = isinstance(created_at, int | float) and 0 <= created_at < _LATEST
+        return _Look(
+            tuple(examine(manifest, found, files, secret)),
+            job=manifest["job"] if isinstance(manifest.get("job"), str) else None,
+            format=number if type(number) is int else FORMAT,
+            digest=hashlib.sha256(data).hexdigest(),
+            world_size=of if type(of) is int else None,
+            created_at=float(created_at) if in_time and created_at is not None else None,
+            bound=is_bound(manifest),
+        )
+
+
+def _guess_job(name: str, looks: Collection[_Look]) -> str | None:
+    jobs = Counter(look.job for look in looks if look.job is not None)
     return name if name in jobs or not jobs else jobs.most_common(1)[0][0]
 
 
-def _judge(
-    found: Found, files: Mapping[str, int], manifest: Manifest | str, job: str | None, secret: bytes | None, alive: bool
-) -> InventoryEntry:
-    if isinstance(manifest, str):
-        return InventoryEntry(found, "damaged", files, None, (Defect(MANIFEST, manifest),), f"{MANIFEST}: {manifest}")
-    number = manifest.get("format")
-    if isinstance(number, int) and number > FORMAT:
-        detail = f"format {number} is newer than {FORMAT}, the newest this version reads"
-        return InventoryEntry(found, "foreign", files, None, (Defect(MANIFEST, detail),), detail)
-    if manifest.get("job") != job:
-        detail = f"belongs to job {manifest.get('job')!r}, not to {job!r}"
-        return InventoryEntry(found, "foreign", files, manifest, (Defect(MANIFEST, detail),), detail)
-    defects = tuple(examine(manifest, found, files, secret))
-    if defects:
-        more = f", and {len(defects) - 1} more" if len(defects) > 1 else ""
-        detail = f"{defects[0].file}: {defects[0].message}{more}"
-        return InventoryEntry(found, "damaged", files, manifest, defects, detail)
+def _judge(found: Found, files: Mapping[str, int], look: _Look, job: str | None, alive: bool) -> InventoryEntry:
+    def entry(state: CheckpointState, detail: str, defects: tuple[Defect, ...] = ()) -> InventoryEntry:
+        of_manifest = (look.digest, look.world_size, look.created_at, look.bound)
+        return InventoryEntry(found, state, files, defects, detail, *of_manifest)
+
+    if look.heavy:
+        detail = f"{MANIFEST}: {look.defects[0].message}; --secret-file names the secret"
+        return entry("uncertain", detail, look.defects)
+    if look.digest and look.format > FORMAT:
+        detail = f"format {quote(look.format)} is newer than {FORMAT}, the newest this version reads"
+        return entry("foreign", detail, (Defect(MANIFEST, detail),))
+    if look.digest and look.job != job:
+        detail = f"it belongs to job {quote(look.job)}, not to {job!r}"
+        return entry("foreign", detail, (Defect(MANIFEST, detail),))
+    if look.defects:
+        more = f", and {len(look.defects) - 1} more" if len(look.defects) > 1 else ""
+        return entry("damaged", f"{look.defects[0].file}: {look.defects[0].message}{more}", look.defects)
     if not alive:
-        return InventoryEntry(found, "abandoned", files, manifest, (), "a later generation began before this step")
-    detail = "" if is_bound(manifest) else "no MAC of its files: written by an earlier version"
-    return InventoryEntry(found, "complete", files, manifest, (), detail)
+        return entry("abandoned", "a later generation began before this step")
+    return entry("complete", "" if look.bound else "no MAC of its files: written by an earlier version")
 
 
 def _doubt(seen: InventoryEntry, damaged: Collection[int]) -> InventoryEntry:
@@ -179,32 +245,34 @@ def examine(manifest: Manifest, found: Found, files: Mapping[str, int], secret: 
     """Everything that is wrong with a manifest, by itself and beside the names and sizes in its folder."""
     try:
         yield from _examine(manifest, found, files, secret)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        yield Defect(MANIFEST, f"it is not in the form of a manifest: {error!r}")
+    except NOT_A_MANIFEST as error:
+        yield Defect(MANIFEST, f"it is not in the form of a manifest: {quote(error)}")
 
 
 def _examine(manifest: Manifest, found: Found, files: Mapping[str, int], secret: bytes | None) -> Iterator[Defect]:
     yield from _check_signed(manifest, secret, str(manifest["job"]), "")
     if (manifest["step"], manifest["generation"]) != (found.step, found.generation):
-        yield Defect(MANIFEST, f"it is the manifest of {manifest['save_id']}")
+        yield Defect(MANIFEST, f"it is the manifest of {quote(manifest['save_id'])}")
     if not isinstance(manifest["created_at"], int | float):
-        yield Defect(MANIFEST, f"created_at is {manifest['created_at']!r}")
-    world_size = int(manifest["world_size"])
-    ranks = {str(rank) for rank in range(world_size)}
-    if set(manifest["ranks"]) != ranks or set(manifest["files"]) != ranks:
-        yield Defect(MANIFEST, f"it does not name each of its {world_size} ranks")
+        yield Defect(MANIFEST, f"created_at is {quote(manifest['created_at'])}")
+    ranks = {str(rank) for rank in range(len(manifest["ranks"]))}
+    if manifest["world_size"] != len(ranks) or set(manifest["ranks"]) != ranks or set(manifest["files"]) != ranks:
+        yield Defect(MANIFEST, f"it does not name each of its {quote(manifest['world_size'])} ranks")
+        return
     for rank, snapshot in manifest["ranks"].items():
         yield from _check_signed(snapshot, secret, str(manifest["job"]), f"rank {rank}: ")
         if not isinstance(snapshot["values"], list):
             yield Defect(MANIFEST, f"rank {rank}: it has no plain values")
         if not is_part(snapshot, rank, manifest) or snapshot["world_size"] != manifest["world_size"]:
-            yield Defect(MANIFEST, f"rank {rank}: its snapshot is of rank {snapshot['rank']}, {snapshot['save_id']}")
+            its = f"{quote(snapshot['rank'])}, {quote(snapshot['save_id'])}"
+            yield Defect(MANIFEST, f"rank {rank}: its snapshot is of rank {its}")
         if any(images(manifest)[manifest["files"][rank]][key] != snapshot[key] for key in ("nbytes", "crc64nvme")):
-            yield Defect(MANIFEST, f"rank {rank}: it shares {manifest['files'][rank]} with a rank of another content")
+            file = quote(manifest["files"][rank])
+            yield Defect(MANIFEST, f"rank {rank}: it shares {file} with a rank of another content")
     for name, snapshot in images(manifest).items():
         yield from _check_size(files, name, int(snapshot["nbytes"]))
         if not _IMAGE.fullmatch(name):
-            yield Defect(MANIFEST, f"{name!r} is no name of an image")
+            yield Defect(MANIFEST, f"{quote(name)} is no name of an image")
     for name in sorted(plans(manifest)):
         yield from _check_size(files, name, None)
     known = derived(manifest)
@@ -212,7 +280,7 @@ def _examine(manifest: Manifest, found: Found, files: Mapping[str, int], secret:
         try:
             read_mac(manifest["macs"].get(name))
         except (KeyError, ValueError) as error:
-            yield Defect(MANIFEST, f"what it says of {name} is {error}")
+            yield Defect(MANIFEST, f"its MAC of {quote(name)} is {error}")
     for name in (VALUES, METADATA_FILE):
         yield from _check_size(files, name, int(known[name]["nbytes"]) if name in known else None)
 
@@ -230,7 +298,7 @@ def _check_size(files: Mapping[str, int], name: str, nbytes: int | None) -> Iter
     if name not in files:
         yield Defect(name, "it is missing")
     elif nbytes is not None and files[name] != nbytes:
-        yield Defect(name, f"it is {files[name]} bytes long, the manifest says {nbytes}")
+        yield Defect(name, f"it is {files[name]} bytes long, the manifest says {quote(nbytes)}")
 
 
 def images(manifest: Manifest) -> dict[str, Manifest]:
@@ -247,7 +315,7 @@ def plans(manifest: Manifest) -> dict[str, str]:
 def derived(manifest: Manifest) -> dict[str, Any]:
     """Sizes and checksums of what is there for plain dcp.load; earlier versions wrote none down."""
     known: dict[str, Any] = manifest.get("derived", {})
-    return known
+    return {name: known[name] for name in (VALUES, METADATA_FILE) if name in known}
 
 
 def _unfinished(store: ObjectStore, found: Found, files: Mapping[str, int]) -> InventoryEntry:
@@ -264,9 +332,12 @@ def _nodes(store: ObjectStore, found: Found, announced: Collection[int]) -> int 
     """How many nodes the job has, as those that have announced their part know it."""
     for node in sorted(announced):
         try:
-            note = json.loads(store.get(f"{found.folder}/node-{node}.json"))
-            return int(-(-int(note["manifests"][0]["world_size"]) // len(note["manifests"])))
-        except (NotFoundError, ValueError, KeyError, TypeError, IndexError):
+            name = f"{found.folder}/node-{node}.json"
+            note = read_document(store.get(name, LIGHT_BYTES), name)
+            nodes = int(-(-int(note["manifests"][0]["world_size"]) // len(note["manifests"])))
+            if 0 < nodes < _MOST_NODES:
+                return nodes
+        except (NotFoundError, CorruptSnapshotError, IndexError, *NOT_A_MANIFEST):
             continue
     return None
 

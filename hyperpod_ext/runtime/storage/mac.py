@@ -16,6 +16,7 @@ from typing import Any
 from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError
 from hyperpod_ext.runtime.snapshot.manifest import Manifest, crc64nvme, crc_text
 from hyperpod_ext.runtime.storage.object_store import MIB, Cancelled, never
+from hyperpod_ext.terminal import quote
 
 KIND = "aes-256-gmac"
 PIECE = MIB
@@ -82,8 +83,8 @@ def read_mac(mac: Any) -> tuple[bytes, str]:
         ValueError: it is none, or of a kind that this version does not know.
     """
     if not isinstance(mac, Mapping) or mac.get("kind") != KIND:
-        raise ValueError(f"a MAC of kind {mac.get('kind')!r}" if isinstance(mac, Mapping) else "no MAC")
-    salt, tag = bytes.fromhex(str(mac["salt"])), str(mac["tag"])
+        raise ValueError(f"a MAC of kind {quote(mac.get('kind'))}" if isinstance(mac, Mapping) else "no MAC")
+    salt, tag = bytes.fromhex(str(mac.get("salt"))), str(mac.get("tag"))
     if len(salt) != _SALT_BYTES or len(bytes.fromhex(tag)) != 16:
         raise ValueError("a MAC that is cut off")
     return salt, tag

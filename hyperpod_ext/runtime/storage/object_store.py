@@ -6,15 +6,20 @@ Blobs go from and into the caller's memory: a store buffers none of them.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from hyperpod_ext.errors import ConfigError, Problem
+from hyperpod_ext.errors import ConfigError, HyperpodExtError, Problem, UnreachableError
+from hyperpod_ext.runtime.snapshot.manifest import crc64nvme, crc_text
 
 MIB = 1 << 20
 PARTIAL = ".partial"
 """How the last part of a name may not end: the file store writes under such names."""
+DEEPEST = 8
+"""Parts of a name, at most."""
 
 
 class Cancelled(Exception):  # noqa: N818, no error: it was asked for
@@ -55,6 +60,10 @@ class ObjectStore(Protocol):
     @property
     def url(self) -> str:
         """s3://bucket/prefix or file:///path, for messages."""
+
+    @property
+    def create_only(self) -> str:
+        """Name of the capability that `put_new` relies on, for messages."""
 
     def put(
         self,
@@ -111,7 +120,11 @@ class ObjectStore(Protocol):
         """Take back what failed puts left to be resumed. The store itself can be used again."""
 
     def check(self) -> None:
-        """Write, read, list and delete a probe, so that what is wrong with the place shows before training starts."""
+        """Write, read, list and delete a probe, so that what is wrong with the place shows before training starts.
+
+        Raises:
+            UnreachableError: with the capability that the place lacks; see `probe`.
+        """
 
 
 class Until:
@@ -119,7 +132,7 @@ class Until:
 
     def __init__(self, store: ObjectStore, cancelled: Callable[[], bool]) -> None:
         self._store, self._cancelled = store, cancelled
-        self.url = store.url
+        self.url, self.create_only = store.url, store.create_only
         self.read_into, self.folders, self.close, self.check = store.read_into, store.folders, store.close, store.check
 
     def put(
@@ -149,14 +162,54 @@ class Until:
         return lambda: cancelled() or self._cancelled()
 
 
-def checked_name(name: str) -> str:
-    """`name`, if every store can keep it and it stays inside.
+def probe(store: ObjectStore) -> None:
+    """Try each capability that checkpoints rely on, with a blob that is deleted again.
 
     Raises:
-        ConfigError: it is empty, absolute, climbs with "..", or looks like a file store's unfinished file.
+        UnreachableError: a call failed, or had no effect; the message names the capability.
     """
+    name, blobs, made = f".check-{secrets.token_hex(8)}", (b"first", b"second", b"third"), False
+
+    def need(works: bool, lacks: str) -> None:
+        if not works:
+            raise UnreachableError(
+                f"{store.url} {lacks}; checkpoints rely on that", hint="Choose a place that does, or upgrade the store."
+            )
+
+    try:
+        made = store.put_new(name, blobs[0])
+        need(made, "refuses to create a blob of a new name")
+        again = store.put_new(name, blobs[1])
+        need(not again and store.get(name) == blobs[0], f"replaces a blob that exists, despite {store.create_only}")
+        store.put(name, memoryview(blobs[2]), crc_text(crc64nvme(blobs[2])))
+        store.read_into(name, memoryview(part := bytearray(2)), 1)
+        need(part == blobs[2][1:3], "does not return what was written to it")
+        need(name in {entry.name for entry in store.list(name)}, "does not list what was written to it")
+        store.delete([name])
+        need(not store.list(name), "lists what was deleted from it")
+    except HyperpodExtError:
+        if made:
+            with suppress(HyperpodExtError):
+                store.delete([name])
+        raise
+
+
+def is_name(name: str) -> bool:
+    """Whether every store can keep a blob of this name, and a terminal can show it: a relative path without "..",
+    without control characters, at most `DEEPEST` parts deep, that is not the name of an unfinished file."""
     parts = name.split("/")
-    if any(part in ("", ".", "..") for part in parts) or "\0" in name or parts[-1].endswith(PARTIAL):
+    inside = not any(part in ("", ".", "..") for part in parts) and len(parts) <= DEEPEST
+    return inside and name.isprintable() and not parts[-1].endswith(PARTIAL)
+
+
+def checked_name(name: str) -> str:
+    """`name`, if `is_name`.
+
+    Raises:
+        ConfigError: it is empty, absolute, climbs with "..", has control characters, is too deep, or looks like a file
+            store's unfinished file.
+    """
+    if not is_name(name):
         raise ConfigError([Problem(f"{name!r} cannot name a blob", hint="Use a relative path without '..'.")])
     return name
 

@@ -15,6 +15,15 @@ def url_of(tier: S3Tier | FileTier, job: str) -> str:
     return f"{base.rstrip('/')}/{job}"
 
 
+def open_tier(tier: S3Tier | FileTier, job: str, *, deadline_s: float = 600.0) -> ObjectStore:
+    """The store in which a durable tier has what belongs to one job. Its folder in a directory must not be a link."""
+    if isinstance(tier, S3Tier):
+        return open_store(url_of(tier, job), deadline_s=deadline_s)
+    from hyperpod_ext.runtime.storage import file
+
+    return file.FileStore(tier.path, job, shared=tier.shared)
+
+
 def open_store(
     url: str, *, deadline_s: float = 600.0, part_bytes: int | None = None, streams: int | None = None
 ) -> ObjectStore:

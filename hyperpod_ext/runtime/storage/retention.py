@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from hyperpod_ext.runtime.storage.names import MANIFEST, Found
+from hyperpod_ext.runtime.storage.names import MANIFEST, Found, parse_file
 from hyperpod_ext.runtime.storage.object_store import ObjectStore
 
 
@@ -41,6 +41,10 @@ def is_passed(unfinished: Found, complete: Collection[Found]) -> bool:
 
 
 def remove(store: ObjectStore, names: Sequence[str]) -> None:
-    """Delete a checkpoint's blobs, its manifest first: a folder half deleted must not look like a checkpoint."""
-    store.delete([name for name in names if name.endswith(f"/{MANIFEST}")])
-    store.delete(names)
+    """Delete a checkpoint's blobs, its manifest first: a folder half deleted must not look like a checkpoint.
+
+    Others in its folder, under names that no checkpoint's files have, stay.
+    """
+    ours = [name for name in names if parse_file(name) is not None]
+    store.delete([name for name in ours if name.endswith(f"/{MANIFEST}")])
+    store.delete(ours)

@@ -9,13 +9,21 @@ from __future__ import annotations
 
 import copy
 import os
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from hyperpod_ext.errors import CorruptSnapshotError, UnreachableError
-from hyperpod_ext.runtime.storage.object_store import MIB, Entry, checked_name, checked_prefix, ignore, never
+from hyperpod_ext.runtime.storage.object_store import (
+    MIB,
+    Entry,
+    checked_name,
+    checked_prefix,
+    ignore,
+    is_name,
+    never,
+    probe,
+)
 from hyperpod_ext.runtime.storage.s3_errors import (
     NameInUseError,
     ShortError,
@@ -40,6 +48,8 @@ def default_streams() -> int:
 
 
 class S3Store:
+    create_only = "If-None-Match: *"
+
     def __init__(
         self,
         bucket: str,
@@ -97,7 +107,7 @@ class S3Store:
             self._client.put_object(Bucket=self.bucket, Key=key, Body=data, IfNoneMatch="*", ChecksumCRC64NVME=header)
 
         try:
-            self._requests.persist("write", attempt, call, also=lambda: True)
+            self._requests.persist(f"write with {self.create_only}", attempt, call, also=lambda: True)
         except NameInUseError:
             # our own, if an earlier try landed and only its answer was lost
             return tries > 1 and self.get(name, cancelled=cancelled) == data
@@ -137,14 +147,15 @@ class S3Store:
 
     def list(self, prefix: str = "", *, cancelled: Callable[[], bool] = never) -> list[Entry]:
         pages = self._pages(self.prefix + checked_prefix(prefix), cancelled)
-        found = [Entry(item["Key"][len(self.prefix) :], item["Size"]) for page in pages for item in page["Contents"]]
-        return sorted(found, key=lambda entry: entry.name)
+        found = (Entry(item["Key"][len(self.prefix) :], item["Size"]) for page in pages for item in page["Contents"])
+        return sorted((entry for entry in found if is_name(entry.name)), key=lambda entry: entry.name)
 
     def folders(self, prefix: str = "") -> Sequence[str]:
         folder = checked_prefix(prefix).rstrip("/")
         start = f"{self.prefix}{folder}/" if folder else self.prefix
         pages = self._pages(start, never, Delimiter="/")
-        return sorted(item["Prefix"][len(start) : -1] for page in pages for item in page["CommonPrefixes"])
+        found = (item["Prefix"][len(start) : -1] for page in pages for item in page["CommonPrefixes"])
+        return sorted(filter(is_name, found))
 
     def delete(self, names: Sequence[str], *, cancelled: Callable[[], bool] = never) -> None:
         keys = [self._key(name) for name in names]
@@ -158,11 +169,8 @@ class S3Store:
     def check(self) -> None:
         hasty = copy.copy(self)
         hasty.deadline_s = min(CHECK_S, self.deadline_s)
-        hasty.list(probe := f".check-{secrets.token_hex(8)}")  # a listing says best what is wrong with a bucket
-        hasty.put_new(probe, b"probe")
-        if hasty.get(probe) != b"probe" or probe not in {entry.name for entry in hasty.list(probe)}:
-            raise UnreachableError(f"{self.url} does not give back what was written to it")
-        hasty.delete([probe])
+        hasty.list(".check-")  # a listing says best what is wrong with a bucket
+        probe(hasty)
 
     def _read_range(self, key: str, part: memoryview, offset: int, call: Call, versions: set[str]) -> None:
         done = 0
@@ -172,6 +180,11 @@ class S3Store:
             wanted = f"bytes={offset + done}-{offset + len(part) - 1}"
             response = self._client.get_object(Bucket=self.bucket, Key=key, Range=wanted)
             with response["Body"] as body:
+                if "ContentRange" not in response:
+                    raise UnreachableError(
+                        f"{self.url} ignores the header Range; checkpoints rely on it",
+                        hint="Choose a place that does not, or upgrade the store.",
+                    )
                 total = int(response["ContentRange"].rpartition("/")[2])
                 if total < offset + len(part):
                     raise ShortError()

@@ -160,6 +160,11 @@ def _error(code: str, status: int, text: str, bucket: str) -> HyperpodExtError:
             f"s3:DeleteObject and s3:AbortMultipartUpload on arn:aws:s3:::{bucket}/*; "
             "with SSE-KMS also kms:GenerateDataKey and kms:Decrypt on its key.",
         )
+    if code == "NotImplemented" or status == 501:
+        return UnreachableError(
+            text,
+            hint="The store does not implement that request, which checkpoints rely on. Upgrade it, or choose another.",
+        )
     if code in PASSING_CODES or status in PASSING_STATUS:
         return UnreachableError(text, hint="S3 refused for long; spread saves over prefixes or save less often.")
     return UnreachableError(text, hint="The code is S3's; its error list says what it stands for.")

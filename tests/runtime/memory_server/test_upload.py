@@ -45,7 +45,7 @@ class Place:
     def macs(self, folder: str, node: int) -> dict[str, Any]:
         return {}
 
-    def progress(self, folder: str) -> CheckpointProgress:
+    def progress(self, folder: str, nodes: int | None = None) -> CheckpointProgress:
         """One look at the folder; after the last one the step is given up."""
         done = frozenset(self._mine)
         if self._mine:

@@ -23,9 +23,10 @@ from served import JOB, SECRET, Served, Writer, plan_of, serve
 from waiting import until
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, MemoryTier
-from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, NotFoundError
+from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, NotFoundError, UnreachableError
 from hyperpod_ext.runtime.agent.memory_client import CopyMonitor
 from hyperpod_ext.runtime.memory_server.protocol.requests import NextSlot, SaveRecord, ServerStatus, Status
+from hyperpod_ext.runtime.memory_server.restore_cache import RestoreCache
 from hyperpod_ext.runtime.memory_server.state import NodeMemory
 from hyperpod_ext.runtime.memory_server.uploader import Uploader
 from hyperpod_ext.runtime.snapshot.manifest import check_bytes, save_id_of, sign
@@ -723,19 +724,37 @@ def test_a_place_that_cannot_be_read_is_a_problem(alone, tmp_path):
 
 
 @pytest.mark.usefixtures("left")
-def test_a_newest_manifest_that_cannot_be_read_now_is_not_passed_over(alone, tmp_path):
+def test_a_newest_manifest_that_cannot_be_read_now_is_not_passed_over(checkpoints, tmp_path, monkeypatch):
     """What is damaged stays so; what cannot be read may be the checkpoint to go on from."""
+    place = FileTier(path=str(tmp_path / "tier"))
+    uploader = SimpleNamespace(checkpoints=checkpoints, url=checkpoints.store.url, tier=place)
+    cache = RestoreCache([cast(Any, uploader)], cast(Any, None), cast(Any, None))
+    get = checkpoints.store.get
+
+    def refused(name: str, *limit: int) -> bytes:
+        if name == f"{folder_of(20, 1)}/manifest.json":
+            raise UnreachableError("not now")
+        return get(name, *limit)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints.store, "get", refused)
+        assert cache.offers().unreachable
     manifest = tmp_path / "tier" / JOB / folder_of(20, 1) / "manifest.json"
-    whole = manifest.read_bytes()
-    manifest.unlink()
-    manifest.symlink_to(manifest)  # a loop
+    manifest.write_bytes(manifest.read_bytes()[:-1])
+    answer = cache.offers()
+    assert ([offer["step"] for offer in answer.checkpoints], answer.unreachable) == ([10], ())
+    assert len(answer.problems) == 1
+
+
+@pytest.mark.usefixtures("left")
+def test_any_number_of_names_that_others_made_up_is_reported_in_a_few_lines(alone, tmp_path):
+    for step in range(100, 200):
+        made_up = tmp_path / "tier" / JOB / folder_of(step, 1) / "manifest.json"
+        made_up.parent.mkdir()
+        made_up.write_text("{}")
     answer = alone.ask("durable")
-    assert answer["unreachable"]
-    manifest.unlink()
-    manifest.write_bytes(whole[:-1])
-    answer = alone.ask("durable")
-    assert ([offer["step"] for offer in answer["checkpoints"]], answer["unreachable"]) == ([10], [])
-    assert len(answer["problems"]) == 1
+    assert [offer["step"] for offer in answer["checkpoints"]] == [20, 10]
+    assert (len(answer["problems"]), answer["problems"][-1]) == (21, "80 more")
 
 
 def fetch(server: Served, tmp_path: Path, step: int, rank: int = 0) -> bytes:

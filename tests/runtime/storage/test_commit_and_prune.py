@@ -220,9 +220,7 @@ def test_nor_read_where_an_earlier_version_has_committed_them(checkpoints, tmp_p
     with pytest.raises(CorruptSnapshotError, match="rank 1: its snapshot is of rank"):
         checkpoints.read(Found(20, 1))
     save(checkpoints, 10)
-    with pytest.raises(CorruptSnapshotError):
-        checkpoints.prune(1, None, ())
-    assert Found(10, 1) in checkpoints.found(), "nothing is deleted for it"
+    assert checkpoints.prune(1, None, ()) == [], "nothing is deleted for it"
 
 
 @pytest.mark.parametrize("none", [7, {}, {"rank": 1}])

@@ -17,7 +17,6 @@ import pytest
 from awscrt import checksums
 
 from hyperpod_ext.errors import UnreachableError
-from hyperpod_ext.runtime.storage import file as file_store
 from hyperpod_ext.runtime.storage.file import FileStore
 from hyperpod_ext.runtime.storage.object_store import MIB
 
@@ -94,24 +93,24 @@ def test_bytes_are_on_the_disk_before_their_name_and_the_name_before_it_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     done: list[str] = []
-    fsync, replace, link = os.fsync, Path.replace, Path.hardlink_to
+    fsync, replace, link = os.fsync, os.replace, os.link
 
     def syncing(descriptor: int) -> None:
         synced = Path(f"/proc/self/fd/{descriptor}").readlink()
         done.append("folder" if synced.is_dir() else f"{synced.stat().st_size} bytes")
         fsync(descriptor)
 
-    def named(rename: Callable[[Path, Path], object]) -> Callable[[Path, Path], None]:
-        def name(self: Path, other: Path) -> None:
-            rename(self, other)
+    def named(rename: Callable[..., object]) -> Callable[..., None]:
+        def name(*names: str, **folders: int) -> None:
+            rename(*names, **folders)
             done.append("name")
 
         return name
 
     store = FileStore(tmp_path)
     monkeypatch.setattr(os, "fsync", syncing)
-    monkeypatch.setattr(Path, "replace", named(replace))
-    monkeypatch.setattr(Path, "hardlink_to", named(link))
+    monkeypatch.setattr(os, "replace", named(replace))
+    monkeypatch.setattr(os, "link", named(link))
     if way == "put":
         put(store, "blob", b"12345")
     else:
@@ -123,7 +122,14 @@ def test_a_folder_that_is_made_is_on_the_disk_before_what_is_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []
-    monkeypatch.setattr(file_store, "sync_directory", lambda path: synced.append(str(path.relative_to(tmp_path))))
+    fsync = os.fsync
+
+    def syncing(descriptor: int) -> None:
+        if (path := Path(f"/proc/self/fd/{descriptor}").readlink()).is_dir():
+            synced.append(str(path.relative_to(tmp_path)))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", syncing)
     put(FileStore(tmp_path), "step-1/x", b"1")
     assert synced == [".", "step-1"]
 
@@ -157,14 +163,14 @@ def test_a_check_goes_on_where_another_node_removes_a_folder_meanwhile(
     (tmp_path / "step-2").mkdir()
     (old := tmp_path / "step-2" / ".x.0123456789abcdef.partial").write_bytes(b"half")
     os.utime(old, (time.time() - 90_000,) * 2)
-    look = os.scandir
+    look = os.open
 
-    def removed_meanwhile(folder: Any = ".") -> Any:
-        if Path(folder) == gone and gone.exists():
+    def removed_meanwhile(name: Any, *flags: int, **folder: Any) -> int:
+        if name == gone.name:
             gone.rmdir()
-        return look(folder)
+        return look(name, *flags, **folder)
 
-    monkeypatch.setattr(os, "scandir", removed_meanwhile)
+    monkeypatch.setattr(os, "open", removed_meanwhile)
     FileStore(tmp_path).check()
     assert not gone.exists()
     assert not old.exists()

@@ -28,8 +28,8 @@ MUTANTS: list[Mutant] = [
     RETENTION.mutant(
         "retention.manifest_goes_last",
         "A checkpoint that is deleted loses its manifest first, so that half of one never looks whole.",
-        '    store.delete([name for name in names if name.endswith(f"/{MANIFEST}")])\n    store.delete(names)',
-        "    store.delete(sorted(names, key=lambda name: name.endswith(MANIFEST)))",
+        '    store.delete([name for name in ours if name.endswith(f"/{MANIFEST}")])\n    store.delete(ours)',
+        "    store.delete(sorted(ours, key=lambda name: name.endswith(MANIFEST)))",
     ),
     DURABLE.mutant(
         "durable.followed_by_one",
@@ -58,8 +58,8 @@ MUTANTS: list[Mutant] = [
     FILE.mutant(
         "file.create_only_replaces",
         "A create-only blob is never replaced by a second writer.",
-        "final.hardlink_to(partial)  # unlike rename, refuses a name that is taken",
-        "partial.replace(final)",
+        "os.link(partial, last, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)",
+        "os.replace(partial, last, src_dir_fd=folder, dst_dir_fd=folder)",
     ),
     S3.mutant(
         "s3.create_only_is_not_asked_for",
@@ -76,7 +76,7 @@ MUTANTS: list[Mutant] = [
     OBJECT_STORE.mutant(
         "store.path_climbs_out",
         "No name of a blob leaves the place of the checkpoints.",
-        'if any(part in ("", ".", "..") for part in parts)',
-        'if any(part in ("", ".") for part in parts)',
+        'any(part in ("", ".", "..") for part in parts)',
+        'any(part in ("", ".") for part in parts)',
     ),
 ]
