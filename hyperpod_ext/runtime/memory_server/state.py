@@ -72,7 +72,7 @@ class NodeMemory:
         slots = slots_of(policy)
         self.own = Regions(kind="own", job=job, secret=secret, budget=self._budget, slots=slots)
         self.replicas = Regions(kind="replica", job=job, secret=secret, budget=self._budget, slots=MIN_SLOTS)
-        self.plans = Plans()
+        self.plans = Plans(self._plans_in_use)
         self.uploaders = [
             Uploader(
                 tier,
@@ -118,6 +118,13 @@ class NodeMemory:
         self._departed: set[int] = set()
         """Ranks whose memory here is given back as soon as nobody copies from it."""
         self._restore_cache = RestoreCache(self.uploaders, self._budget, self.plans)
+
+    def _plans_in_use(self) -> set[str]:
+        """Digests of the plans of all that is held."""
+        held = [*self.own.manifests(), *self.replicas.manifests()]
+        pieces = self.parts.pieces.manifests() if self.parts is not None else []
+        held += [manifest for piece in pieces for manifest in piece["manifests"].values()]
+        return {str(manifest["plan"]) for manifest in held}
 
     def map(self, owner: int, slot_bytes: int) -> tuple[Region, int]:
         """Region of a rank, and a descriptor of its memory. What was fetched to restore from gives way to it.

@@ -193,16 +193,18 @@ class Regions:
             if slot.state is not s.State.WRITING or slot.save_id != manifest["save_id"]:
                 raise StaleGenerationError(f"{manifest['save_id']} of rank {owner} was given up while it was written")
             slot.manifest, slot.state, slot.provisional = manifest, s.State.SEALED, provisional
-            if sum(slot.sealed for slot in region.slots) >= s.MIN_SLOTS:
-                self._close_older(owner)
+            self._close_older(owner)
             self._changed.notify_all()
 
     def _close_older(self, owner: int) -> None:
-        for older in self._regions[owner][:-1]:
-            if not any(slot.pins for slot in older.slots):
-                self._regions[owner].remove(older)
-                older.close()
-                self._budget.give_back(older.nbytes)
+        """Give back regions that no reader uses, once newer ones hold as many snapshots as an owner needs."""
+        newer = 0
+        for region in self._regions[owner][::-1]:
+            if newer >= s.MIN_SLOTS and not any(slot.pins for slot in region.slots):
+                self._regions[owner].remove(region)
+                region.close()
+                self._budget.give_back(region.nbytes)
+            newer += sum(slot.sealed for slot in region.slots)
 
     def keep(self, owner: int, save_id: str) -> None:
         """A provisional snapshot is whole."""

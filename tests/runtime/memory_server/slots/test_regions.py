@@ -232,3 +232,19 @@ def test_only_what_is_being_written_in_a_slot_is_sealed(stack):
     with pytest.raises(NotFoundError, match="not being written as g1-s1"):
         owner.regions.seal(0, 1, {"save_id": "g1-s1", "nbytes": 100, "plan": "", "values": []})
     assert owner.held() == []
+
+
+def test_regions_that_each_save_outgrows_are_given_back(stack: ExitStack) -> None:
+    """As of a tensor that grows by more than a page a step."""
+    budget = Budget(None, lambda: 1 << 30)
+    regions = Regions(kind="own", job="j", secret=SECRET, budget=budget, slots=2)
+    stack.callback(regions.drop, 0)
+    for step in range(1, 9):
+        nbytes = step * 10_000
+        os.close(regions.map(0, nbytes)[1])
+        index = regions.next_slot(0)
+        assert index is not None
+        regions.begin(0, index, step, f"g1-s{step}", 1)
+        regions.seal(0, index, {"save_id": f"g1-s{step}", "nbytes": nbytes, "plan": "", "values": []})
+    assert sorted(brief["step"] for brief in regions.held()) == [7, 8]
+    assert budget._reserved == sum(region.nbytes for region in regions._regions[0])
