@@ -76,6 +76,28 @@ def test_four_ranks_then_two_then_three_from_a_durable_tier(make_job, place, kin
     job.assert_holds(6)
 
 
+@pytest.mark.parametrize(
+    ("former", "kind"), [("hybrid", "sharded"), ("sharded", "same"), ("same", "sharded"), ("sharded", "hybrid")]
+)
+def test_as_many_ranks_with_another_sharding_go_on_from_the_newest_step(make_job, tmp_path, former, kind):
+    """From memory that outlived the trainers, then from a durable tier, where an older step has the new form."""
+    tier = {"kind": "file", "path": str(tmp_path / "tier"), "every_steps": 1}
+    job = trained(make_job(MEMORY, PEER, tier, nodes=2, workers=2, kind=kind), 2)
+    job = relaunched(make_job, job, kind=former)
+    assert job.resume() == 2
+    job.train(4)
+    job = resized(job, 2, 2)
+    job.kind = kind
+    assert job.resume() == 4
+    job.assert_holds(4)
+    job = relaunched(make_job, job, kind=former)
+    assert job.resume() == 4
+    job.train(6)
+    job = relaunched(make_job, job, kind=kind)
+    assert job.resume() == 6
+    job.assert_holds(6)
+
+
 def test_a_damaged_shard_moves_a_job_of_another_size_to_the_older_step_as_a_whole(make_job, place):
     """Both ranks need something of it."""
     job = relaunched(make_job, trained(make_job(MEMORY, place.tier(), nodes=2, workers=2), 4), workers=1)

@@ -7,7 +7,7 @@ import functools
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -428,6 +428,20 @@ class Checkpointer:
             what = f"{save_id} of rank {owner} was lost with the memory server of this node, which has ended"
             raise NotFoundError(what) from error
         return Snapshot.of(held.manifest, held.plan, lambda: held.image)
+
+    def find(self, owner: int, save_id: str, addresses: Iterable[tuple[str, int]]) -> Snapshot:
+        """A snapshot held on this node, or on the first of the nodes with memory servers at `addresses` that holds it.
+
+        Raises:
+            NotFoundError: none of them holds it.
+        """
+        try:
+            return self.load(owner, save_id)
+        except NotFoundError:
+            for address in addresses:
+                with contextlib.suppress(NotFoundError):
+                    return self.read_peer(address, owner, save_id)
+            raise
 
     def restore(self, parts: Parts, snapshots: Sequence[Snapshot]) -> Any:
         """Fill live tensors from snapshots, verified; returns the tree that was saved (see `fill`)."""

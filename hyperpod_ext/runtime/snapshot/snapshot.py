@@ -43,6 +43,8 @@ class Snapshot:
     """A way to parts of the image, where all of it would have to be brought here first."""
     bound: bool = True
     """False: it comes from where others can write, and nothing proves that the job has written it."""
+    others: Callable[[], Sequence[Snapshot]] | None = None
+    """Returns the snapshots of the commit's other ranks. None: this one serves alone, or all are at hand."""
 
     @classmethod
     def of(
@@ -54,10 +56,12 @@ class Snapshot:
         *,
         read_parts: ReadParts | None = None,
         bound: bool = True,
+        others: Callable[[], Sequence[Snapshot]] | None = None,
     ) -> Snapshot:
         """A snapshot with a verified manifest, whose bytes are verified when they are read."""
         extras = manifest.get("extras", {})
-        return cls(int(manifest["step"]), plan, manifest["values"], load, extras, manifest, scatter, read_parts, bound)
+        step, values = int(manifest["step"]), manifest["values"]
+        return cls(step, plan, values, load, extras, manifest, scatter, read_parts, bound, others)
 
     @cached_property
     def image(self) -> memoryview:
@@ -108,8 +112,8 @@ def fill(live: Parts, snapshots: Sequence[Snapshot], layout: Layout | None = Non
     """Copy the state of `snapshots` into the live tensors, and return the tree that was saved.
 
     Its tensors are the live ones where there are live ones of the name, and private copies elsewhere; its
-    plain values are those that were saved. One snapshot serves when it was laid out as the live state is;
-    otherwise each shard is cut from whichever snapshots hold parts of it. `layout` is the live state's, if known.
+    plain values are those that were saved. One snapshot serves when it holds all that the live state needs;
+    otherwise each shard is cut from the snapshots of all ranks. `layout` is the live state's, if known.
     `lean`: snapshots of which nothing is needed are not read, so nobody looks whether what should be equal is.
 
     Every byte is verified. After an error the live tensors hold anything, and the state must not be used.
@@ -123,6 +127,8 @@ def fill(live: Parts, snapshots: Sequence[Snapshot], layout: Layout | None = Non
     if layout.plan.items == first.plan.items:
         _copy_image(first, layout)
     else:
+        if first.others is not None and not _holds_all(first.plan, layout.plan):
+            snapshots = [first, *first.others()]
         used = needed(layout.plan.items, snapshots) if lean else snapshots
         _reshard(layout, used, snapshots)
     paths, _ = leaf_paths(live.shape)
@@ -136,6 +142,18 @@ def fill(live: Parts, snapshots: Sequence[Snapshot], layout: Layout | None = Non
         for index, path in enumerate(saved)
     ]
     return put_together(first.plan.shape, tensors, first.values)
+
+
+def _holds_all(saved: Plan, live: Plan) -> bool:
+    """Whether the other ranks' snapshots have nothing that is needed besides this rank's own."""
+    lacks = sum(node == "T" for node in saved.shape) > len(saved.items)  # tensors of which that rank holds nothing
+    if not lacks and all(item.sizes == item.shape for item in saved.items):
+        return True
+    named, known = {item.fqn: item for item in saved.items}, {item.fqn for item in live.items}
+    if lacks or any(item.sizes != item.shape for item in saved.items if item.fqn not in known):
+        return False
+    mine = [(item, named.get(item.fqn)) for item in live.items]
+    return all(own is not None and (own.shape != item.shape or _within(item, own)) for item, own in mine)
 
 
 def needed(targets: Sequence[Item], snapshots: Sequence[Snapshot]) -> list[Snapshot]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from hyperpod_ext.errors import HyperpodExtError, JobFailedError
@@ -138,7 +138,19 @@ class JobLink:
         try:
             return self._carry_out(state, extras, decision, attempt), ""
         except HyperpodExtError as error:
+            if type(error) is JobFailedError and decision.source(self.rank).kind not in ("self", "fresh"):
+                raise self._of_another_form(error, decision) from error
             return None, str(error)
+
+    def _of_another_form(self, error: JobFailedError, decision: Decision) -> JobFailedError:
+        """The state of `decision` is whole, and is not what this script can take: an older step is not tried."""
+        source = decision.source(self.rank)
+        in_memory = f"rank {source.rank}" if source.kind == "live" else f"the memory of node {source.node}"
+        place = f"{source.url}/{source.folder}" if source.url else in_memory
+        return JobFailedError(
+            f"step {decision.step}, from {place}, cannot be loaded: {error.message}",
+            hint="Older steps are not tried. Restore with the objects that saved it, or give the job another name.",
+        )
 
     def _carry_out(
         self, state: TrainingState, extras: Callable[[], dict[str, Any]], decision: Decision, attempt: int
@@ -153,7 +165,7 @@ class JobLink:
         if mine.kind == "self":
             self._check_own(state, mine, key, orders)
         elif mine.kind != "fresh":
-            return self._load(state, self._read(sources), sources)
+            return self._load(state, self._with_others(self._read(sources), mine), sources)
         if orders:
             send_state(self._store, key, orders, decision.step, state.take().parts, extras())
         return Restored(decision.step, extras() if mine.kind == "self" else {})
@@ -174,6 +186,21 @@ class JobLink:
                     snapshot = self._checkpointer.fetch(source.url, source.folder, source.rank)
             found.append(snapshot)
         return found
+
+    def _with_others(self, found: list[Snapshot], source: Source) -> list[Snapshot]:
+        """`found`; where it is this rank's snapshot alone, with a way to those of the others, which a state that is
+        sharded in another way needs parts of."""
+        (own, *rest), world_size = found, int((found[0].manifest or {}).get("world_size", 1))
+        if rest or source.kind == "parity" or world_size == 1:
+            return found
+
+        def others() -> list[Snapshot]:
+            ranks = [rank for rank in range(world_size) if rank != source.rank]
+            if source.kind in ("file", "s3"):
+                return self._read([replace(source, rank=rank) for rank in ranks])
+            return [self._checkpointer.find(rank, source.save_id, self._peers.values()) for rank in ranks]
+
+        return [replace(own, others=others)]
 
     def _check_own(self, state: TrainingState, mine: Source, key: str, orders: Sequence[TransferOrder]) -> None:
         """Refuse to go on from objects that are not what this rank spoke of when it joined, and cannot be made so."""

@@ -143,6 +143,34 @@ def test_a_shard_that_two_snapshots_hold_counts_once_though_of_one_only_rows_are
     assert any("w differed from rank to rank" in str(one.message) for one in said) == differs
 
 
+@pytest.mark.parametrize("own", range(2))
+@pytest.mark.parametrize("wanted", [ALL, TOP, ((1, 2), (0, 3)), ((0, 4), (1, 2))])
+def test_a_rank_whose_own_snapshot_is_cut_otherwise_reads_those_of_the_others(own: int, wanted: Box) -> None:
+    """As when a checkpoint of FSDP is loaded by as many ranks with DDP, HSDP or tensor parallelism."""
+    boxes, asked = [TOP, BOTTOM], []
+    saved = [snapshot({"w": cut(WHOLE, box), "m": cut(WHOLE, box) * 2, "n": 7}, box, (4, 3)) for box in boxes]
+
+    def others() -> list[Snapshot]:
+        asked.append(own)
+        return [saved[1 - own]]
+
+    live = take_apart({"w": torch.full_like(cut(WHOLE, wanted), -1), "n": 0}, torch.Tensor)
+    tree = fill(live, [replace(saved[own], others=others)], sharded(live, [wanted], (4, 3)), lean=True)
+    assert torch.equal(tree["w"], cut(WHOLE, wanted))
+    assert torch.equal(tree["m"], WHOLE * 2)
+    assert asked
+
+
+def test_a_rank_whose_own_snapshot_has_all_reads_no_other() -> None:
+    def others() -> list[Snapshot]:
+        raise AssertionError("nobody needs them")
+
+    for box, wanted in ((ALL, TOP), (TOP, TOP), (TOP, ((1, 1), (0, 3)))):
+        own = replace(snapshot({"w": cut(WHOLE, box), "n": 7}, box, (4, 3)), others=others)
+        live = take_apart({"w": torch.full_like(cut(WHOLE, wanted), -1), "n": 0}, torch.Tensor)
+        assert torch.equal(fill(live, [own], sharded(live, [wanted], (4, 3)))["w"], cut(WHOLE, wanted))
+
+
 def test_what_no_snapshot_holds_is_named_with_how_much_there_is():
     live = take_apart({"w": torch.zeros(4, 3)}, torch.Tensor)
     with pytest.raises(JobFailedError, match="w: the snapshots hold 6 of the 12 elements here"):
