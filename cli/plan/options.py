@@ -38,6 +38,14 @@ def planning_options(function: F) -> F:
     """The job, its state, and how often it fails."""
     number, share = Positive(), click.IntRange(min=1)
     for decorate in (
+        click.option(
+            "--repair-hours", type=number, default=0.5, show_default=True, help="Until a lost node is back, on average."
+        ),
+        click.option(
+            "--spares",
+            type=click.IntRange(min=0),
+            help="Nodes that wait for one to fail.  [default: the spec's; without a spec 2 % of the nodes]",
+        ),
         click.option("--region", default="us-west-2", show_default=True, help="Where prices are looked up."),
         click.option("--usd-per-node-hour", type=number, help="Price of a node, where none is known here."),
         click.option(
@@ -89,7 +97,8 @@ def planning_options(function: F) -> F:
             "format_name",
             default="mixed",
             show_default=True,
-            help="What is kept of each parameter: weights, bf16, bf16+fp32-adam, fp32, mixed, mixed+ema.",
+            help="What is kept of each parameter, with its bytes: weights (2), bf16 (6), fp32+bf16-adam (8), "
+            "bf16+fp32-adam (10), fp32 (12), mixed (14), mixed+ema (18).",
         ),
         click.option("--state-gb", type=number, help="The state in GB, where it is known: one copy, all ranks."),
         click.option("--params", type=Positive(suffixes=True), help="Parameters, 70B for example."),

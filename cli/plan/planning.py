@@ -39,8 +39,6 @@ class Question:
     written: dict[str, int] | None
     """Steps between saves as the spec has them; None without a spec, or where one is `auto` or goes by time."""
     describes: str
-    spares: int
-    """As the spec has them; 0 without one."""
 
 
 def read_question(options: dict[str, Any]) -> Question:
@@ -69,7 +67,7 @@ class _Reader:
     def read(self) -> Question:
         from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier, PeerTier, S3Tier
         from hyperpod_ext.planner.costs import catalogued, group_size
-        from hyperpod_ext.planner.recovery_tiers import Scenario, costs_of
+        from hyperpod_ext.planner.recovery_tiers import Scenario, costs_of, waits_of
 
         job = self._job()
         self._machine = self._find_machine(job)
@@ -95,7 +93,15 @@ class _Reader:
             domains=self._o["domains"],
             rack_nodes=self._o["rack_nodes"],
             run_s=self._o["days"] * 86400,
+            spares=self._spares(job, spread.nodes),
+            repair_s=self._o["repair_hours"] * 3600,
         )
+        waits = waits_of(scenario)
+        if max(waits.node, waits.rack) >= 1:
+            self._notes.append(
+                f"with {scenario.spares} spares and repairs of {self._o['repair_hours']:g} h, a lost node waits "
+                f"{waits.node:,.0f} s for another one on average, a lost rack {waits.rack:,.0f} s"
+            )
         self._check_room(spread, policy)
         if scenario.parity is not None and not spread.redundant:
             others = group_size(spread.nodes, scenario.parity) - 1
@@ -113,8 +119,20 @@ class _Reader:
             tuple(self._warnings),
             _written(policy) if job else None,
             describes,
-            job.spares_in_all if job else 0,
         )
+
+    def _spares(self, job: JobConfig | None, nodes: int) -> int | None:
+        """Nodes that wait for one to fail; None: the job continues with fewer nodes and waits for none."""
+        given: int | None = self._o["spares"]
+        if given is None and job is not None and job.elastic is not None and not job.spares_in_all:
+            self._notes.append("the job is elastic: it continues with fewer nodes, and nothing is counted for that")
+            return None
+        if given is None and job is not None:
+            given = job.spares_in_all
+        if given is None:
+            given = -(-nodes // 50)
+            self._notes.append(f"{given} spare{'s'[: given != 1]}: 2 % of the nodes; give --spares")
+        return given
 
     def _job(self) -> JobConfig | None:
         if self._o["file"] is None:

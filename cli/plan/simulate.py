@@ -8,7 +8,7 @@ import click
 
 from ..command import Command, output_option
 from ..output import columns, print_result, say
-from .options import Positive, planning_options
+from .options import planning_options
 
 _QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 """Student's t, 97.5 %, for 1 to 15 degrees of freedom; from there on near 2."""
@@ -25,10 +25,6 @@ Examples:
 @planning_options
 @click.option("--runs", type=click.IntRange(1, 10_000), default=10, show_default=True, help="Simulated jobs.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed, the same jobs.")
-@click.option(
-    "--spares", type=click.IntRange(min=0), help="Nodes that wait for one to fail.  [default: the spec's, or else 2 %]"
-)
-@click.option("--repair-hours", type=Positive(), default=0.5, show_default=True, help="Until a lost node is back.")
 @click.option("--best", is_flag=True, help="The planner's intervals, whatever the spec says.")
 @click.option(
     "--whole", "every_rank", is_flag=True, help="Every rank takes part in every decision: slow, decides the same."
@@ -37,8 +33,6 @@ Examples:
 def command(
     runs: int,
     seed: int,
-    spares: int | None,
-    repair_hours: float,
     best: bool,
     every_rank: bool,
     output: str,
@@ -55,20 +49,13 @@ def command(
     scenario = question.scenario
     every = None if best else question.written
     estimate = look_ahead(scenario, every)
-    if spares is None:
-        spares = question.spares or -(-scenario.spread.nodes // 50)
-    settings = simulated(
-        scenario,
-        estimate.every(),
-        spares=spares,
-        repair_s=repair_hours * 3600,
-    )
+    settings = simulated(scenario, estimate.every())
     outcomes = [Simulation(settings, seed + run, every_rank=every_rank).run(options["days"]) for run in range(runs)]
     kept = [outcome.goodput for outcome in outcomes]
     mean, margin = _mean(kept)
     result = {
         "nodes": scenario.spread.nodes,
-        "spares": spares,
+        "spares": settings.spares,
         "days": options["days"],
         "runs": runs,
         "seed": seed,

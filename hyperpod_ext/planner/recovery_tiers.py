@@ -19,6 +19,7 @@ from hyperpod_ext.planner.costs import (
 )
 from hyperpod_ext.planner.levels import Level
 from hyperpod_ext.planner.rates import Rates
+from hyperpod_ext.planner.waits import Waits, waits_for_nodes
 
 Kind = Literal["live", "memory", "peer", "durable", "nothing"]
 FailureClass = Literal["process", "node", "correlated"]
@@ -72,6 +73,10 @@ class Scenario:
     """Nodes that a correlated failure takes."""
     run_s: float = 30 * 86400.0
     """How long the run is: what is lost where nothing is saved."""
+    spares: int | None = None
+    """Nodes that wait for one to fail. None: never too few, as for an elastic job, which continues with fewer."""
+    repair_s: float = 1800.0
+    """Mean time until a lost node, or another in its place, is back."""
 
     def __post_init__(self) -> None:
         if not self.step_s > 0 or not self.run_s > 0:
@@ -165,12 +170,22 @@ def recovery_costs(scenario: Scenario) -> dict[Kind, Level]:
     return levels
 
 
+def waits_of(scenario: Scenario) -> Waits:
+    """Mean waits for a node beyond the spares."""
+    if scenario.spares is None:
+        return Waits()
+    rack = min(scenario.rack_nodes, scenario.spread.nodes)
+    return waits_for_nodes(scenario.rates.node, scenario.rates.correlated, rack, scenario.spares, scenario.repair_s)
+
+
 def _restart(scenario: Scenario, by_class: Mapping[str, float]) -> float:
-    """Mean time to go on, over the classes that come here."""
-    total = sum(by_class.values())
-    if not scenario.in_process:
-        return scenario.recovery.job
-    took = {"process": scenario.recovery.process, "node": scenario.recovery.node, "correlated": scenario.recovery.node}
+    """Mean time until training continues, over the classes of failures that come here."""
+    total, recovery, waits = sum(by_class.values()), scenario.recovery, waits_of(scenario)
     if not total:
-        return scenario.recovery.node
-    return sum(rate * took.get(failure, scenario.recovery.job) for failure, rate in by_class.items()) / total
+        return recovery.node if scenario.in_process else recovery.job
+    waited = {"node": waits.node, "correlated": waits.rack, "second loss": waits.node}
+    took = {"process": recovery.process, "node": recovery.node, "correlated": recovery.node}
+    if not scenario.in_process:
+        took = {}  # every failure starts the job again
+    each = {failure: took.get(failure, recovery.job) + waited.get(failure, 0.0) for failure in by_class}
+    return sum(rate * each[failure] for failure, rate in by_class.items()) / total

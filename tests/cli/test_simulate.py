@@ -48,7 +48,7 @@ def test_a_job_with_parity_is_simulated_with_it(tmp_path: Path) -> None:
     [
         ("nodes: 64, spares: 8", 8),
         ("nodes: 64, node_groups: [{name: a, nodes: 60, spares: 3}, {name: b, nodes: 4}]", 3),
-        ("nodes: 64", 2),
+        ("nodes: 64", 0),
     ],
 )
 def test_spares_are_the_specs(tmp_path: Path, more: str, spares: int) -> None:

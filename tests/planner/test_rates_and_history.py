@@ -89,6 +89,24 @@ def test_faults_are_counted_by_what_was_lost(tmp_path: Path) -> None:
     assert "1 of processes" in history.rates().source
 
 
+def test_injected_faults_are_no_failures(tmp_path: Path) -> None:
+    """A rehearsal is not counted, the real fault after it is; a rank that went on was not harmed."""
+    events = [STARTED, *steps(1800)]
+    events += [entry(150.0, "killed", rank=1, step=20), entry(150.1, "fault", rank=1, node=0, step=20)]
+    events += [entry(150.1, "fault", rank=2, node=1, step=20, late=True), entry(151.0, "go")]
+    events += [entry(400.0, "injected", kind="slow", rank=0, step=150)]  # goes on
+    events += [entry(900.0, "fault", rank=0, node=0, step=400), entry(900.5, "go")]
+    events += [
+        entry(1500.0, "injected", kind="sigkill", node=1, node_fault=True),
+        *lost(1501.0, 1),
+        entry(1502.0, "go"),
+    ]
+    events += [*lost(2000.0, 2), entry(2001.0, "go")]
+    history = read_history(write(tmp_path, *sorted(events, key=lambda event: event["t"])))
+    assert (history.process.events, history.node.events, history.rehearsed) == (1, 1, 2)
+    assert "2 injected faults left out" in history.rates().source
+
+
 def test_a_history_without_faults_gives_rates_that_are_above_zero(tmp_path: Path) -> None:
     write(tmp_path, STARTED, *steps(10))
     history = read_history(tmp_path)  # the run directory will do

@@ -245,6 +245,17 @@ def test_three_tiers_are_what_the_planner_expects() -> None:
     assert statistics.mean(found) == pytest.approx(estimate.goodput, abs=0.005 + margin(found))
 
 
+@pytest.mark.parametrize("spares", [0, 1, 3])
+def test_waits_for_nodes_beyond_the_spares_are_what_the_planner_expects(spares: int) -> None:
+    scenario = replace(planned(often=5.0), spares=spares, repair_s=3600.0)
+    estimate = look_ahead(scenario)
+    found = [Simulation(simulated(scenario, estimate.every()), seed).run(60).goodput for seed in range(6)]
+    lost = 1 - statistics.mean(found)
+    assert 1 - estimate.goodput == pytest.approx(lost, rel=0.12, abs=margin(found))
+    unlimited = look_ahead(replace(scenario, spares=None))
+    assert unlimited.goodput > estimate.goodput
+
+
 def test_parity_is_what_the_planner_expects_on_numbers_of_nodes_that_do_not_come_out_even() -> None:
     scenario = replace(planned(nodes=261), parity=8)
     estimate = look_ahead(scenario)

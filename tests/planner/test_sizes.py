@@ -88,7 +88,7 @@ def test_the_sizes_that_people_quote_of_70b() -> None:
 
 
 def test_what_is_kept_of_each_parameter() -> None:
-    assert [one.bytes_per_parameter for one in FORMATS.values()] == [2, 6, 10, 12, 14, 18]
+    assert [one.bytes_per_parameter for one in FORMATS.values()] == [2, 6, 8, 10, 12, 14, 18]
 
 
 def test_a_tensor_that_is_there_twice_counts_once() -> None:

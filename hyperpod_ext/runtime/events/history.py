@@ -10,7 +10,7 @@ from statistics import median
 from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
 from hyperpod_ext.planner.rates import Fit, Rates, fit
 from hyperpod_ext.runtime.events.event import Events
-from hyperpod_ext.runtime.events.of_faults import Fault
+from hyperpod_ext.runtime.events.of_faults import Fault, Injected, Killed
 from hyperpod_ext.runtime.events.of_nodes import NodeLost
 from hyperpod_ext.runtime.events.of_training import Go, JobStarted, Step
 from hyperpod_ext.runtime.events.reading import read_log
@@ -32,6 +32,8 @@ class JobHistory:
     correlated: Fit
     recovery_s: float | None
     """Median from a fault seen to all ranks going on; None: there was none."""
+    rehearsed: int = 0
+    """Faults that were injected: they are in none of the counts."""
     warnings: tuple[str, ...] = ()
 
     def rates(self) -> Rates:
@@ -41,6 +43,8 @@ class JobHistory:
             f"the job's own history: {counts}, in {self.wall_s / 3600:.2f} h on {self.nodes} nodes; "
             "a class without any counts as half of one"
         )
+        if self.rehearsed:
+            source += f"; {self.rehearsed} injected fault{'s'[: self.rehearsed != 1]} left out"
         return Rates(self.process.rate, self.node.rate, self.correlated.rate, source)
 
 
@@ -74,11 +78,11 @@ def history_of(events: Events, source: str, warnings: Sequence[str] = ()) -> Job
         message = f"holds {len(events)} events and no time between them: nothing can be concluded"
         hint = "let the job run for a while, or give rates with --rates or --mtbf-hours"
         raise ConfigError([Problem(message, source=source, hint=hint)])
-    started, lost = events.first(JobStarted), events.of(NodeLost)
+    started, (faults, lost, rehearsed) = events.first(JobStarted), _unrehearsed(events)
     nodes = (started.nodes if started is not None else 0) or 1
     together = _together(sorted(event.t for event in lost))
     of_nodes = {(event.node, event.t) for event in lost}
-    died = sum((fault.node, fault.t) not in of_nodes for fault in events.of(Fault))
+    died = sum((fault.node, fault.t) not in of_nodes for fault in faults)
     exposure = wall_s * nodes
     return JobHistory(
         nodes=nodes,
@@ -88,8 +92,40 @@ def history_of(events: Events, source: str, warnings: Sequence[str] = ()) -> Job
         node=fit(sum(size == 1 for size in together), exposure),
         correlated=fit(sum(size > 1 for size in together), exposure),
         recovery_s=_recovery_s(events),
+        rehearsed=rehearsed,
         warnings=tuple(warnings),
     )
+
+
+def _unrehearsed(events: Events) -> tuple[list[Fault], list[NodeLost], int]:
+    """Faults and lost nodes that nobody injected and that stand for themselves, and the number of injected faults.
+
+    An injected fault is the next one of its rank or node, unless that rank makes another step first.
+    """
+    faults, lost, rehearsed = list[Fault](), list[NodeLost](), 0
+    ranks, nodes, lost_at = set[int](), set[int](), dict[int, float]()
+    for event in sorted(events, key=lambda event: event.t):
+        match event:
+            case Killed():
+                ranks.add(event.rank)
+            case Injected() if event.rank is not None and not event.node_fault:
+                ranks.add(event.rank)
+            case Injected() if event.node is not None:
+                nodes.add(event.node)
+            case Step() if event.rank in ranks:
+                ranks.discard(event.rank)
+            case NodeLost() if event.node in nodes:
+                nodes.discard(event.node)
+                lost_at[event.node] = event.t
+                rehearsed += 1
+            case NodeLost():
+                lost.append(event)
+            case Fault() if event.rank in ranks:
+                ranks.discard(event.rank)
+                rehearsed += 1
+            case Fault() if not (event.late or event.node in nodes or lost_at.get(event.node) == event.t):
+                faults.append(event)
+    return faults, lost, rehearsed
 
 
 def _together(moments: Sequence[float]) -> list[int]:

@@ -96,5 +96,6 @@ def simulated(scenario: Scenario, every: Mapping[str, int], **more: Any) -> Simu
         node_bytes=scenario.spread.node_bytes,
         state_bytes=scenario.spread.state_bytes,
         live_read_s=costs["live"].read_s,
-        **more,
+        repair_s=scenario.repair_s,
+        **({} if scenario.spares is None else {"spares": scenario.spares}) | more,
     )
