@@ -41,7 +41,7 @@ def build(app: cdk.App, config: ClusterConfig, *, scale: bool = False) -> dict[s
     stacks["cluster"] = machines = ClusterStack(app, config, places, storage.stored, cluster, scale=scale)
     if "eks" in stacks:
         machines.add_stack_dependency(stacks["eks"])
-    there = scale and any(group.count for group in config.instance_groups)
+    there = scale and any(group.count for group in (*config.instance_groups, *config.restricted_groups))
     if cluster is not None and there:
         if has_addons(config):
             stacks["addons"] = AddonsStack(app, config, cluster, machines.arn)

@@ -12,6 +12,7 @@ from aws_cdk import aws_iam as iam
 
 from hyperpod_cdk.acknowledgements import accept_managed_policy, allow
 from hyperpod_cdk.eks import Eks
+from hyperpod_cdk.keys import KeyGrant, bucket_keys, disk_keys, machine_keys, own_groups
 from hyperpod_cdk.network import SubnetPlacement
 from hyperpod_cdk.stack_base import StackBase, managed_policy
 from hyperpod_cdk.storage import EPHEMERAL, JOBS, MILESTONES, Stored
@@ -40,7 +41,13 @@ def machine_role(stack: StackBase, places: SubnetPlacement, stored: Stored, clus
     accept_managed_policy(role, policy, "HyperPod asks for this policy, and keeps it current")
     _use_interfaces(role, stack, places)
     _pull_images(role, stack)
-    _use_key(role, stored)
+    _use_key(role, "Key", KeyGrant(stored.key.key_arn))
+    for place, key in enumerate(machine_keys(stack), 1):
+        _use_key(role, f"OwnKey{place}", key)
+    _read_scripts(role, stack)
+    if (slurm := stack.config.slurm) is not None and slurm.accounting is not None:
+        actions = ["secretsmanager:GetSecretValue", "secretsmanager:DescribeSecret"]
+        allow(role, sid="AccountingSecret", actions=actions, resources=[slurm.accounting.secret_arn])
     if cluster is not None:
         allow(role, sid="PodIdentity", actions=["eks-auth:AssumeRoleForPodIdentity"], resources=[cluster.arn])
     else:
@@ -64,17 +71,20 @@ def hyperpod_role(stack: StackBase, stored: Stored) -> iam.Role:
         actions=["sagemaker:BatchAddClusterNodes", "sagemaker:BatchDeleteClusterNodes"],
         resources=[stack.arn_of("sagemaker", "cluster/*")],
     )
-    allow(
-        role,
-        sid="Disks",
-        actions=["kms:CreateGrant", "kms:DescribeKey"],
-        resources=[stored.key.key_arn],
-        conditions={
-            "StringLike": {"kms:ViaService": "sagemaker.*.amazonaws.com"},
-            "Bool": {"kms:GrantIsForAWSResource": "true"},
-            "ForAllValues:StringEquals": {"kms:GrantOperations": _GRANTS},
-        },
-    )
+    for place, key in enumerate((KeyGrant(stored.key.key_arn), *disk_keys(stack, stack.config))):
+        allow(
+            role,
+            key.why,
+            sid=f"Disks{place or ''}",
+            actions=["kms:CreateGrant", "kms:DescribeKey"],
+            resources=[key.resource],
+            conditions=key.conditions
+            | {
+                "StringLike": {"kms:ViaService": "sagemaker.*.amazonaws.com"},
+                "Bool": {"kms:GrantIsForAWSResource": "true"},
+                "ForAllValues:StringEquals": {"kms:GrantOperations": _GRANTS},
+            },
+        )
     return role
 
 
@@ -95,13 +105,15 @@ def pod_role(stack: StackBase, name: str, wanted: JobRole, stored: Stored, clust
     role = iam.Role(stack, name, description=about.replace("*", "..."), assumed_by=trusted)
     _use_checkpoints(role, stored, wanted.jobs)
     _read_data(role, stored)
-    allow(
-        role,
-        sid="KeyForS3",
-        actions=["kms:Decrypt", "kms:GenerateDataKey"],
-        resources=[stored.key.key_arn],
-        conditions={"StringEquals": {"kms:ViaService": f"s3.{stack.region}.{cdk.Aws.URL_SUFFIX}"}},
-    )
+    for place, key in enumerate((KeyGrant(stored.key.key_arn), *bucket_keys(stack, "checkpoints", "data"))):
+        allow(
+            role,
+            key.why,
+            sid=f"KeyForS3{place or ''}",
+            actions=["kms:Decrypt", "kms:GenerateDataKey"],
+            resources=[key.resource],
+            conditions=key.conditions | {"StringEquals": {"kms:ViaService": f"s3.{stack.region}.{cdk.Aws.URL_SUFFIX}"}},
+        )
     tier = stack.config.tiered_storage
     if tier is not None and tier.enabled:
         why = "CloudWatch does not restrict metrics to resources"
@@ -141,16 +153,30 @@ def _read_data(role: iam.Role, stored: Stored) -> None:
     allow(role, sid="ListData", actions=["s3:ListBucket"], resources=[stored.data.arn])
 
 
-def _use_key(role: iam.Role, stored: Stored) -> None:
+def _use_key(role: iam.Role, sid: str, key: KeyGrant) -> None:
     actions = ["kms:Decrypt", "kms:GenerateDataKey", "kms:DescribeKey"]
-    allow(role, sid="Key", actions=actions, resources=[stored.key.key_arn])
+    allow(role, key.why, sid=sid, actions=actions, resources=[key.resource], conditions=key.conditions or None)
     allow(
         role,
-        sid="KeyForDisks",
+        key.why,
+        sid=f"{sid}ForDisks",
         actions=["kms:CreateGrant"],
-        resources=[stored.key.key_arn],
-        conditions={"Bool": {"kms:GrantIsForAWSResource": "true"}},
+        resources=[key.resource],
+        conditions=key.conditions | {"Bool": {"kms:GrantIsForAWSResource": "true"}},
     )
+
+
+def _read_scripts(role: iam.Role, stack: StackBase) -> None:
+    """Lifecycle scripts of groups with this role. AWS's own policy reads buckets called sagemaker-... only."""
+    sources = {group.lifecycle.source for group in own_groups(stack.config) if group.lifecycle is not None}
+    for place, source in enumerate(sorted(sources), 1):
+        bucket, _, prefix = source.removeprefix("s3://").partition("/")
+        if bucket.startswith("sagemaker-"):
+            continue
+        arn, below = f"arn:{cdk.Aws.PARTITION}:s3:::{bucket}", f"{prefix.rstrip('/')}/*".lstrip("/")
+        why = "all scripts below the group's folder"
+        allow(role, why, sid=f"Scripts{place}", actions=["s3:GetObject"], resources=[f"{arn}/{below}"])
+        allow(role, sid=f"ListScripts{place}", actions=["s3:ListBucket"], resources=[arn])
 
 
 def _pull_images(role: iam.Role, stack: StackBase) -> None:
@@ -169,6 +195,7 @@ def _use_interfaces(role: iam.Role, stack: StackBase, places: SubnetPlacement) -
     new = "interfaces of machines that are not there yet"
     groups = [stack.arn_of("ec2", f"security-group/{group}") for group in places.all_security_groups]
     interfaces, machines = stack.arn_of("ec2", "network-interface/*"), stack.arn_of("ec2", "instance/*")
+    ours = {"ArnEquals": {"ec2:Vpc": stack.arn_of("ec2", f"vpc/{places.vpc_id}")}}
     described = (
         *("DhcpOptions", "InstanceTypes", "Instances", "NetworkInterfaces"),
         *("SecurityGroups", "Subnets", "Tags", "Vpcs"),
@@ -191,16 +218,21 @@ def _use_interfaces(role: iam.Role, stack: StackBase, places: SubnetPlacement) -
             *(stack.arn_of("ec2", f"subnet/{subnet}") for subnet in places.all_machine_subnets),
         ],
     )
+    used = [
+        *("ec2:AssignPrivateIpAddresses", "ec2:UnassignPrivateIpAddresses"),
+        *("ec2:AttachNetworkInterface", "ec2:DetachNetworkInterface", "ec2:DeleteNetworkInterface"),
+        *("ec2:CreateNetworkInterfacePermission", "ec2:DeleteNetworkInterfacePermission"),
+        "ec2:ModifyNetworkInterfaceAttribute",
+    ]
+    allow(role, new, sid="UseInterfaces", actions=used, resources=[interfaces], conditions=ours)
+    attached = ["ec2:AttachNetworkInterface", "ec2:DetachNetworkInterface", "ec2:ModifyNetworkInterfaceAttribute"]
+    allow(role, new, sid="AttachInterfaces", actions=attached, resources=[machines, *groups])
+    allow(role, new, sid="TagInterfaces", actions=["ec2:CreateTags"], resources=[interfaces], conditions=ours)
     allow(
         role,
         new,
-        sid="UseInterfaces",
-        actions=[
-            *("ec2:AssignPrivateIpAddresses", "ec2:UnassignPrivateIpAddresses"),
-            *("ec2:AttachNetworkInterface", "ec2:DetachNetworkInterface", "ec2:DeleteNetworkInterface"),
-            *("ec2:CreateNetworkInterfacePermission", "ec2:DeleteNetworkInterfacePermission"),
-            "ec2:ModifyNetworkInterfaceAttribute",
-        ],
-        resources=[interfaces, machines, *groups],
+        sid="TagNewInterfaces",
+        actions=["ec2:CreateTags"],
+        resources=[interfaces],
+        conditions={"StringEquals": {"ec2:CreateAction": "CreateNetworkInterface"}},
     )
-    allow(role, new, sid="TagInterfaces", actions=["ec2:CreateTags"], resources=[interfaces])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import aws_cdk as cdk
@@ -203,7 +203,7 @@ class NetworkStack(StackBase):
             ],
         )
         busy = dict.fromkeys([self.made.network.zones[0], *self.made.network.group_zones.values()])
-        for service in ENDPOINTS + (_ONLY_EKS if self.config.orchestrator == "eks" else ()):
+        for service in self._services():
             ec2.CfnVPCEndpoint(
                 self,
                 "".join(part.capitalize() for part in service.replace("-", ".").split(".")),
@@ -214,6 +214,16 @@ class NetworkStack(StackBase):
                 subnet_ids=[self._control[zone] for zone in busy],  # each costs by the hour and zone
                 security_group_ids=[group.attr_group_id],
             )
+
+    def _services(self) -> Iterator[str]:
+        """Services that machines, and pods of add-ons, reach without the internet."""
+        yield from ENDPOINTS
+        if self.config.orchestrator == "eks":
+            yield from _ONLY_EKS
+        if self.made.add_ons.observability is not None:
+            yield "aps-workspaces"
+        if self.config.slurm is not None and self.config.slurm.accounting is not None:
+            yield "secretsmanager"
 
     def _flow_logs(self) -> None:
         group = logs.CfnLogGroup(self, "FlowLogs", retention_in_days=90)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hyperpod_ext.clusters.cdk.changes import ResourceChange
     from hyperpod_ext.clusters.cdk.deploy import InstallChart, UploadScripts
     from hyperpod_ext.config.clusters.cluster import ClusterConfig
+    from hyperpod_ext.config.files.load import Loaded
 
 
 @click.command(
@@ -69,6 +70,7 @@ def command(
     cluster = loaded.config
     account = stacks.account(cluster.region)
     _check_account(cluster, account)
+    _check_buckets(loaded)
     there = templates_there(cluster, None)
     scaled = as_deployed(scale, there)
     _check_scale(cluster, scaled, f"{cluster.name}-cluster" in there)
@@ -109,6 +111,18 @@ def _check_account(cluster: ClusterConfig, account: str) -> None:
         hint = "use the credentials of that account, or correct the field"
         path = "infrastructure.account"
         raise ConfigError([Problem(f"is {wanted}; the credentials are of account {account}", path=path, hint=hint)])
+
+
+def _check_buckets(loaded: Loaded[ClusterConfig]) -> None:
+    from hyperpod_ext.clusters.bucket_keys import problems
+    from hyperpod_ext.errors import UnsupportedError
+
+    unread: list[str] = []
+    found = list(problems(loaded.config, unread))
+    for sentence in unread:
+        say(f"warning: {sentence}")
+    if found:
+        raise UnsupportedError(loaded.locate(found))
 
 
 def _check_scale(cluster: ClusterConfig, scaled: bool, there: bool) -> None:

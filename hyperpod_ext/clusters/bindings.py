@@ -66,23 +66,27 @@ def bound(cluster: ClusterConfig, bindings: Bindings, *, scale: bool = True) -> 
         "eks_cluster_arn": cluster.eks_cluster_arn or (bindings.eks_cluster_arn if eks else None),
         "cluster_role": cluster.cluster_role or (bindings.cluster_role if scaling else None),
         "instance_groups": tuple(_group(group, bindings, scale) for group in cluster.instance_groups),
-        "restricted_groups": tuple(_counted(group, scale) for group in cluster.restricted_groups),
+        "restricted_groups": tuple(_counted(_placed(group, bindings), scale) for group in cluster.restricted_groups),
     }
     return cluster.model_copy(update=update)
 
 
 def _group(group: InstanceGroup, bindings: Bindings, scale: bool) -> InstanceGroup:
     update: dict[str, Any] = {}
-    subnet = bindings.group_subnets.get(group.name)
-    if group.vpc is None and subnet is not None:
-        update["vpc"] = _vpc((subnet,), bindings.security_groups)
     if bindings.mount is not None and not any(storage.kind == "fsx-lustre" for storage in group.storage):
         update["storage"] = (*group.storage, _lustre(bindings.mount))
     if group.lifecycle is None and bindings.lifecycle_source is not None:
         update["lifecycle"] = Lifecycle.model_construct(
             source=bindings.lifecycle_source, on_create=None, on_init_complete=bindings.lifecycle_script
         )
-    return _counted(group.model_copy(update=update), scale)
+    return _counted(_placed(group, bindings).model_copy(update=update), scale)
+
+
+def _placed(group: G, bindings: Bindings) -> G:
+    subnet = bindings.group_subnets.get(group.name)
+    if group.vpc is not None or subnet is None:
+        return group
+    return group.model_copy(update={"vpc": _vpc((subnet,), bindings.security_groups)})
 
 
 def _counted(group: G, scale: bool) -> G:

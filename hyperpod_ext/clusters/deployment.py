@@ -88,6 +88,9 @@ def _buckets(cluster: ClusterConfig, made: Infrastructure) -> Iterator[Problem]:
         bucket, path = getattr(made.buckets, field), f"{_AT}.buckets.{field}"
         name = bucket.existing or bucket.name
         where = f"{path}.existing" if bucket.existing else f"{path}.name"
+        if bucket.kms_key and not bucket.existing:
+            hint = "remove it: a new bucket is encrypted with the key of the cluster"
+            yield Problem("is for a bucket that exists already", path=f"{path}.kms_key", hint=hint)
         if bucket.name and bucket.existing:
             yield Problem("names a new bucket and one that is there", path=path, hint="keep name or existing")
         if name is None:
@@ -147,7 +150,7 @@ def _on_eks(cluster: ClusterConfig, made: Infrastructure) -> Iterator[Problem]:
         seen.add(key)
     if governance is None:
         return
-    types = {kind for _, group in _groups(cluster) for kind in (group.instance_type, *group.other_types)}
+    types = {kind for _, kind in named_types(cluster)}
     for field, able in (("teams", regions_of("compute_quota")), ("priorities", regions_of("scheduler_config"))):
         if getattr(governance, field) and cluster.region in known_regions() and cluster.region not in able:
             hint = "remove them, and make them in the console or with the AWS CLI"

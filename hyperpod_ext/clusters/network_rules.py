@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 
+from hyperpod_ext.clusters.checks import groups_of
 from hyperpod_ext.config.clusters.cluster import ClusterConfig
 from hyperpod_ext.config.clusters.infrastructure import Infrastructure, Network
 from hyperpod_ext.errors import Problem
@@ -57,7 +58,7 @@ def _new(cluster: ClusterConfig, network: Network) -> Iterator[Problem]:
         if not zone.startswith((f"{example}-az", cluster.region)):
             hint = f"zones there begin with {example}-az or {cluster.region}"
             yield Problem(f"`{zone}` is not in {cluster.region}", path=f"{_AT}.zones.{index}", hint=hint)
-    groups = {group.name: group for group in cluster.instance_groups}
+    groups = {group.name: group for _, group in groups_of(cluster)}
     for name, zone in network.group_zones.items():
         path = f"{_AT}.group_zones.{name}"
         if name not in groups:

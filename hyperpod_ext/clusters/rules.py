@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from hyperpod_ext.config.clusters.cluster import ClusterConfig, InstanceGroup
+from hyperpod_ext.config.clusters.cluster_parts import RestrictedGroup
 from hyperpod_ext.errors import Problem
 
 
@@ -33,6 +34,8 @@ def _problems(cluster: ClusterConfig) -> Iterator[Problem]:
     names = [one.name for one in cluster.instance_groups] + [one.name for one in cluster.restricted_groups]
     for index, restricted in enumerate(cluster.restricted_groups):
         path = f"restricted_groups.{index}"
+        yield from _disks(restricted, path)
+        yield from _rollouts(restricted, path)
         if names.count(restricted.name) > 1:
             yield Problem(f"a second group is called `{restricted.name}`", path=f"{path}.name", hint=_RENAME)
         if not (restricted.execution_role or cluster.execution_role):
@@ -72,6 +75,9 @@ def _on_slurm(cluster: ClusterConfig) -> Iterator[Problem]:
         for field in ("labels", "taints"):
             if getattr(group, field):
                 yield Problem("is for orchestrator eks", path=f"instance_groups.{index}.{field}", hint=eks)
+    accounting = cluster.slurm is not None and cluster.slurm.accounting is not None
+    if accounting and not cluster.continuous_provisioning:
+        yield Problem("is needed with slurm.accounting", path="continuous_provisioning", hint="write true")
     parts = [group.slurm.node_type if group.slurm else None for group in cluster.instance_groups]
     if not any(parts):
         return  # lifecycle scripts say which group is what
@@ -112,6 +118,54 @@ def _shared(cluster: ClusterConfig) -> Iterator[Problem]:
         yield Problem("is for restricted groups, and there are none", path="restricted_environment", hint=hint)
 
 
+def _disks(group: InstanceGroup | RestrictedGroup, path: str) -> Iterator[Problem]:
+    """What AWS's own text of ClusterEbsVolumeConfig does not allow."""
+    for root, what in ((True, "root disk"), (False, "further disk")):
+        if sum(one.kind == "ebs" and one.root == root for one in group.storage) > 1:
+            hint = f"keep one with root: {str(root).lower()}"
+            yield Problem(f"a machine has one {what}", path=f"{path}.storage", hint=hint)
+    for index, one in enumerate(group.storage):
+        where = f"{path}.storage.{index}"
+        if one.kind != "ebs":
+            continue
+        if one.root and one.size_gib is not None:
+            yield Problem("AWS chooses the size of the root disk", path=f"{where}.size_gib", hint="remove it")
+        if one.root and one.kms_key is None:
+            hint = "write the key that encrypts the root disk, or remove this entry: AWS then uses a key of its own"
+            yield Problem("is needed for the root disk", path=f"{where}.kms_key", hint=hint)
+        if not one.root and one.size_gib is None:
+            yield Problem("is needed for a further disk", path=f"{where}.size_gib", hint="write it, such as 500")
+
+
+def _patches(cluster: ClusterConfig, group: InstanceGroup, path: str) -> Iterator[Problem]:
+    """What AWS's own text of ClusterAutoPatchConfig does not allow."""
+    patch = group.auto_patch
+    if patch is None:
+        return
+    drains = patch.strategy == "DrainFirst"
+    for field in ("drain_timeout_s", "on_drain_timeout"):
+        if getattr(patch, field) is not None and not drains:
+            hint = "remove it, or write strategy: DrainFirst"
+            yield Problem("is for strategy DrainFirst", path=f"{path}.{field}", hint=hint)
+    if drains and cluster.orchestrator != "eks":
+        hint = "write WhenIdle or WhenAllIdle"
+        yield Problem("DrainFirst is for orchestrator eks", path=f"{path}.strategy", hint=hint)
+    if drains and (patch.rollout is None or patch.rollout.batch is None):
+        field = "rollout" if patch.rollout is None else "rollout.batch"
+        hint = "write how many nodes are drained at once: rollout: {batch: {nodes: 1}}"
+        yield Problem("is needed with strategy DrainFirst", path=f"{path}.{field}", hint=hint)
+
+
+def _rollouts(group: InstanceGroup | RestrictedGroup, path: str) -> Iterator[Problem]:
+    """AWS takes a size for the way back only with one for the way there."""
+    update, patch = group.scheduled_update, getattr(group, "auto_patch", None)
+    for field, owner in (("scheduled_update", update), ("auto_patch", patch)):
+        rollout = owner.rollout if owner is not None else None
+        if rollout is not None and rollout.rollback_batch is not None and rollout.batch is None:
+            hint = "write batch too"
+            yield Problem("is needed with rollback_batch", path=f"{path}.{field}.rollout.batch", hint=hint)
+
+
 def _group(cluster: ClusterConfig, group: InstanceGroup, path: str) -> Iterator[Problem]:
     if not (group.execution_role or cluster.execution_role):
         yield Problem("is needed", path=f"{path}.execution_role", hint=_ROLE)
@@ -129,9 +183,9 @@ def _group(cluster: ClusterConfig, group: InstanceGroup, path: str) -> Iterator[
         yield Problem("a training plan is for one type", path=f"{path}.other_types", hint=hint)
     if len({group.instance_type, *group.other_types}) <= len(group.other_types):
         yield Problem("names a type twice", path=f"{path}.other_types", hint="name each type once")
-    if sum(storage.kind == "ebs" and storage.root for storage in group.storage) > 1:
-        hint = "keep one with root: true"
-        yield Problem("a machine has one root disk", path=f"{path}.storage", hint=hint)
+    yield from _disks(group, path)
+    yield from _patches(cluster, group, f"{path}.auto_patch")
+    yield from _rollouts(group, path)
     if len(set(group.deep_health_checks)) < len(group.deep_health_checks):
         yield Problem("names a check twice", path=f"{path}.deep_health_checks", hint="name each check once")
     if group.lifecycle and not (group.lifecycle.on_create or group.lifecycle.on_init_complete):

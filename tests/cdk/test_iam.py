@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from account import ACCOUNT, Account, documents
+from cdk_app import synthesise
+from clusters import GROUP
+from deployments import IMPORTED, OWN_NETWORKS, SLURM, deployment
 from moto.iam.aws_managed_policies import aws_managed_policies_data
 from policy import Principal, Request, allowed, as_list
 
@@ -238,3 +242,111 @@ def test_the_last_checkpoint_never_expires(synthesised: Synthesised, case: str) 
         assert [rule["Prefix"] for rule in expiring] == ["ephemeral/"]
         return
     pytest.fail("there is no checkpoint bucket")
+
+
+# --- keys, buckets and networks of the customer's own ---------------------------------------------------
+
+DISK = f"arn:aws:kms:us-west-2:{ACCOUNT}:key/11111111-2222-3333-4444-555555555555"
+DATA_KEY = f"arn:aws:kms:us-west-2:{ACCOUNT}:key/66666666-7777-8888-9999-000000000000"
+BUCKETS = {"checkpoints": {"existing": "my-checkpoints"}, "data": {"existing": "my-data", "kms_key": DATA_KEY}}
+MINE: dict[str, Any] = OWN_NETWORKS | {
+    "auto_scaling": {},
+    "continuous_provisioning": True,
+    "instance_groups": [
+        GROUP | {"storage": [{"kind": "ebs", "root": True, "kms_key": DISK}], "lifecycle": {"source": "s3://mine/lc"}},
+        {
+            "name": "others",
+            "instance_type": "ml.g5.12xlarge",
+            "count": 2,
+            "storage": [{"kind": "ebs", "size_gib": 500, "kms_key": "alias/disk"}],
+            "lifecycle": {"source": "s3://sagemaker-mine/lc"},
+        },
+        {
+            "name": "strangers",
+            "instance_type": "ml.g5.12xlarge",
+            "count": 2,
+            "execution_role": f"arn:aws:iam::{ACCOUNT}:role/theirs",
+            "lifecycle": {"source": "s3://theirs/lc"},
+        },
+    ],
+    "infrastructure": IMPORTED["infrastructure"] | {"buckets": BUCKETS},
+}
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory: pytest.TempPathFactory) -> Account:
+    return Account(synthesise(deployment(MINE), tmp_path_factory.mktemp("mine")))
+
+
+def test_machines_read_the_scripts_of_their_groups_in_any_bucket(mine: Account) -> None:
+    machine = mine.role(mine.output("ExecutionRoleArn"), MANAGED)
+
+    def may(action: str, resource: str) -> bool:
+        return allowed(Request(machine, f"s3:{action}", f"arn:aws:s3:::{resource}", {}))
+
+    assert may("GetObject", "mine/lc/on_create.sh")
+    assert may("ListBucket", "mine")
+    assert not may("GetObject", "mine/other/on_create.sh")
+    assert not may("PutObject", "mine/lc/on_create.sh")
+    assert not may("GetObject", "theirs/lc/on_create.sh"), "that group has a role of its own"
+
+
+def test_keys_of_disks_and_existing_buckets_can_be_used(mine: Account) -> None:
+    machine, scaler = (mine.role(mine.output("ExecutionRoleArn"), MANAGED), hyperpod(mine))
+    pod = mine.role(mine.output("JobRoleArn"), MANAGED)
+    whole_account = {"Statement": [{"Effect": "Allow", "Action": "kms:*", "Resource": "*", "Principal": {"AWS": ROOT}}]}
+
+    def may(who: Principal, action: str, key: str, **context: Any) -> bool:
+        told = {name.replace("__", ":"): value for name, value in context.items()}
+        return allowed(Request(who, f"kms:{action}", key, told), whole_account)
+
+    aliased = f"arn:aws:kms:us-west-2:{ACCOUNT}:key/of-the-alias"
+    for key, more in ((DISK, {}), (aliased, {"kms__resourcealiases": ["alias/disk"]})):
+        assert may(machine, "Decrypt", key, **more)
+        assert may(machine, "CreateGrant", key, **more, kms__grantisforawsresource="true")
+        assert not may(machine, "CreateGrant", key, **more, kms__grantisforawsresource="false")
+        grants = {"kms__viaservice": "sagemaker.us-west-2.amazonaws.com", "kms__grantisforawsresource": "true"}
+        assert may(scaler, "CreateGrant", key, **more, **grants, kms__grantoperations=["Decrypt"])
+    assert not may(machine, "Decrypt", aliased, kms__resourcealiases=["alias/other"])
+    assert not may(machine, "Decrypt", f"arn:aws:kms:us-west-2:{ACCOUNT}:key/other")
+    assert may(pod, "Decrypt", DATA_KEY, kms__viaservice="s3.us-west-2.amazonaws.com")
+    assert not may(pod, "Decrypt", DATA_KEY)
+    assert not may(pod, "Decrypt", DISK, kms__viaservice="s3.us-west-2.amazonaws.com")
+
+
+ROOT = f"arn:aws:iam::{ACCOUNT}:root"
+
+
+def hyperpod(account: Account) -> Principal:
+    """The role with which HyperPod adds machines."""
+    (arn,) = (one["ClusterRole"] for _, _, one in account.of_kind("AWS::SageMaker::Cluster"))
+    return account.role(arn, MANAGED)
+
+
+@pytest.mark.parametrize("action", ["DeleteNetworkInterface", "ModifyNetworkInterfaceAttribute", "CreateTags"])
+def test_machines_change_interfaces_of_their_own_network_alone(mine: Account, eks: Account, action: str) -> None:
+    for account in (mine, eks):
+        machine = account.role(account.output("ExecutionRoleArn"), MANAGED)
+        vpc = "vpc-0123456789abcdef0" if account is mine else "network-vpc"
+        interface = f"arn:aws:ec2:us-west-2:{ACCOUNT}:network-interface/eni-0"
+
+        def may(network: str, machine: Principal = machine, interface: str = interface, **more: str) -> bool:
+            where = {"ec2:vpc": f"arn:aws:ec2:us-west-2:{ACCOUNT}:vpc/{network}"}
+            return allowed(Request(machine, f"ec2:{action}", interface, where | more))
+
+        assert may(vpc)
+        assert not may("vpc-of-others")
+    if action == "CreateTags":
+        assert may("vpc-of-others", **{"ec2:createaction": "CreateNetworkInterface"})
+
+
+def test_the_secret_of_slurms_accounting_can_be_read(tmp_path: Path) -> None:
+    secret = f"arn:aws:secretsmanager:us-west-2:{ACCOUNT}:secret:slurm-AbCdEf"
+    accounting = {"endpoint": "db.example.com", "secret_arn": secret}
+    config = deployment(SLURM, slurm__accounting=accounting, continuous_provisioning=True)
+    account = Account(synthesise(config, tmp_path))
+    machine = account.role(account.output("ExecutionRoleArn"), MANAGED)
+    assert allowed(Request(machine, "secretsmanager:GetSecretValue", secret, {}))
+    assert not allowed(Request(machine, "secretsmanager:GetSecretValue", secret.replace("slurm", "other"), {}))
+    services = [one.get("ServiceName") for _, _, one in account.of_kind("AWS::EC2::VPCEndpoint")]
+    assert "com.amazonaws.us-west-2.secretsmanager" in services

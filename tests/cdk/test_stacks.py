@@ -15,6 +15,8 @@ from deployments import CASES, EKS, deployment
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hyperpod_ext.clusters.deployment import problems
+
 pytestmark = pytest.mark.slow  # the CDK starts node, which takes seconds
 
 
@@ -55,6 +57,35 @@ def test_interface_endpoints_are_only_in_zones_that_have_machines(synthesised: C
     assert len(endpoints) == 12  # S3, and eleven services
     assert {len(one["SubnetIds"]) for one in endpoints.values() if "SubnetIds" in one} == {1}
     assert "EksAuth" not in of_type(synthesised("slurm")["network"], "AWS::EC2::VPCEndpoint")
+
+
+@pytest.mark.parametrize("nat", ["one", "none"])
+def test_metrics_reach_prometheus_without_the_internet(nat: str, tmp_path: Path) -> None:
+    config = deployment(infrastructure__network__nat=nat, infrastructure__add_ons={"observability": {}})
+    endpoints = of_type(synthesise(config, tmp_path)["network"], "AWS::EC2::VPCEndpoint").values()
+    assert "com.amazonaws.us-west-2.aps-workspaces" in [one["ServiceName"] for one in endpoints]
+
+
+def test_a_cluster_of_restricted_groups_alone_has_its_add_ons_and_its_zones(tmp_path: Path) -> None:
+    closed = {"name": "closed", "instance_type": "ml.p5.48xlarge", "count": 2}
+    config = deployment(
+        instance_groups=[],
+        restricted_groups=[closed],
+        infrastructure__network__group_zones={"closed": "usw2-az2"},
+        infrastructure__add_ons={
+            "cert_manager": True,
+            "training_operator": True,
+            "observability": {},
+            "task_governance": {"teams": [{"name": "a", "instance_type": "ml.p5.48xlarge", "count": 1}]},
+        },
+    )
+    assert list(problems(config)) == []
+    templates = synthesise(config, tmp_path)
+    assert {"TrainingOperator", "CertManager", "Team1"} <= templates["addons"]["Resources"].keys()
+    assert "observability" in templates
+    (group,) = templates["cluster"]["Resources"]["Cluster"]["Properties"]["RestrictedInstanceGroups"]
+    assert len(group["OverrideVpcConfig"]["Subnets"]) == 1
+    assert "addons" not in synthesise(config, tmp_path / "empty", scale=False)
 
 
 @pytest.mark.parametrize(("nat", "gateways"), [("one", 1), ("per-zone", 2), ("none", 0)])

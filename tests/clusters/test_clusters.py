@@ -137,6 +137,8 @@ def test_an_update_sends_only_what_changes_and_groups_whole() -> None:
     assert request == {"ClusterName": "research", "InstanceGroups": [create_cluster_request(to)["InstanceGroups"][1]]}
 
 
+ROOT = {"kind": "ebs", "root": True, "kms_key": "alias/disk"}
+DRAINED = {"strategy": "DrainFirst", "rollout": {"batch": {"nodes": 1}}}
 WRONG: dict[str, tuple[str, ClusterConfig]] = {
     "no EKS": ("eks_cluster_arn", cluster(eks_cluster_arn=None)),
     "no network": ("vpc", cluster(vpc=None)),
@@ -195,7 +197,49 @@ WRONG: dict[str, tuple[str, ClusterConfig]] = {
         with_group(other_types=["ml.p5e.48xlarge"], training_plan=PLAN),
     ),
     "a type twice": ("instance_groups.0.other_types", with_group(other_types=["ml.p5.48xlarge"])),
-    "two roots": ("instance_groups.0.storage", with_group(storage=[{"kind": "ebs", "root": True}] * 2)),
+    "two roots": ("instance_groups.0.storage", with_group(storage=[ROOT] * 2)),
+    "two further disks": ("instance_groups.0.storage", with_group(storage=[{"kind": "ebs", "size_gib": 500}] * 2)),
+    "a root disk with a size": (
+        "instance_groups.0.storage.0.size_gib",
+        with_group(storage=[ROOT | {"size_gib": 100}]),
+    ),
+    "a root disk without a key": (
+        "instance_groups.0.storage.0.kms_key",
+        with_group(storage=[{"kind": "ebs", "root": True}]),
+    ),
+    "a further disk without a size": (
+        "instance_groups.0.storage.1.size_gib",
+        with_group(storage=[ROOT, {"kind": "ebs"}]),
+    ),
+    "a restricted group's disk without a size": (
+        "restricted_groups.0.storage.0.size_gib",
+        cluster(restricted_groups=[GROUP | {"name": "closed", "storage": [{"kind": "ebs"}]}]),
+    ),
+    "a drain of idle nodes": (
+        "instance_groups.0.auto_patch.drain_timeout_s",
+        with_group(auto_patch={"strategy": "WhenIdle", "drain_timeout_s": 600}),
+    ),
+    "an end of no drain": (
+        "instance_groups.0.auto_patch.on_drain_timeout",
+        with_group(auto_patch={"strategy": "WhenAllIdle", "on_drain_timeout": "Skip"}),
+    ),
+    "all nodes drained at once": (
+        "instance_groups.0.auto_patch.rollout",
+        with_group(auto_patch={"strategy": "DrainFirst"}),
+    ),
+    "nodes drained without a number": (
+        "instance_groups.0.auto_patch.rollout.batch",
+        with_group(auto_patch={"strategy": "DrainFirst", "rollout": {"wait_s": 60}}),
+    ),
+    "drained Slurm": (
+        "instance_groups.0.auto_patch.strategy",
+        cluster(SLURM, instance_groups=[GROUP | {"auto_patch": DRAINED}]),
+    ),
+    "back without there": (
+        "instance_groups.0.scheduled_update.rollout.batch",
+        with_group(scheduled_update={"schedule": "cron(0 3 ? * SUN *)", "rollout": {"rollback_batch": {"nodes": 1}}}),
+    ),
+    "accounting all at once": ("continuous_provisioning", cluster(SLURM, continuous_provisioning=False)),
     "a check twice": ("instance_groups.0.deep_health_checks", with_group(deep_health_checks=["InstanceStress"] * 2)),
     "no script": (
         "instance_groups.0.lifecycle",

@@ -70,6 +70,10 @@ WRONG: dict[str, tuple[str, ClusterConfig]] = {
     "a zone twice": (f"{NETWORK}.zones", changed(infrastructure__network__zones=["usw2-az1", "usw2-az1"])),
     "ids and names": (f"{NETWORK}.zones", changed(infrastructure__network__zones=["usw2-az1", "us-west-2b"])),
     "another region's zone": (f"{NETWORK}.zones.0", changed(infrastructure__network__zones=["use1-az1", "usw2-az2"])),
+    "a key of a new bucket": (
+        "infrastructure.buckets.data.kms_key",
+        changed(infrastructure__buckets={"data": {"name": "my-data", "kms_key": "alias/a"}}),
+    ),
     "no such group": (f"{NETWORK}.group_zones.x", changed(infrastructure__network__group_zones={"x": "usw2-az1"})),
     "no such zone": (
         f"{NETWORK}.group_zones.workers",

@@ -14,7 +14,7 @@ VPC = {"subnets": ["subnet-0", "subnet-1"], "security_groups": ["sg-0"]}
 ROLLOUT = {"batch": {"nodes": 2}, "rollback_batch": {"percent": 50}, "wait_s": 60, "alarms": ["too-hot"]}
 STORAGE = [
     {"kind": "ebs", "size_gib": 500, "kms_key": "alias/disk"},
-    {"kind": "ebs", "size_gib": 100, "root": True},
+    {"kind": "ebs", "kms_key": "alias/disk", "root": True},
     {"kind": "fsx-lustre", "dns_name": FSX, "mount_name": "fsx", "path": "/fsx"},
     {"kind": "fsx-openzfs", "dns_name": FSX, "path": "/home"},
 ]
@@ -50,7 +50,6 @@ EKS: dict[str, Any] = LEAST | {
                 "strategy": "DrainFirst",
                 "next_date": "2027-01-31",
                 "rollout": ROLLOUT,
-                "idle_s": 3600,
                 "drain_timeout_s": 600,
                 "on_drain_timeout": "Force",
             },
@@ -64,7 +63,13 @@ EKS: dict[str, Any] = LEAST | {
             "count": 0,
             "capacity": "spot",
         },
-        {"name": "on-demand", "instance_type": "ml.p5en.48xlarge", "count": 1, "capacity": "on-demand"},
+        {
+            "name": "on-demand",
+            "instance_type": "ml.p5en.48xlarge",
+            "count": 1,
+            "capacity": "on-demand",
+            "auto_patch": {"strategy": "WhenIdle", "idle_s": 3600},
+        },
     ],
     "restricted_groups": [
         {
@@ -93,6 +98,7 @@ SLURM: dict[str, Any] = {
     "name": "research",
     "region": "us-west-2",
     "orchestrator": "slurm",
+    "continuous_provisioning": True,
     "execution_role": ROLE,
     "slurm": {
         "strategy": "Merge",

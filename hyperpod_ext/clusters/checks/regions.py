@@ -4,11 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hyperpod_ext.catalog.regions import known_regions, offered, regions_with
+from hyperpod_ext.catalog.regions import known_regions, offered, regions_of, regions_with
 from hyperpod_ext.clusters.checks import check, groups_of, named_types
 from hyperpod_ext.config.clusters.cluster import ClusterConfig
 from hyperpod_ext.config.clusters.cluster_parts import Storage
 from hyperpod_ext.errors import Problem
+
+_PARTITIONS = {"us-gov-": "AWS GovCloud (US)", "cn-": "AWS China", "us-iso": "AWS's isolated regions"}
+"""Partitions of AWS by how their regions begin; of regions elsewhere that no list has, nothing can be said."""
+
+
+@check(
+    "HPX222",
+    "error",
+    "a partition of AWS without HyperPod",
+    "Neither CloudFormation's schemas nor AWS's price lists have HyperPod clusters in any region of it; "
+    "`catalog/cluster_regions.json` says of which day.",
+    "Take another region. If AWS has added it since: --ignore HPX222.",
+)
+def region_has_clusters(cluster: ClusterConfig) -> Iterator[Problem]:
+    known = known_regions() | {*regions_of("cluster")}
+    for start, name in _PARTITIONS.items():
+        if cluster.region.startswith(start) and cluster.region not in known:
+            hint = f"regions that have them: {', '.join(regions_of('cluster'))}"
+            yield Problem(f"{name} has no HyperPod clusters", path="region", hint=hint)
 
 
 @check(
@@ -57,6 +76,10 @@ def _named(cluster: ClusterConfig) -> Iterator[tuple[str, str, str]]:
         for index, storage in enumerate(group.storage):
             yield from _of_storage(storage, f"{path}.storage.{index}")
     made = cluster.infrastructure
+    for field in ("checkpoints", "data", "lifecycle"):
+        bucket = getattr(made.buckets, field) if made is not None else None
+        if bucket is not None and bucket.kms_key is not None:
+            yield f"infrastructure.buckets.{field}.kms_key", "the key", bucket.kms_key
     if made is not None and made.add_ons.observability is not None and made.add_ons.observability.workspace_arn:
         where = "infrastructure.add_ons.observability.workspace_arn"
         yield where, "the workspace", made.add_ons.observability.workspace_arn

@@ -66,6 +66,21 @@ def some_machines_work(cluster: ClusterConfig) -> Iterator[Problem]:
 
 
 @check(
+    "HPX223",
+    "warning",
+    "a wait for idle nodes that never happens",
+    "idle_s is read with the strategies WhenIdle and WhenAllIdle only; DrainFirst does not wait for idle nodes.",
+    "Remove idle_s, or take another strategy.",
+)
+def idle_time_is_used(cluster: ClusterConfig) -> Iterator[Problem]:
+    for index, group in enumerate(cluster.instance_groups):
+        patch = group.auto_patch
+        if patch is not None and patch.strategy == "DrainFirst" and patch.idle_s is not None:
+            path = f"instance_groups.{index}.auto_patch.idle_s"
+            yield Problem("has no effect with strategy DrainFirst", path=path, hint="remove it")
+
+
+@check(
     "HPX220",
     "warning",
     "accelerators that run no jobs",

@@ -85,7 +85,7 @@ class ClusterConfig(Config):
 
     name: Annotated[GroupName, Field(examples=["research"])]
     """Name of the cluster: letters, digits and inner dashes, at most 63 characters."""
-    region: Annotated[str, Field(pattern=r"^[a-z]{2}(-[a-z]+)+-\d$", examples=["us-west-2"])]
+    region: Annotated[str, Field(pattern=r"^[a-z]{2,4}(-[a-z]+)+-\d$", examples=["us-west-2"])]
     """AWS region, `us-west-2`."""
     orchestrator: Literal["eks", "slurm"] = "eks"
     """What schedules jobs on the cluster."""

@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from hyperpod_ext.config.base import Config
-from hyperpod_ext.config.job.sagemaker import NetworkId, RoleArn
+from hyperpod_ext.config.job.sagemaker import KmsKey, NetworkId, RoleArn
 from hyperpod_ext.config.names import DnsLabel, InstanceType
 
 Cidr = Annotated[str, Field(pattern=r"^\d{1,3}(\.\d{1,3}){3}/\d{1,2}$", examples=["10.192.0.0/16"])]
-Zone = Annotated[str, Field(pattern=r"^([a-z]{2}(-[a-z]+)+-\d[a-z]|[a-z]{2,4}\d-az\d)$", examples=["usw2-az1"])]
+Zone = Annotated[str, Field(pattern=r"^([a-z]{2,4}(-[a-z]+)+-\d[a-z]|[a-z]{2,4}\d-az\d)$", examples=["usw2-az1"])]
 """Availability zone, by its id (`usw2-az1`, the same zone in every account) or by its name (`us-west-2a`)."""
 ZonedGroup = Annotated[
     str,
@@ -54,6 +54,9 @@ class Bucket(Config):
     """Name that it is made under."""
     existing: BucketName | None = None
     """A bucket that is there already: it is used, and not changed."""
+    kms_key: KmsKey | None = None
+    """Your own key that the existing bucket is encrypted with: ARN, id or alias. The roles that are made here may then
+    use it, if its own policy admits roles of the account."""
 
 
 class Buckets(Config):

@@ -106,7 +106,7 @@ class Experiment(Config):
 class SageMaker(Config):
     """What only SageMaker training jobs have."""
 
-    region: Annotated[str, Field(pattern=r"^[a-z]{2}(-[a-z]+)+-\d$", examples=["us-west-2"])] | None = None
+    region: Annotated[str, Field(pattern=r"^[a-z]{2,4}(-[a-z]+)+-\d$", examples=["us-west-2"])] | None = None
     """AWS region of the job. Default: that of the AWS configuration."""
     role: RoleArn | None = None
     """Role that the job's nodes have. Needed."""

@@ -37,6 +37,9 @@ ACCOUNT: dict[str, Any] = LEAST | {
 P5EN = {"instance_groups": [GROUP | {"instance_type": "ml.p5en.48xlarge"}]}
 PLANNED = ACCOUNT | {"instance_groups": [GROUP | {"training_plan": PLAN}]}
 
+PATCHED = GROUP | {"auto_patch": {"strategy": "DrainFirst", "rollout": {"batch": {"nodes": 1}}}}
+ELSEWHERE = LEAST | {"orchestrator": "slurm", "eks_cluster_arn": None}
+ELSEWHERE |= {"instance_groups": [GROUP | {"slurm": {"node_type": "Controller"}, "count": 1}]}
 WRONG: dict[str, tuple[str, str, Any, dict[str, Any]]] = {
     "a type of other regions": (
         "HPX201",
@@ -44,11 +47,13 @@ WRONG: dict[str, tuple[str, str, Any, dict[str, Any]]] = {
         "ml.p6-b300.48xlarge",
         LEAST | {"region": "sa-east-1", "eks_cluster_arn": LEAST["eks_cluster_arn"].replace("us-west-2", "sa-east-1")},
     ),
+    "GovCloud": ("HPX222", "region", "us-gov-west-1", ELSEWHERE),
+    "China": ("HPX222", "region", "cn-north-1", ELSEWHERE),
     "a key of another region": (
         "HPX202",
         "instance_groups.0.storage.0.kms_key",
         KEY.replace("west", "east"),
-        LEAST | {"instance_groups": [GROUP | {"storage": [{"kind": "ebs", "kms_key": KEY}]}]},
+        LEAST | {"instance_groups": [GROUP | {"storage": [{"kind": "ebs", "size_gib": 500, "kms_key": KEY}]}]},
     ),
     "a file system of another region": (
         "HPX202",
@@ -220,6 +225,7 @@ def test_a_quota_is_a_warning_with_its_code() -> None:
     ("check", "path", "wrong", "right"),
     [
         ("HPX220", "instance_groups.0.instance_type", "ml.g5.xlarge", SLURM),
+        ("HPX223", "instance_groups.0.auto_patch.idle_s", 3600, LEAST | {"instance_groups": [PATCHED]}),
         (
             "HPX221",
             "instance_groups.0.other_types.0",
@@ -228,7 +234,7 @@ def test_a_quota_is_a_warning_with_its_code() -> None:
         ),
     ],
 )
-def test_what_stands_idle_is_a_warning(check: str, path: str, wrong: str, right: dict[str, Any]) -> None:
+def test_what_stands_idle_is_a_warning(check: str, path: str, wrong: Any, right: dict[str, Any]) -> None:
     assert [*both(config(right))] == []
     (told,) = both(config(with_value(right, path, wrong)))
     assert (told.rule, told.path) == (check, path)
