@@ -55,8 +55,7 @@ def _read(text: str, source: str, values: Mapping[str, Any] | None) -> Imported:
     if isinstance(found, dict) and "TrainingJobName" in found:
         from hyperpod_ext.submit.sagemaker.import_request import import_request
 
-        job, left = import_request(found, source)
-        return Imported(job, "sagemaker", left)
+        return import_request(text, source)
     if text.startswith(("template:", "job_name:")) or "\ntemplate:" in text or "\njob_name:" in text:
         from hyperpod_ext.submit.kubernetes.imports.import_hyp import import_hyp, is_hyp_config
 
@@ -65,5 +64,5 @@ def _read(text: str, source: str, values: Mapping[str, Any] | None) -> Imported:
         except (yaml.YAMLError, ValueError, RecursionError):
             found = None  # said of it below
         if is_hyp_config(found):
-            return import_hyp(found, source)
+            return import_hyp(text, source)
     return import_job(text, source, values)

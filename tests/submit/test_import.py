@@ -51,8 +51,9 @@ def test_a_request_of_others_says_what_is_lost() -> None:
     request = training_job_request(JobConfig.model_validate_json(json.dumps(CASES["torchrun alone"])))
     request |= {"MlflowConfig": {"MlflowResourceArn": "x"}}
     found = import_file(json.dumps(request), "request.json")
-    changed = "Environment.HPX_SPEC: the request was changed after it was written"
-    assert found.left_out == [changed, "MlflowConfig.MlflowResourceArn"]
+    changed = "request.json:1: Environment.HPX_SPEC: the request was changed after it was written"
+    lost = "request.json:1: MlflowConfig.MlflowResourceArn: is not carried: a spec has no field that says it"
+    assert found.left_out == [changed, lost]
     assert found.job.args == ("--steps", "40", "--lr", "0.1")
 
 
@@ -143,11 +144,7 @@ def test_a_config_of_hyp_becomes_a_spec_and_nothing_of_it_is_lost_in_silence(tmp
     assert job.env == {"NCCL_DEBUG": "INFO", "TEXT": 'say "hi"'}
     assert (job.kubernetes.namespace, job.kubernetes.service_account) == ("team-a", "trainer")
     assert (job.resources.accelerators, job.resources.cpus, job.resources.memory_mib) == (8, 90.5, 102400)
-    assert (job.scheduling.queue, job.scheduling.priority, job.scheduling.node_selector) == (
-        "team-queue",
-        "high",
-        {"team": "a"},
-    )
+    assert (job.scheduling.queue, job.scheduling.priority) == ("team-queue", "high")
     assert job.scheduling.topology is not None
     assert (job.scheduling.topology.level, job.scheduling.topology.required) == (
         "topology.k8s.aws/network-node-layer-3",
@@ -158,9 +155,57 @@ def test_a_config_of_hyp_becomes_a_spec_and_nothing_of_it_is_lost_in_silence(tmp
         ("host", "/data", False),
         ("claim", "/out", True),
     ]
-    said = [line.removeprefix("not carried over: ").partition(":")[0] for line in done.stderr.splitlines()]
-    assert sorted(said) == ["memory_limit", "scheduler_type"]
+    assert job.kubernetes.container.resources is not None
+    assert job.kubernetes.container.resources.limits == {"memory": "120Gi"}
+    assert job.kubernetes.pod.schedulerName == "volcano"
+    assert job.scheduling.node_selector == {"team": "a", "sagemaker.amazonaws.com/deep-health-check-status": "Passed"}
+    assert "not carried over" not in done.stderr
+    assert "note: config.yaml: fields without a value: required_topology" in done.stderr
     assert job.working_dir is None  # the image's own: the script's path says where it is
+
+
+HYP_1_1 = """\
+template: hyp-pytorch-job
+version: 1.1
+job_name: elastic
+image: repo/train:1
+command: ["hyperpodrun", "--nproc_per_node=8", "/workspace/train.py"]
+instance_type: ml.p5.48xlarge
+replica_count: 4
+max_replica_count: 8
+elastic_replica_increment_step: 2
+elastic_graceful_shutdown_timeout_in_seconds: 180
+elastic_scaling_timeout_in_seconds: 60
+elastic_scale_up_snooze_time_in_seconds: 600
+accelerators: 8
+accelerators_limit: 8
+vcpu_limit: 180
+efa: 32
+efa_limit: 32
+deep_health_check_passed_nodes_only: false
+no_such_field: 1
+"""
+
+
+def test_fields_of_hyp_1_1_are_carried() -> None:
+    found = import_file(HYP_1_1, "config.yaml")
+    job = found.job
+    assert (job.nodes, job.resources.efa, job.scheduling.healthy_only) == (4, 32, False)
+    assert job.elastic is not None
+    assert (job.elastic.min_nodes, job.elastic.max_nodes, job.elastic.step) == (4, 8, 2)
+    assert (job.elastic.graceful_shutdown_s, job.elastic.scaling_timeout_s) == (180, 60)
+    assert job.relaunch.scale_up_pause_s == 600
+    assert job.kubernetes.container.resources is not None
+    assert job.kubernetes.container.resources.limits == {"cpu": "180"}
+    assert found.left_out == ["config.yaml:19: no_such_field: is no field of hyp that import knows"]
+
+
+def test_partitions_of_accelerators_are_carried() -> None:
+    parts = "accelerator_partition_type: mig-1g.5gb\naccelerator_partition_count: 2\naccelerator_partition_limit: 2\n"
+    text = HYP_1_1.replace("accelerators: 8\naccelerators_limit: 8\n", parts).replace("=8", "=2")
+    job = import_file(text, "config.yaml").job
+    assert (job.resources.accelerators, job.resources.accelerator_resource) == (2, "nvidia.com/mig-1g.5gb")
+    assert job.scheduling.node_selector == {"nvidia.com/mig.config.state": "success"}
 
 
 def test_a_config_of_hyp_for_something_else_is_refused() -> None:

@@ -76,6 +76,27 @@ class Fields:
         self._used.add((*self._path, name))
         return self._data.get(name, default)
 
+    def take_all(self) -> dict[str, Any]:
+        """The whole mapping; all of it counts as read."""
+        self._used.add(self._path)
+        return dict(self._data)
+
+    def get(self, name: str) -> Any:
+        """The value of `name`, which does not count as read."""
+        return self._data.get(name)
+
+    def names(self) -> list[str]:
+        """Names of all fields."""
+        return list(self._data)
+
+    def problem(self, name: str, message: str) -> Problem:
+        """A sentence about `name`, with its line."""
+        return self._document.problem((*self._path, name), message)
+
+    def says(self, name: str, message: str) -> str:
+        """`problem` as a line of a report."""
+        return str(self.problem(name, message))
+
     def below(self, name: str) -> Fields:
         """The mapping `name`; an empty one if there is none.
 

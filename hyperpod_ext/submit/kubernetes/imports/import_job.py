@@ -22,7 +22,7 @@ from hyperpod_ext.submit.kubernetes.imports.carry_job import with_job_fields
 from hyperpod_ext.submit.kubernetes.imports.changed import read_changed
 from hyperpod_ext.submit.kubernetes.imports.compare import additions, differences
 from hyperpod_ext.submit.kubernetes.imports.import_pod import is_machine, read_pod
-from hyperpod_ext.submit.kubernetes.imports.shape import Shape
+from hyperpod_ext.submit.kubernetes.imports.shape import Shape, leaves
 
 _OF_THE_COMMAND = (
     "a line of the shell",
@@ -98,47 +98,65 @@ def import_job(text: str, source: str, values: Mapping[str, Any] | None = None) 
     jobs = [found for found in objects if str(found[2].get("kind")) in _TARGETS]
     if not jobs:
         raise ConfigError([_no_job(objects, source), *notes])  # a part may be missing with a value
-    (document, path, found), target = jobs[0], _TARGETS[str(jobs[0][2]["kind"])]
+    document, path, found = jobs[0]
+    imported = import_object(found, _below(document, path), placeholders=ANNOTATION not in text)
+    imported.left_out = list(dict.fromkeys([*map(str, notes), *imported.left_out]))
+    for other, at, one in objects:
+        if one is not found:
+            name = (one.get("metadata") or {}).get("name") if isinstance(one.get("metadata"), dict) else None
+            size = sum(1 for _leaf in leaves(one))
+            message = f"{one.get('kind')} {name}: another object of the file ({size} values)"
+            where = other.location(at).line
+            imported.left_out.append(f"{source}:{where}: {message}; a spec is one job, so apply it beside it")
+    return imported
+
+
+def import_object(found: dict[str, Any], document: Document, *, placeholders: bool = True) -> Imported:
+    """Read one object, whose places `document` has.
+
+    Args:
+        placeholders: whether `$NAME` in it stands for a value that is missing.
+
+    Raises:
+        ConfigError: what it says is no valid job; names every field.
+    """
+    target, source = _TARGETS[str(found["kind"])], document.source
     found = _as_written(found)
     metadata = found.get("metadata")
     recorded = read_note(metadata) if isinstance(metadata, dict) else None
     if recorded is not None and _still_says(recorded, target, found):
         return Imported(recorded, target)
     found = _without_defaults(found)
-    shape = Shape(document, placeholders=recorded is None)
-    found = shape.read(found, path)
+    shape = Shape(document, placeholders=placeholders and recorded is None)
+    found = shape.read(found)
     if shape.problems:
         raise ConfigError(list(dict.fromkeys(shape.problems)))
     if recorded is not None:
-        job, left = read_changed(recorded, found, lambda job: _rendered(job, target), _below(document, path))
+        job, left = read_changed(recorded, found, lambda job: _rendered(job, target), document)
         return Imported(job, target, left)
     reader = _Reader(source)
     job = carried(_job(reader.read(found), source), target, found)
     reader.left_out = [text for text in reader.left_out if not is_carried(text, job)]
-    left = [str(one) for one in (*notes, *shape.notes)] + [
-        f"{source}:{_line_of(text, document, path)}: {text}" for text in reader.left_out
-    ]
+    left, notes = (
+        [f"{source}:{_line_of(text, document)}: {text}" for text in texts] for texts in (reader.left_out, reader.notes)
+    )
+    left = [*map(str, shape.notes), *left]
     job = with_job_fields(job, target, found, _rendered(job, target))
     rendered = _rendered(job, target)
-    workers = any("spec.nprocPerNode: " in one for one in left)
-    lost = differences(found, rendered, _below(document, path))
+    workers = (
+        {document.problem(("spec", "nprocPerNode"), "").path} if any("nprocPerNode: " in one for one in left) else ()
+    )
     left += [
         str(one)
-        for one in lost
-        if not (workers and one.path == "spec.nprocPerNode") and _IMAGE_OF_THE_CLUSTER not in one.message
+        for one in differences(found, rendered, document)
+        if one.path not in workers and _IMAGE_OF_THE_CLUSTER not in one.message
     ]
     if job.image is None:
-        line = document.location(path).line
-        left.append(f"{source}:{line}: image: the file names none; write it as image")
+        left.append(f"{source}:{document.location(()).line}: image: the file names none; write it as image")
     same = [one for one in left if _SAME_VALUE in one]
     left = [one for one in left if _SAME_VALUE not in one]
-    more = [str(one) for one in additions(found, rendered, _below(document, path))]
-    for other, at, one in objects:
-        if one is not jobs[0][2]:
-            name = (one.get("metadata") or {}).get("name") if isinstance(one.get("metadata"), dict) else None
-            message = f"{one.get('kind')} {name}: another object of the file; a spec is one job, so apply it beside it"
-            left.append(f"{source}:{other.location(at).line}: {message}")
-    return Imported(job, target, list(dict.fromkeys(left)), list(dict.fromkeys([*same, *more])))
+    more = [str(one) for one in additions(found, rendered, document)]
+    return Imported(job, target, list(dict.fromkeys(left)), list(dict.fromkeys([*same, *notes, *more])))
 
 
 def _as_in_template(document: Document, lines: Sequence[int]) -> Document:
@@ -201,7 +219,7 @@ def _below(document: Document, path: Path) -> Document:
     return replace(document, locations=places)
 
 
-def _line_of(text: str, document: Document, path: Path) -> int | None:
+def _line_of(text: str, document: Document) -> int | None:
     """Where what `text` names was written: the first value that its first words are in, or the job."""
     head = text.partition(":")[2].strip() if text.startswith("a line of") else text
     words = [word.strip(":,") for word in head.split()[:3]]
@@ -214,7 +232,7 @@ def _line_of(text: str, document: Document, path: Path) -> int | None:
         for place in document.locations.values():
             if place.text is not None and (name in place.text or name in place.text.replace("_", "-")):
                 return place.line
-    return document.location(path).line
+    return document.location(()).line
 
 
 def _objects(document: Document, data: object, path: Path) -> Iterator[tuple[Document, Path, dict[str, Any]]]:
@@ -291,6 +309,7 @@ class _Reader:
     def __init__(self, source: str) -> None:
         self.source = source
         self.left_out: list[str] = []
+        self.notes: list[str] = []
 
     def read(self, found: Mapping[str, Any]) -> dict[str, Any]:
         """The job as a document."""
@@ -320,7 +339,7 @@ class _Reader:
         self._elastic(dict(spec.pop("elasticPolicy", None) or {}), document)
         pods = self._replicas(spec, document)
         self._pod_labels(pods, document)
-        read_pod(pods, document, scheduling, kubernetes, self.left_out, raw)
+        read_pod(pods, document, scheduling, kubernetes, self.left_out, self.notes, raw)
         launched = document.pop("launched_workers", None)
         if launched is not None and workers.isdecimal() and launched != int(workers):
             self.left_out.append(f"spec.nprocPerNode: {workers} here; the command says {launched}, which counts")

@@ -40,9 +40,10 @@ def read_pod(
     scheduling: dict[str, Any],
     kubernetes: dict[str, Any],
     left_out: list[str],
+    notes: list[str],
     raw: bool = False,
 ) -> None:
-    """Put what the first of `pods` says into the three parts; what it says besides goes to `left_out`.
+    """Put what the first of `pods` says into the three parts; what it says besides goes to `left_out`, or to `notes`.
 
     Args:
         raw: whether a command that starts no Python file is carried as it is.
@@ -60,7 +61,7 @@ def read_pod(
         document["working_dir"] = container.pop("workingDir")
     elsewhere = {str(one.get("name")) for one in variables if one.get("valueFrom")}
     try:
-        read_command(container, document, left_out, elsewhere)
+        read_command(container, document, left_out, notes, elsewhere)
     except ConfigError as error:
         command = raw_command(asked) if raw and starts_no_python(error) else None
         if command is None:
@@ -130,7 +131,11 @@ def _toleration(one: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_command(
-    container: dict[str, Any], document: dict[str, Any], left_out: list[str], elsewhere: Collection[str] = ()
+    container: dict[str, Any],
+    document: dict[str, Any],
+    left_out: list[str],
+    notes: list[str],
+    elsewhere: Collection[str] = (),
 ) -> None:
     """Script, arguments and numbers of a launcher that starts a Python file.
 
@@ -163,6 +168,8 @@ def read_command(
             ]
         )
     left_out += started.left_out
+    notes += started.notes
+    notes += [f"the launcher: {one}" for one in found.replaced()]
     for name, value in started.exports.items():
         if is_of_ranks(name) and name not in SETTINGS:
             left_out.append(f"export {name}: the launcher sets it")
