@@ -277,13 +277,13 @@ class _Reader:
             return float(self._o["usd_per_node_hour"] * nodes)
         if self._machine is None:
             return None
-        from hyperpod_ext.catalog.prices import machine_price
+        from hyperpod_ext.catalog.prices import machine_price, why_no_price
 
         price = machine_price(self._machine.name, self._o["region"])
         if price is None:
-            self._notes.append(
-                f"no price of {self._machine.name} in {self._o['region']} is known here; give --usd-per-node-hour"
-            )
+            why = why_no_price(self._machine.name)
+            unknown = f"is {why}" if why else f"has no price for {self._o['region']} here"
+            self._notes.append(f"{self._machine.name} {unknown}; give --usd-per-node-hour")
             return None
         self._notes.append(f"${price.usd:,.2f} a node and hour: {price.source}, {price.dated}")
         return price.usd * nodes

@@ -48,6 +48,7 @@ def command(filters: tuple[str, ...], everything: bool, output: str) -> None:
         accelerators = f"{one.accelerators} x {one.accelerator}" if one.accelerators else "-"
         each = f"{one.accelerator_memory_mib / 1024:.0f}" if one.accelerators else "-"
         efa = "?" if one.efa is None else str(one.efa)
-        row = (one.name, accelerators, each, str(one.vcpus), str(one.memory_gib), efa, str(one.nvme_gb), one.arch)
+        disks = "?" if one.nvme_gb is None else str(one.nvme_gb)
+        row = (one.name, accelerators, each, str(one.vcpus), str(one.memory_gib), efa, disks, one.arch)
         rows.append(row)
     print_result(listed, output, columns(rows))

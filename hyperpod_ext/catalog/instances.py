@@ -32,10 +32,16 @@ class Instance:
     neuron_cores: int
     efa: int | None
     """EFA interfaces of one machine; None: not known for sure."""
-    network: str
-    """As EC2 words it, `3200 Gigabit`."""
-    nvme_gb: int
-    """Local disks, in GB together."""
+    network: str | None
+    """As EC2 words it, `3200 Gigabit`; None: unknown."""
+    nvme_gb: int | None
+    """Local disks, in GB together; None: unknown."""
+
+    @property
+    def unknown(self) -> list[str]:
+        """Facts that no source has, in words."""
+        facts = {"EFA interfaces": self.efa, "network": self.network, "local disks": self.nvme_gb}
+        return [name for name, value in facts.items() if value is None]
 
 
 @functools.cache

@@ -59,6 +59,12 @@ def machine_price(instance_type: str, region: str) -> Price | None:
     return _find(region, "machines", instance_type)
 
 
+def why_no_price(instance_type: str) -> str:
+    """Why AWS has no on-demand price for a type; empty: it has one, or that is not known."""
+    known = _table()["no_on_demand"]
+    return str(known["text"]) if instance_type in known["types"] else ""
+
+
 def resource_price(kind: str, region: str) -> Price | None:
     """Of one resource, by its CloudFormation type; of an interface endpoint, in one subnet."""
     return _find(region, "resources", kind)

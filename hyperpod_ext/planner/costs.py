@@ -46,7 +46,7 @@ def catalogued(machine: Instance | None, policy: CheckpointPolicy) -> Speeds:
     """Speeds of this type of machine, as far as its network tells; TCP does not go over EFA."""
     peer = policy.peer()
     streams = peer.streams if peer is not None else 2
-    found = _NETWORK.search(machine.network) if machine is not None else None
+    found = _NETWORK.search(machine.network or "") if machine is not None else None
     if machine is None or found is None:
         return Speeds(peer=streams * _FLOW_BYTES_S)
     network = float(found.group(1)) * 1e9 / 8

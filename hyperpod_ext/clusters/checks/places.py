@@ -204,7 +204,7 @@ def _free_addresses(cluster: ClusterConfig, places: tuple[str, ...]) -> int | No
 
 def _has_efa(group: Group) -> bool:
     machine = instance(group.instance_type)
-    return bool(machine and machine.efa)
+    return machine is not None and machine.efa != 0  # if that is unknown, all precautions for EFA apply
 
 
 def _facts(cluster: ClusterConfig) -> AccountFacts:

@@ -27,6 +27,23 @@ def efa_is_there(cluster: ClusterConfig) -> Iterator[Problem]:
 
 
 @check(
+    "HPX230",
+    "warning",
+    "facts of an instance type are unknown",
+    "AWS's public sources do not say how many EFA interfaces, which network or which local disks machines of this type "
+    "have. Addresses of subnets, EFA and disks are then not checked.",
+    "Look at `aws ec2 describe-instance-types`, and leave room in the subnets: each EFA interface takes an address.",
+)
+def facts_are_known(cluster: ClusterConfig) -> Iterator[Problem]:
+    for index, group in enumerate(cluster.instance_groups):
+        machine = instance(group.instance_type)
+        if machine is not None and machine.unknown:
+            message = f"{group.instance_type}: the catalog has no {', '.join(machine.unknown)}"
+            hint = "look at `aws ec2 describe-instance-types`"
+            yield Problem(message, path=f"instance_groups.{index}.instance_type", hint=hint)
+
+
+@check(
     "HPX218",
     "error",
     "two file systems at one place",

@@ -83,6 +83,26 @@ def efa_fits(context: Context) -> Iterator[Finding]:
 
 
 @rule(
+    "HPX139",
+    "error",
+    "the number of EFA interfaces is unknown",
+    "A job of several nodes on a type whose EFA interfaces are not in the catalog would be rendered without EFA, and "
+    "its ranks would talk over TCP, many times slower.",
+    "Write resources.efa: the number that `aws ec2 describe-instance-types` shows for the type, or 0 for TCP.",
+    reads=_OF_A_NODE,
+)
+def efa_is_known(context: Context) -> Iterator[Finding]:
+    job = context.job
+    if job.resources.efa is not None or not spans_nodes(job):
+        return
+    for path, machine, _share in _machines(context):
+        if machine.efa is None:
+            message = f"the catalog does not have the number of EFA interfaces of {machine.name}"
+            yield Finding(path, message, "write resources.efa")
+            return
+
+
+@rule(
     "HPX114",
     "warning",
     "EFA for nothing, or not all of it",

@@ -35,10 +35,10 @@ def test_machines_cost_nothing_until_they_are_there() -> None:
 
 
 def test_what_has_no_price_here_is_said_and_never_nothing() -> None:
-    unknown = GROUP | {"instance_type": "ml.p6-b200.48xlarge"}
+    unknown = GROUP | {"instance_type": "ml.p5e.48xlarge"}
     spot = GROUP | {"name": "spot", "capacity": "spot"}
     found = estimate(cluster(instance_groups=[GROUP | {"name": "known"}, unknown, spot]), assembly())
-    assert [one.what for one in found.unknown] == ["ml.p6-b200.48xlarge, group workers", "ml.p5.48xlarge, group spot"]
+    assert [one.what for one in found.unknown] == ["ml.p5e.48xlarge, group workers", "ml.p5.48xlarge, group spot"]
     assert found.scaled == pytest.approx(4 * P5)
     told = found.to_json()
     assert told["unknown"] == [one.what for one in found.unknown]

@@ -226,6 +226,7 @@ def test_a_quota_is_a_warning_with_its_code() -> None:
     [
         ("HPX220", "instance_groups.0.instance_type", "ml.g5.xlarge", SLURM),
         ("HPX223", "instance_groups.0.auto_patch.idle_s", 3600, LEAST | {"instance_groups": [PATCHED]}),
+        ("HPX230", "instance_groups.0.instance_type", "ml.p6e-gb200.36xlarge", LEAST),
         (
             "HPX221",
             "instance_groups.0.other_types.0",

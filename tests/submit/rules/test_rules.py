@@ -15,6 +15,7 @@ from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.submit.rules import Context, all_rules
 
 P5 = {"instance_type": "ml.p5.48xlarge"}
+GB200 = {"instance_type": "ml.p6e-gb200.36xlarge"}
 WHOLE = {"workers_per_node": 8, "resources": P5}
 AWS = {"mode": "aws-checkpointless"}
 ARTICLE = "sagemaker-hyperpod/pytorch-training:2.3.0-checkpointless"
@@ -195,6 +196,13 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         "resources.accelerators",
     ),
     ("HPX131", {"image": None}, {}, "image"),
+    (
+        "HPX139",
+        {"nodes": 2, "resources": GB200},
+        {"nodes": 2, "resources": GB200 | {"efa": 8}},
+        "resources.instance_type",
+    ),
+    ("HPX139", {"nodes": 2, "resources": GB200}, {"nodes": 1, "resources": GB200}, "resources.instance_type"),
     ("HPX137", {"image": ARTICLE}, {"image": f"658645717510.dkr.ecr.us-west-2.amazonaws.com/{ARTICLE}"}, "image"),
     ("HPX138", {"env": {"HPCT_USE_CONN_DATA": "0"}}, {"env": {"HPCT_USE_CONN_DATA": "1"}}, "env.HPCT_USE_CONN_DATA"),
     (
