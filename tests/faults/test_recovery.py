@@ -25,14 +25,13 @@ def assert_equal_to(undisturbed: dict[str, Any], report: dict[str, Any]) -> None
 def test_a_fork_server_that_is_killed_is_started_again_and_forks_the_next_worker(job, undisturbed):
     """No rank is its child: all train on, and the one that is killed next has a successor. The job has no spare."""
     running = job(env={"HPX_TEST_HOLD": "[[1, 3, 5]]"}, cold=True).start()
-    held = running.until("worker_started", rank=3)["pid"]
+    workers = {running.until("worker_started", rank=rank)["pid"]: rank for rank in (2, 3)}
     running.until("step", step=4)
-    workers = {event["pid"] for event in running.events() if event["event"] == "worker_started"}
-    helpers = set(descendants(running.agents[1].pid)) - workers  # workers are forked, and have the same command line
+    helpers = set(descendants(running.agents[1].pid)) - workers.keys()  # workers are forked, and have the same command line
     (fork_server,) = [pid for pid in helpers if b"fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     os.kill(fork_server, signal.SIGKILL)
     assert running.until("fork_server_lost")["cause"] == "the process that forks workers killed by SIGKILL (9)"
-    os.kill(held, signal.SIGKILL)
+    os.kill(next(pid for pid, rank in workers.items() if rank == 3), signal.SIGKILL)
     report = running.wait()
     assert_equal_to(undisturbed, report)
     assert [recovery["fault"]["rank"] for recovery in report["recoveries"]] == [3]
