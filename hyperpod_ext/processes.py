@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _REMOVERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
+_DIES_S = 10.0
+"""How long the end of a process that was killed is waited for, if it waits for a disk."""
+_not_dying: set[int] = set()
+"""Processes that were killed and were alive after that time."""
 _REMOVING_S = 10.0
 """How long those may take, once all others have ended that are known. They begin when the last process has that may use
 what they remove: torch's DataLoader workers look every 5 s whether who started them lives."""
@@ -127,11 +131,12 @@ def kill_descendants(pid: int, *, spare: Collection[int] = ()) -> list[int]:
 def _kill_all(find: Callable[[], list[int]]) -> list[int]:
     """SIGKILL the processes that `find` gives, until it gives none; returns the ids that were killed.
 
-    Those that remove what dead processes left in shared memory are the last, and have a moment for it.
+    Those that remove what dead processes left in shared memory are the last, and have a moment for it. A process that
+    waits for a disk ends when that answers, which may be never: it is left alone after some seconds.
     """
     killed: list[int] = []
     until: float | None = None
-    while living := find():
+    while living := [pid for pid in find() if not _waits_for_ever(pid)]:
         others = [pid for pid in living if not _removes_leftovers(pid)]
         if not others:
             until = time.monotonic() + _REMOVING_S if until is None else until
@@ -144,8 +149,27 @@ def _kill_all(find: Callable[[], list[int]]) -> list[int]:
                 if pid not in killed:
                     killed.append(pid)
         for pid in others or living:
-            _wait_gone(pid)
+            _wait_gone(pid, _DIES_S)
+            if is_alive(pid):
+                _not_dying.add(pid)
     return killed
+
+
+def _waits_for_ever(pid: int) -> bool:
+    """Whether it was killed long ago, and waits for a disk still."""
+    return pid in _not_dying and process_state(pid) == _STATES["D"]
+
+
+_STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "waiting for a disk", "Z": "ended", "X": "ended"}
+
+
+def process_state(pid: int) -> str:
+    """State of a process in words: of its threads, the first that is not running or waiting as usual."""
+    states = ""
+    with contextlib.suppress(OSError):
+        for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+            states += stat.read_text().rpartition(")")[2].split()[0]
+    return next((words for letter, words in _STATES.items() if letter in states), "running" if states else "ended")
 
 
 def kill_group(leader: int) -> None:

@@ -27,7 +27,9 @@ def test_a_fork_server_that_is_killed_is_started_again_and_forks_the_next_worker
     running = job(env={"HPX_TEST_HOLD": "[[1, 3, 5]]"}, cold=True).start()
     workers = {running.until("worker_started", rank=rank)["pid"]: rank for rank in (2, 3)}
     running.until("step", step=4)
-    helpers = set(descendants(running.agents[1].pid)) - workers.keys()  # workers are forked, and have the same command line
+    helpers = (
+        set(descendants(running.agents[1].pid)) - workers.keys()
+    )  # workers are forked, and have the same command line
     (fork_server,) = [pid for pid in helpers if b"fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     os.kill(fork_server, signal.SIGKILL)
     assert running.until("fork_server_lost")["cause"] == "the process that forks workers killed by SIGKILL (9)"

@@ -183,6 +183,11 @@ class Prepared:
 class MemoryServer:
     """This node's memory server. What it writes goes on to this process's stderr, and is quoted should it end."""
 
+    silent = ""
+    """Why it was killed: it did not answer."""
+    is_gone = False
+    """Whether its end has been dealt with."""
+
     def __init__(
         self, path: Path, node: int, environ: Mapping[str, str], process: MemoryServerProcess | None = None
     ) -> None:

@@ -19,6 +19,12 @@ from hyperpod_ext.runtime.memory_server.protocol import requests as r
 from hyperpod_ext.runtime.memory_server.protocol.request import A, Request, read_answer
 
 _START_S = 30.0
+_AGAIN_S = 0.2
+"""How soon a request is sent again whose connection broke."""
+_PING_S = 3.0
+"""How often it is looked whether the server answers at all."""
+_MOST_LIMITS = 10
+"""So many times as long may an answer take that waits for what a dead rank had asked for."""
 _WATCH_S = 1.0
 """How often it is looked whether a checkpoint has come to a durable tier."""
 _WATCH_ALL = 5
@@ -37,6 +43,8 @@ class Break(Protocol):
     def __call__(self, why: str, *, code: str = ...) -> None: ...
 
 
+_LONG = (r.Durable, r.UploadNow, r.WaitIdle, r.WaitState, r.WaitOthers, r.CheckTiers, r.Fetch, r.FetchHead)
+"""Requests that wait for other processes or for a store."""
 _SETTINGS = (r.Listen, r.Fence, r.Rescale, r.Peers, r.PeerSchedule, r.ScheduleCopy)
 """What a memory server is told that the next one must know, too."""
 
@@ -50,10 +58,17 @@ def _setting(request: Request[Any]) -> tuple[object, ...] | None:
 
 class AsyncMemoryClient:
     """Asks the memory server; each request has a connection of its own. One that ends while it is asked is followed by
-    another, which is asked once more."""
+    another, which is asked once more. A connection that breaks is made again.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    Args:
+        silent: is called with a sentence when the server has not answered in `limit_s`. It has to end that server.
+        limit_s: seconds that it has for an answer that waits for nobody.
+    """
+
+    def __init__(
+        self, path: Path, silent: Callable[[str], object] = lambda why: None, limit_s: float = _START_S / 2
+    ) -> None:
+        self._path, self._silent, self._limit_s = path, silent, limit_s
         self.ended = ""
         """Why there is none, and none comes."""
         self._number = 0
@@ -67,21 +82,32 @@ class AsyncMemoryClient:
         Raises:
             JobFailedError: it is gone for good, or refuses.
         """
+        deadline = None
         while True:
             change = self._change
             answer = await self._answer(self._path, request)
             if answer is not None:
                 break
             try:
-                await asyncio.wait_for(change.wait(), _START_S)
+                await asyncio.wait_for(change.wait(), _AGAIN_S)
+                deadline = None
             except TimeoutError:
-                why = f"the memory server broke off `{type(request).__name__}`, and has not ended {_START_S:g} s later"
-                raise JobFailedError(why) from None
+                deadline = deadline or time.monotonic() + _START_S
+                if time.monotonic() > deadline:
+                    why = f"the memory server broke off `{type(request).__name__}` again and again for {_START_S:g} s"
+                    raise JobFailedError(why) from None
         answered = _read(request, answer)
         if (setting := _setting(request)) is not None:
             self._reported.pop(setting, None)  # the newest comes last
             self._reported[setting] = request
         return answered
+
+    async def watch(self) -> None:
+        """Find a server that is stopped, for as long as there is one to ask."""
+        with contextlib.suppress(JobFailedError):
+            while True:
+                await asyncio.sleep(min(_PING_S, self._limit_s / 4))
+                await self.ask(r.Handshake())
 
     def lost(self, for_good: str = "") -> None:
         """The server has ended. `for_good`: why no other one follows."""
@@ -110,13 +136,36 @@ class AsyncMemoryClient:
         if line is None:
             return None
         reader, writer = line
+        writer.write(wire.encode(with_version(encode(request))))
+        reading, asked = asyncio.ensure_future(wire.read(reader)), self._number
         try:
-            writer.write(wire.encode(with_version(encode(request))))
-            return await wire.read(reader)
+            await self._wait_for(reading, request, asked)
+            if reading.done():
+                return reading.result()
+            if self._number == asked:
+                self._silent(f"it did not answer `{type(request).__name__}` for {self._limit_of(request):g} s")
+            return None
         except ConnectionError:
             return None
         finally:
+            reading.cancel()
             writer.close()
+
+    def _limit_of(self, request: Request[Any]) -> float:
+        return self._limit_s * (_MOST_LIMITS if isinstance(request, r.Held) and request.owner is not None else 1)
+
+    async def _wait_for(self, reading: asyncio.Future[Any], request: Request[Any], asked: int) -> None:
+        """Until the answer is here, its time is over, or the server with the number `asked` has ended. Time in which
+        this process stood still does not count."""
+        slices = (
+            itertools.count()
+            if isinstance(request, _LONG)
+            else range(int(10 * self._limit_of(request) / self._limit_s))
+        )
+        for _ in slices:
+            await asyncio.wait({reading}, timeout=self._limit_s / 10)
+            if reading.done() or self._number != asked:
+                return
 
     async def _open(self, path: Path, number: int | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
         deadline = time.monotonic() + _START_S

@@ -19,7 +19,7 @@ from typing import Any
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME
 from hyperpod_ext.errors import ConflictError, HyperpodExtError, JobFailedError
 from hyperpod_ext.ports import free_port
-from hyperpod_ext.processes import become_subreaper, describe_exit, kill_descendants
+from hyperpod_ext.processes import become_subreaper, describe_exit, kill_descendants, process_state
 from hyperpod_ext.runtime.agent.children import (
     ForkServer,
     ForkServerEndedError,
@@ -63,6 +63,10 @@ __all__ = ["Node", "NodeSettings"]
 _WHERE = "coordinator.json"
 _COORDINATOR_LOST = "the coordinator is gone"
 _FAILED = JobFailedError.__name__
+_MEMORY_SILENT_S = 15.0
+"""How long a memory server may be silent that is asked something it can answer at once."""
+_DIES_S = 2.0
+"""How long the end of a process is waited for that was killed: one that waits for a disk ends when that answers."""
 _LAST_WORD_S = 5.0
 """How long a node that cannot go on waits for the coordinator to end the job."""
 
@@ -87,7 +91,8 @@ class Node:
         self._agent_socket = settings.socket_dir / f"node{settings.node}.agent"
         self._memory_socket = settings.socket_dir / f"node{settings.node}.memory"
         self._next_memory_socket = settings.socket_dir / f"node{settings.node}.next"
-        self._memory = AsyncMemoryClient(self._memory_socket)
+        limit_s = min(_MEMORY_SILENT_S, self._config.restart.hang.floor_s / 2)  # before its ranks count as hanging
+        self._memory = AsyncMemoryClient(self._memory_socket, self._memory_silent, limit_s)
         self._copies = CopyMonitor(self._memory.ask, self._event, self._break)
         self._last_step = LastStep(self._memory.ask, self._tell, self._event)
         self._workers = Workers(settings, self._memory, tell=self._tell, event=self._event, spawn=self._spawn)
@@ -118,6 +123,7 @@ class Node:
         """Term of the coordinator that was told."""
         self._hold_ends: asyncio.TimerHandle | None = None
         """Until then ranks may leave their step."""
+        self._memory_server: MemoryServer | None = None
         self._memory_ends: list[int] = []
         """Steps in which a memory server of this node has ended."""
         self._forks_lost: list[int] = []
@@ -181,6 +187,7 @@ class Node:
             "domain": os.environ.get(ENV_FAILURE_DOMAIN, ""),
         }
         self._coordinator_client.send_handshake()
+        self._spawn(self._memory.watch())
         if self._log_watch.has_rules:
             self._spawn(self._log_watch.run())
         self._event("network", interface=interface, address=address)
@@ -590,14 +597,33 @@ class Node:
 
     def _start_memory_server(self, socket_path: Path, process: MemoryServerProcess | None = None) -> None:
         socket_path.unlink(missing_ok=True)
-        server = MemoryServer(socket_path, self._settings.node, self._worker_environ(), process)
+        server = self._memory_server = MemoryServer(socket_path, self._settings.node, self._worker_environ(), process)
         on_exit(server.pid, lambda status: self._spawn(self._memory_server_ended(server, status)))
+
+    def _memory_silent(self, why: str) -> None:
+        """End a memory server that is stopped, or whose threads wait for a disk."""
+        if (server := self._memory_server) is None or server.silent:
+            return
+        server.silent = f"{why} ({process_state(server.pid)}) and was killed"
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(server.pid, signal.SIGKILL)
+        self._spawn(self._bury(server))
+
+    async def _bury(self, server: MemoryServer) -> None:
+        """Go on without a memory server that SIGKILL does not end."""
+        await asyncio.sleep(_DIES_S)
+        await self._memory_server_ended(server, signal.SIGKILL)
 
     async def _memory_server_ended(self, server: MemoryServer, status: int) -> None:
         """Another one takes its place, if no other node does: training has not noticed, and what is saved next goes
         to that. What it held is lost."""
-        words, step, began = await server.last_log_line(), self._workers.newest_step, time.monotonic()
-        how = decode_exit(status, oom=self._oom_kills.since_last()).cause
+        if server.is_gone:
+            return
+        server.is_gone = True
+        step, began = self._workers.newest_step, time.monotonic()
+        how, words = server.silent or decode_exit(status, oom=self._oom_kills.since_last()).cause, ""
+        if not server.silent:
+            words = await server.last_log_line()
         cause = f"the memory server ended: {how}" + (f" ({words})" if words else "")
         if (why := self._why_no_other_memory(step)) is not None:
             self._memory.lost(cause)

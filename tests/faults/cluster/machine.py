@@ -192,7 +192,7 @@ class _ForkServerProcess:
 
 
 class _ForkServer:
-    pid = 1
+    pid, is_ready = 1, True
 
     @classmethod
     async def of(cls, process: object, environ: object) -> Self:
@@ -318,7 +318,7 @@ def simulated_machines(candidates: int) -> Iterator[None]:
             ForkServer=_ForkServer,
             ForkServerProcess=_ForkServerProcess,
             MemoryServer=_MemoryServer,
-            AsyncMemoryClient=lambda path: here().memory,
+            AsyncMemoryClient=lambda path, silent, limit_s: here().memory,
             on_exit=lambda pid, tell: None,
             become_subreaper=lambda: None,
             kill_descendants=_kill_descendants,

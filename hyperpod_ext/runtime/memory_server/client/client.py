@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from hyperpod_ext import errors
 from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc.connections import breaking
 from hyperpod_ext.runtime.ipc.declared import Declared, encode, with_version
 from hyperpod_ext.runtime.memory_server.protocol import requests as r
 from hyperpod_ext.runtime.memory_server.protocol.request import A, Request, read_answer
@@ -21,6 +24,8 @@ from hyperpod_ext.runtime.snapshot.layout_plan import Plan, read_plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_manifest
 
 _START_S = 60.0
+_REPLACED_S = 1.0
+"""How often it is looked, while an answer is due, whether another server listens there by now."""
 _LOOK_S, _STOPPED_S = 0.01, 10.0
 """How often a worker looks how far its memory is made, and how long it waits where that does not go on."""
 
@@ -88,9 +93,10 @@ class MemoryClient:
             self._socket.close()
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
+                self._inode = Path(self._path).stat().st_ino
                 self._socket.connect(self._path)
                 break
-            except (FileNotFoundError, ConnectionRefusedError) as error:
+            except OSError as error:
                 if not self._another:
                     raise
                 if time.monotonic() > deadline:
@@ -197,11 +203,11 @@ class MemoryClient:
             return not self._pending
 
     def _has_answer(self) -> bool:
-        try:
-            with self._naming_its_end():
+        with self._naming_its_end(), breaking():
+            try:
                 self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
+            except BlockingIOError:
+                return False
         return True
 
     def open(
@@ -286,12 +292,26 @@ class MemoryClient:
         except ConnectionError as error:
             raise self._gone() from error
 
+    def _wait_answer(self) -> None:
+        """Wait for an answer. A server that waits for a disk keeps its connections when it is killed: it has ended when
+        another one listens in its place."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        while self._another and not poll.poll(1000 * _REPLACED_S):
+            try:
+                replaced = Path(self._path).stat().st_ino != self._inode
+            except FileNotFoundError:
+                continue
+            if replaced:
+                raise ConnectionResetError("another memory server has taken its place")
+
     def _gone(self) -> errors.JobFailedError:
         kind = MemoryLostError if self._another else errors.JobFailedError
         return kind("the memory server of this node is gone")
 
     def _answer(self, request: Request[A]) -> tuple[A, list[int]]:
         with self._naming_its_end():
+            self._wait_answer()
             answer, fds = wire.receive_fds(self._socket, max_fds=1)
         if answer is None:
             raise self._gone()
