@@ -18,8 +18,9 @@ from hyperpod_ext.runtime.state.unsaved.carried import carried, iterated
 
 _WINDOW = 64 << 10
 """Bytes that are read of a tensor's beginning, middle and end."""
-_NEAR_S = 600.0
-"""How far from now a number is still taken for a clock's."""
+_NEAR_S, _NEAR = 600.0, 0.1
+"""How far from a clock a number is still taken for its time: so many seconds, and this share of the clock. After a
+boot the monotonic clock is small, and so are most numbers of a training."""
 _MOST = 100
 """Items of a tuple that are looked at."""
 
@@ -99,4 +100,5 @@ def of_iterator(iterator: Any, saved: Set[int]) -> Hashable:
 
 
 def _is_time(value: float) -> bool:
-    return any(abs(value - now()) < _NEAR_S for now in (time.time, time.monotonic))
+    clocks = time.time(), time.monotonic()
+    return any(abs(value - now) < min(_NEAR_S, _NEAR * now) for now in clocks)

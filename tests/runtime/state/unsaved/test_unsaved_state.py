@@ -25,6 +25,7 @@ from torch.optim import lr_scheduler, swa_utils
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime import Run, resilient
 from hyperpod_ext.runtime.data import ElasticDataLoader
+from hyperpod_ext.runtime.state.unsaved.fingerprints import is_number
 from hyperpod_ext.runtime.state.unsaved.reachable import is_of_script
 
 MODULE_LEVEL = np.random.default_rng(3)
@@ -386,6 +387,17 @@ def loader(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Eac
     rows = torch.utils.data.TensorDataset(torch.arange(2))
     own = torch.utils.data.DataLoader(rows, shuffle=True, generator=torch.Generator().manual_seed(1))
     return [own, own.generator], lambda _: list(own)
+
+
+@pytest.mark.parametrize("uptime_s", [5.0, 100.0, 3600.0])
+def test_a_number_is_no_time_because_the_machine_has_just_booted(
+    uptime_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.monotonic", lambda: uptime_s)
+    for number in (0.0, 0.9, 3.2):
+        assert is_number(number)
+    for moment in (uptime_s, uptime_s * 0.95, time.time(), time.time() - 500):
+        assert not is_number(moment)
 
 
 def evaluated_now_and_then(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
