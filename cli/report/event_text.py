@@ -8,7 +8,7 @@ from typing import Any
 from hyperpod_ext.runtime.events import of_checkpoints, of_faults, of_nodes, of_training
 from hyperpod_ext.runtime.events.event import Event
 from hyperpod_ext.runtime.events.reading import read_followed
-from hyperpod_ext.runtime.events.report import OWN_LOSS
+from hyperpod_ext.runtime.events.report import OWN_LOSS, unseeded_text
 
 _LONGEST_LINE = 160
 _STEPS_COMPARED = 16
@@ -76,8 +76,10 @@ def _lines(event: Event) -> list[str]:
     match event:
         case of_training.JobStarted():
             return [f"starting {event.world_size} ranks on {event.nodes} nodes"]
-        case of_training.Unsaved() if names := [each for each in event.objects if each not in event.descriptive]:
-            return [f"changes from step to step, and is in no snapshot: {', '.join(names)}"]
+        case of_training.Unsaved():
+            names = [each for each in event.objects if each not in event.descriptive]
+            told = [f"changes from step to step, and is in no snapshot: {', '.join(names)}"] if names else []
+            return [*told, *([unseeded_text(event.unseeded)] if event.unseeded else [])]
         case of_training.RestoreFailed():
             return [f"rank {event.rank} could not restore, the next source is tried: {event.error}"]
         case of_faults.Fault():

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from hyperpod_ext.runtime.events.report import GIVE_A_GENERATOR, unseeded_text
+
 from ..command import Command, output_option
 from ..output import columns, print_result, say
 from .page import NOTHING_TO_CHANGE
@@ -98,7 +100,7 @@ def why_it_differs(result: Mapping[str, Any]) -> tuple[str, str] | None:
     equal."""
     if False not in (result.get("loss_equal"), result.get("weights_equal")):
         return None
-    unsaved = ", ".join(result.get("in_no_snapshot", ()))
+    unsaved, unseeded = ", ".join(result.get("in_no_snapshot", ())), result.get("unseeded_loaders", ())
     if result.get("weights_equal") is not False:
         if "loss" in result.get("differs_by_rank", ()):
             what = "the losses differ from those of the undisturbed run, as ranks log different losses"
@@ -114,18 +116,25 @@ def why_it_differs(result: Mapping[str, Any]) -> tuple[str, str] | None:
             )
     else:
         what = "the job differs from its undisturbed run, so its steps do not repeat exactly"
+    whys, ways_out = [], []
+    if unseeded:
+        whys, ways_out = [unseeded_text(unseeded).removesuffix(".")], [GIVE_A_GENERATOR]
     if unsaved:
-        return (
-            f"{what}; {unsaved} changed from step to step and is in no snapshot",
-            "Hand it to run.restore, in an object with state_dict() and load_state_dict().",
-        )
-    if whys := {str(each["differs"]) for each in result.get("continued", ()) if each["differs"]}:
-        what = f"the job differs from its undisturbed run, as ranks went on without others: {'; '.join(sorted(whys))}"
+        whys.append(f"{unsaved} changed from step to step and is in no snapshot")
+        ways_out.append("Hand it to run.restore, in an object with state_dict() and load_state_dict().")
+    if whys:
+        return "; ".join([what, *whys]), " ".join(ways_out)
+    if ranks := {str(each["differs"]) for each in result.get("continued", ()) if each["differs"]}:
+        what = f"the job differs from its undisturbed run, as ranks went on without others: {'; '.join(sorted(ranks))}"
         return (
             what,
             "Bits stay with `samples: constant`, ElasticDataLoader, run.data_parallel(model, reproducible=True).",
         )
-    return what, "Build models inside run.keep, which is seeded, and draw random numbers inside the steps."
+    return (
+        what,
+        "Build models inside run.keep, which is seeded. Draw random numbers inside the steps and in the rank's own "
+        "process: those that worker processes of a DataLoader draw are others after a fault.",
+    )
 
 
 def saving(advice: Mapping[str, Any]) -> str:

@@ -55,6 +55,8 @@ if __name__ == "__main__":
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(Model(), torch.utils.data.DataLoader(samples, batch_size=16), ckpt_path="last")
+    trainer.fit(
+        Model(), torch.utils.data.DataLoader(samples, batch_size=16, generator=torch.Generator()), ckpt_path="last"
+    )
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()  # its threads must not outlive the interpreter

@@ -59,7 +59,7 @@ def train(run: Run) -> None:
         world_size=run.world_size,
         drop_last=True,
     )
-    held_out = torch.utils.data.DataLoader(Turned(256, 32), batch_size=8)
+    held_out = torch.utils.data.DataLoader(Turned(256, 32), batch_size=8, generator=torch.Generator())
     trainer = ResilientTrainer(
         run,
         max_steps=args.steps,

@@ -23,7 +23,7 @@ from made_events import entry
 from stand_in import write_job
 from waiting import until
 
-from hyperpod_ext.runtime.events.report import OWN_LOSS
+from hyperpod_ext.runtime.events.report import OWN_LOSS, unseeded_text
 from hyperpod_ext.submit import submit as submit_module
 from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
 from hyperpod_ext.submit.local import store as local_store
@@ -338,6 +338,8 @@ def test_what_no_snapshot_holds_is_told_while_the_job_runs() -> None:
     told |= {"objects": ["mean (float)", "losses (list)"], "descriptive": ["losses (list)"]}
     assert EventText().tell(told) == ["changes from step to step, and is in no snapshot: mean (float)"]
     assert EventText().tell(told | {"objects": ["losses (list)"]}) == []
+    unseeded = {"objects": [], "unseeded": ["rows (DataLoader)"]}
+    assert EventText().tell(told | unseeded) == [unseeded_text(["rows (DataLoader)"])]
 
 
 def test_a_job_that_resumes_an_earlier_run_says_from_where_before_its_first_step() -> None:

@@ -198,6 +198,8 @@ class Unsaved(ByWorker):
     """Where the script has it, each with its class."""
     descriptive: Listed[str] = ()
     """Those of them that only describe training, by all appearances."""
+    unseeded: Listed[str] = ()
+    """DataLoaders without a generator of their own, each with its class."""
 
 
 class Step(ByWorker):

@@ -37,6 +37,10 @@ from hyperpod_ext.runtime.snapshot.parity import beyond_parity
 
 _SHOWN = 8
 """Ranks that a warning names."""
+GIVE_A_GENERATOR = (
+    "Give the loader generator=torch.Generator(). Random numbers that its worker processes draw must follow from the "
+    "sample's index; ElasticDataLoader seeds them so."
+)
 OWN_LOSS = (
     "ranks logged different losses, and the loss that is shown is one rank's. Average it over the ranks before "
     "run.log, or log it as rank_loss."
@@ -81,11 +85,13 @@ def make_report(events: Events, *, state: str, error: Any, world_size: int) -> d
         **breakdown(events, recoveries),
         "durable": durable_steps(events),
         "in_no_snapshot": (unsaved := in_no_snapshot(events)),
+        "unseeded_loaders": (unseeded := unseeded_loaders(events)),
         "warnings": [
             *left_out(events),
             *differences(continued),
             *map(_beyond_parity, events.of(ParityShort)),
             *([_begun_anew(unsaved)] if unsaved and recoveries else []),
+            *([f"{unseeded_text(unseeded)} {GIVE_A_GENERATOR}"] if unseeded else []),
             *([OWN_LOSS] if "loss" in differs else []),
             *map(_own_metric, _metrics_of_one_rank(events)),
             *_other_scripts(events),
@@ -111,6 +117,20 @@ def _other_scripts(events: Events) -> list[str]:
 def in_no_snapshot(events: Events) -> list[str]:
     """What was seen to change from step to step, beside what snapshots hold."""
     return list(dict.fromkeys(name for event in events.of(Unsaved) for name in event.objects))
+
+
+def unseeded_loaders(events: Events) -> list[str]:
+    """DataLoaders that draw their seeds from torch's global generator."""
+    return list(dict.fromkeys(name for event in events.of(Unsaved) for name in event.unseeded))
+
+
+def unseeded_text(loaders: Sequence[str]) -> str:
+    """A sentence on `loaders`, which have no generator."""
+    has = "has" if len(loaders) == 1 else "have"
+    return (
+        f"{', '.join(loaders)} {has} no generator=: each iter() draws a seed from torch's global generator, so a step "
+        "in which the loader begins again after a fault draws other random numbers."
+    )
 
 
 def _begun_anew(unsaved: Sequence[str]) -> str:

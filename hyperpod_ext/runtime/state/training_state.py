@@ -25,6 +25,14 @@ from hyperpod_ext.runtime.state.data_access import DataAccess
 from hyperpod_ext.runtime.state.optimizer_state import bytes_to_come, make_state
 from hyperpod_ext.runtime.state.same_data import DataPositions, data_positions_of
 
+_SHARDING_OPTIMIZERS = frozenset(
+    {
+        *("ZeroRedundancyOptimizer", "OSS", "DistributedFusedAdam", "DistributedFusedLAMB"),
+        *("DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3"),
+    }
+)
+"""Classes of torch, fairscale, apex and DeepSpeed whose state is divided among ranks."""
+
 
 @runtime_checkable
 class Stateful(Protocol):
@@ -103,6 +111,13 @@ class TrainingState:
                 raise JobFailedError(
                     f"restore({name}=...): {type(value).__name__} has no state_dict() and load_state_dict()",
                     hint="Pass modules, optimizers, schedulers, or objects with these two methods.",
+                )
+            if _SHARDING_OPTIMIZERS & {each.__name__ for each in type(value).__mro__}:
+                raise JobFailedError(
+                    f"restore({name}=...): {type(value).__name__} is not supported: each rank holds a part of its "
+                    "state, and its state_dict() has the whole only on one rank and after a collective",
+                    hint="Shard with fully_shard (FSDP2) inside run.keep, and use a plain optimizer: each rank's shard "
+                    "is saved.",
                 )
             if is_distributed_optimizer(value):
                 raise JobFailedError(

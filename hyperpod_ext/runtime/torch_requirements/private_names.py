@@ -103,6 +103,7 @@ TABLE = (
     PrivateName(_C, "ReconfigureOptions", "the ranks of a group that gets others", Feature.LASTING_GROUPS),
     PrivateName(_DDP, "_has_rebuilt_buckets", "whether gradient buckets have their final layout", Feature.DDP),
     PrivateName(_DDP, "_build_params_for_reducer", "parameters in the order of the former buckets", Feature.DDP),
+    PrivateName(_DDP, "_comm_hooks", "state of communication hooks, which no snapshot has", Feature.DDP),
     PrivateName(_REDUCER, "_rebuild_buckets", "buckets laid out before the first step", Feature.DDP),
     PrivateName("torch.distributed", "_broadcast_coalesced", "errors that a script swallows", Feature.DDP),
     PrivateName(_REDUCER, "_get_zeros_like_grad_buckets", "parameters of each bucket", Feature.DDP),

@@ -424,9 +424,10 @@ class Run:
             self._link.event("kept", rank=self.rank, **kept)
             self._reported_kept = kept
 
-    def _record_unsaved(self, names: list[str], descriptive: list[str]) -> None:
+    def _record_unsaved(self, names: list[str], descriptive: list[str], unseeded: list[str]) -> None:
         if self.rank == 0:
-            self._link.event("unsaved", rank=self.rank, objects=names, descriptive=descriptive)
+            lists = {"objects": names, "descriptive": descriptive, "unseeded": unseeded}
+            self._link.event("unsaved", rank=self.rank, **lists)
 
     def _tell(self, step: int, total: int, began: float) -> None:
         """Report a step, and what of its time was not spent on it."""

@@ -24,12 +24,14 @@ from hyperpod_ext.runtime.state.unsaved.fingerprints import (
     of_plain,
     of_tensor,
 )
+from hyperpod_ext.runtime.state.unsaved.library_objects import hook_states
 from hyperpod_ext.runtime.state.unsaved.reachable import (
     Named,
     anything,
     is_of_script,
     mentioned,
     of_script,
+    own_values,
     reachable,
     script_frames,
 )
@@ -85,6 +87,9 @@ def candidates(
     reached = [(name, value) for name, value in reachable(roots, of_script) if id(value) not in known]
     found: dict[Hashable, Candidate] = _of_objects(reached, known, memory)
     found |= _of_variables(frame, [value for _, value in reached if isinstance(value, FunctionType)], memory)
+    for hook in hook_states((value for _, value in reached), known, memory):
+        kind = type(hook.owner).__name__
+        found[id(hook.owner)] = Candidate(hook.name, kind, "error", {"": hook.mark}, _reference(hook.owner))
     for value in neighbours:
         if id(value) not in found and (values := _places(value, known, memory)):
             kind = type(value).__name__
@@ -173,9 +178,7 @@ def _candidate(name: str, value: Any, memory: set[int], known: set[int]) -> Cand
         return _of_container(value, of, sampled)
     if isinstance(value, Iterator):
         return of("warning", _places(value, known, memory), twice=True)
-    if not hasattr(value, "__dict__"):
-        return None
-    own = list(vars(value).items())
+    own = own_values(value)
     numbers = {key: each for key, each in own if is_number(each)}
     if any(part in kind.lower() for part in _HARMLESS):
         return of("note", numbers, twice=True) if is_of_script(type(value).__module__) else None

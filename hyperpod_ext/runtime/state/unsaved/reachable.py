@@ -9,7 +9,7 @@ import sysconfig
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import FrameType, FunctionType, MethodType, ModuleType
+from types import FrameType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -90,8 +90,26 @@ def anything(name: str, value: Any) -> Iterable[Named]:
 
 def attributes(name: str, value: Any) -> list[Named]:
     """Of an object, but for properties, which could do anything."""
+    return [(f"{name}.{key}", item) for key, item in own_values(value)]
+
+
+def own_values(value: Any) -> list[Named]:
+    """Values of an object's own, by their names: those in its `__dict__`, and in the slots of its classes."""
     own = getattr(value, "__dict__", None)
-    return [(f"{name}.{key}", item) for key, item in list(own.items())] if type(own) is dict else []
+    found = list(own.items()) if type(own) is dict else []
+    kind: Any = type(value)
+    for slot in _slots(kind):
+        try:
+            found.append((slot.__name__, slot.__get__(value)))
+        except AttributeError:
+            continue  # not set
+    return found
+
+
+@functools.cache
+def _slots(kind: Any) -> tuple[MemberDescriptorType, ...]:
+    declared = [each for each in kind.__mro__ if "__slots__" in vars(each)]
+    return tuple(slot for each in declared for slot in vars(each).values() if type(slot) is MemberDescriptorType)
 
 
 def mentioned(function: FunctionType) -> list[Named]:

@@ -17,11 +17,13 @@ from typing import Any
 import torch
 
 from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.events.report import GIVE_A_GENERATOR, unseeded_text
 from hyperpod_ext.runtime.state.unsaved import generators
 from hyperpod_ext.runtime.state.unsaved.carried import neighbours
 from hyperpod_ext.runtime.state.unsaved.fingerprints import address_of, of_tensor
 from hyperpod_ext.runtime.state.unsaved.kinds import Candidate, candidates
-from hyperpod_ext.runtime.state.unsaved.reachable import variables
+from hyperpod_ext.runtime.state.unsaved.library_objects import unseeded_loaders
+from hyperpod_ext.runtime.state.unsaved.reachable import of_script, reachable, variables
 
 _COMPARED = 2
 """How many steps: the first ones of a process."""
@@ -34,7 +36,7 @@ class UnsavedState:
     def __init__(
         self,
         warn: Callable[[str], object] = sys.stderr.write,
-        recorded: Callable[[list[str], list[str]], object] = lambda names, descriptive: None,
+        recorded: Callable[[list[str], list[str], list[str]], object] = lambda names, descriptive, unseeded: None,
     ) -> None:
         self._warn, self._recorded = warn, recorded
         self._left_out: list[Any] = []
@@ -95,8 +97,12 @@ class UnsavedState:
                 return
             changed = _changed(self._moments, tensors)
         self._be_done()
-        if named := [str(each) for each, _ in changed if each.severity != "error"]:
-            self._recorded(named, [str(each) for each, _ in changed if each.severity == "note"])
+        named = [str(each) for each, _ in changed if each.severity != "error"]
+        unseeded = unseeded_loaders(list(reachable(roots, of_script)), saved.values())
+        if named or unseeded:
+            self._recorded(named, [str(each) for each, _ in changed if each.severity == "note"], unseeded)
+        if unseeded:
+            self._warn(f"hyperpod_ext: {unseeded_text(unseeded)} {GIVE_A_GENERATOR}\n")
         if named := [str(each) for each, _ in changed if each.severity == "warning"]:
             names = _listed(named)
             self._warn(

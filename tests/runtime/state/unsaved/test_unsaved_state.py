@@ -16,15 +16,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from durable_place import Directory
 from small_job import MEMORY, SmallJob
 from small_job import trained as trained_job
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.optim import lr_scheduler, swa_utils
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime import Run, resilient
 from hyperpod_ext.runtime.data import ElasticDataLoader
+from hyperpod_ext.runtime.events.report import GIVE_A_GENERATOR, unseeded_text
 from hyperpod_ext.runtime.state.unsaved.fingerprints import is_number
 from hyperpod_ext.runtime.state.unsaved.reachable import is_of_script
 
@@ -52,6 +55,8 @@ class EmaWithState(Ema):
 
 
 class Curriculum:
+    __slots__ = ("level",)  # as a dataclass may have them
+
     def __init__(self) -> None:
         self.level = 0
 
@@ -517,6 +522,105 @@ def test_what_a_loop_carries_on_is_warned_of(body: Callable[[Run], object], told
     warned = capfd.readouterr().err
     found = re.search("hyperpod_ext: (.*) changed in the first two steps", warned)
     assert (found[1].split(", ") if found else []) == told
+
+
+class Compressed:
+    """A hook's state in slots, as torch's PowerSGDState has it."""
+
+    __slots__ = ("errors", "process_group")
+
+    def __init__(self) -> None:
+        self.errors: dict[int, torch.Tensor] = {}
+        self.process_group = dist.group.WORLD
+
+
+def feedback(state, bucket):  # DDP takes no annotations that are text
+    """Keeps what rounding loses for the next step."""
+    gradient = bucket.buffer() + state.errors.get(bucket.index(), 0.0)
+    rounded = gradient.bfloat16().float()
+    state.errors[bucket.index()] = gradient - rounded
+    return default_hooks.allreduce_hook(state.process_group, RoundedBucket(rounded))
+
+
+class RoundedBucket:
+    def __init__(self, buffer: torch.Tensor) -> None:
+        self._buffer = buffer
+
+    def buffer(self) -> torch.Tensor:
+        return self._buffer
+
+
+def hooked(register: Callable[[Run, Any], object]) -> None:
+    """A job of four steps whose DDP reduces its gradients by a hook."""
+
+    def train(run: Run) -> None:
+        model = run.keep(lambda: nn.Linear(4, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run.restore(model=model, optimizer=optimizer)
+        parallel = run.data_parallel(model)
+        register(run, parallel)
+        for _ in run.steps(4):
+            optimizer.zero_grad()
+            parallel(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+
+    resilient(train)()
+
+
+def power_sgd(run: Run, parallel: Any) -> None:
+    state = powerSGD_hook.PowerSGDState(process_group=None, start_powerSGD_iter=1000)
+    parallel.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+
+def own_feedback(run: Run, parallel: Any) -> None:
+    parallel.register_comm_hook(Compressed(), feedback)
+
+
+def feedback_in_a_closure(run: Run, parallel: Any) -> None:
+    kept = Compressed()
+
+    def closed_over(_, bucket):
+        return feedback(kept, bucket)
+
+    parallel.register_comm_hook(None, closed_over)
+
+
+@pytest.mark.parametrize(
+    ("register", "named"),
+    [
+        (power_sgd, "powerSGD_hook.state (PowerSGDState)"),
+        (own_feedback, "feedback.state (Compressed)"),
+        (feedback_in_a_closure, "closed_over.state (function)"),
+    ],
+)
+def test_a_communication_hook_that_keeps_something_is_refused_at_the_second_step(register: Any, named: str) -> None:
+    with pytest.raises(JobFailedError, match=re.escape(f"{named} changes from step to step and is in no snapshot")):
+        hooked(register)
+
+
+def test_a_communication_hook_without_state_or_with_state_that_was_left_out_is_not_named() -> None:
+    def known_feedback(run: Run, parallel: Any) -> None:
+        state = Compressed()
+        run.leave_out(state)
+        parallel.register_comm_hook(state, feedback)
+
+    hooked(known_feedback)
+    hooked(lambda run, parallel: parallel.register_comm_hook(None, default_hooks.fp16_compress_hook))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_without_a_generator_is_named_with_the_cure(workers: int, capfd: Any) -> None:
+    """Also one that was left out, as docs/faults.md advises for a loader that begins where the job goes on."""
+
+    def loop(run: Run) -> None:
+        rows, seeded = plain_loader(workers), plain_loader()
+        seeded.generator = torch.Generator()
+        run.leave_out(rows, seeded)
+        assert len(list(run.steps(4))) == 4
+
+    looped(loop)
+    (warned,) = [line for line in capfd.readouterr().err.splitlines() if "no generator=" in line]
+    assert warned == f"hyperpod_ext: {unseeded_text(['rows (DataLoader)'])} {GIVE_A_GENERATOR}"
 
 
 @pytest.mark.parametrize(("step", "durable", "looks"), [(1, False, True), (2, False, False), (2, True, True)])

@@ -1,0 +1,67 @@
+"""Objects of torch whose hidden state is training state: communication hooks of DDP, and loaders that draw their seeds
+from torch's global generator."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from hyperpod_ext.runtime.state.unsaved import generators
+from hyperpod_ext.runtime.state.unsaved.fingerprints import is_number, of_plain
+from hyperpod_ext.runtime.state.unsaved.reachable import Named, anything, enclosed, is_ours, reachable
+
+
+class HookState(NamedTuple):
+    """What a communication hook keeps from step to step."""
+
+    name: str
+    owner: Any
+    mark: Hashable
+    """Something small that differs when the state does."""
+
+
+def hook_states(objects: Iterable[Any], known: set[int], memory: set[int]) -> Iterator[HookState]:
+    """State of the hooks by which DDP reduces gradients, such as PowerSGD's error feedback: what a hook was registered
+    with, and the variables around it.
+
+    Args:
+        known: ids of objects that are saved or left out.
+        memory: addresses of tensors that snapshots hold.
+    """
+    for wrapped in objects:
+        for hook, state in wrapped._comm_hooks if isinstance(wrapped, DistributedDataParallel) else ():
+            around = enclosed(hook) if isinstance(hook, FunctionType) else []
+            roots = [(name, each) for name, each in [("", state), *around] if id(each) not in known]
+            owner = hook if state is None else state
+            yield HookState(f"{getattr(hook, '__name__', 'hook')}.state", owner, _mark(roots, memory))
+
+
+def unseeded_loaders(roots: Sequence[Named], saved: Iterable[Any]) -> list[str]:
+    """DataLoaders among `roots` without a generator of their own, each with its name."""
+    if (module := sys.modules.get("torch.utils.data")) is None:
+        return []
+    handed = {id(each) for each in saved}
+    return [
+        f"{name} ({type(each).__name__})"
+        for name, each in roots
+        if issubclass(type(each), module.DataLoader) and each.generator is None and id(each) not in handed
+    ]
+
+
+def _mark(roots: Sequence[Named], memory: set[int]) -> Hashable:
+    """Of the numbers, tensors, arrays and generators that `roots` hold."""
+
+    def held(name: str, value: Any) -> Iterable[Named]:
+        return () if isinstance(value, dist.ProcessGroup) or is_ours(type(value).__module__) else anything(name, value)
+
+    found: list[Hashable] = [(name, value) for name, value in roots if is_number(value)]
+    for name, value in reachable(roots, held):
+        mark = generators.state_of(value)
+        found.append(of_plain(value, memory) if mark is None and not isinstance(value, list | dict) else mark)
+        found += [(key, each) for key, each in held(name, value) if is_number(each)]
+    return tuple(found)
