@@ -7,7 +7,8 @@ equals the last one means that only tensors' contents and values can have change
 from __future__ import annotations
 
 import base64
-from collections import OrderedDict
+import sys
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,9 +16,19 @@ from hyperpod_ext.errors import JobFailedError
 
 Shape = list[Any]
 """Nodes in the order of the walk: "T" a tensor, "V" a value, "B" bytes, whose value is their base64, "U" a tuple of
-scalars, "{" and its keys, "[" and its length, "(" and its length. Survives JSON; keys may be text or whole numbers."""
+scalars, "{" and its keys, "[" and its length, "(" and its length, "=" and the type that is made of the next node.
+Survives JSON; keys may be text or whole numbers."""
 
 Path = tuple[str | int, ...]
+
+
+class Form(NamedTuple):
+    """Type and place in memory of a tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None = None
+    """In elements; None: those of a contiguous tensor, or unknown, as for a shard."""
 
 
 class Parts(NamedTuple):
@@ -26,16 +37,24 @@ class Parts(NamedTuple):
     shape: Shape
     tensors: list[Any]
     values: list[Any]
+    built: Mapping[str, Form] = {}
+    """What tensors were when they were built, by name, of those that a process builds before it restores them."""
 
 
 _SCALARS = frozenset({bool, int, float, str, type(None)})
+_FACTORIES = {kind.__name__: kind for kind in (bool, int, float, str, list, tuple, dict, set)} | {"": None}
+"""Of those defaultdicts that can be made again, by name."""
+_NUMPY = frozenset({"bool_", "float16", "float32", "float64"}) | {
+    f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
+}
+"""Names of numpy's numbers that Python's numbers hold exactly."""
 
 
 def take_apart(tree: Any, is_tensor: type | tuple[type, ...]) -> Parts:
     """Shape, tensors and values of `tree`; a leaf is a tensor when it is an instance of `is_tensor`.
 
     Raises:
-        JobFailedError: a leaf that can be neither copied as a tensor nor written as JSON, with its path.
+        JobFailedError: a node that would not come back as the type that it is, with its path.
     """
     parts = Parts([], [], [])
     try:
@@ -59,7 +78,7 @@ def _take(node: Any, parts: Parts, is_tensor: Any) -> None:
     elif isinstance(node, is_tensor):
         shape.append("T")
         parts.tensors.append(node)
-    elif kind is dict or isinstance(node, Mapping):
+    elif kind is dict:
         keys = tuple(node)
         if not all(type(key) is str or type(key) is int for key in keys):
             raise _UnstorableError("")
@@ -71,46 +90,82 @@ def _take(node: Any, parts: Parts, is_tensor: Any) -> None:
                 tensors.append(value)
             else:
                 _take(value, parts, is_tensor)
-    elif isinstance(node, list | tuple):
+    elif kind is list or kind is tuple:
         flat = all(type(value) in _SCALARS for value in node)
         if flat:
-            shape.append("U" if isinstance(node, tuple) else "V")
+            shape.append("U" if kind is tuple else "V")
             parts.values.append(list(node))
             return
-        shape += ("(" if isinstance(node, tuple) else "[", len(node))
+        shape += ("(" if kind is tuple else "[", len(node))
         for value in node:
             _take(value, parts, is_tensor)
     elif kind is bytes:  # a state that its object has made bytes of itself; nobody here reads them
         shape.append("B")
         parts.values.append(base64.b64encode(node).decode())
-    elif isinstance(node, bool | int | float | str):  # subclasses, such as numpy's float64
-        shape.append("V")
-        parts.values.append(node)
     else:
-        raise _UnstorableError("")
+        name, plain = _as_plain(node)
+        shape.append(f"={name}")
+        _take(plain, parts, is_tensor)
+
+
+def _as_plain(node: Any) -> tuple[str, Any]:
+    """The name by which `_made` knows the type of `node`, and what it makes it of again."""
+    kind = type(node)
+    if kind is OrderedDict or kind is Counter:
+        return kind.__name__, dict(node)
+    if kind is defaultdict:
+        factory = "" if node.default_factory is None else node.default_factory.__name__
+        if _FACTORIES.get(factory, _take) is node.default_factory:
+            return f"defaultdict.{factory}", dict(node)
+    if kind is complex:
+        return "complex", [node.real, node.imag]
+    module, name = kind.__module__, kind.__name__
+    if (module, name) == ("torch", "Size"):
+        return "torch.Size", tuple(node)
+    name = "bool_" if name == "bool" else name
+    if module == "numpy" and name in _NUMPY:
+        return f"numpy.{name}", node.item()
+    raise _UnstorableError("")
+
+
+def _made(name: str, plain: Any) -> Any:
+    """What `_as_plain` has taken apart. A process that lacks torch or numpy only passes it on, and gets it plain."""
+    match name.split("."):
+        case ["OrderedDict"]:
+            return OrderedDict(plain)
+        case ["Counter"]:
+            return Counter(plain)
+        case ["defaultdict", factory] if factory in _FACTORIES:
+            return defaultdict(_FACTORIES[factory], plain)
+        case ["complex"]:
+            return complex(*plain)
+        case ["torch", "Size"]:
+            return sys.modules["torch"].Size(plain) if "torch" in sys.modules else plain
+        case ["numpy", number] if number in _NUMPY:
+            return getattr(sys.modules["numpy"], number)(plain) if "numpy" in sys.modules else plain
+    raise JobFailedError(f"unknown type {name!r} in a snapshot's shape")
 
 
 def _explain(node: Any, path: Path, is_tensor: Any) -> None:
-    """Find the leaf that cannot be stored, and say where it is."""
-    if isinstance(node, is_tensor):
-        return
-    if isinstance(node, Mapping):
-        for key, value in node.items():
-            if type(key) not in (str, int):
-                raise _unstorable((*path, str(key)), key, "a dictionary key")
+    """Raise for the node below `node`, or itself, that cannot be stored, and say where it is."""
+    for key, value in node.items() if isinstance(node, Mapping) else enumerate(node if type(node) in _LISTS else ()):
+        if type(key) not in (str, int):
+            raise _unstorable((*path, str(key)), key, "a dictionary key")
+        try:
+            _take(value, Parts([], [], []), is_tensor)
+        except _UnstorableError:
             _explain(value, (*path, key), is_tensor)
-    elif isinstance(node, list | tuple):
-        for index, value in enumerate(node):
-            _explain(value, (*path, index), is_tensor)
-    elif not isinstance(node, bool | int | float | str | bytes | None):
-        raise _unstorable(path, node, "a value")
+    raise _unstorable(path, node, "a value")
+
+
+_LISTS = (list, tuple)
 
 
 def _unstorable(path: Path, value: object, what: str) -> JobFailedError:
     return JobFailedError(
-        f"{fqn(path)} is {what} of type {type(value).__name__}; a snapshot holds tensors, numbers, text, "
-        "bytes, and dicts, lists and tuples of them",
-        hint="Leave it out of the object's state_dict(), or store it as a tensor.",
+        f"{fqn(path)} is {what} of type {type(value).__name__}, which would not come back as it is; a snapshot holds "
+        "tensors, numbers, text, bytes, and dicts, lists and tuples of them",
+        hint="Convert it in state_dict() and back in load_state_dict(), or leave it out.",
     )
 
 
@@ -135,11 +190,13 @@ def _put(shape: Iterator[Any], tensors: Iterator[Any], values: Iterator[Any]) ->
         case "U":
             return tuple(next(values))
         case "{":
-            return OrderedDict((key, _put(shape, tensors, values)) for key in next(shape))
+            return {key: _put(shape, tensors, values) for key in next(shape)}
         case "[":
             return [_put(shape, tensors, values) for _ in range(next(shape))]
         case "(":
             return tuple(_put(shape, tensors, values) for _ in range(next(shape)))
+        case str(kind) if kind.startswith("="):
+            return _made(kind[1:], _put(shape, tensors, values))
         case kind:
             raise JobFailedError(f"unknown kind of node {kind!r} in a snapshot's shape")
 
@@ -161,6 +218,8 @@ def _walk(shape: Iterator[Any], path: Path, tensors: list[Path], values: list[Pa
         case "{":
             for key in next(shape):
                 _walk(shape, (*path, key), tensors, values)
+        case str(kind) if kind.startswith("="):
+            _walk(shape, path, tensors, values)
         case "[" | "(":
             for index in range(next(shape)):
                 _walk(shape, (*path, index), tensors, values)
