@@ -35,10 +35,10 @@ def rewritten(data: bytes, **changes: Any) -> bytes:
 
 
 def test_state_that_outgrows_the_budget_is_refused_and_the_last_good_step_is_restored(make_job):
-    """The optimizer's state, say, or a buffer that grows: the budget of 1 MiB took the first steps."""
+    """The optimizer's state, say: the budget of 1 MiB took the first steps."""
     job = trained(make_job({**MEMORY, "budget_mib": 1}, nodes=1), 3)
     rank = job.ranks[0]
-    rank.model.register_buffer("grown", torch.zeros(1 << 20))
+    rank.optimizer.param_groups[0]["grown"] = torch.zeros(1 << 20)
     rank.make_step(4)
     with pytest.raises(MemoryTierFullError, match=r"rank 0 \(2 slots of 4\.\d MiB, own\) needs 8\.\d MiB"):
         rank.run._commit(4)
@@ -52,7 +52,7 @@ def test_state_that_outgrows_the_budget_is_refused_and_the_last_good_step_is_res
 def test_state_that_never_fits_is_refused_before_anything_is_written(make_job):
     job = make_job({**MEMORY, "budget_mib": 1}, nodes=1)
     assert job.resume() == 0
-    job.ranks[0].model.register_buffer("large", torch.zeros(1 << 20))
+    job.ranks[0].optimizer.param_groups[0]["large"] = torch.zeros(1 << 20)
     with pytest.raises(MemoryTierFullError, match="its budget is 1 MiB a node"):
         job.train(1)
     assert job.servers[0].held_steps(0) == []
@@ -62,7 +62,7 @@ def test_a_budget_without_room_for_replicas_costs_the_copies_alone(make_job):
     """Own snapshots come first; what cannot be taken from the other node is refused there, and said here."""
     job = trained(make_job({**MEMORY, "budget_mib": 1}, PEER, nodes=2), 2)
     for rank in job.ranks.values():
-        rank.model.register_buffer("grown", torch.zeros(33_000))  # 4 slots and no replica fit
+        rank.optimizer.param_groups[0]["grown"] = torch.zeros(33_000)  # 4 slots and no replica fit
         rank.make_step(3)
         rank.run._commit(3)
     job.settle()

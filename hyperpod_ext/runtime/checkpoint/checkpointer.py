@@ -560,7 +560,7 @@ def _rebind(layout: Layout, known: Parts, now: Parts) -> int | None:
             continue
         if not plain or tensor.dtype != local.dtype:
             return None
-        if tensor.shape != local.shape:
+        if tensor.shape != local.shape or tensor.stride() != local.stride():
             return None
         layout.locals[item_index] = tensor.detach()
         replaced += 1

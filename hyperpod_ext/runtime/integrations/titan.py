@@ -39,7 +39,7 @@ class RunCheckpointer:
         Raises:
             JobFailedError: another step was asked for.
         """
-        self._step = self._run.restore(**self._states)
+        self._step = self._run.restore(**self._states)  # type: ignore[arg-type]  # none is named cast
         if step not in (-1, self._step):
             raise JobFailedError(
                 f"load(step={step}): the job goes on from step {self._step}",

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.snapshot.layout_plan import DTYPE_BYTES, Item, Plan
 from hyperpod_ext.runtime.snapshot.model_parallel import held_shard
-from hyperpod_ext.runtime.snapshot.tree import Parts, Path, fqn, leaf_paths
+from hyperpod_ext.runtime.snapshot.tree import Form, Parts, Path, fqn, leaf_paths
 from hyperpod_ext.runtime.snapshot.zip_file import ALIGNMENT, Frame, frame
 
 
@@ -67,6 +67,60 @@ def chunk_of(tensor: torch.Tensor | Chunk, name: str) -> Chunk | None:
     return Chunk(local, tuple(tensor.shape), tuple(offsets))
 
 
+def form_of(tensor: torch.Tensor, name: str = "a tensor") -> Form:
+    """Type, shape and strides of a tensor; of a DTensor, of the whole.
+
+    Raises:
+        JobFailedError: see `strides_of`.
+    """
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return Form(dtype, tuple(tensor.shape), None if is_dtensor(tensor) else strides_of(tensor, name))
+
+
+def strides_of(tensor: torch.Tensor, name: str = "a tensor") -> tuple[int, ...] | None:
+    """Strides, in elements; None for those that a new tensor of its shape would have.
+
+    Raises:
+        JobFailedError: elements share memory in another way than by `expand`, so nothing could be copied into it.
+    """
+    strides = tensor.stride()
+    if tensor.numel() == 0 or (tensor.is_contiguous() and not _is_ambiguous(tensor)):
+        return None
+    reach = 0
+    for stride, size in sorted(zip(strides, tensor.shape, strict=True)):
+        if size == 1 or stride == 0:
+            continue
+        if stride <= reach:
+            raise JobFailedError(
+                f"{name} is a view whose elements share memory (shape {tuple(tensor.shape)}, strides {strides}); "
+                "a restore cannot fill it",
+                hint="Call .contiguous() on it where it is built, or leave it out.",
+            )
+        reach += stride * (size - 1)
+    return strides
+
+
+def _is_ambiguous(tensor: torch.Tensor) -> bool:
+    """Whether a contiguous tensor may be taken for one in a format of images, as 1x1 kernels are: their strides of
+    dimensions of size 1 say which."""
+    return tensor.dim() in (4, 5) and tensor.stride() != torch.empty(tensor.shape, device="meta").stride()
+
+
+def once(tensor: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
+    """The elements of `tensor` for which `view`, of the same shape, has memory of its own: `expand` repeats them."""
+    for dimension, (size, stride) in enumerate(zip(view.shape, view.stride(), strict=True)):
+        tensor = tensor.narrow(dimension, 0, 1) if stride == 0 and size > 1 else tensor
+    return tensor
+
+
+def empty(form: Form, device: torch.device | None = None) -> torch.Tensor:
+    """A new tensor of this type, shape and strides."""
+    dtype = getattr(torch, form.dtype)
+    if form.strides is None:
+        return torch.empty(form.shape, dtype=dtype, device=device)
+    return torch.empty_strided(form.shape, form.strides, dtype=dtype, device=device)
+
+
 def has_memory(kind: type) -> bool:
     """False: content of a tensor of this type lies in others that it holds. 8-bit optimizers of torchao have such."""
     return not hasattr(kind, "__tensor_flatten__") or _is_dtensor_class(kind)
@@ -89,6 +143,12 @@ def is_dtensor(tensor: Any) -> bool:
 def _is_dtensor_class(kind: type) -> bool:
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and issubclass(kind, module.DTensor)
+
+
+def part_name() -> str:
+    """What the names of tensors end in: the part of the model that this rank holds, so says Megatron."""
+    part = held_shard()
+    return f" ({part.name})" if part else ""
 
 
 def holders_of(tensors: Sequence[Any]) -> frozenset[int] | None:
@@ -123,6 +183,14 @@ def _check_names(paths: Sequence[Path]) -> None:
         seen.add(name)
 
 
+def _cannot_change(name: str, built: Form, form: Form) -> JobFailedError:
+    return JobFailedError(
+        f"{name} was built as {built.dtype} of shape {built.shape}, and is {form.dtype} of shape {form.shape} now; "
+        "a sharded tensor that has changed cannot be restored",
+        hint="Build it as it is used.",
+    )
+
+
 class Layout:
     """A plan, with the parts of the live tensors that fill it."""
 
@@ -131,8 +199,7 @@ class Layout:
         _check_names(paths)
         items, frames, locals_ = [], [], []
         end, frames_of = 0, {}
-        part = held_shard()
-        whose = f" ({part.name})" if part else ""
+        whose = part_name()
         for index, (tensor, path) in enumerate(zip(parts.tensors, paths, strict=True)):
             chunk = chunk_of(tensor, fqn(path))
             if chunk is None:
@@ -148,7 +215,17 @@ class Layout:
             dtype = str(chunk.local.dtype).removeprefix("torch.")
             sizes = tuple(chunk.local.shape)
             name = fqn(path) + whose
-            items.append(Item(index, name, dtype, chunk.shape, chunk.offsets, sizes, start, data, nbytes, end))
+            is_plain = isinstance(tensor, torch.Tensor) and not is_dtensor(tensor)
+            form = Form(dtype, chunk.shape, strides_of(chunk.local, name) if is_plain else None)
+            built = parts.built.get(fqn(path), form)
+            if built != form and not is_plain:
+                raise _cannot_change(name, built, form)
+            items.append(
+                Item(
+                    *(index, name, dtype, chunk.shape, chunk.offsets, sizes, start, data, nbytes, end),
+                    *(form.strides, built if built != form else None),
+                )
+            )
             frames.append(around)
             locals_.append(chunk.local)
         self.plan = Plan(parts.shape, tuple(items), max(end, 1))

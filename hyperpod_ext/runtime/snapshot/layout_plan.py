@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from hyperpod_ext.errors import CorruptSnapshotError
-from hyperpod_ext.runtime.snapshot.tree import Shape
+from hyperpod_ext.runtime.snapshot.tree import Form, Shape
 
 DTYPE_BYTES = {
     **dict.fromkeys(("bool", "int8", "uint8", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2"), 1),
@@ -46,6 +46,20 @@ class Item(NamedTuple):
     """Length of the raw bytes."""
     end: int
     """Byte offset behind the archive."""
+    strides: tuple[int, ...] | None = None
+    """Of the live tensor, unless they are those of a contiguous one, or of a shard. The image is always contiguous."""
+    built: Form | None = None
+    """What the tensor was when it was built, if training has changed that since."""
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """All fields that say where the bytes are in the image and in the tensor."""
+        return self[:10]
+
+    @property
+    def form(self) -> Form:
+        """Type, shape and strides of the whole tensor."""
+        return Form(self.dtype, self.shape, self.strides)
 
 
 @dataclass(frozen=True)
@@ -58,7 +72,8 @@ class Plan:
     """Length of the image."""
 
     def to_json(self) -> dict[str, Any]:
-        return {"shape": self.shape, "items": self.items, "nbytes": self.nbytes}
+        items = [item if item.strides or item.built else item.place for item in self.items]  # as earlier versions did
+        return {"shape": self.shape, "items": items, "nbytes": self.nbytes}
 
     @cached_property
     def text(self) -> str:
@@ -78,10 +93,7 @@ def read_plan(document: Mapping[str, Any], digest: str) -> Plan:
         CorruptSnapshotError: with what is wrong.
     """
     try:
-        items = tuple(
-            Item(int(i[0]), str(i[1]), str(i[2]), _ints(i[3]), _ints(i[4]), _ints(i[5]), *map(int, i[6:10]))
-            for i in document["items"]
-        )
+        items = tuple(map(_item, document["items"]))
         plan = Plan(_shape(document["shape"]), items, int(document["nbytes"]))
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise CorruptSnapshotError(f"a snapshot's plan cannot be read: {error!r}") from error
@@ -92,8 +104,22 @@ def read_plan(document: Mapping[str, Any], digest: str) -> Plan:
     return plan
 
 
+def _item(i: Sequence[Any]) -> Item:
+    start, data, nbytes, end = _ints(i[6:10])
+    more = (_strides(i[10]), _form(i[11])) if len(i) > 10 else (None, None)
+    return Item(int(i[0]), str(i[1]), str(i[2]), _ints(i[3]), _ints(i[4]), _ints(i[5]), start, data, nbytes, end, *more)
+
+
 def _ints(values: Any) -> tuple[int, ...]:
     return tuple(int(value) for value in values)
+
+
+def _strides(values: Any) -> tuple[int, ...] | None:
+    return None if values is None else _ints(values)
+
+
+def _form(values: Any) -> Form | None:
+    return None if values is None else Form(str(values[0]), _ints(values[1]), _strides(values[2]))
 
 
 def _shape(shape: list[Any]) -> Shape:
@@ -111,6 +137,8 @@ def _check(item: Item, nbytes: int) -> None:
         offset >= 0 and size >= 0 and offset + size <= full
         for full, offset, size in zip(item.shape, item.offsets, item.sizes, strict=True)
     )
+    if item.strides is not None and (len(item.strides) != len(item.sizes) or item.sizes != item.shape):
+        raise CorruptSnapshotError(f"{item.fqn}: strides {item.strides} do not fit shape {item.shape}")
     if item.dtype not in DTYPE_BYTES:
         raise CorruptSnapshotError(f"{item.fqn}: its type {item.dtype!r} is not known here")
     if not in_bounds or not inside or item.nbytes != elements * DTYPE_BYTES[item.dtype]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -12,11 +13,11 @@ import torch
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.snapshot.fast_copy import bytes_of, copy_checked, copy_to_gpu_checked, is_memory
-from hyperpod_ext.runtime.snapshot.image import Layout, view, views
+from hyperpod_ext.runtime.snapshot.image import Layout, empty, form_of, is_dtensor, once, view, views
 from hyperpod_ext.runtime.snapshot.layout_plan import Item, Plan
 from hyperpod_ext.runtime.snapshot.manifest import check_bytes, check_crc, crc64nvme
 from hyperpod_ext.runtime.snapshot.part_reads import by_name, meet, parts_for
-from hyperpod_ext.runtime.snapshot.tree import Parts, fqn, leaf_paths, put_together
+from hyperpod_ext.runtime.snapshot.tree import Form, Parts, Path, fqn, leaf_paths, put_together
 
 Scatter = Callable[[Sequence[tuple[int, memoryview]]], int]
 """Reads a whole image, each piece (its start, writable bytes) straight to where it belongs; returns the CRC64."""
@@ -108,40 +109,106 @@ class Snapshot:
         return [view(buffer, item) for item, buffer in zip(items, buffers, strict=True)]
 
 
-def fill(live: Parts, snapshots: Sequence[Snapshot], layout: Layout | None = None, *, lean: bool = False) -> Any:
-    """Copy the state of `snapshots` into the live tensors, and return the tree that was saved.
+Like = Callable[[Path], torch.Tensor | None]
+"""By the path of a saved tensor, one that has the same shards, strides and device: a parameter, for optimizer state."""
 
-    Its tensors are the live ones where there are live ones of the name, and private copies elsewhere; its
-    plain values are those that were saved. One snapshot serves when it holds all that the live state needs;
-    otherwise each shard is cut from the snapshots of all ranks. `layout` is the live state's, if known.
-    `lean`: snapshots of which nothing is needed are not read, so nobody looks whether what should be equal is.
+
+def fill(
+    live: Parts,
+    snapshots: Sequence[Snapshot],
+    layout: Layout | None = None,
+    *,
+    lean: bool = False,
+    like: Like = lambda path: None,
+    kept: Container[str] = (),
+) -> Any:
+    """Return the tree that was saved, its tensors filled from `snapshots`.
+
+    A live tensor of the same name, type, shape and strides is filled in place; for every other one a new tensor is
+    made, cut as `like` is. Live tensors that were not saved are left alone. One snapshot serves when it holds all that
+    these tensors need; otherwise each shard is cut from the snapshots of all ranks.
+
+    Args:
+        layout: the live tensors' layout, if known.
+        lean: do not read snapshots of which nothing is needed, so nobody compares what should be equal.
+        kept: first keys of the tree; below them, live tensors of another type or other strides are filled, too.
 
     Every byte is verified. After an error the live tensors hold anything, and the state must not be used.
 
     Raises:
         CorruptSnapshotError: bytes that are not those that were sealed.
-        JobFailedError: a live tensor that no snapshot holds whole, or that has another shape.
+        JobFailedError: a tensor that no snapshot holds whole, or that has another shape.
     """
-    layout = layout or Layout(live)
     first = snapshots[0]
-    if layout.plan.items == first.plan.items:
+    if first.others is not None and _lacks_forms(first.plan, live, like):
+        snapshots = [first, *first.others()]
+    places = _places(live, layout, snapshots, like, kept)
+    expanded = [at for at, place in enumerate(places) if once(place, place).shape != place.shape]
+    tensors = [torch.empty(p.shape, dtype=p.dtype) if at in expanded else p for at, p in enumerate(places)]
+    if layout is None or live.shape != first.plan.shape or any(map(operator.is_not, tensors, live.tensors)):
+        layout = Layout(Parts(first.plan.shape, tensors, list(first.values)))
+    if [item.place for item in layout.plan.items] == [item.place for item in first.plan.items]:
         _copy_image(first, layout)
     else:
-        if first.others is not None and not _holds_all(first.plan, layout.plan):
+        if len(snapshots) == 1 and first.others is not None and not _holds_all(first.plan, layout.plan):
             snapshots = [first, *first.others()]
         used = needed(layout.plan.items, snapshots) if lean else snapshots
         _reshard(layout, used, snapshots)
-    paths, _ = leaf_paths(live.shape)
-    live_ones = {fqn(path): tensor for path, tensor in zip(paths, live.tensors, strict=True)}
-    saved, _ = leaf_paths(first.plan.shape)
-    missing = {fqn(path) for path in saved} - live_ones.keys()
-    parts = _parts_of(snapshots) if missing else {}  # rarely: then all are read
-    names = {item.tensor: item.fqn for item in first.plan.items}  # they tell whose part of a model a tensor is
-    tensors = [
-        _private(parts, names.get(index, fqn(path))) if fqn(path) in missing else live_ones[fqn(path)]
-        for index, path in enumerate(saved)
-    ]
-    return put_together(first.plan.shape, tensors, first.values)
+    for at in expanded:
+        _fill_expanded(places[at], tensors[at], fqn(leaf_paths(first.plan.shape)[0][at]))
+    return put_together(first.plan.shape, places, first.values)
+
+
+def _lacks_forms(saved: Plan, live: Parts, like: Like) -> bool:
+    """Whether nothing at hand says which type and shape a tensor has, as the rank that saved it had no part of it."""
+    held, known = {item.tensor for item in saved.items}, set(leaf_paths(live.shape)[0])
+    apart = [path for at, path in enumerate(leaf_paths(saved.shape)[0]) if at not in held and path not in known]
+    return not all(is_dtensor(like(path)) for path in apart)
+
+
+def _places(
+    live: Parts, layout: Layout | None, snapshots: Sequence[Snapshot], like: Like, kept: Container[str]
+) -> list[torch.Tensor]:
+    """A tensor for each one that was saved: the live one of its name if it fits, else a new one."""
+    live_ones = {path: (at, live.tensors[at]) for at, path in enumerate(leaf_paths(live.shape)[0])}
+    forms = {} if layout is None else {item.tensor: item.form for item in layout.plan.items}
+    first, *others = snapshots
+    own = {item.tensor: item for item in first.plan.items}
+    theirs = {item.fqn: item for other in reversed(others) for item in other.plan.items}
+    places = []
+    for index, path in enumerate(leaf_paths(first.plan.shape)[0]):
+        saved, model = own.get(index) or theirs.get(fqn(path)), like(path)
+        at, known = live_ones.get(path, (-1, None))
+        if known is not None and (saved is None or _fits(forms.get(at) or form_of(known), saved, path[0] in kept)):
+            places.append(known)
+        elif model is not None and is_dtensor(model) and (saved is None or model.shape == saved.shape):
+            dtype = getattr(torch, saved.dtype) if saved is not None else None
+            places.append(torch.empty_like(model, dtype=dtype, requires_grad=False))
+        elif saved is not None:
+            places.append(empty(saved.form, model.device if model is not None else None))
+        else:
+            raise JobFailedError(f"{fqn(path)}: no snapshot at hand holds any part of it")
+    return places
+
+
+def _fits(here: Form, saved: Item, any_form: bool) -> bool:
+    return here == saved.form or (any_form and here.shape == saved.shape)
+
+
+def _fill_expanded(place: torch.Tensor, filled: torch.Tensor, name: str) -> None:
+    """Copy into a view whose elements share memory.
+
+    Raises:
+        JobFailedError: its elements were saved with different values.
+    """
+    with torch.no_grad():
+        once(place, place).copy_(once(filled, place))
+    if not torch.equal(_raw(place.cpu().clone(memory_format=torch.contiguous_format)), _raw(filled)):
+        raise JobFailedError(
+            f"{name} is an expanded view here (strides {place.stride()}), and was saved with a value of its own for "
+            "each element",
+            hint="Call .contiguous() on it where it is built.",
+        )
 
 
 def _holds_all(saved: Plan, live: Plan) -> bool:
@@ -312,38 +379,3 @@ def _overlap(
         destination = destination.narrow(dimension, low - target.offsets[dimension], high - low)
         view = view.narrow(dimension, low - source.offsets[dimension], high - low)
     return destination, view
-
-
-_Parts = dict[str, list[tuple[Item, torch.Tensor]]]
-
-
-def _parts_of(snapshots: Sequence[Snapshot]) -> _Parts:
-    """Every shard of every tensor, by name, verified."""
-    parts: _Parts = {}
-    for snapshot in snapshots:
-        snapshot.check()  # it may be one of which nothing else was needed, or whose image was passed by until now
-        for item, shard in zip(snapshot.plan.items, views(snapshot.plan, snapshot.image), strict=True):
-            parts.setdefault(item.fqn, []).append((item, shard))
-    return parts
-
-
-def _private(parts: _Parts, name: str) -> torch.Tensor:
-    """A tensor that nothing live stands for, such as the state of an optimizer before its first step."""
-    found = parts.get(name, [])
-    if not found:
-        raise JobFailedError(f"{name}: no snapshot at hand holds any part of it")
-    item = found[0][0]
-    full = torch.empty(item.shape, dtype=getattr(torch, item.dtype))
-    target = item._replace(offsets=(0,) * len(item.shape), sizes=item.shape)
-    seen: set[tuple[int, ...]] = set()
-    covered = 0
-    for source, shard in found:
-        if source.offsets not in seen:
-            seen.add(source.offsets)
-            covered += _copy_overlap(target, full, source, shard)
-    if covered != full.numel():
-        raise JobFailedError(
-            f"{name} is sharded, and this rank has nothing to put its shard into",
-            hint="Make one optimizer step (or build its state) before restoring, so that its state exists.",
-        )
-    return full

@@ -24,25 +24,44 @@ sparse dimensions]`."""
 _ALIGNMENT = 64
 
 
-def existing(objects: Iterable[object]) -> Ranges:
-    """Parameters of these modules and optimizers that have a gradient, by their numbers."""
+def existing(parameters: Iterable[torch.Tensor]) -> Ranges:
+    """Those of these parameters that have a gradient, by their numbers."""
+    gradients = [parameter.grad for parameter in parameters]
+    return _ranges(None if each is None else [each.sparse_dim()] if each.is_sparse else [] for each in gradients)
+
+
+def trained(parameters: Iterable[torch.Tensor]) -> Ranges:
+    """Those of these parameters that need gradients, by their numbers."""
+    return _ranges([] if parameter.requires_grad else None for parameter in parameters)
+
+
+def trained_of(module: torch.nn.Module, objects: Iterable[object]) -> str:
+    """Numbers of those parameters of `module` that need gradients, such as `0-3,7-8`; `?`: one is not of `objects`."""
+    number = {id(parameter): at for at, parameter in enumerate(parameters(objects))}
+    numbers = {number.get(id(parameter)) for parameter in module.parameters() if parameter.requires_grad}
+    if None in numbers:
+        return "?"
+    return ",".join(f"{low}-{high}" for low, high in _ranges([] if n in numbers else None for n in range(len(number))))
+
+
+def _ranges(chosen: Iterable[list[int] | None]) -> Ranges:
+    """Numbers of those that are not None; of neighbours with the same list one range, which that list is added to."""
     ranges: Ranges = []
-    for number, parameter in enumerate(_parameters(objects)):
-        if parameter.grad is None:
+    for number, more in enumerate(chosen):
+        if more is None:
             continue
-        sparse = [parameter.grad.sparse_dim()] if parameter.grad.is_sparse else []
-        if ranges and ranges[-1][1:] == [number, *sparse]:
+        if ranges and ranges[-1][1:] == [number, *more]:
             ranges[-1][1] = number + 1
         else:
-            ranges.append([number, number + 1, *sparse])
+            ranges.append([number, number + 1, *more])
     return ranges
 
 
 def give_zeros(objects: Iterable[object], ranges: Sequence[Sequence[int]]) -> None:
     """Give these parameters gradients of zero. On the CPU they take memory once they are used: most scripts drop them
     before that."""
-    parameters = _parameters(objects)
-    chosen = [(p, sparse) for low, high, *sparse in ranges for p in parameters[low:high] if p.requires_grad]
+    numbered = parameters(objects)
+    chosen = [(p, sparse) for low, high, *sparse in ranges for p in numbered[low:high] if p.requires_grad]
     memory = _Zeros(sum(_nbytes(_local(parameter)) for parameter, sparse in chosen if not sparse))
     for parameter, sparse in chosen:
         parameter.grad = _no_elements(parameter, sparse[0]) if sparse else memory.like(parameter)
@@ -71,10 +90,10 @@ class WaitingGradients:
         before = self._seen
         self._seen = {
             id(parameter): (weakref.ref(parameter.grad), parameter.grad._version)
-            for parameter in _parameters(optimizers)
+            for parameter in parameters(optimizers)
             if parameter.grad is not None
         }
-        waiting = _parameters([optimizer for optimizer in optimizers if id(optimizer) not in stepped])
+        waiting = parameters([optimizer for optimizer in optimizers if id(optimizer) not in stepped])
         return any(_waits(parameter.grad, before.get(id(parameter))) for parameter in waiting)
 
 
@@ -87,14 +106,16 @@ def _waits(gradient: torch.Tensor | None, before: tuple[weakref.ref[torch.Tensor
     return known() is gradient and gradient._version != version
 
 
-def _parameters(objects: Iterable[object]) -> list[torch.Tensor]:
-    """Parameters of modules and optimizers, each once, in an order that is the same in every process."""
-    found: dict[int, torch.Tensor] = {}
-    for value in objects:
-        if isinstance(value, torch.nn.Module):
-            found |= {id(parameter): parameter for parameter in value.parameters()}
-        elif isinstance(value, torch.optim.Optimizer):
-            found |= {id(parameter): parameter for group in value.param_groups for parameter in group["params"]}
+def parameters(objects: Iterable[object]) -> list[torch.Tensor]:
+    """Parameters of modules and optimizers, each once, in an order that is the same in every process: those of modules
+    first, because training may give others to an optimizer."""
+    every, found = list(objects), dict[int, torch.Tensor]()
+    for module in every:
+        if isinstance(module, torch.nn.Module):
+            found |= {id(parameter): parameter for parameter in module.parameters()}
+    for optimizer in every:
+        if isinstance(optimizer, torch.optim.Optimizer):
+            found |= {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
     return list(found.values())
 
 

@@ -1,11 +1,14 @@
-"""Optimizers make their state at their first step. How large it will be, and how they make it before."""
+"""The size of the state that an optimizer makes at its first step, and checks of a state that it has loaded."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
+from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.snapshot.image import is_dtensor
 
 _FRAME_BYTES = 2048
@@ -39,23 +42,31 @@ def _state_per_byte(optimizer: torch.optim.Optimizer) -> float:
     return sum(tensor.nbytes for tensor in state) / parameter.nbytes
 
 
-def make_state(optimizer: torch.optim.Optimizer) -> None:
-    """Have an optimizer make its state ahead, by a step that changes no parameter: without gradient, at rate 0.
+def load_state(name: str, optimizer: torch.optim.Optimizer, tree: Any, *, cast: bool) -> None:
+    """Have an optimizer load the state that was saved, in the types that were saved, unless `cast`.
 
-    As `_init_optim_state` of `torch.distributed.checkpoint.state_dict`, whose import takes a new process 60 ms, while
-    all others wait for it.
+    Raises:
+        JobFailedError: its groups lose options that it needs: another kind of optimizer has saved them.
     """
-    groups = optimizer.param_groups
-    parameters = [parameter for group in groups for parameter in group["params"]]
-    if optimizer.state or any(parameter.grad is not None for parameter in parameters):
-        return
-    for parameter in parameters:
-        if parameter.requires_grad:
-            parameter.grad = torch.zeros_like(parameter)
-    rates = [(group, group["lr"]) for group in groups if "lr" in group]
-    for group, rate in rates:
-        group["lr"] = torch.zeros_like(rate) if isinstance(rate, torch.Tensor) else 0.0
-    optimizer.step()
-    for group, rate in rates:
-        group["lr"] = rate
-    optimizer.zero_grad()
+    needed = optimizer.defaults.keys() & set().union(*optimizer.param_groups)
+    optimizer.load_state_dict(tree)
+    for group in optimizer.param_groups:
+        if lacking := sorted(needed - group.keys()):
+            raise JobFailedError(
+                f"{name} is an optimizer of type {type(optimizer).__name__} here; the snapshot has the state of "
+                f"another type, without {', '.join(lacking)}",
+                hint="Restore with the optimizer that saved it, or start a job with another name.",
+            )
+    if not cast:
+        _keep_types(optimizer, tree)
+
+
+def _keep_types(optimizer: torch.optim.Optimizer, tree: Mapping[str, Any]) -> None:
+    """Give the state the types that were saved: `load_state_dict` has converted it to those of the parameters."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = [number for group in tree.get("param_groups", ()) for number in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=False):
+        current = optimizer.state.get(parameter, {})
+        for key, saved in tree["state"].get(number, {}).items():
+            if isinstance(saved, torch.Tensor) and key in current and current[key].dtype != saved.dtype:
+                current[key] = saved.to(current[key].device)

@@ -15,14 +15,16 @@ import torch.distributed as dist
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.snapshot.image import Layout, check_memory, chunk_of, has_memory, holders_of, is_dtensor
+from hyperpod_ext.runtime.snapshot.layout_plan import Item
 from hyperpod_ext.runtime.snapshot.manifest import crc64nvme, crc_text
 from hyperpod_ext.runtime.snapshot.model_parallel import held_shard, is_distributed_optimizer
 from hyperpod_ext.runtime.snapshot.sharing import Sharing
-from hyperpod_ext.runtime.snapshot.snapshot import Snapshot, fill
-from hyperpod_ext.runtime.snapshot.tree import Parts, fqn, leaf_paths, put_together, take_apart
+from hyperpod_ext.runtime.snapshot.snapshot import Like, Snapshot, fill
+from hyperpod_ext.runtime.snapshot.tree import Form, Parts, Path, fqn, leaf_paths, put_together, take_apart
 from hyperpod_ext.runtime.state import gradients
+from hyperpod_ext.runtime.state.built import Built, Changes, Keys, keys_of, tensors_of
 from hyperpod_ext.runtime.state.data_access import DataAccess
-from hyperpod_ext.runtime.state.optimizer_state import bytes_to_come, make_state
+from hyperpod_ext.runtime.state.optimizer_state import bytes_to_come, load_state
 from hyperpod_ext.runtime.state.same_data import DataPositions, data_positions_of
 
 _SHARDING_OPTIMIZERS = frozenset(
@@ -51,6 +53,8 @@ class CapturedState:
     own: list[torch.Tensor]
     """Tensors that data parallelism does not keep equal: buffers, and whatever is neither a module nor an
     optimizer."""
+    keys: Keys
+    """Keys of the state of each module."""
 
     @property
     def is_sharded(self) -> bool:
@@ -105,6 +109,7 @@ class TrainingState:
         before: TrainingState | None = None,
         may_change: Callable[[], None] = lambda: None,
         before_change: Callable[[], None] = lambda: None,
+        cast: bool = False,
     ) -> None:
         for name, value in objects.items():
             if not isinstance(value, Stateful):
@@ -125,7 +130,7 @@ class TrainingState:
                     "says of no tensor which part it is",
                     hint="Give DistributedDataParallelConfig and OptimizerConfig use_distributed_optimizer=False.",
                 )
-        self._objects = dict(objects)
+        self._objects, self._cast = dict(objects), cast
         self._may_change, self._before_change = may_change, before_change
         self.is_reported = False
         """Whether an optimizer has said that it changes the state since it was committed last. One that does not,
@@ -142,6 +147,15 @@ class TrainingState:
         """While the objects give their state, they may use `.data` themselves."""
         self._committed_storages: set[int] | None = None
         """None: not looked up since the last commit."""
+        self._built: Built
+        self._forms: Mapping[str, Form] = {}
+        self._changes: Changes = {}
+        if before is not None and before._objects.keys() == self._objects.keys():
+            self._built, self._changes = before._built, before._changes
+        else:
+            captured = self.take()
+            self._built = Built(self._objects, captured.parts, captured.keys)
+        self._forms = self._built.forms
         # fused optimizers, and whatever writes through .data, change values that no counter tells of
         self._hooks = [
             value.register_step_pre_hook(functools.partial(self._about_to_change, id(value)))
@@ -202,9 +216,16 @@ class TrainingState:
             elif isinstance(value, torch.amp.GradScaler) and value.is_enabled():
                 value._per_optimizer_states.clear()
 
-    def existing_gradients(self) -> gradients.Ranges:
-        """Which parameters have a gradient now."""
-        return gradients.existing(self._objects.values())
+    def besides_values(self, captured: CapturedState) -> tuple[gradients.Ranges, Changes]:
+        """Which parameters have a gradient now, and what training has changed of the objects since they were built,
+        besides values (see `built`). `captured`: their state.
+
+        Raises:
+            JobFailedError: the change cannot be restored.
+        """
+        parameters = gradients.parameters(self._objects.values())
+        self._changes = self._built.changes(self._objects, captured.keys, parameters)
+        return gradients.existing(parameters), self._changes
 
     def give_gradients(self, ranges: Sequence[Sequence[int]]) -> None:
         """Begin as after the step that is gone on from: with gradients, of zero, where there were some."""
@@ -237,7 +258,10 @@ class TrainingState:
             for tensor, path in zip(parts.tensors, leaf_paths(parts.shape)[0], strict=True):
                 check_memory(tensor, fqn(path))
         own = [t for name, value in self._objects.items() for t in _own(value, tree[name])]
-        return CapturedState(parts, own)
+        keys = {
+            name: keys_of(tree[name]) for name, value in self._objects.items() if isinstance(value, torch.nn.Module)
+        }
+        return CapturedState(parts._replace(built=self._forms), own, keys)
 
     def data_positions(self) -> DataPositions:
         """Of the objects that are a position in data: what must be the same on every rank."""
@@ -262,23 +286,55 @@ class TrainingState:
                 hint="Every rank must call restore() with the same names.",
             )
         self._mark = None
-        self._match_optimizer_state(snapshots[0])
-        parts = self.take().parts
+        changes = snapshots[0].extras.get("changes", {})
+        self._built.regroup(self._objects, changes)
+        captured = self.take()
+        parts, keys = captured.parts, captured.keys
+        found = list(snapshots)
+        items = _items(found)
+
+        def saved(name: str) -> Item | None:
+            if name not in items and len(found) == 1 and found[0].others is not None:  # cut in another way
+                found.extend(found[0].others())
+                items.update(_items(found))
+            return items.get(name)
+
+        self._built.reform(self._objects, parts, saved, cast=self._cast)
         apart = _set_apart(parts.tensors)
         try:
-            tree = fill(parts, snapshots, lean=lean)
+            tree = fill(parts, found, lean=lean, like=self._like(), kept=keys)
         except RuntimeError as error:
             raise self._does_not_take("the state", error) from error
         for tensor, shared in apart:
             if torch.equal(_bytes(tensor), _bytes(shared)):
                 tensor.data = shared
+        self._give(tree, cast=self._cast)
+
+    def _give(self, tree: Mapping[str, Any], *, cast: bool = False) -> None:
+        """Have each object load its part of the tree, unless the tensors of a module are all that it has."""
         for name, value in self._objects.items():
             if isinstance(value, torch.nn.Module) and _is_filled(value, tree[name]):
                 continue
             try:
-                value.load_state_dict(tree[name])
+                if isinstance(value, torch.optim.Optimizer):
+                    load_state(name, value, tree[name], cast=cast)
+                else:
+                    value.load_state_dict(tree[name])
             except (RuntimeError, ValueError, KeyError) as error:
                 raise self._does_not_take(name, error) from error
+
+    def _like(self) -> Like:
+        """The parameter that an entry of an optimizer's state belongs to, by the entry's path."""
+        optimizers = {name: value for name, value in self._objects.items() if isinstance(value, torch.optim.Optimizer)}
+        numbered = {name: gradients.parameters([value]) for name, value in optimizers.items()}
+
+        def parameter(path: Path) -> torch.Tensor | None:
+            match path:
+                case (str(name), "state", int(number), key) if name in numbered and key != "step":
+                    return numbered[name][number] if number < len(numbered[name]) else None
+            return None
+
+        return parameter
 
     def adopt(self) -> None:
         """Bring the objects to what was committed last in those that they replace, in this process.
@@ -292,12 +348,12 @@ class TrainingState:
         if committed.versions() != versions or committed.own_digest() != consistent.own_digest:
             return
         tree = put_together(committed.parts.shape, committed.parts.tensors, committed.parts.values)
-        for name, value in self._objects.items():
-            if name in tree:
-                try:
-                    value.load_state_dict(tree[name])
-                except (RuntimeError, ValueError, KeyError) as error:
-                    raise self._does_not_take(name, error) from error
+        if tree.keys() != self._objects.keys():
+            return
+        self._built.regroup(self._objects, self._changes)
+        saved = {item.fqn: item for item in Layout(committed.parts).plan.items}
+        self._built.reform(self._objects, self.take().parts, saved.get)
+        self._give(tree)
         now = self.take()
         if (now.parts.shape, now.parts.values) == (committed.parts.shape, committed.parts.values):
             self.commit(now, consistent)
@@ -308,17 +364,9 @@ class TrainingState:
             hint="Build models and optimizers alike on every rank.",
         )
 
-    def _match_optimizer_state(self, snapshot: Snapshot) -> None:
-        """Optimizers make their state at their first step: forget it for a snapshot that is older than that, and
-        make it ahead where shards need something to be put into."""
-        saved = {path[0] for path in leaf_paths(snapshot.plan.shape)[0]}
-        for name, value in self._objects.items():
-            if not isinstance(value, torch.optim.Optimizer):
-                continue
-            if name not in saved:
-                value.state.clear()
-            elif not value.state and any(is_dtensor(p) for group in value.param_groups for p in group["params"]):
-                make_state(value)
+    def set_trained(self, changes: Changes) -> None:
+        """Set `requires_grad` of all parameters as in the step that `changes` were saved with."""
+        self._built.set_trained(self._objects, changes)
 
     def commit(self, captured: CapturedState, consistent: ConsistentStep) -> None:
         """What the objects hold now is all of `consistent.step`."""
@@ -380,17 +428,22 @@ def _state_of(value: Stateful) -> Any:
     """The object's state; a module's own parameters where it can give them, not new tensors over them each time."""
     if isinstance(value, torch.nn.Module):
         try:
-            return value.state_dict(keep_vars=True)
+            return dict(value.state_dict(keep_vars=True))  # its load_state_dict takes any mapping
         except TypeError:  # a state_dict() of its own
             pass
-    return value.state_dict()
+    state = value.state_dict()
+    return dict(state) if isinstance(value, torch.nn.Module) else state
+
+
+def _items(snapshots: Sequence[Snapshot]) -> dict[str, Item]:
+    """What was saved of each tensor, by name; by several, the first one's."""
+    return {item.fqn: item for snapshot in reversed(snapshots) for item in snapshot.plan.items}
 
 
 def _is_filled(module: torch.nn.Module, state: Any) -> bool:
     """Whether `state` is nothing but the module's own tensors, which have been filled in place; a `state_dict()` of
     its own may have given copies."""
-    buffers = torch.nn.Module.buffers(module)  # Megatron's DDP has a list by that name
-    own = {id(tensor) for tensor in (*module.parameters(), *buffers)}
+    own = {id(tensor) for tensor in tensors_of(module)}
     parts = take_apart(state, torch.Tensor)
     return not parts.values and all(id(tensor) in own for tensor in parts.tensors)
 

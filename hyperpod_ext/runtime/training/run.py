@@ -24,6 +24,7 @@ from hyperpod_ext.runtime.memory_server.protocol.requests import WhenBusy
 from hyperpod_ext.runtime.snapshot.manifest import save_id_of
 from hyperpod_ext.runtime.state import ddp_buckets as buckets
 from hyperpod_ext.runtime.state import gradients, meshes
+from hyperpod_ext.runtime.state.built import Changes
 from hyperpod_ext.runtime.state.device_steps import Device, DeviceSteps, device_of
 from hyperpod_ext.runtime.state.seeding import seed_step
 from hyperpod_ext.runtime.state.training_state import CapturedState, ConsistentStep, Stateful, TrainingState
@@ -112,14 +113,17 @@ class Run:
         """What was last reported of what snapshots hold."""
         self._objects: dict[str, Stateful] = {}
         """What was handed to `restore`."""
-        self._wrapped: list[DistributedDataParallel] = []
+        self._wrapped: list[tuple[str, DistributedDataParallel]] = []
+        """Wrappers of this generation, by the names of their layouts."""
         self._order_matters: list[bool] = []
         """Of each wrapper of this generation: whether its sums of gradients depend on their order."""
-        self._layouts: dict[int, buckets.Buckets] = {}
-        self._layouts_since: dict[int, int] = {}
+        self._layouts: dict[str, buckets.Buckets] = {}
+        self._layouts_since: dict[str, int] = {}
         """Step that each became known after: where that is made again, so is the layout."""
         self._gradients: gradients.Ranges = []
         """Which ones existed at the last commit."""
+        self._changes: Changes = {}
+        """What training had changed of the objects at the last commit, besides values."""
         self._metrics: dict[str, float | None] = {}
         self._in_step = False
         self._last_total = 0
@@ -174,10 +178,12 @@ class Run:
         seed_step(self.config.seed, 0, self._cursor)
         return self._kept[self._cursor - 1].value  # type: ignore[no-any-return]  # what build returned
 
-    def restore(self, **objects: Stateful) -> int:
+    def restore(self, *, cast: bool = False, **objects: Stateful) -> int:
         """Name the objects that make up the state, and bring them to the step the job goes on from.
 
-        Collective: every rank takes part, with the same names. Returns the step; 0 at the very start.
+        Collective: every rank takes part, with the same names. Returns the step; 0 at the very start. A module's tensor
+        that was built with another type than a checkpoint has is refused; `cast`: it keeps its type, and the
+        checkpoint's values are converted.
 
         Raises:
             JobFailedError: an object cannot be saved, or was built differently on this rank.
@@ -189,10 +195,13 @@ class Run:
                 hint="Name all objects in one call: restore(model=..., optimizer=..., scheduler=...).",
             )
         self._give_back()
-        state = TrainingState(objects, before=self._state, may_change=self._may_change, before_change=self._wait_staged)
+        state = TrainingState(
+            objects, before=self._state, may_change=self._may_change, before_change=self._wait_staged, cast=cast
+        )
         self._objects = objects
         self._state = state  # from here on what was whole before may be half overwritten
         restored = self._link.restore(state, self._extras)
+        state.set_trained(restored.extras.get("changes", {}))
         state.clear_gradients()
         state.give_gradients(restored.extras.get("gradients", []))
         self._watchdog.attach(objects)
@@ -202,7 +211,7 @@ class Run:
         if restored.from_memory:
             self._unsaved.leave_to_others(restored.step)
         self._follow_device(device_of(state.take().parts.tensors))
-        self._layouts = {int(index): layout for index, layout in restored.extras.get("ddp_buckets", {}).items()}
+        self._layouts = dict(restored.extras.get("ddp_buckets", {}))
         return self.step
 
     @overload
@@ -229,8 +238,11 @@ class Run:
             if self.config.restart.policy == "continue":
                 ordered.after_backward = self._leave_if_over
             return ordered
-        wrapped = buckets.wrap(module, self._layouts.get(len(self._wrapped)), **options)
-        self._wrapped.append(wrapped)
+        trained = gradients.trained_of(module, self._objects.values())
+        name = f"{trained}.{sum(known.startswith(f'{trained}.') for known, _ in self._wrapped)}"
+        before = self._layouts.get(str(len(self._wrapped)))  # earlier versions counted all wrappers
+        wrapped = buckets.wrap(module, self._layouts.get(name, before), **options)
+        self._wrapped.append((name, wrapped))
         return wrapped
 
     def steps(self, total: int) -> Iterator[int]:
@@ -499,9 +511,9 @@ class Run:
         if self._state is None or (step > self._began and self._state.accumulates()):
             return
         if step > 0:
-            for index, wrapped in enumerate(self._wrapped):
-                if index not in self._layouts and (layout := buckets.layout_of(wrapped)) is not None:
-                    self._layouts[index], self._layouts_since[index] = layout, step
+            for name, wrapped in self._wrapped:
+                if name not in self._layouts and (layout := buckets.layout_of(wrapped)) is not None:
+                    self._layouts[name], self._layouts_since[name] = layout, step
         at_once = not self._state.tells_of_changes or not (self._state.is_reported or step == self._began)
         captured = self._state.take()
         self.device_steps.queue(step)
@@ -512,7 +524,7 @@ class Run:
         world_size = 0 if sharing == "same" and not captured.is_sharded else self.world_size
         consistent = ConsistentStep(step, save_id_of(self.generation, step), captured.own_digest(), sharing, world_size)
         self._state.commit(captured, consistent)
-        self._gradients = self._state.existing_gradients()
+        self._gradients, self._changes = self._state.besides_values(captured)
         self.step, self._captured = step, (captured, consistent)
         saved = self._policy.due(step) and self._save(captured, consistent, at_once=at_once)
         if not saved and self._checkpointer is not None and self.config.checkpoint.peer() is not None:
@@ -598,8 +610,7 @@ class Run:
             self._blocked += time.monotonic() - began
 
     def _extras(self) -> dict[str, Any]:
-        layouts = {str(index): layout for index, layout in self._layouts.items()}
-        return {"ddp_buckets": layouts, "gradients": self._gradients}
+        return {"ddp_buckets": self._layouts, "gradients": self._gradients, "changes": self._changes}
 
 
 def _uneven(batch: int, ranks: int) -> int:

@@ -325,13 +325,15 @@ def test_a_tensor_that_cannot_be_saved_is_named(make):
         save(make(), 1, {"a": [torch.eye(2).to_sparse()]})
 
 
-def test_a_tensor_that_the_snapshot_does_not_have_is_named(make):
+@pytest.mark.parametrize("live", [torch.zeros(4), torch.zeros(3, dtype=torch.float64), torch.zeros(1).expand(3)])
+def test_a_live_tensor_of_another_shape_type_or_strides_is_replaced(make, live):
     checkpointer = make()
     save(checkpointer, 1, {"a": torch.ones(3)})
-    with pytest.raises(JobFailedError, match="b is not in the snapshot"):
-        restored(checkpointer, 1, {"b": torch.zeros(3)})
-    with pytest.raises(JobFailedError, match=r"a has shape \(4,\) here and \(3,\) in the snapshot"):
-        restored(checkpointer, 1, {"a": torch.zeros(4)})
+    state = restored(checkpointer, 1, {"a": live, "b": torch.full((3,), 7.0)})
+    assert state.keys() == {"a"}, "the tree is the one that was saved"
+    assert state["a"].dtype == torch.float32
+    assert torch.equal(state["a"], torch.ones(3))
+    assert state["a"] is not live
 
 
 def test_state_that_nothing_live_stands_for_comes_as_tensors_of_its_own(make):

@@ -154,8 +154,8 @@ def test_a_rank_whose_own_snapshot_is_cut_otherwise_reads_those_of_the_others(ow
         asked.append(own)
         return [saved[1 - own]]
 
-    live = take_apart({"w": torch.full_like(cut(WHOLE, wanted), -1), "n": 0}, torch.Tensor)
-    tree = fill(live, [replace(saved[own], others=others)], sharded(live, [wanted], (4, 3)), lean=True)
+    live = take_apart({"w": torch.full_like(cut(WHOLE, wanted), -1), "m": torch.zeros(4, 3), "n": 0}, torch.Tensor)
+    tree = fill(live, [replace(saved[own], others=others)], sharded(live, [wanted, ALL], (4, 3)), lean=True)
     assert torch.equal(tree["w"], cut(WHOLE, wanted))
     assert torch.equal(tree["m"], WHOLE * 2)
     assert asked
@@ -218,5 +218,5 @@ def test_a_whole_is_put_together_for_what_nothing_live_stands_for():
 
 
 def test_a_shard_alone_is_nothing_to_make_a_whole_of():
-    with pytest.raises(JobFailedError, match="w is sharded, and this rank has nothing to put its shard into"):
+    with pytest.raises(JobFailedError, match="w: the snapshots hold 6 of the 12 elements here"):
         fill(take_apart({}, torch.Tensor), [snapshot({"w": cut(WHOLE, TOP)}, TOP, (4, 3))])

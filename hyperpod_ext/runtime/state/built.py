@@ -1,0 +1,203 @@
+"""The objects as a script builds them, before it restores them, and the changes that training makes to them later.
+
+A new process builds the objects as the process did that it replaces. Training may then change the type, shape or
+strides of a module's tensor, which parameters need gradients, and the groups of an optimizer. Snapshots hold these
+changes, and a process that built the same makes them again. A process that built something else runs another script:
+it keeps its own form, or the restore is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.snapshot.image import empty, form_of, is_dtensor, part_name
+from hyperpod_ext.runtime.snapshot.layout_plan import Item
+from hyperpod_ext.runtime.snapshot.tree import Parts, fqn, leaf_paths
+from hyperpod_ext.runtime.state import gradients
+
+Groups = list[list[int]]
+"""Numbers of the parameters in each group of an optimizer."""
+
+Keys = dict[str, tuple[tuple[str, int], ...]]
+"""Keys of each module's state, each with the index of the first one that has the same tensor."""
+
+Changes = Mapping[str, Any]
+"""JSON. `optimizers`: type of each. `trained` and, by optimizer, `groups`: as built and as they are, if they differ."""
+
+
+class Built:
+    """The objects of one process as they were built.
+
+    Args:
+        objects: the objects given to `restore`, by name.
+        parts: their state.
+        keys: keys of each module's state.
+    """
+
+    def __init__(self, objects: Mapping[str, Any], parts: Parts, keys: Keys) -> None:
+        self.forms = {name: form_of(tensor, name) for name, tensor in _of_modules(objects, parts)}
+        """Of the modules' tensors, by name."""
+        self._keys = keys
+        parameters = gradients.parameters(objects.values())
+        self._parameters = len(parameters)
+        self._trained, self._groups, _ = _now(objects, parameters)
+
+    def changes(self, objects: Mapping[str, Any], keys: Keys, parameters: Sequence[torch.Tensor]) -> Changes:
+        """Return what is different now. `parameters`: those of all objects.
+
+        Raises:
+            JobFailedError: no new process could make the change: a module has other parameters or buffers than it was
+                built with, or an optimizer has parameters that no object had.
+        """
+        for name, module in objects.items():
+            if name in keys and keys[name] != self._keys[name] and not _loads_by_itself(module):
+                raise _other_keys(name, dict(self._keys[name]), dict(keys[name]))
+        trained, groups, optimizers = _now(objects, parameters)
+        changes: dict[str, Any] = {"optimizers": optimizers}
+        if trained != self._trained:
+            changes["trained"] = [self._trained, trained]
+        if changed := {name: [self._groups[name], now] for name, now in groups.items() if now != self._groups[name]}:
+            changes["groups"] = changed
+        for name, (_, now) in changed.items():
+            if any(number >= self._parameters for group in now for number in group):
+                raise JobFailedError(
+                    f"{name} has been given parameters that were in no module or optimizer when restore() was called; "
+                    "a new process could not restore their group",
+                    hint="Give the module of these parameters to restore(), too.",
+                )
+        return changes
+
+    def set_trained(self, objects: Mapping[str, Any], changes: Changes) -> None:
+        """Set `requires_grad` of all parameters as it was when `changes` were saved."""
+        built, now = changes.get("trained", (self._trained, self._trained))
+        if built == self._trained:
+            numbered = gradients.parameters(objects.values())
+            needed = {number for low, high in now for number in range(low, high)}
+            for number, parameter in enumerate(numbered):
+                if parameter.requires_grad != (number in needed):
+                    parameter.requires_grad_(number in needed)
+
+    def regroup(self, objects: Mapping[str, Any], changes: Changes) -> None:
+        """Give each optimizer the groups of parameters that it had when `changes` were saved, but not their options.
+
+        Raises:
+            JobFailedError: the state was saved with an optimizer of another type.
+        """
+        parameters = gradients.parameters(objects.values())
+        _, groups, types = _now(objects, parameters)
+        for name, kind in types.items():
+            saved = changes.get("optimizers", {}).get(name, kind)
+            if saved != kind:
+                raise JobFailedError(
+                    f"{name} is an optimizer of type {kind} here; the snapshot has the state of type {saved}",
+                    hint=f"Restore with {saved}, or start a job with another name.",
+                )
+            built, now = changes.get("groups", {}).get(name, (self._groups[name], self._groups[name]))
+            if built == self._groups[name] and now != groups[name]:
+                _set_groups(objects[name], [[parameters[number] for number in numbers] for numbers in now])
+
+    def reform(
+        self, objects: Mapping[str, Any], parts: Parts, saved: Callable[[str], Item | None], *, cast: bool = False
+    ) -> None:
+        """Give the modules' tensors the types, shapes and strides that were saved, if training had changed them.
+
+        Args:
+            objects: the objects, by name.
+            parts: their state.
+            saved: returns what was saved of a tensor, by its name.
+            cast: let a tensor keep another type.
+
+        Raises:
+            JobFailedError: a tensor is not in the snapshot, or was built with another shape or type.
+        """
+        modules = [value for value in objects.values() if isinstance(value, torch.nn.Module)]
+        own = {id(tensor) for module in modules for tensor in tensors_of(module)}
+        whose = part_name()
+        for name, tensor in _of_modules(objects, parts):
+            if tensor.numel() > 0 and getattr(tensor, "_local_tensor", tensor).numel() == 0:  # none of it is here
+                continue
+            theirs, here = saved(f"{name}{whose}"), form_of(tensor, name)
+            if theirs is None:
+                raise JobFailedError(
+                    f"{name} is not in the snapshot", hint="Restore with the model and optimizer that saved it."
+                )
+            if theirs.form == here:
+                continue
+            alike = (theirs.built or theirs.form) == self.forms.get(name, here)
+            if alike and id(tensor) in own and not is_dtensor(tensor):
+                tensor.data = empty(theirs.form, tensor.device)
+            elif theirs.shape != here.shape:
+                raise JobFailedError(f"{name} has shape {here.shape} here and {theirs.shape} in the snapshot")
+            elif theirs.dtype != here.dtype and not cast:
+                raise JobFailedError(
+                    f"{name} has type {here.dtype} here and {theirs.dtype} in the snapshot",
+                    hint=f"Build it as {theirs.dtype}, or convert what was saved: run.restore(..., cast=True).",
+                )
+
+
+def tensors_of(module: torch.nn.Module) -> list[torch.Tensor]:
+    """A module's parameters and buffers."""
+    return [*module.parameters(), *torch.nn.Module.buffers(module)]  # Megatron's DDP has a list by that name
+
+
+def _of_modules(objects: Mapping[str, Any], parts: Parts) -> list[tuple[str, torch.Tensor]]:
+    paths, _ = leaf_paths(parts.shape)
+    return [
+        (fqn(path), tensor)
+        for path, tensor in zip(paths, parts.tensors, strict=True)
+        if isinstance(objects[str(path[0])], torch.nn.Module)
+    ]
+
+
+def _now(
+    objects: Mapping[str, Any], parameters: Sequence[torch.Tensor]
+) -> tuple[gradients.Ranges, dict[str, Groups], dict[str, str]]:
+    """Parameters that need gradients, groups of each optimizer, and the type of each."""
+    number = {id(parameter): at for at, parameter in enumerate(parameters)}
+    optimizers = {name: value for name, value in objects.items() if isinstance(value, torch.optim.Optimizer)}
+    groups = {
+        name: [[number[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
+        for name, optimizer in optimizers.items()
+    }
+    return gradients.trained(parameters), groups, {name: type(value).__name__ for name, value in optimizers.items()}
+
+
+def _set_groups(optimizer: torch.optim.Optimizer, groups: Sequence[list[torch.Tensor]]) -> None:
+    del optimizer.param_groups[len(groups) :]
+    kept = len(optimizer.param_groups)
+    for group, parameters in zip(optimizer.param_groups, groups, strict=False):
+        group["params"] = parameters
+    for parameters in groups[kept:]:
+        optimizer.add_param_group({"params": parameters})
+    grouped = {id(parameter) for parameters in groups for parameter in parameters}
+    for parameter in [each for each in optimizer.state if isinstance(each, torch.Tensor) and id(each) not in grouped]:
+        del optimizer.state[parameter]
+
+
+def _loads_by_itself(module: torch.nn.Module) -> bool:
+    """Whether it has a `load_state_dict` of its own, which may make what is missing."""
+    return type(module).load_state_dict is not torch.nn.Module.load_state_dict
+
+
+def keys_of(state: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
+    """Keys of one module's state, as in `Keys`."""
+    first: dict[int, int] = {}
+    return tuple(
+        (key, first.setdefault(id(value), at) if isinstance(value, torch.Tensor) else at)
+        for at, (key, value) in enumerate(state.items())
+    )
+
+
+def _other_keys(name: str, built: Mapping[str, int], now: Mapping[str, int]) -> JobFailedError:
+    added, removed = now.keys() - built.keys(), built.keys() - now.keys()
+    what = "has got" if added else "has lost" if removed else "has tied, or no longer ties,"
+    names = sorted(added or removed or {key for key, first in now.items() if first != built[key]})
+    return JobFailedError(
+        f"{name} {what} {', '.join(names[:5])} since restore() was called; a new process could not restore this state",
+        hint="Build and tie all parameters and buffers before run.restore(). Register buffers that need no snapshot "
+        "with persistent=False.",
+    )
