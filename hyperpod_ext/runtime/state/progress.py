@@ -95,11 +95,13 @@ class Progress:
 
     def follow(self, objects: Iterable[object]) -> None:
         """Tell the phases of these modules and optimizers, and no longer those of earlier ones."""
+        global _following
         self.forget()
+        _following = self
         for value in objects:
             if isinstance(value, torch.nn.Module):
-                self._hooks.append(value.register_forward_pre_hook(self._before_forward))
-                self._hooks.append(value.register_forward_hook(self._after_forward))
+                self._hooks.append(value.register_forward_pre_hook(_before_forward))
+                self._hooks.append(value.register_forward_hook(_after_forward))
             elif isinstance(value, torch.optim.Optimizer):
                 self._hooks.append(value.register_step_pre_hook(lambda *_: self.mark(Phase.OPTIMIZER)))
                 self._hooks.append(value.register_step_post_hook(lambda *_: self.mark(Phase.REST)))
@@ -110,16 +112,12 @@ class Progress:
             hook.remove()
         self._hooks = []
 
-    def _before_forward(self, *_: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
+    def _forward_begins(self) -> None:
         if self._step_began is not None:
             self.data_s, self._step_began = time.monotonic() - self._step_began, None
         self.mark(Phase.FORWARD)
 
-    def _after_forward(self, _module: torch.nn.Module, _inputs: Any, output: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
+    def _forward_ended(self, output: Any) -> None:
         result = _first_with_gradient(output)
         if result is not None:
             result.register_hook(self._backward_came)
@@ -131,6 +129,21 @@ class Progress:
         pause = threading.Event()
         while not pause.wait(1 / _BEATS_A_SECOND):
             self._heartbeat.beat(collectives_begun())
+
+
+_following: Progress | None = None
+"""The one that was told last which modules to follow. Their hooks are functions of this file, without an object of
+their own: a module is copied and pickled with its hooks."""
+
+
+def _before_forward(*_: Any) -> None:
+    if _following is not None and not torch.compiler.is_compiling():
+        _following._forward_begins()
+
+
+def _after_forward(_module: torch.nn.Module, _inputs: Any, output: Any) -> None:
+    if _following is not None and not torch.compiler.is_compiling():
+        _following._forward_ended(output)
 
 
 def _first_with_gradient(output: Any) -> torch.Tensor | None:

@@ -143,7 +143,8 @@ class _Loop:
             member = self._move(environment) if generation.moved and self._member else self._become(environment)
             try:
                 self._enter(generation, member)
-                result = train(member.run)
+                with member.run.early_steps:
+                    result = train(member.run)
                 member.run.check_restored(_name(train))
                 self._session.finished(member.run.digest())
             except (Exception, SystemExit) as error:
@@ -282,7 +283,8 @@ def _run_alone(train: Callable[[Run], Result]) -> Result:
     try:
         run = Run(config, 0, 0, SoloLink(), None)
         run.enter(1, fresh=True)
-        result = train(run)
+        with run.early_steps:
+            result = train(run)
         run.check_restored(_name(train))
         return result
     finally:

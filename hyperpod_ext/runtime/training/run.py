@@ -29,6 +29,7 @@ from hyperpod_ext.runtime.state.device_steps import Device, DeviceSteps, device_
 from hyperpod_ext.runtime.state.seeding import seed_step
 from hyperpod_ext.runtime.state.training_state import CapturedState, ConsistentStep, Stateful, TrainingState
 from hyperpod_ext.runtime.state.unsaved.unsaved_state import UnsavedState
+from hyperpod_ext.runtime.training.early_steps import EarlySteps
 from hyperpod_ext.runtime.training.restore import Link
 from hyperpod_ext.runtime.training.step_guards import Watchdog
 
@@ -92,6 +93,7 @@ class Run:
         self._watchdog = Watchdog(config, rank, link, checkpointer)
         self._kept: list[_Kept] = []
         self._cursor = 0
+        self.early_steps = EarlySteps()
         self._held: dict[tuple[int, int], list[meshes.GroupHolder]] = {}
         """Where groups were, by the rank and world size that they were made for."""
         self._state: TrainingState | None = None
@@ -166,7 +168,7 @@ class Run:
                 self._state.forget()  # its parts come from what was saved
         if known is None or known.made.talked or not meshes.can_be_kept():
             seed_step(self.config.seed, 0, -1)
-            with meshes.recording() as made:
+            with meshes.recording() as made, self.early_steps.allowed():
                 value = build()
             self._kept[self._cursor : self._cursor + 1] = [_Kept(value, made, world)]
         else:
@@ -200,7 +202,8 @@ class Run:
         )
         self._objects = objects
         self._state = state  # from here on what was whole before may be half overwritten
-        restored = self._link.restore(state, self._extras)
+        with self.early_steps.allowed():
+            restored = self._link.restore(state, self._extras)
         state.set_trained(restored.extras.get("changes", {}))
         state.clear_gradients()
         state.give_gradients(restored.extras.get("gradients", []))
@@ -270,6 +273,7 @@ class Run:
                 "run.steps((epoch + 1) * steps_per_epoch).",
             )
         self._last_total = total
+        self.early_steps.end()
         self._watchdog.begin_steps()
         self._began = self.step
         # what goes with the loop is searched for at a job's start alone: after a fault the milliseconds count

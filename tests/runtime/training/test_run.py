@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import json
 import random
 from collections.abc import Callable
@@ -71,6 +73,47 @@ def test_a_function_that_returns_before_restore_is_told_so():
     """All of them returned, and waited for each other for an hour."""
     with pytest.raises(JobFailedError, match=r"<lambda>\(\) returned without calling run.restore\(\)"):
         alone(lambda run: None)
+
+
+def fit(steps: int, made: list[int]) -> None:
+    """A trainer that knows nothing of a run."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        made.append(step)
+
+
+@pytest.mark.parametrize("restores", [True, False])
+def test_a_trainer_without_an_adapter_is_refused_before_its_first_step(restores: bool) -> None:
+    """It made all of its steps, and was then told that it had not called restore; or nobody told it anything."""
+    made: list[int] = []
+
+    def train(run: Run) -> None:
+        if restores:
+            run.restore(model=run.keep(lambda: nn.Linear(2, 1)))
+        fit(100, made)
+
+    with pytest.raises(JobFailedError, match=r"SGD.step\(\) was called before the first step of run.steps") as told:
+        alone(train)
+    assert "docs/integrations.md" in told.value.hint
+    assert made == []
+    fit(1, made)
+    assert made == [0], "what comes after the training function is nobody's"
+
+
+def test_steps_that_build_something_are_made_in_keep_and_after_the_loop() -> None:
+    made: list[int] = []
+
+    def train(run: Run) -> None:
+        run.keep(lambda: fit(2, made))
+        run.restore(model=run.keep(lambda: nn.Linear(2, 1)))
+        list(run.steps(1))
+        fit(1, made)
+
+    alone(train)
+    assert made == [0, 1, 0]
 
 
 def test_a_function_of_which_a_call_runs_nothing_is_refused():
@@ -221,3 +264,17 @@ def test_a_generation_may_ask_for_another_interval_of_snapshots():
         return [step for step in range(1, 10) if run._policy.due(step)]
 
     assert alone(train) == [4, 8]
+
+
+def test_a_model_can_be_copied_and_saved_whole_in_a_step() -> None:
+    """Averages of weights begin as copies; hooks of the run hold what cannot be copied."""
+
+    def train(run: Run) -> None:
+        model = run.keep(lambda: nn.Linear(2, 1))
+        run.restore(model=model)
+        for _ in run.steps(2):
+            copied = copy.deepcopy(model)
+            assert torch.equal(copied(torch.ones(1, 2)), model(torch.ones(1, 2)))
+            torch.save(model, io.BytesIO())
+
+    alone(train)
