@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import lightning
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime import Run, resilient
@@ -43,17 +44,45 @@ def fit(run: Run, module: Module, data: object, **options: object) -> None:
     LightningTrainer(run, max_steps=2, **quiet, **options).fit(module, data)
 
 
-def hugging_face(run: Run, **options: object) -> None:
+def hugging_face(run: Run, kind: type = HuggingFaceTrainer, data: object = SAMPLES, **options: object) -> None:
     shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=8, **shape))
     arguments = TrainingArguments(output_dir=tempfile.mkdtemp(), max_steps=2, use_cpu=True, report_to="none", **options)
-    HuggingFaceTrainer(run, model=model, args=arguments, train_dataset=SAMPLES).train()
+    kind(run, model=model, args=arguments, train_dataset=data).train()
+
+
+class Lines(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+    def __iter__(self) -> object:
+        return iter(SAMPLES)
+
+
+class Sampling(Trainer):
+    """As a trainer of another library, which has a loader of its own."""
+
+    def get_train_dataloader(self) -> object:
+        return torch.utils.data.DataLoader(SAMPLES)
+
+
+class Hidden(Sampling, HuggingFaceTrainer):
+    """The bases in the wrong order."""
+
+
+def without_adapter(run: Run) -> None:
+    run.restore(model=run.keep(lambda: torch.nn.Linear(2, 2)))
+    quiet = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    lightning.Trainer(max_steps=2, devices=1, **quiet).fit(Module(), torch.utils.data.DataLoader(SAMPLES))
 
 
 def prepare(run: Run, *things: object, times: int = 1) -> None:
     accelerator = ResilientAccelerator(run, cpu=True)
     for _ in range(times):
         accelerator.prepare(*things)
+
+
+def register_late(run: Run) -> None:
+    accelerator = ResilientAccelerator(run, cpu=True)
+    accelerator.prepare(torch.nn.Linear(2, 2))
+    accelerator.register_for_checkpointing(torch.optim.lr_scheduler.StepLR(torch.optim.SGD([torch.ones(1)]), 1))
 
 
 CASES: dict[str, Callable[[Run], object]] = {
@@ -64,7 +93,18 @@ CASES: dict[str, Callable[[Run], object]] = {
     "lightning: accumulation": lambda run: fit(run, Module(), loader(4, 2)),
     "lightning: a broken step": lambda run: fit(run, Module(), loader(drop_last=False)),
     "hugging face: another batch": lambda run: hugging_face(run, per_device_train_batch_size=2),
+    "hugging face: a stream": lambda run: hugging_face(run, data=Lines(), per_device_train_batch_size=1),
+    "hugging face: bases": lambda run: hugging_face(run, Hidden),
+    "lightning: changing accumulation": lambda run: fit(
+        run, Module(), loader(), callbacks=[GradientAccumulationScheduler({0: 1, 1: 2})]
+    ),
+    "lightning: a checkpoint": lambda run: LightningTrainer(run).fit(Module(), loader(), ckpt_path="last.ckpt"),
+    "lightning: no adapter": without_adapter,
     "accelerate: a DataLoader": lambda run: prepare(run, torch.utils.data.DataLoader(SAMPLES)),
+    "accelerate: a DataLoader by itself": lambda run: ResilientAccelerator(run, cpu=True).prepare_data_loader(
+        torch.utils.data.DataLoader(SAMPLES)
+    ),
+    "accelerate: registered late": register_late,
     "accelerate: twice": lambda run: prepare(run, torch.nn.Linear(2, 2), times=2),
 }
 

@@ -66,7 +66,7 @@ def test_each_object_that_accelerate_is_given_has_a_name_of_its_own() -> None:
 def test_what_cannot_be_done_is_refused_with_a_hint() -> None:
     """None of these is a fault: each is told before a step is made."""
     command = [hp_ext().with_name("python"), Path(__file__).with_name("refused.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr
     said: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
     words = {
@@ -77,6 +77,13 @@ def test_what_cannot_be_done_is_refused_with_a_hint() -> None:
         "lightning: accumulation": "a step of 4 samples is 2 micro-batches; accumulate_grad_batches is 1",
         "lightning: a broken step": "an epoch of 10 samples does not divide into steps of 4",
         "hugging face: another batch": "the job's global_batch_size is 1",
+        "hugging face: a stream": "the dataset gives no sample by its number",
+        "hugging face: bases": "class Hidden: Sampling.get_train_dataloader hides that of ResilientTrainer",
+        "lightning: changing accumulation": "changes accumulate_grad_batches from epoch to epoch",
+        "lightning: a checkpoint": "Lightning would load it again after each fault",
+        "lightning: no adapter": "SGD.step() was called before the first step of run.steps",
+        "accelerate: a DataLoader by itself": "a DataLoader would begin anew",
+        "accelerate: registered late": "StepLR was registered after prepare()",
         "accelerate: a DataLoader": "a DataLoader would begin anew",
         "accelerate: twice": "prepare() was called twice",
     }

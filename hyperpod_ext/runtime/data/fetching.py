@@ -8,10 +8,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 OnError = Literal["fail", "skip"]
 Collate = Callable[[list[Any]], Any]
+Returned = TypeVar("Returned")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class Fetch:
 
     def seeded(self, task: Task) -> Fetched:
         """Read `task` with Python's, numpy's and torch's generators set for it; for a process of its own."""
-        _seed_all(self._seed, task)
+        _seed_all(f"{self._seed}/{task.step}/{task.slot}")
         return self(task)
 
     def aside(self, tasks: Sequence[Task]) -> list[Fetched]:
@@ -109,8 +110,15 @@ def _text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _seed_all(seed: int, task: Task) -> None:
-    digest = hashlib.blake2b(f"{seed}/{task.step}/{task.slot}".encode(), digest_size=8).digest()
+def seeded_aside(call: Callable[[], Returned], *key: int) -> Returned:
+    """Return `call()`, made with Python's, numpy's and torch's generators set from `key`, which are put back."""
+    with _generators_put_back():
+        _seed_all("/".join(map(str, key)))
+        return call()
+
+
+def _seed_all(key: str) -> None:
+    digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
     value = int.from_bytes(digest, "little")
     random.seed(value)
     if numpy := sys.modules.get("numpy"):

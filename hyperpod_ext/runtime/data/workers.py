@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import threading
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -43,9 +43,14 @@ def in_threads(fetch: Fetch, plans: Iterator[StepPlan], workers: int, prefetch: 
 
 
 def in_processes(
-    fetch: Fetch, plans: Iterator[StepPlan], workers: int, prefetch: int, start_method: str | None
+    fetch: Fetch,
+    plans: Iterator[StepPlan],
+    workers: int,
+    prefetch: int,
+    start_method: str | None,
+    init: Callable[[int], object] | None = None,
 ) -> Generator[Read]:
-    """Read up to `prefetch` steps ahead in processes of torch's DataLoader.
+    """Read up to `prefetch` steps ahead in processes of torch's DataLoader; each begins with `init(its number)`.
 
     Raises:
         RuntimeError: one of them was killed. A job makes the step again, as after any fault.
@@ -76,7 +81,7 @@ def in_processes(
         # its iterator draws a seed, of torch's global generator if it has no other: in the step after a restart, in
         # which this begins anew, dropout would draw other numbers
         generator=torch.Generator(),
-        worker_init_fn=functools.partial(_end_with_parent, os.getpid()) if _forks(start_method) else None,
+        worker_init_fn=functools.partial(_begin, os.getpid() if _forks(start_method) else None, init),
     )
     read: Any = iter(loader)
     try:
@@ -106,10 +111,13 @@ def _forks(start_method: str | None) -> bool:
     return method == "fork" and threading.current_thread() is threading.main_thread()
 
 
-def _end_with_parent(parent_pid: int, _worker: int) -> None:
+def _begin(parent_pid: int | None, init: Callable[[int], object] | None, worker: int) -> None:
     """torch's workers look every five seconds whether their parent lives, and hold its sockets open until then: other
     ranks would wait for a dead one."""
-    die_with_parent(parent_pid)
+    if parent_pid is not None:
+        die_with_parent(parent_pid)
+    if init is not None:
+        init(worker)
 
 
 class _Seeded:

@@ -45,14 +45,13 @@ class ResilientAccelerator(Accelerator):
     def __init__(self, run: Run, **options: Any) -> None:
         gc.collect()  # the one of the call before, and what it holds of the process group before
         see_world(run)
-        self._run = run
+        self._run, self.prepared = run, False
         super().__init__(**options)
         if self.num_processes != run.world_size:
             raise JobFailedError(
                 f"Accelerate sees {self.num_processes} processes, the job has {run.world_size}",
                 hint="Make it inside the training function; on CPUs give cpu=True.",
             )
-        self.prepared = False
 
     def prepare(self, *things: Any, **options: Any) -> Any:
         """See Accelerator.prepare. Collective; after it `run.step` says what has been made.
@@ -69,15 +68,36 @@ class ResilientAccelerator(Accelerator):
         state: dict[str, Any] = {} if self.scaler is None else {"scaler": self.scaler}
         for thing in things:
             if isinstance(thing, torch.utils.data.DataLoader):
-                raise JobFailedError(
-                    "prepare(): a DataLoader would begin anew after a fault, with samples that were used already",
-                    hint="Use hyperpod_ext.runtime.data.ElasticDataLoader, and register it for checkpointing.",
-                )
+                self.prepare_data_loader(thing)
             state[_name(thing, state)] = thing
         for thing in self._custom_objects:
             state[_name(thing, state)] = thing
         self._run.restore(**state)
         return super().prepare(*things, **options)
+
+    def prepare_data_loader(self, data_loader: Any, *_: Any, **__: Any) -> Any:
+        """
+        Raises:
+            JobFailedError: always: a loader's place is not in the state.
+        """
+        raise JobFailedError(
+            "prepare(): a DataLoader would begin anew after a fault, with samples that were used already",
+            hint="Use hyperpod_ext.runtime.data.ElasticDataLoader, and register it for checkpointing.",
+        )
+
+    def register_for_checkpointing(self, *objects: Any) -> None:
+        """See Accelerator.register_for_checkpointing.
+
+        Raises:
+            JobFailedError: `prepare` was called, which restored all that was registered.
+        """
+        if self.prepared:
+            raise JobFailedError(
+                f"{', '.join(type(each).__name__ for each in objects)} was registered after prepare(), which restored "
+                "the state without it",
+                hint="Call register_for_checkpointing before prepare().",
+            )
+        super().register_for_checkpointing(*objects)
 
     def prepare_model(self, model: Any, device_placement: bool | None = None, evaluation_mode: bool = False) -> Any:
         """See Accelerator.prepare_model; DDP is the run's."""

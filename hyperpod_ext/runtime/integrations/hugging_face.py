@@ -16,21 +16,23 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.data.loader import ElasticDataLoader
 from hyperpod_ext.runtime.integrations.accelerate import see_world
-from hyperpod_ext.runtime.integrations.steps import Batches, Steps
+from hyperpod_ext.runtime.integrations.remembered import OwnAttributes, Remembered, modules_of
+from hyperpod_ext.runtime.integrations.steps import Steps
+from hyperpod_ext.runtime.integrations.trainer_loader import TrainerLoader
 from hyperpod_ext.runtime.training.run import Run
 
 
 class ResilientTrainer(Trainer):
     """`Trainer(**options)`, made anew in each call of the training function; the model comes from `run.keep`.
 
-    Samples come from `ElasticDataLoader`, in an order of its own that follows from `args.data_seed` (or `args.seed`)
-    and the step. An epoch leaves out the samples at its end that do not make a whole step.
+    Batches are those of the trainer's own `get_train_dataloader`. A trainer of another library takes it as its first
+    base: `class Mine(ResilientTrainer, GRPOTrainer)`. Attributes of such a class that change are part of the state.
 
     Raises:
         JobFailedError: the job's global_batch_size is another than that of `args`; a model that is not kept by
-            parallelism of ours (FSDP, DeepSpeed); a dataset without length.
+            parallelism of ours (FSDP, DeepSpeed); data that cannot be read by position; a class whose methods hide
+            those of this one.
     """
 
     model: Any
@@ -40,6 +42,7 @@ class ResilientTrainer(Trainer):
         see_world(run)
         self._run = run
         self._steps: Steps | None = None
+        self._refuse_hidden()
         super().__init__(**options)
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             raise JobFailedError(
@@ -52,6 +55,21 @@ class ResilientTrainer(Trainer):
                 hint="Make them inside the training function; on CPUs give use_cpu=True.",
             )
         self.callback_handler.callbacks.insert(0, _Follow(self))
+
+    def _refuse_hidden(self) -> None:
+        """A base that comes before this class and knows nothing of it would be asked instead of it.
+
+        Raises:
+            JobFailedError: there is one.
+        """
+        ours = {name for name, value in vars(ResilientTrainer).items() if callable(value)}
+        for kind in type(self).__mro__[: type(self).__mro__.index(ResilientTrainer)]:
+            hidden = sorted(ours & vars(kind).keys())
+            if hidden and not issubclass(kind, ResilientTrainer):
+                raise JobFailedError(
+                    f"class {type(self).__name__}: {kind.__name__}.{hidden[0]} hides that of ResilientTrainer",
+                    hint=f"Name ResilientTrainer first: class {type(self).__name__}(ResilientTrainer, ...).",
+                )
 
     def train(self, *arguments: Any, **options: Any) -> Any:
         """See Trainer. Where the job has state, that is what it goes on from, and not `resume_from_checkpoint`."""
@@ -66,7 +84,7 @@ class ResilientTrainer(Trainer):
             self.accelerator.free_memory()
 
     def get_train_dataloader(self) -> Any:
-        args, dataset = self.args, self.train_dataset
+        args = self.args
         share = args.per_device_train_batch_size * args.gradient_accumulation_steps
         if self._run.config.global_batch_size not in (None, share * self._run.world_size):
             raise JobFailedError(
@@ -76,23 +94,12 @@ class ResilientTrainer(Trainer):
                 f"{self._run.config.global_batch_size}",
                 hint=f"Make the first two {self._run.batch_size} together: run.batch_size.",
             )
-        if hasattr(dataset, "column_names"):  # as Trainer does for its own
-            dataset, collate = self._remove_unused_columns(dataset, description="training"), self.data_collator
-        else:
-            collate = self._get_collator_with_removed_columns(self.data_collator, description="training")
-        loader = ElasticDataLoader(
-            dataset,
-            global_batch_size=share * self._run.world_size,
-            micro_batch_size=args.per_device_train_batch_size,
-            rank=self._run.rank,
-            world_size=self._run.world_size,
+        self._batches = TrainerLoader(
+            super().get_train_dataloader(),
             seed=args.seed if args.data_seed is None else args.data_seed,
-            drop_last=True,  # else the last mean of an epoch would weigh samples unequally
-            uneven="error",
-            collate=collate,
-            workers=args.dataloader_num_workers,
+            rank=self._run.rank,
+            per_step=args.gradient_accumulation_steps,
         )
-        self._batches = Batches(loader)
         return self._batches
 
     def _init_training_state(
@@ -104,18 +111,39 @@ class ResilientTrainer(Trainer):
         self.create_scheduler(num_training_steps=max_steps)
         self._created_lr_scheduler = False  # keep it
         scaler = self.accelerator.scaler
+        own = OwnAttributes(self, ResilientTrainer)
+
+        def remember(state: dict[str, Any]) -> None:
+            _tell_callbacks(self, state["callbacks"])
+            own.write(state["own"])
+
+        self._remembered = Remembered(lambda: {"callbacks": _callbacks_of(self), "own": own.read()}, remember)
         step = self._run.restore(
             model=self.model,
             optimizer=self.optimizer,
             scheduler=self.lr_scheduler,
-            data=self._batches.loader,
-            trainer=_Progress(self),
+            data=self._batches,
+            trainer=self._remembered,
             **({} if scaler is None else {"scaler": scaler}),
+            **modules_of(self.callback_handler.callbacks),
         )
         self._steps = Steps(self._run, max_steps)
-        self._steps_per_epoch = num_update_steps_per_epoch
-        self.state.global_step, self.state.epoch = step, step / num_update_steps_per_epoch
-        return step // num_update_steps_per_epoch, 0
+        self.state.global_step, self.state.epoch = step, self._batches.epochs_made
+        return self._batches.epoch, 0
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
+        """The optimizer's state in a checkpoint is older than what the job has restored."""
+        checkpoint = None if self._run.step else resume_from_checkpoint
+        return super()._prepare_for_training(max_steps, train_dataloader, checkpoint)
+
+    def _run_epoch(self, **options: Any) -> None:
+        """One epoch; of the first, what is still to be made: the loop finds the last step by its number."""
+        options["resume_from_checkpoint"] = None  # it would skip batches that are skipped already
+        if options["epoch"] == self._batches.epoch and self._batches.made:
+            made = self._batches.made
+            options["steps_in_epoch"] -= made * self.args.gradient_accumulation_steps
+            options["num_update_steps_per_epoch"] -= made
+        super()._run_epoch(**options)
 
     def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
         if not training or self.accelerator.unwrap_model(model, keep_torch_compile=False) is not model:
@@ -142,39 +170,42 @@ class _Follow(TrainerCallback):
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         assert self._trainer._steps is not None, "the loop has asked where it goes on"
+        self._trainer._remembered.freeze()
         self._trainer._steps.begin()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         trainer = self._trainer
         assert trainer._steps is not None, "a step has begun"
         trainer._steps.log_loss()
-        trainer._batches.loader.ack(trainer._batches.now)  # type: ignore[arg-type]  # it was read
-        state.epoch = state.global_step / trainer._steps_per_epoch
+        trainer._batches.step_made()
+        state.epoch = trainer._batches.epochs_made
+
+    def on_epoch_end(self, *_: Any, **__: Any) -> None:
+        self._trainer._batches.epoch_made()
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         if self._trainer._steps is not None:
+            self._trainer._remembered.freeze()
             self._trainer._steps.end()
 
 
-class _Progress:
+_BEST = ("best_metric", "best_global_step", "best_model_checkpoint")
+
+
+def _callbacks_of(trainer: ResilientTrainer) -> dict[str, Any]:
     """What callbacks remember, and the best model: equal on every rank."""
+    known = trainer.callback_handler.callbacks
+    return {
+        **{name: getattr(trainer.state, name) for name in _BEST},
+        "attributes": {
+            type(one).__name__: one.state()["attributes"] for one in known if isinstance(one, ExportableState)
+        },
+    }
 
-    _NAMES = ("best_metric", "best_global_step", "best_model_checkpoint")
 
-    def __init__(self, trainer: ResilientTrainer) -> None:
-        self._trainer = trainer
-
-    def _callbacks(self) -> dict[str, Any]:
-        known = self._trainer.callback_handler.callbacks
-        return {type(one).__name__: one for one in known if isinstance(one, ExportableState)}
-
-    def state_dict(self) -> dict[str, Any]:
-        best = {name: getattr(self._trainer.state, name) for name in self._NAMES}
-        return best | {"callbacks": {name: one.state()["attributes"] for name, one in self._callbacks().items()}}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in self._NAMES:
-            setattr(self._trainer.state, name, state[name])
-        for name, one in self._callbacks().items():
-            for attribute, value in state["callbacks"].get(name, {}).items():
-                setattr(one, attribute, value)
+def _tell_callbacks(trainer: ResilientTrainer, state: dict[str, Any]) -> None:
+    for name in _BEST:
+        setattr(trainer.state, name, state[name])
+    for one in trainer.callback_handler.callbacks:
+        for attribute, value in state["attributes"].get(type(one).__name__, {}).items():
+            setattr(one, attribute, value)

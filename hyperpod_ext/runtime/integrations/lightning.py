@@ -13,12 +13,14 @@ import json
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.data.loader import ElasticDataLoader
 from hyperpod_ext.runtime.data.positions import slots_of, steps_per_epoch
+from hyperpod_ext.runtime.integrations.remembered import Remembered, modules_of
 from hyperpod_ext.runtime.integrations.steps import Batches, Steps
 from hyperpod_ext.runtime.training.run import Run
 
@@ -26,7 +28,8 @@ from hyperpod_ext.runtime.training.run import Run
 class ResilientTrainer(Trainer):
     """`Trainer(**options)`, made anew in each call of the training function; the module comes from `run.keep`.
 
-    Its strategy, devices and nodes are the job's. Hyperparameters and metrics of an unfinished epoch are not kept.
+    Its strategy, devices and nodes are the job's. The state of callbacks is part of the job's: their `state_dict`, and
+    modules that they hold. Hyperparameters and metrics of an unfinished epoch are not kept.
     """
 
     def __init__(self, run: Run, **options: Any) -> None:
@@ -49,9 +52,14 @@ class ResilientTrainer(Trainer):
 
         Raises:
             JobFailedError: the loader is no ElasticDataLoader, or its steps are not those of this trainer; a module
-                that optimizes by itself, or has several optimizers.
+                that optimizes by itself, or has several optimizers; `ckpt_path`.
         """
         follow = self._follow
+        if options.get("ckpt_path") is not None or len(arguments) > 2:
+            raise JobFailedError(
+                "fit(ckpt_path=...): Lightning would load it again after each fault, over the state of the job",
+                hint="Load the weights in the function that run.keep is given; the job's own tiers do the rest.",
+            )
         follow.attach(self, model, train_dataloaders)
         try:
             super().fit(model, follow.batches, *arguments, **options)
@@ -132,6 +140,7 @@ class _Follow(Callback):
         self._steps: Steps | None = None
         self._in_step = False
         self._loops = ""
+        self._callbacks = Remembered(self._states_of_callbacks, self._tell_callbacks)
 
     def attach(self, trainer: ResilientTrainer, model: Any, loader: Any) -> None:
         """See whether `trainer` can make the steps of `loader`. Raises JobFailedError where it cannot."""
@@ -144,6 +153,17 @@ class _Follow(Callback):
             raise JobFailedError(
                 f"{type(model).__name__} optimizes by itself: what is one step, only it knows",
                 hint="Use automatic optimization, or write the loop with run.steps.",
+            )
+        changes = [
+            each
+            for each in trainer.callbacks
+            if isinstance(each, GradientAccumulationScheduler) and len(set(each.scheduling.values())) > 1
+        ]
+        if changes:
+            raise JobFailedError(
+                f"{type(changes[0]).__name__} changes accumulate_grad_batches from epoch to epoch; each step of the "
+                "loader has the same number of micro-batches in all of them",
+                hint="Leave the callback out.",
             )
         sampler = loader.sampler
         batch, slots = sampler.global_batch_size, slots_of(sampler.global_batch_size, sampler.micro_batch_size)
@@ -179,8 +199,10 @@ class _Follow(Callback):
             optimizer=strategy.optimizers[0],
             data=self.batches.loader,
             loops=self,
+            callbacks=self._callbacks,
             **schedulers,
             **scalers,
+            **modules_of(self.trainer.callbacks),
         )
         if self._loops:
             self.trainer.fit_loop.load_state_dict(json.loads(self._loops))
@@ -191,6 +213,17 @@ class _Follow(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._loops = state["loops"]
+
+    def _states_of_callbacks(self) -> dict[str, Any]:
+        return {each.state_key: state for each in self._others() if (state := each.state_dict())}
+
+    def _tell_callbacks(self, states: dict[str, Any]) -> None:
+        for each in self._others():
+            if each.state_key in states:
+                each.load_state_dict(states[each.state_key])
+
+    def _others(self) -> list[Callback]:
+        return [each for each in self.trainer.callbacks if each is not self]
 
     def close(self) -> None:
         """Let go of the generation."""
@@ -206,6 +239,7 @@ class _Follow(Callback):
     def on_train_batch_start(self, *_: Any) -> None:
         assert self._steps is not None, "the strategy has restored"
         if not self._in_step:
+            self._callbacks.freeze()
             self._steps.begin()
             self._in_step = True
 
@@ -225,6 +259,7 @@ class _Follow(Callback):
 
     def on_train_end(self, *_: Any) -> None:
         if self._steps is not None:
+            self._callbacks.freeze()
             self._steps.end()
 
 

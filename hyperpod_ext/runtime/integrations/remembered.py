@@ -1,0 +1,175 @@
+"""What a trainer, its subclasses and its callbacks remember from step to step, as plain values of a snapshot.
+
+Their attributes have any structure, and another one at each step: it is written as bytes, without a pickle.
+"""
+
+from __future__ import annotations
+
+import copy
+import dis
+import inspect
+import json
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.snapshot.tree import put_together, take_apart
+from hyperpod_ext.runtime.state.training_state import raw_bytes
+from hyperpod_ext.runtime.state.unsaved.kinds import HARMLESS
+
+_DATA = 1 << 20
+"""Bytes of an attribute that holds data from the start, and is not looked at again at each step."""
+
+
+class Remembered:
+    """Values that `read` gives, as they were when `freeze` was called last; `write` takes them back.
+
+    Steps are committed when the next one begins: what changes after that belongs to the next.
+    """
+
+    def __init__(self, read: Callable[[], Any], write: Callable[[Any], object]) -> None:
+        self._read, self._write = read, write
+        self._frozen = b""
+
+    def freeze(self) -> None:
+        """The step that is committed next ends with what `read` gives now."""
+        self._frozen = written(self._read())
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"bytes": self._frozen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._frozen = state["bytes"]
+        if self._frozen:
+            self._write(read(self._frozen))
+
+
+class OwnAttributes:
+    """Attributes that subclasses of `base` gave `trainer`: those that have changed since this was made.
+
+    Which those are follows from the code of `base`: attributes that its methods assign are its own. Those whose name
+    speaks of logs, metrics or times describe training, and are left out.
+    """
+
+    def __init__(self, trainer: Any, base: type) -> None:
+        self._trainer = trainer
+        self._of_base = assigned_by(base)
+        self._first = {name: _seen(value) for name, value in self._own().items()}
+        self._warned = False
+
+    def read(self) -> dict[str, Any]:
+        changed: dict[str, Any] = {}
+        lost: list[str] = []
+        for name, value in self._own().items():
+            first = self._first.get(name)
+            if isinstance(first, bytes) and len(first) > _DATA:
+                continue
+            if (now := _seen(value)) == first:
+                continue
+            if isinstance(now, bytes):
+                changed[name] = value
+            else:
+                lost.append(f"{name} ({type(value).__name__})")
+        if lost and not self._warned:
+            self._warned = True
+            sys.stderr.write(
+                f"hyperpod_ext: {', '.join(lost)} of {type(self._trainer).__name__} changed and cannot be in a "
+                "snapshot: after a fault it is as at the start. Snapshots hold numbers, text, tensors, and lists and "
+                "dicts of them.\n"
+            )
+        return changed
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            setattr(self._trainer, name, like(getattr(self._trainer, name, None), value))
+
+    def _own(self) -> dict[str, Any]:
+        return {
+            name: value
+            for name, value in vars(self._trainer).items()
+            if name not in self._of_base and not any(part in name.lower() for part in (*HARMLESS, "time"))
+        }
+
+
+def modules_of(callbacks: Iterable[Any]) -> dict[str, Any]:
+    """Modules that callbacks hold, such as averages of the weights: they change when the callback is called."""
+    found: dict[str, Any] = {}
+    for one in callbacks:
+        for name, value in getattr(one, "__dict__", {}).items():
+            if isinstance(value, torch.nn.Module):
+                kind, count = type(one).__name__, 0
+                while f"{kind}{count or ''}.{name}" in found:
+                    count += 1
+                found[f"{kind}{count or ''}.{name}"] = value
+    return found
+
+
+def assigned_by(kind: type) -> frozenset[str]:
+    """Names of attributes that methods of `kind` and of its bases assign, on whatever object."""
+    functions = [inspect.unwrap(each) for one in kind.__mro__ for each in vars(one).values() if callable(each)]
+    return frozenset(
+        str(step.argval)
+        for each in functions
+        if isinstance(each, FunctionType)
+        for step in dis.get_instructions(each)
+        if step.opname == "STORE_ATTR"
+    )
+
+
+def like(example: Any, value: Any) -> Any:
+    """`value` in the containers that `example` has: a defaultdict stays one, and so does a deque."""
+    if isinstance(example, dict) and isinstance(value, Mapping):
+        made = copy.copy(example)
+        made.clear()
+        made.update({key: like(example.get(key), each) for key, each in value.items()})
+        return made
+    if isinstance(example, deque):
+        return deque(value, example.maxlen)
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def written(value: Any) -> bytes:
+    """`value` as bytes.
+
+    Raises:
+        JobFailedError: it holds an object that is neither a tensor nor plain.
+    """
+    parts = take_apart(_plain(value), torch.Tensor)
+    tensors = [
+        [str(each.dtype).removeprefix("torch."), list(each.shape), str(each.device), bytes(raw_bytes(each)).hex()]
+        for each in parts.tensors
+    ]
+    return json.dumps([parts.shape, parts.values, tensors]).encode()
+
+
+def read(data: bytes) -> Any:
+    """What `written` was given; tensors on the devices where they were."""
+    shape, values, tensors = json.loads(data)
+    return put_together(shape, [_tensor(*each) for each in tensors], values)
+
+
+def _tensor(dtype: str, shape: list[int], device: str, data: str) -> torch.Tensor:
+    flat = torch.frombuffer(bytearray.fromhex(data) or bytearray(1), dtype=torch.uint8)[: len(data) // 2]
+    return flat.view(getattr(torch, dtype)).reshape(shape).to(device)
+
+
+def _plain(value: Any) -> Any:
+    """Deques as lists: their kind is known to `like`."""
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, deque | list):
+        return [_plain(each) for each in value]
+    return tuple(map(_plain, value)) if type(value) is tuple else value
+
+
+def _seen(value: Any) -> bytes | int:
+    """To compare: what a snapshot would hold of `value`, or which object it is."""
+    try:
+        return written(value)
+    except (JobFailedError, RuntimeError, ValueError, TypeError):  # no plain value, or a tensor without memory
+        return id(value)

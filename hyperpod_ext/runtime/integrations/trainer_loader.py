@@ -1,0 +1,187 @@
+"""The loader that a trainer made for itself, read so that a step's samples are the same after a fault.
+
+Which samples are in a batch, and how they become one, is the loader's: its batch sampler, dataset and `collate_fn`.
+Random numbers follow from the seed, the epoch and the step, so that any step can be read again by any process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.data.fetching import Fetch, seeded_aside
+from hyperpod_ext.runtime.data.positions import Cursor, Extent, Slot, StepPlan
+from hyperpod_ext.runtime.data.sources import fingerprint_of
+from hyperpod_ext.runtime.data.workers import in_processes, in_this_thread
+
+
+class TrainerLoader:
+    """Batches of `loader`, for this rank, epoch by epoch; as a trainer's loop takes them.
+
+    Args:
+        loader: a `DataLoader`, or Accelerate's around one, that gives this rank's batches.
+        seed: of the samplers and of random numbers that samples draw; the same on every rank.
+        rank: sets apart what samples draw on each rank.
+        per_step: batches that one optimizer step takes; the last step of an epoch may have fewer.
+
+    Raises:
+        JobFailedError: the loader has no batch sampler, or reads its batches in a way of its own.
+    """
+
+    def __init__(self, loader: Any, *, seed: int, rank: int, per_step: int) -> None:
+        base = getattr(loader, "base_dataloader", loader)
+        if (reason := _unreadable(loader, base)) is not None:
+            raise JobFailedError(
+                f"the training data comes from a {type(loader).__name__} over {_kind_of_data(base)}: {reason}, so "
+                "samples would repeat after a fault",
+                hint="Give a dataset with __len__ and __getitem__, in a torch DataLoader with a batch sampler; or "
+                "write the loop with run.steps and an ElasticDataLoader.",
+            )
+        self.loader, self.dataset = loader, base.dataset
+        self._fetch = Fetch(self.dataset, base.collate_fn, seed, "fail")
+        self._workers, self._prefetch = base.num_workers, base.prefetch_factor or 2
+        self._start_method = getattr(base.multiprocessing_context, "_name", None)
+        self._init = base.worker_init_fn
+        self._seed, self._rank, self._per_step = seed, rank, per_step
+        self._begun = 0
+        """Epochs that the sampler has begun in this process."""
+        self.epoch, self.made = 0, 0
+        """The epoch that the next step is in, and how many steps of it are made."""
+        self._asked_epoch = 0
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-len(self.loader) // self._per_step)
+
+    def step_made(self) -> None:
+        """The optimizer has made one more step of this epoch."""
+        self.made += 1
+
+    def epoch_made(self) -> None:
+        """Nothing more is read of this epoch."""
+        self.epoch, self.made = self.epoch + 1, 0
+
+    @property
+    def epochs_made(self) -> float:
+        """Epochs so far, and the part of this one that is made."""
+        return self.epoch + self.made / self.steps_per_epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the next step is, and what must be the same where it is read again."""
+        return {**self._must_be_same(), "epoch": self.epoch, "made": self.made}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on there.
+
+        Raises:
+            JobFailedError: the samples, their sampler, the seed or the steps of an epoch are others now.
+        """
+        for name, now in self._must_be_same().items():
+            if state.get(name) != now:
+                raise JobFailedError(
+                    f"the training data's {name} is {now!r} here and {state.get(name)!r} in the saved run: samples "
+                    "would repeat, and others be missed",
+                    hint="Give the trainer the data and arguments of the saved run, or begin a run of its own.",
+                )
+        self.epoch, self.made = int(state["epoch"]), int(state["made"])
+
+    def _must_be_same(self) -> dict[str, Any]:
+        sampler: Any = self.loader.batch_sampler
+        kinds: list[str] = []
+        while sampler is not None and len(kinds) < 6:
+            kinds.append(type(sampler).__name__)
+            sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
+        return {
+            "fingerprint": fingerprint_of(self.dataset),
+            "order": "/".join(kinds),
+            "seed": self._seed,
+            "steps_per_epoch": self.steps_per_epoch,
+        }
+
+    # --- as the trainer's loop sees it -------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["loader"], name)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next pass is this epoch's."""
+        self._asked_epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches of the epoch that are still to be read."""
+        epoch = self._asked_epoch
+        if epoch < self._begun:
+            raise JobFailedError(
+                f"epoch {epoch} of the training data was asked for twice", hint="Make the trainer anew for each fit."
+            )
+        made = self.made if epoch == self.epoch else 0
+        while self._begun < epoch:  # a sampler with a generator of its own goes on from one epoch to the next
+            for _ in self._steps_of(self._begun):
+                pass
+        plans = self._plans(islice(self._steps_of(epoch), made, None), made)
+        reading = self._read(plans)
+        try:
+            for plan, fetched in reading:
+                for one in fetched:
+                    if one.failure:
+                        raise JobFailedError(
+                            f"epoch {epoch}, step {plan.cursor.step + 1}, rank {self._rank}: {one.failure}",
+                            hint="Correct the sample, or leave it out of the dataset.",
+                        )
+                    yield one.batch
+        finally:
+            reading.close()
+
+    def _read(self, plans: Iterator[StepPlan]) -> Any:
+        if self._workers == 0:
+            return in_this_thread(self._fetch, plans)
+        return in_processes(self._fetch, plans, self._workers, self._prefetch, self._start_method, self._init)
+
+    def _plans(self, steps: Iterator[list[Any]], made: int) -> Iterator[StepPlan]:
+        for number, batches in enumerate(steps, made):
+            at = Cursor(self._asked_epoch, 0, self._asked_epoch * self.steps_per_epoch + number)
+            first = self._rank * self._per_step
+            slots = [Slot(first + index, ids, 1.0) for index, ids in enumerate(batches)]
+            yield StepPlan(at, at, Extent(0, len(batches)), slots, 0)
+
+    def _steps_of(self, epoch: int) -> Iterator[list[Any]]:
+        """The samples of each batch of each step, as the sampler gives them when its epoch begins."""
+        self._begun = epoch + 1
+        sampler = self.loader.batch_sampler
+        inner = getattr(sampler, "batch_sampler", None)
+        for each in (self.loader, inner):
+            if callable(getattr(each, "set_epoch", None)):
+                each.set_epoch(epoch)  # type: ignore[union-attr]  # it has one
+        batches = seeded_aside(lambda: iter(sampler), self._seed, epoch, 0)
+        take: Callable[[], list[Any]] = lambda: list(islice(batches, self._per_step))  # noqa: E731
+        for number in range(self.steps_per_epoch):
+            # what the sampler draws from global generators is the same on all ranks
+            if not (step := seeded_aside(take, self._seed, epoch, number + 1)):
+                return
+            yield step
+
+
+def _unreadable(loader: Any, base: Any) -> str | None:
+    """Why the loader's batches cannot be read by their numbers; None: they can."""
+    if not isinstance(base, DataLoader):
+        return "it is no torch DataLoader"
+    if isinstance(base.dataset, IterableDataset) or not hasattr(type(base.dataset), "__getitem__"):
+        return "the dataset gives no sample by its number"
+    if base.batch_sampler is None:
+        return "it has no batch sampler"
+    if type(base).__iter__ is not DataLoader.__iter__:
+        return f"{type(base).__name__} reads batches in a way of its own"
+    if hasattr(loader, "_fetch_batches"):
+        return "rank 0 reads for all ranks (dispatch_batches)"
+    return None
+
+
+def _kind_of_data(base: Any) -> str:
+    return type(getattr(base, "dataset", None)).__name__
