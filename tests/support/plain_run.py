@@ -22,6 +22,7 @@ import warm
 from torch.nn.parallel import DistributedDataParallel
 
 import hyperpod_ext.runtime
+from hyperpod_ext.runtime.state import ddp_buckets as buckets
 from hyperpod_ext.runtime.state.seeding import seed_of, seed_step
 
 SEED = 0
@@ -62,18 +63,19 @@ class PlainRun:
         pass
 
     def data_parallel(self, module: torch.nn.Module, **options: Any) -> DistributedDataParallel:
-        return DistributedDataParallel(module, **options)
+        return buckets.wrap(module, None, **options)  # torch's own, but for the order of sparse gradients
 
     def log(self, **metrics: Any) -> None:
         self._logged |= metrics
 
     def steps(self, total: int) -> Iterator[int]:
-        for step in range(1, total + 1):
+        for step in range(self.step + 1, total + 1):
             self._logged = {}
             seed_step(SEED, step, self.rank)
             yield step
             if "loss" in self._logged:
                 self.losses[step] = float(self._logged["loss"])
+            self.step = step
 
 
 def main() -> None:

@@ -14,11 +14,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import random_kinds
+
 STEPS = 12
 FIRST_WITH_MORE = 200
 """Scripts from here on may be compiled, and lose nodes; those before are as they were."""
 FIRST_OF_STRANGERS = 300
 """Scripts from here on may have what people write without a look at our pages, and forget more."""
+FIRST_OF_KINDS = 1000
+"""Scripts from here on have one or two of the kinds of state in `random_kinds`, and forget nothing."""
 PARALLEL = ("alone", "ddp", "fsdp2", "tp")
 
 
@@ -50,6 +54,16 @@ class Script:
     """Object that is not handed to `run.restore`: the job must name it."""
     warned: str = ""
     """What changes from step to step and is handed to nobody, as the job must name it; it may train nevertheless."""
+    kinds: list[str] = field(default_factory=list)
+    """Names in `random_kinds.KINDS`."""
+    refusable: list[str] = field(default_factory=list)
+    """What a job may refuse before its third step, as its error must name it."""
+    refused: str = ""
+    """What a job must refuse, as its error must name it."""
+    may_warn: str = ""
+    """What may not come back as it was, if a warning names it."""
+    is_nested: bool = False
+    """Whether the loop is in another one."""
     faults: list[str] = field(default_factory=list)
     """As HPX_CHAOS takes them."""
     lost_node: tuple[int, int] | None = None
@@ -57,6 +71,8 @@ class Script:
     nodes: int = 1
     every_steps: int = 1
     """Steps between two snapshots in memory."""
+    overlap: bool = False
+    """Whether snapshots are copied beside the next step."""
 
     def text(self) -> str:
         """The script."""
@@ -74,7 +90,7 @@ class Script:
             handed=handed,
             before=_indented(self.before, 1),
             loop=self.loop,
-            body=_indented(self.body, 2),
+            body=_indented(self.body, 3 if self.is_nested else 2),
             ends=ends,
         )
 
@@ -149,7 +165,30 @@ def _indented(lines: Sequence[str], depth: int) -> str:
 
 def drawn(seed: int, *, ranks: int | None = None, parallel: str | None = None) -> Script:
     """A script, and one to three faults."""
-    draw = random.Random(seed)
+    if seed >= FIRST_OF_KINDS:
+        return _of_kinds(seed)
+    script = _base(seed, random.Random(seed), ranks, parallel)
+    if seed >= FIRST_WITH_MORE:
+        _more(script, random.Random(f"more of {seed}"))
+    if seed >= FIRST_OF_STRANGERS and not script.forgotten:
+        _of_strangers(script, random.Random(f"a stranger's {seed}"))
+    return script
+
+
+def _of_kinds(seed: int) -> Script:
+    """A script with one or two kinds of state of `random_kinds`; each kind is the first of as many seeds."""
+    kinds = sorted(random_kinds.KINDS)
+    for attempt in range(1000):
+        draw = random.Random(f"{seed}, {attempt}")
+        script = _base(seed, draw, None, draw.choice(("alone", "ddp", "ddp", "ddp", "fsdp2")))
+        script.forgotten = ""
+        _more(script, draw)
+        if random_kinds.add_kinds(script, draw, kinds[(seed - FIRST_OF_KINDS) % len(kinds)]):
+            return script
+    raise AssertionError(f"no script has a place for the kind of seed {seed}")
+
+
+def _base(seed: int, draw: random.Random, ranks: int | None, parallel: str | None) -> Script:
     script = Script(seed, parallel or draw.choices(PARALLEL, (2, 6, 3, 1))[0])
     script.ranks = 1 if script.parallel == "alone" else ranks or draw.choice((2, 2, 3))
     if script.parallel == "tp":
@@ -168,10 +207,6 @@ def drawn(seed: int, *, ranks: int | None = None, parallel: str | None = None) -
     if draw.random() < 0.1:
         _forget(script, draw)
     _faults(script, draw)
-    if seed >= FIRST_WITH_MORE:
-        _more(script, random.Random(f"more of {seed}"))
-    if seed >= FIRST_OF_STRANGERS and not script.forgotten:
-        _of_strangers(script, random.Random(f"a stranger's {seed}"))
     return script
 
 
