@@ -26,10 +26,17 @@ def write_atomically(file: Path, text: str) -> None:
     partial.rename(file)
 
 
-def open_private(file: Path, mode: str) -> IO[Any]:
+def make_private_folder(folder: Path) -> None:
+    """Make a folder that only this user can enter, and those above it that are missing. An existing one is kept."""
+    if not folder.is_dir():
+        make_private_folder(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def open_private(file: Path, mode: str, buffering: int = -1) -> IO[Any]:
     """Open a file; if it is new, only this user can read it. Text is UTF-8."""
     encoding = None if "b" in mode else "utf-8"
-    return open(file, mode, encoding=encoding, opener=_only_ours)
+    return open(file, mode, buffering, encoding=encoding, opener=_only_ours)
 
 
 def _only_ours(path: str, flags: int) -> int:

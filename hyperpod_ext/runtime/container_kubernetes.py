@@ -14,6 +14,7 @@ import sys
 import threading
 from pathlib import Path
 
+from hyperpod_ext.files import make_private_folder
 from hyperpod_ext.processes import die_with_parent
 
 _TICK_S = 0.5
@@ -21,7 +22,7 @@ _TICK_S = 0.5
 
 def main() -> None:
     logs = Path(os.environ.get("HPX_RUN_DIR", "hpx-run")) / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
+    make_private_folder(logs)
     us = os.getpid()
     agent = subprocess.Popen(
         [sys.executable, "-m", "hyperpod_ext.runtime.agent", "--keep-events", *sys.argv[1:]],

@@ -20,6 +20,7 @@ from typing import Any
 
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig, take_variable
 from hyperpod_ext.errors import HyperpodExtError, UnreachableError
+from hyperpod_ext.files import make_private_folder
 from hyperpod_ext.processes import die_with_parent
 from hyperpod_ext.runtime.container_kubernetes import wait_printing
 from hyperpod_ext.runtime.ipc.environment import ENV_RUN_DIR, ENV_SECRET_FILE
@@ -54,7 +55,7 @@ def _run(root: Path, arguments: list[str], environ: MutableMapping[str, str]) ->
         raise HyperpodExtError(f"the job has {len(hosts)} nodes; {ENV_RUNTIME} says {config.nodes}")
     script, folder = _fetch_code(root)
     run_dir = root / "output" / "data" / "hpx-run"
-    (run_dir / "logs").mkdir(parents=True, exist_ok=True)
+    make_private_folder(run_dir / "logs")
     env = {**environ, ENV_RUNTIME: runtime, ENV_RUN_DIR: str(run_dir)}
     with tempfile.TemporaryDirectory(prefix="hpx-") as private:
         if name := environ.get(ENV_SECRET_ID):
@@ -96,7 +97,7 @@ def _fetch_code(root: Path) -> tuple[str, Path]:
     channel = root / "input/data/code"
     archive, folder = channel / ARCHIVE, root / "code"
     where = str(values.get("sagemaker_submit_directory", ""))
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder)
     if archive.is_file():
         data = archive.read_bytes()
     elif channel.is_dir():

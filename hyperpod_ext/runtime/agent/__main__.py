@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 from hyperpod_ext.errors import HyperpodExtError, JobFailedError
+from hyperpod_ext.files import make_private_folder
 from hyperpod_ext.processes import collect_seldom, take_signals_from
 from hyperpod_ext.runtime.agent import last_word
 from hyperpod_ext.runtime.agent.arguments import parse, read_settings
@@ -43,7 +44,7 @@ def main() -> None:
     open_standard_streams()
     arguments = parse(sys.argv[1:])
     run_dir = Path(os.environ.get(ENV_RUN_DIR, "hpx-run"))
-    run_dir.mkdir(parents=True, exist_ok=True)
+    make_private_folder(run_dir)
     if arguments.node_rank == 0 and not arguments.rejoin:
         for report in (REPORT, *(path.name for path in run_dir.glob(report_of("*")))):
             (run_dir / report).unlink(missing_ok=True)  # of an earlier run in the same place

@@ -13,6 +13,7 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hyperpod_ext.files import make_private_folder
 from hyperpod_ext.processes import die_with_parent
 from hyperpod_ext.runtime.detection.death_watch import LivenessLock
 from hyperpod_ext.runtime.detection.failure_causes import one_line
@@ -57,8 +58,8 @@ def _become_worker(order: dict[str, Any], agent_pid: int) -> None:
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     leave_sigterm_to_the_agent()
-    Path(order["log"]).parent.mkdir(parents=True, exist_ok=True)
-    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    make_private_folder(Path(order["log"]).parent)
+    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(log, 1)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.errors import HyperpodExtError, JobFailedError
+from hyperpod_ext.files import make_private_folder
 from hyperpod_ext.runtime.control_plane.agent import AbortedError, Generation
 from hyperpod_ext.runtime.control_plane.decision import RestoreCoordinator
 from hyperpod_ext.runtime.control_plane.exchange import Exchange, parent_of
@@ -73,7 +74,7 @@ class Members(ABC):
     def __init__(self, groups: ProcessGroups) -> None:
         self._groups = groups
         if (folder := os.environ.get(ENV_RUN_DIR)) is not None:  # no agent of ours has made it
-            Path(folder).mkdir(parents=True, exist_ok=True)
+            make_private_folder(Path(folder))
         self.stop_at_step = StopAtStep()  # nobody asks
         self.environment: WorkerEnvironment | None = None
         self._settings: Settings | None = None

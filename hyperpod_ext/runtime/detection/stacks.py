@@ -14,6 +14,7 @@ import signal
 import time
 from pathlib import Path
 
+from hyperpod_ext.files import open_private
 from hyperpod_ext.runtime.detection.failure_causes import is_users
 
 DUMP_SIGNAL = signal.SIGRTMIN + 7
@@ -48,7 +49,7 @@ async def dump_stacks(pid: int, log: Path, limit_s: float) -> bool:
     Returns whether they came within `limit_s`. Where they do not, the log says so, and where the kernel has it.
     """
     before = _size(log)
-    with contextlib.suppress(ProcessLookupError), log.open("a") as file:
+    with contextlib.suppress(ProcessLookupError), open_private(log, "a") as file:
         stopped = state_of(pid) == "T"
         file.write(f"--- stack of every thread of process {pid}, which is to be ended because it hangs\n")
         file.flush()
@@ -68,7 +69,7 @@ async def dump_stacks(pid: int, log: Path, limit_s: float) -> bool:
         await asyncio.sleep(_LOOK_S)
     if known > before:
         return True
-    with log.open("a") as file:
+    with open_private(log, "a") as file:
         file.write(f"--- no stack of process {pid} within {limit_s:g} s: {_whereabouts(pid)}\n")
     return False
 

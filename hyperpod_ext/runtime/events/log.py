@@ -11,10 +11,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hyperpod_ext.errors import ConfigError
-from hyperpod_ext.files import write_atomically
+from hyperpod_ext.files import open_private, write_atomically
 from hyperpod_ext.runtime.events.event import NOTE, VERSION, Event, Events, Other
 from hyperpod_ext.runtime.events.kinds import KINDS
 from hyperpod_ext.runtime.events.reading import read_events
@@ -58,7 +58,7 @@ def _line(entry: dict[str, Any]) -> bytes:
 
 def append(file: Path, line: bytes) -> None:
     """Add the line of an event to a log that nobody else writes."""
-    with file.open("ab") as log:
+    with open_private(file, "ab") as log:
         log.write(line if log.tell() else first_line() + line)
 
 
@@ -98,7 +98,7 @@ class EventLog:
             OSError: it takes no line.
         """
         with contextlib.ExitStack() as opening:
-            file = opening.enter_context(self.path.open("ab", buffering=0))
+            file = cast(io.FileIO, opening.enter_context(open_private(self.path, "ab", buffering=0)))
             _take_back(file, _unfinished(self.path))  # whoever wrote it ended there
             past_bytes = file.seek(0, os.SEEK_END)
             if not past_bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hyperpod_ext.config.fault_injection import ORDERS, ChaosOrder, InjectedFault, NodeFault
+from hyperpod_ext.files import make_private_folder
 
 
 def orders_folder(run_dir: Path) -> Path:
@@ -38,7 +39,7 @@ def read_orders(run_dir: Path) -> dict[str, InjectedFault | NodeFault]:
 def take(run_dir: Path, name: str) -> bool:
     """Whether it falls to the caller to carry out fault `name`: true once in a job."""
     folder = injected_folder(run_dir)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder)
     try:
         (folder / name).touch(exist_ok=False)
     except FileExistsError:

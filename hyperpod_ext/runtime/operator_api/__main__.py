@@ -19,6 +19,7 @@ from pathlib import Path
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.config.resize import allowed_sizes
 from hyperpod_ext.errors import ConflictError, HyperpodExtError
+from hyperpod_ext.files import make_private_folder
 from hyperpod_ext.processes import become_subreaper, kill_descendants
 from hyperpod_ext.runtime.agent.__main__ import socket_dir
 from hyperpod_ext.runtime.agent.children import Prepared
@@ -32,7 +33,7 @@ def main() -> None:
     arguments = parse(sys.argv[1:])
     run_dir = Path(os.environ.get(ENV_RUN_DIR, "hpx-run"))
     logs = run_dir / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
+    make_private_folder(logs)
     try:
         with socket_dir() as private:
             code = _print_and_serve(arguments, run_dir, private)

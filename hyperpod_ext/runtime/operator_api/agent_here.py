@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from hyperpod_ext.errors import HyperpodExtError
+from hyperpod_ext.files import make_private_folder
 from hyperpod_ext.processes import take_signals_from
 from hyperpod_ext.runtime.agent import last_word
 from hyperpod_ext.runtime.agent.arguments import parse, read_settings
@@ -234,7 +235,7 @@ class AgentHere:
         except JobSucceededError:
             return "succeeded", "", ""
         self._settings_of_job = settings
-        (self._run_dir / "logs").mkdir(parents=True, exist_ok=True)
+        make_private_folder(self._run_dir / "logs")
         if settings.node == 0:
             (self._run_dir / REPORT).unlink(missing_ok=True)  # of an earlier run
         self._rank, self._name = settings.node, settings.config.name

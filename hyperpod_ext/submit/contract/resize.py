@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.resize import LEFT, RESIZES, Order, allowed_sizes, has_already
 from hyperpod_ext.errors import ConflictError, HyperpodExtError, Problem, UnsupportedError, WaitTimeoutError
-from hyperpod_ext.files import write_atomically
+from hyperpod_ext.files import make_private_folder, write_atomically
 from hyperpod_ext.submit.contract.handle import JobHandle
 from hyperpod_ext.submit.contract.run_files import Tail, read_event
 from hyperpod_ext.submit.contract.targets import get_target
@@ -163,7 +163,7 @@ def new_name() -> str:
 def leave_order(run_dir: Path, name: str, order: Order) -> None:
     """Put an order where the job's coordinator looks for it."""
     folder = run_dir / RESIZES
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder)
     write_atomically(folder / f"{name}.json", order.model_dump_json(exclude_defaults=True) + "\n")
 
 

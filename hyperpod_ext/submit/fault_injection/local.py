@@ -6,7 +6,7 @@ import json
 
 from hyperpod_ext.config.fault_injection import ORDERS, ChaosOrder, InjectedFault, NodeFault
 from hyperpod_ext.errors import ConflictError, NotFoundError
-from hyperpod_ext.files import write_atomically
+from hyperpod_ext.files import make_private_folder, write_atomically
 from hyperpod_ext.submit.contract.handle import JobHandle
 from hyperpod_ext.submit.fault_injection.orders import check, name_of
 from hyperpod_ext.submit.local import store as local_store
@@ -28,7 +28,7 @@ def order(handle: JobHandle, fault: InjectedFault | NodeFault) -> str:
     job = json.loads(submission.job_file.read_text())
     check(fault, job["nodes"] * job["workers_per_node"], job["nodes"] + job.get("spares", 0))
     folder = submission.run_dir("main") / ORDERS
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder)
     earlier = len(list(folder.glob("*.json")))
     name = name_of(fault, f"{earlier:03d}")
     write_atomically(folder / f"{name}.json", ChaosOrder(fault=fault).model_dump_json() + "\n")

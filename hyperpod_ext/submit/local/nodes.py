@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from hyperpod_ext.files import make_private_folder, open_private
 from hyperpod_ext.processes import die_with_parent
 from hyperpod_ext.submit.local.result import NodeEnd
 
@@ -206,9 +207,9 @@ def run_nodes(
 
 
 def _start(node: NodeCommand, *, again: bool) -> subprocess.Popen[bytes]:
-    node.log.parent.mkdir(parents=True, exist_ok=True)
+    make_private_folder(node.log.parent)
     parent = os.getpid()
-    with node.log.open("ab") as log:
+    with open_private(node.log, "ab") as log:
         return subprocess.Popen(
             node.command,
             env={**node.env, "HPX_REJOIN": "1"} if again else node.env,

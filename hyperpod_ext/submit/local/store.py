@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ext.files import write_atomically
+from hyperpod_ext.files import make_private_folder, open_private, write_atomically
 from hyperpod_ext.submit.contract.home import home
 from hyperpod_ext.submit.local.result import NodeEnd
 
@@ -97,7 +97,7 @@ class Submission:
         """Keep how a node's agent has ended, whatever becomes of us."""
         if self.is_removed():
             return
-        with (self.folder / "nodes_ended.jsonl").open("a") as file:
+        with open_private(self.folder / "nodes_ended.jsonl", "a") as file:
             file.write(json.dumps(asdict(end)) + "\n")
 
     def node_ends(self) -> list[NodeEnd]:
@@ -142,7 +142,7 @@ def latest(name: str, at: Path | None = None) -> Submission | None:
 def locked(name: str) -> Iterator[int | None]:
     """The lock of `name` as a file descriptor, or None when it is held. A copy outlives this block."""
     folder = home() / name
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder)
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         yield descriptor if _take(descriptor) else None
@@ -157,7 +157,7 @@ def create(name: str) -> Submission:
     submission = Submission(folder / f"{int(before[-1].name) + 1 if before else 1:04d}")
     draft = Submission(folder / "draft")
     shutil.rmtree(draft.folder, ignore_errors=True)
-    draft.folder.mkdir()
+    draft.folder.mkdir(mode=0o700)
     write_atomically(
         draft.status_file, json.dumps({"name": name, "state": "starting", "submitted_at": now(), "error": None})
     )

@@ -19,6 +19,7 @@ from hyperpod_ext.config.files.nearest import suggest
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.errors import ConflictError, HyperpodExtError, JobFailedError, NotFoundError, Problem
+from hyperpod_ext.files import open_private, write_atomically
 from hyperpod_ext.submit.contract.capabilities import Capabilities
 from hyperpod_ext.submit.contract.handle import JobHandle
 from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
@@ -80,9 +81,8 @@ def submit(plan: Plan) -> JobHandle:
         if (before := local_store.latest(plan.name)) is not None:
             local_watch.read_job_status(before, running=False)  # ends what nobody is left to end
         submission = local_store.create(plan.name)
-        submission.job_file.write_text(plan.job.model_dump_json(indent=2) + "\n")
-        for name, text in plan.files.items():
-            (submission.folder / name).write_text(text)
+        for name, text in {**plan.files, submission.job_file.name: plan.job.model_dump_json(indent=2) + "\n"}.items():
+            write_atomically(submission.folder / name, text)
         _start_engine(submission, lock, str(plan.source_dir.resolve()))
     return JobHandle("local", "localhost", plan.name)
 
@@ -152,7 +152,7 @@ def _find(handle: JobHandle) -> local_store.Submission:
 def _start_engine(submission: local_store.Submission, lock: int, source_dir: str) -> None:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("HPX_")}
     engine = "hyperpod_ext.submit.local.engine"
-    with submission.engine_log.open("wb") as log:
+    with open_private(submission.engine_log, "wb") as log:
         started = subprocess.run(
             [sys.executable, "-P", "-m", engine, str(submission.folder), str(lock)],
             env=inherited | {"HPX_SOURCE_DIR": source_dir, "HPX_PYTHON": sys.executable},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -10,13 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from awscrt import checksums
 
-from hyperpod_ext.errors import UnreachableError
+from hyperpod_ext.errors import ConfigError, CorruptSnapshotError, HyperpodExtError, NotFoundError, UnreachableError
 from hyperpod_ext.runtime.storage.file import FileStore
 from hyperpod_ext.runtime.storage.object_store import MIB
 
@@ -191,3 +193,158 @@ def test_the_stores_load_neither_torch_nor_boto3() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# --- strangers who can write there ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_other_users_read_only_what_is_shared(tmp_path: Path, shared: bool) -> None:
+    before = os.umask(0o027)
+    try:
+        store = FileStore(tmp_path / "new", "job", shared=shared)
+        put(store, "step-1/x", b"1")
+        store.put_new("y", b"2")
+    finally:
+        os.umask(before)
+    modes = {path.stat().st_mode & 0o777 for path in [tmp_path / "new", *(tmp_path / "new").rglob("*")]}
+    assert modes == ({0o750, 0o640} if shared else {0o700, 0o600})
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    (tmp_path / "outside" / "deep").mkdir(parents=True)
+    for name in ("manifest.json", ".x.0123456789abcdef.partial", "deep/x"):
+        (tmp_path / "outside" / name).write_text("years of work")
+        os.utime(tmp_path / "outside" / name, (1e9, 1e9))
+    return tmp_path / "outside"
+
+
+def whole(outside: Path) -> bool:
+    return {path.name for path in outside.rglob("*")} == {"manifest.json", ".x.0123456789abcdef.partial", "deep", "x"}
+
+
+@pytest.mark.parametrize("how", ["link", "mount"])
+def test_nothing_that_leads_out_of_a_store_is_listed_read_or_deleted(tmp_path: Path, outside: Path, how: str) -> None:
+    store = FileStore(tmp_path / "tier", "job")
+    put(store, "step-1/x", b"1")
+    (inner := store.root / "step-2").mkdir()
+    if how == "link":
+        inner.rmdir()
+        inner.symlink_to(outside)
+    elif subprocess.run(["mount", "--bind", outside, inner], capture_output=True).returncode:
+        pytest.skip("mounting needs root")
+    try:
+        store.check()
+        assert [entry.name for entry in store.list()] == ["step-1/x"]
+        with suppress(UnreachableError):
+            assert store.list("step-2/") == []
+        assert [*store.folders()] == ["step-1"]
+        for use in (
+            lambda: store.get("step-2/manifest.json"),
+            lambda: store.delete(["step-2/manifest.json", "step-2/deep/x"]),
+            lambda: put(store, "step-2/new", b"1"),
+        ):
+            with suppress(HyperpodExtError):
+                use()
+        assert whole(outside)
+    finally:
+        if how == "mount":
+            subprocess.run(["umount", inner], check=True)
+
+
+def test_a_link_that_takes_the_place_of_a_folder_at_any_moment_leads_nowhere(tmp_path: Path, outside: Path) -> None:
+    """Between the look and the use: a thread exchanges folder and link all the time."""
+    store, stop = FileStore(tmp_path / "tier"), threading.Event()
+    put(store, "deep/y", b"1")
+    folder, aside, link = store.root / "deep", tmp_path / "aside", tmp_path / "link"
+    link.symlink_to(outside / "deep")
+
+    def exchange() -> None:
+        while not stop.is_set():
+            for one, other in ((folder, aside), (link, folder), (folder, link), (aside, folder)):
+                with suppress(OSError):
+                    one.rename(other)
+
+    thread = threading.Thread(target=exchange)
+    thread.start()
+    try:
+        for _ in range(300):
+            with suppress(HyperpodExtError):
+                assert {entry.name for entry in store.list()} <= {"deep/y"}
+            with suppress(HyperpodExtError):
+                store.delete(["deep/x"])
+            with suppress(HyperpodExtError):
+                assert store.get("deep/x") == b""
+    finally:
+        stop.set()
+        thread.join()
+    assert whole(outside)
+
+
+def test_the_jobs_own_folder_must_not_be_a_link(tmp_path: Path, outside: Path) -> None:
+    (tmp_path / "tier").mkdir()
+    (tmp_path / "tier" / "job").symlink_to(outside)
+    store = FileStore(tmp_path / "tier", "job")
+    for use in (store.check, store.list, lambda: put(store, "x", b"1"), lambda: store.delete(["manifest.json"])):
+        with pytest.raises(UnreachableError, match="tier/job is a symbolic link or a file, not a folder"):
+            use()
+    assert whole(outside)
+
+
+def test_what_is_no_file_is_never_waited_for_and_never_taken_for_a_blob(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "zeros").symlink_to("/dev/zero")
+    assert store.list() == []
+    for name in ("pipe", "folder", "zeros"):
+        with pytest.raises(NotFoundError, match=f"{name} is no regular file"):
+            store.get(name)
+        with pytest.raises(NotFoundError):
+            store.read_into(name, memoryview(bytearray(1)))
+        with pytest.raises(UnreachableError, match="not a regular file"):
+            store.put_new(name, b"x")
+
+
+def test_a_blob_is_measured_before_it_is_read(tmp_path: Path) -> None:
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(1 << 42)
+    with pytest.raises(CorruptSnapshotError, match="more than the 1000 bytes"):
+        FileStore(tmp_path).get("huge", 1000)
+
+
+@pytest.mark.parametrize("name", ["a\x1b[2Jb", "a\nb", "a\u202eb", "a\udcffb", "/".join("123456789")])
+def test_names_with_control_characters_or_too_many_parts_do_not_exist(tmp_path: Path, name: str) -> None:
+    store = FileStore(tmp_path)
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("x")
+    assert store.list() == []
+    with pytest.raises(ConfigError):
+        store.get(name)
+
+
+# --- file systems that lack something ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP])
+def test_a_file_system_without_hard_links_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def link(*names: str, **folders: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(UnreachableError, match="does not make hard links"):
+        FileStore(tmp_path).check()
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_file_system_whose_links_replace_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(one: str, other: str, *, follow_symlinks: bool, **folders: int) -> None:
+        os.replace(one, other, **folders)  # noqa: PTH105
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(UnreachableError, match="replaces a blob that exists, despite hard links"):
+        FileStore(tmp_path).check()
+    assert [*tmp_path.iterdir()] == []

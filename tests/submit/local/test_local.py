@@ -90,6 +90,15 @@ def test_nodes_are_told_who_they_are_and_share_a_private_secret(place: LocalPlac
         assert log[7] == "unset"
 
 
+def test_other_users_can_read_nothing_of_a_job(place: LocalPlace) -> None:
+    run(reporting())
+    main = newest().run_dir("main")
+    found = [newest().folder.parent, *newest().folder.parent.rglob("*")]
+    theirs = {main / "report.json", main / "events.jsonl", *main.glob("logs/rank*.log")}  # the stand-in wrote them
+    assert [path for path in found if path.lstat().st_mode & 0o077 and path not in theirs] == []
+    assert main / "logs" in found
+
+
 def test_the_undisturbed_run_has_chaos_off_and_is_compared(place: LocalPlace) -> None:
     script = "echo chaos ${HPX_CHAOS:-on}\n" + reporting()
     assert run(script, chaos={"compare": True}).state == "succeeded"
