@@ -178,7 +178,7 @@ class _Coordinator(Coordinator):
     def _start(self, orders_accepted: set[str]) -> None:
         machine = here()
         self.events._together = []  # lines are written when somebody reads them: a file is slow
-        self.events.heard = lambda event: machine.cluster.judge.logged(machine.node, self, event)
+        self.events.listeners.append(lambda event: machine.cluster.judge.logged(machine.node, self, event))
         super()._start(orders_accepted)
 
 
