@@ -33,7 +33,7 @@ from hyperpod_ext.runtime.events.log import append, checked
 from hyperpod_ext.runtime.events.spool import SpoolWriter
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc.environment import ENV_RUN_DIR, WorkerEnvironment
-from hyperpod_ext.runtime.ipc.messages import WireError
+from hyperpod_ext.runtime.ipc.messages import RefusedError, WireError
 from hyperpod_ext.runtime.membership.node_map import Nodes
 from hyperpod_ext.runtime.memory_server.client.start import place_of, runtime_dir
 from hyperpod_ext.runtime.memory_server.protocol.request import error_of
@@ -136,7 +136,7 @@ class Members(ABC):
             except ConnectionError as error:
                 if self._store is not None:
                     self._store.cancel()
-                if not self.wait_aborted(_ANSWER_S):
+                if isinstance(error, RefusedError) or not self.wait_aborted(_ANSWER_S):
                     raise self._apart(error) from error
 
     def _apart(self, error: ConnectionError) -> JobFailedError:

@@ -48,6 +48,12 @@ def breaking() -> Iterator[None]:
         raise broken(error) from error
 
 
+def disconnect(sock: socket.socket) -> None:
+    """Wake the threads that wait on the socket, in this process and on the other side."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # SSLSocket's own would have others go on in the open
+
+
 class _Protocol(asyncio.StreamReaderProtocol):
     """Reads, drains and closes of its streams raise ConnectionError alone."""
 

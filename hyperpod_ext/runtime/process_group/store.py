@@ -23,6 +23,13 @@ from hyperpod_ext.runtime.process_group.address_book import LookedUp
 from hyperpod_ext.runtime.process_group.store_connections import Connections, StoreConnection
 from hyperpod_ext.runtime.process_group.store_server import RankServer
 
+_REPEATABLE = frozenset({"set", "get", "check"})
+"""Requests that may be made twice: a connection may break after the server has done what it was asked."""
+
+
+_TRIES = 3
+"""Connections that a request is sent on: one that breaks says nothing of the server."""
+
 
 class GenerationOverError(ConnectionError):
     """The generation ended while this process waited in its store."""
@@ -178,13 +185,17 @@ class PartitionedStore(Store):
         except ConnectionError as error:
             raise GenerationOverError(str(error)) from error
         line = self._connections.take(address)
-        if line is not None:
+        for _ in range(_TRIES - 1):
             try:
-                return self._ask_on(line, request)
-            except GenerationOverError:
+                if line is not None and not line.has_ended():
+                    return self._ask_on(line, request)
+                return wire.again_while_busy(lambda: self._ask_anew(address, request))
+            except (GenerationOverError, ConnectionRefusedError, wire.RefusedError):
                 raise
-            except OSError:
-                pass  # it broke while nobody used it
+            except ConnectionError:
+                if request["op"] not in _REPEATABLE:
+                    raise
+            line = None
         return wire.again_while_busy(lambda: self._ask_anew(address, request))
 
     def _ask_anew(self, address: Address, request: wire.Message) -> wire.Message:

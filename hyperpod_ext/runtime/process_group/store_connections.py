@@ -8,6 +8,7 @@ from collections.abc import Collection
 
 from hyperpod_ext.ports import family_of
 from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc.connections import breaking
 from hyperpod_ext.runtime.process_group.address_book import Address
 
 _CONNECT_S = 30.0
@@ -27,14 +28,25 @@ class StoreConnection:
 
     def connect(self, secret: bytes) -> None:
         """Have both sides prove that they are of the job."""
-        self.socket.settimeout(_CONNECT_S)
-        self.socket.connect(self.address)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        wire.join_peer_blocking(self.socket, secret)
-        self.socket.settimeout(None)
+        with breaking():
+            self.socket.settimeout(_CONNECT_S)
+            self.socket.connect(self.address)
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            wire.join_peer_blocking(self.socket, secret)
+            self.socket.settimeout(None)
+
+    def has_ended(self) -> bool:
+        """Whether it broke while nobody used it."""
+        try:
+            return not self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def ask(self, request: wire.Message) -> wire.Message:
-        self.socket.sendall(wire.encode(request))
+        with breaking():
+            self.socket.sendall(wire.encode(request))
         answer = self._receive()
         assert answer is not None, "a socket that blocks has an answer, or ends"
         return answer
@@ -52,19 +64,26 @@ class StoreConnection:
                 if "key" not in message:
                     return message
                 self._record(message)
-            try:
-                data = self.socket.recv(_LOOK_BYTES if flags else _READ_BYTES, flags)
-            except BlockingIOError:
-                return None
+            with breaking():
+                try:
+                    data = self.socket.recv(_LOOK_BYTES if flags else _READ_BYTES, flags)
+                except BlockingIOError:
+                    if not flags:
+                        raise
+                    return None
             if not data:
                 raise ConnectionResetError("the server closed")
             self._received += data
 
     def _record(self, update: wire.Message) -> None:
-        if (generation := int(update["generation"])) > self._generation:
+        try:
+            key, value, generation = str(update["key"]), str(update["value"]), int(update["generation"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise wire.WireError(f"the server sent a key without its value or generation: {error!r}") from error
+        if generation > self._generation:
             self._generation, self._values = generation, {}
         if generation == self._generation:
-            self._values[str(update["key"])] = str(update["value"])
+            self._values[key] = value
 
 
 class Connections:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection
 from hyperpod_ext.ports import family_of
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc import unproven
+from hyperpod_ext.runtime.ipc.connections import disconnect
 from hyperpod_ext.runtime.ipc.unproven import Unproven
 from hyperpod_ext.runtime.process_group.store_keys import StoreKeys
 
@@ -186,17 +187,20 @@ class RankServer:
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 sock, _address = self._listener.accept()
-            except (BlockingIOError, ConnectionAbortedError):
+            except (BlockingIOError, ConnectionError):
                 return
             except OSError as error:
-                if error.errno not in (errno.EMFILE, errno.ENFILE):
-                    raise
-                if not self._unproven.hang_up_oldest():
-                    self._pausing = True
-                    self._selector.unregister(self._listener)
+                if error.errno in (errno.EMFILE, errno.ENFILE) and self._unproven.hang_up_oldest():
+                    return
+                self._pausing = True  # out of files or memory, or an error of the network: it may come again
+                self._selector.unregister(self._listener)
                 return
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            try:
+                sock.setblocking(False)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            except OSError:  # it is gone again
+                sock.close()
+                continue
             peer = _Peer(sock)
             self._peers.add(peer)
             self._selector.register(sock, selectors.EVENT_READ, peer)
@@ -252,7 +256,8 @@ class RankServer:
             except BlockingIOError:
                 pass
             except OSError:
-                return  # it has hung up; the thread will see so
+                disconnect(peer.socket)  # what is lost of it may be an answer; the thread reads the end
+                return
         if frame:
             peer.unsent += frame
             self._full.add(peer)
@@ -267,6 +272,7 @@ class RankServer:
                     pass
                 except OSError:
                     peer.unsent.clear()
+                    disconnect(peer.socket)
                 if not peer.unsent:
                     self._full.discard(peer)
                 if peer in self._peers:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.config.restart import RestartPolicy
+from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.agent.coordinator_client import CoordinatorClient, ExcludedError
 from hyperpod_ext.runtime.agent.election import ElectionListener
 from hyperpod_ext.runtime.agent.settings import NodeSettings
@@ -485,3 +488,38 @@ def test_a_node_that_comes_as_the_job_has_ended_is_told_so(tmp_path: Path) -> No
     order = asyncio.run(asyncio.wait_for(run(), 60))
     assert isinstance(order, c.EndJob)
     assert order.state == "succeeded"
+
+
+def test_a_node_of_another_job_says_so_at_once_and_one_damaged_handshake_is_tried_again(tmp_path: Path) -> None:
+    """Its own time to join is 600 s."""
+
+    async def run() -> None:
+        came: list[None] = []
+
+        async def admit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            came.append(None)
+            if len(came) == 1:
+                writer.write(b"\xff" * 8)
+                writer.close()
+                return
+            with contextlib.suppress(wire.WireError):
+                await wire.accept_peer(reader, writer, SECRET)
+
+        server = await asyncio.start_server(admit, "127.0.0.1", 0)
+        where = server.sockets[0].getsockname()[:2]
+        unused: Any = None
+        for secret in (SECRET, b"another job's"):
+            settings = dataclasses.replace(settings_in(tmp_path), secret=secret)
+            client = CoordinatorClient(settings, ElectionListener(secret, print), handshake, unused)
+            if secret is SECRET:
+                await client.connect(lambda: where, lambda: "")
+            else:
+                with pytest.raises(
+                    JobFailedError, match=r"not of the job whose coordinator is at .* another job's secret"
+                ):
+                    await client.connect(lambda: where, lambda: "")
+            await client.close()
+        assert len(came) == 5
+        server.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))

@@ -8,9 +8,9 @@ import ssl
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc.connections import disconnect as disconnect
 from hyperpod_ext.runtime.ipc.declared import with_version
 from hyperpod_ext.runtime.snapshot.manifest import crc64nvme
 
@@ -99,12 +99,6 @@ def set_timeout(sock: socket.socket, option: int, seconds: float) -> None:
         return
     full_s = int(seconds)
     sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", full_s, int((seconds - full_s) * 1e6)))
-
-
-def disconnect(sock: socket.socket) -> None:
-    """Wake whoever waits on the socket, in this process and on the other side."""
-    with suppress(OSError):
-        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # SSLSocket's own would have others go on in the open
 
 
 def receive_checked(sock: socket.socket, destination: memoryview, previous: int = 0) -> int:
