@@ -152,11 +152,29 @@ def fill(
     else:
         if len(snapshots) == 1 and first.others is not None and not _holds_all(first.plan, layout.plan):
             snapshots = [first, *first.others()]
+        _check_entries(snapshots, like)
         used = needed(layout.plan.items, snapshots) if lean else snapshots
         _reshard(layout, used, snapshots)
     for at in expanded:
         _fill_expanded(places[at], tensors[at], fqn(leaf_paths(first.plan.shape)[0][at]))
     return put_together(first.plan.shape, places, first.values)
+
+
+def _check_entries(snapshots: Sequence[Snapshot], like: Like) -> None:
+    """
+    Raises:
+        JobFailedError: an optimizer had state of a parameter on some ranks only, so that there is none to cut it from.
+    """
+    first, *others = snapshots
+    for other in others:
+        if other.plan.shape == first.plan.shape:
+            continue
+        names = set(leaf_paths(first.plan.shape)[0]).symmetric_difference(leaf_paths(other.plan.shape)[0])
+        if apart := sorted(fqn(path) for path in names if like(path) is not None):
+            raise JobFailedError(
+                f"{', '.join(apart[:3])}: only some ranks have saved this; it cannot be cut for other ranks",
+                hint="Go on with as many ranks, sharded in the same way.",
+            )
 
 
 def _lacks_forms(saved: Plan, live: Parts, like: Like) -> bool:

@@ -1,9 +1,9 @@
 """The objects as a script builds them, before it restores them, and the changes that training makes to them later.
 
 A new process builds the objects as the process did that it replaces. Training may then change the type, shape or
-strides of a module's tensor, which parameters need gradients, and the groups of an optimizer. Snapshots hold these
-changes, and a process that built the same makes them again. A process that built something else runs another script:
-it keeps its own form, or the restore is refused.
+strides of a module's tensor, `requires_grad` of a parameter, `training` of a module, and the groups of an optimizer.
+Snapshots hold these changes, and a process that built the same makes them again. A process that built something else
+runs another script: it keeps its own form, or the restore is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ Keys = dict[str, tuple[tuple[str, int], ...]]
 """Keys of each module's state, each with the index of the first one that has the same tensor."""
 
 Changes = Mapping[str, Any]
-"""JSON. `optimizers`: type of each. `trained` and, by optimizer, `groups`: as built and as they are, if they differ."""
+"""JSON. `optimizers`: type of each. `trained` (parameters that need gradients), `training` (modules in this mode) and,
+by optimizer, `groups`: each as built and as it is, if these differ."""
 
 
 class Built:
@@ -44,7 +45,7 @@ class Built:
         self._keys = keys
         parameters = gradients.parameters(objects.values())
         self._parameters = len(parameters)
-        self._trained, self._groups, _ = _now(objects, parameters)
+        self._flags, self._groups, _ = _now(objects, parameters)
 
     def changes(self, objects: Mapping[str, Any], keys: Keys, parameters: Sequence[torch.Tensor]) -> Changes:
         """Return what is different now. `parameters`: those of all objects.
@@ -56,10 +57,9 @@ class Built:
         for name, module in objects.items():
             if name in keys and keys[name] != self._keys[name] and not _loads_by_itself(module):
                 raise _other_keys(name, dict(self._keys[name]), dict(keys[name]))
-        trained, groups, optimizers = _now(objects, parameters)
+        flags, groups, optimizers = _now(objects, parameters)
         changes: dict[str, Any] = {"optimizers": optimizers}
-        if trained != self._trained:
-            changes["trained"] = [self._trained, trained]
+        changes |= {name: [self._flags[name], now] for name, now in flags.items() if now != self._flags[name]}
         if changed := {name: [self._groups[name], now] for name, now in groups.items() if now != self._groups[name]}:
             changes["groups"] = changed
         for name, (_, now) in changed.items():
@@ -71,15 +71,18 @@ class Built:
                 )
         return changes
 
-    def set_trained(self, objects: Mapping[str, Any], changes: Changes) -> None:
-        """Set `requires_grad` of all parameters as it was when `changes` were saved."""
-        built, now = changes.get("trained", (self._trained, self._trained))
-        if built == self._trained:
-            numbered = gradients.parameters(objects.values())
-            needed = {number for low, high in now for number in range(low, high)}
-            for number, parameter in enumerate(numbered):
-                if parameter.requires_grad != (number in needed):
-                    parameter.requires_grad_(number in needed)
+    def set_flags(self, objects: Mapping[str, Any], changes: Changes) -> None:
+        """Set `requires_grad` of parameters and `training` of modules as they were when `changes` were saved."""
+        flagged: list[tuple[str, str, Sequence[Any]]] = [
+            ("trained", "requires_grad", gradients.parameters(objects.values())),
+            ("training", "training", _modules(objects)),
+        ]
+        for name, attribute, things in flagged:
+            built, now = changes.get(name, (self._flags[name], self._flags[name]))
+            chosen = {number for low, high in now for number in range(low, high)}
+            for number, thing in enumerate(things if built == self._flags[name] else ()):
+                if getattr(thing, attribute) != (number in chosen):
+                    setattr(thing, attribute, number in chosen)
 
     def regroup(self, objects: Mapping[str, Any], changes: Changes) -> None:
         """Give each optimizer the groups of parameters that it had when `changes` were saved, but not their options.
@@ -153,17 +156,27 @@ def _of_modules(objects: Mapping[str, Any], parts: Parts) -> list[tuple[str, tor
     ]
 
 
+def _modules(objects: Mapping[str, Any]) -> list[torch.nn.Module]:
+    """All modules, each once, in an order that is the same in every process."""
+    roots = [value for value in objects.values() if isinstance(value, torch.nn.Module)]
+    return list({id(module): module for root in roots for module in root.modules()}.values())
+
+
 def _now(
     objects: Mapping[str, Any], parameters: Sequence[torch.Tensor]
-) -> tuple[gradients.Ranges, dict[str, Groups], dict[str, str]]:
-    """Parameters that need gradients, groups of each optimizer, and the type of each."""
+) -> tuple[dict[str, gradients.Ranges], dict[str, Groups], dict[str, str]]:
+    """Parameters that need gradients and modules in training mode, groups of each optimizer, and the type of each."""
     number = {id(parameter): at for at, parameter in enumerate(parameters)}
     optimizers = {name: value for name, value in objects.items() if isinstance(value, torch.optim.Optimizer)}
     groups = {
         name: [[number[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
         for name, optimizer in optimizers.items()
     }
-    return gradients.trained(parameters), groups, {name: type(value).__name__ for name, value in optimizers.items()}
+    flags = {
+        "trained": gradients.ranges(parameter.requires_grad for parameter in parameters),
+        "training": gradients.ranges(module.training for module in _modules(objects)),
+    }
+    return flags, groups, {name: type(value).__name__ for name, value in optimizers.items()}
 
 
 def _set_groups(optimizer: torch.optim.Optimizer, groups: Sequence[list[torch.Tensor]]) -> None:

@@ -30,9 +30,9 @@ def existing(parameters: Iterable[torch.Tensor]) -> Ranges:
     return _ranges(None if each is None else [each.sparse_dim()] if each.is_sparse else [] for each in gradients)
 
 
-def trained(parameters: Iterable[torch.Tensor]) -> Ranges:
-    """Those of these parameters that need gradients, by their numbers."""
-    return _ranges([] if parameter.requires_grad else None for parameter in parameters)
+def ranges(flags: Iterable[bool]) -> Ranges:
+    """Numbers of the flags that are true."""
+    return _ranges([] if flag else None for flag in flags)
 
 
 def trained_of(module: torch.nn.Module, objects: Iterable[object]) -> str:
@@ -41,7 +41,7 @@ def trained_of(module: torch.nn.Module, objects: Iterable[object]) -> str:
     numbers = {number.get(id(parameter)) for parameter in module.parameters() if parameter.requires_grad}
     if None in numbers:
         return "?"
-    return ",".join(f"{low}-{high}" for low, high in _ranges([] if n in numbers else None for n in range(len(number))))
+    return ",".join(f"{low}-{high}" for low, high in ranges(n in numbers for n in range(len(number))))
 
 
 def _ranges(chosen: Iterable[list[int] | None]) -> Ranges:

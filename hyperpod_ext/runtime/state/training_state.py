@@ -364,9 +364,9 @@ class TrainingState:
             hint="Build models and optimizers alike on every rank.",
         )
 
-    def set_trained(self, changes: Changes) -> None:
-        """Set `requires_grad` of all parameters as in the step that `changes` were saved with."""
-        self._built.set_trained(self._objects, changes)
+    def set_flags(self, changes: Changes) -> None:
+        """Set `requires_grad` and `training` as in the step that `changes` were saved with."""
+        self._built.set_flags(self._objects, changes)
 
     def commit(self, captured: CapturedState, consistent: ConsistentStep) -> None:
         """What the objects hold now is all of `consistent.step`."""

@@ -204,7 +204,7 @@ class Run:
         self._state = state  # from here on what was whole before may be half overwritten
         with self.early_steps.allowed():
             restored = self._link.restore(state, self._extras)
-        state.set_trained(restored.extras.get("changes", {}))
+        state.set_flags(restored.extras.get("changes", {}))
         state.clear_gradients()
         state.give_gradients(restored.extras.get("gradients", []))
         self._watchdog.attach(objects)

@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ def sharded(parts: Parts, boxes: list[Box], shape: tuple[int, ...]) -> Layout:
     return layout
 
 
-def snapshot(state: dict[str, torch.Tensor | int], box: Box, shape: tuple[int, ...]) -> Snapshot:
+def snapshot(state: dict[str, Any], box: Box, shape: tuple[int, ...]) -> Snapshot:
     """What one rank saved: its shard of `w`, and values."""
     parts = take_apart(state, torch.Tensor)
     layout = sharded(parts, [box] * len(parts.tensors), shape)
@@ -159,6 +160,19 @@ def test_a_rank_whose_own_snapshot_is_cut_otherwise_reads_those_of_the_others(ow
     assert torch.equal(tree["w"], cut(WHOLE, wanted))
     assert torch.equal(tree["m"], WHOLE * 2)
     assert asked
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_an_optimizers_entry_that_some_ranks_lack_is_named_where_it_would_have_to_be_cut(turned: bool) -> None:
+    """As of experts, of which those on one rank never had a gradient."""
+    entry = {"exp_avg": cut(WHOLE, BOTTOM)}
+    saved = [
+        snapshot({"w": cut(WHOLE, TOP), "state": {}}, TOP, (4, 3)),
+        snapshot({"w": cut(WHOLE, BOTTOM), "state": {0: entry}}, BOTTOM, (4, 3)),
+    ]
+    live = take_apart({"w": torch.zeros(4, 3), "state": {}}, torch.Tensor)
+    with pytest.raises(JobFailedError, match=r"state\.0\.exp_avg: only some ranks have saved this"):
+        fill(live, saved[::-1] if turned else saved, like=lambda path: WHOLE if path[0] == "state" else None)
 
 
 def test_a_rank_whose_own_snapshot_has_all_reads_no_other() -> None:

@@ -36,7 +36,7 @@ def snapshot_of(state: TrainingState) -> Snapshot:
 def restore(state: TrainingState, snapshot: Snapshot) -> None:
     """As `run.restore` does."""
     state.load([snapshot])
-    state.set_trained(snapshot.extras.get("changes", {}))
+    state.set_flags(snapshot.extras.get("changes", {}))
     state.clear_gradients()
 
 
@@ -175,8 +175,22 @@ def test_a_script_that_freezes_something_else_than_the_one_that_saved_is_followe
     after.model.layers[1].requires_grad_(False)
     following = TrainingState({"optimizer": after.optimizer, "model": after.model})
     following.load([saved])
-    following.set_trained(saved.extras["changes"])
+    following.set_flags(saved.extras["changes"])
     assert [layer.weight.requires_grad for layer in after.model.layers] == [True, False, True]
+
+
+def test_the_mode_of_each_module_is_restored():
+    trained, survivor, new = (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout()) for _ in range(3))
+    states = [TrainingState({"model": model}) for model in (trained, survivor, new)]
+    before = snapshot_of(states[0])
+    trained[1].eval()
+    saved = snapshot_of(states[0])
+    survivor.eval()  # a fault strikes while it is evaluated
+    restore(states[1], before)
+    assert [module.training for module in survivor.modules()] == [True] * 4
+    for state, model in ((states[1], survivor), (states[2], new)):
+        restore(state, saved)
+        assert [module.training for module in model.modules()] == [True, True, False, True]
 
 
 def first_layer(parameters: Any) -> torch.optim.Optimizer:
