@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from command import call_hp_ext as hp_ext
+from made_events import entry
+
+from hyperpod_ext.runtime.events.kinds import KINDS
+from hyperpod_ext.runtime.ipc.declared import name_of
 
 
 def test_init_writes_a_job_that_is_valid(tmp_path: Path) -> None:
@@ -57,6 +62,23 @@ def test_render_shows_and_writes_the_same_bytes(tmp_path: Path, root: Path) -> N
 def test_schema_prints_one_for_each_spec() -> None:
     assert hp_ext("schema").json["title"] == "JobConfig"
     assert hp_ext("schema", "cluster").json["title"] == "ClusterConfig"
+
+
+def test_outputs_and_event_log_have_published_schemas() -> None:
+    for name in ("report", "top", "status", "error"):
+        schema = hp_ext("schema", name).json
+        assert '"additionalProperties": false' not in json.dumps(schema)
+        for field, described in schema["properties"].items():
+            assert described, field
+    schema = hp_ext("schema", "event").json
+    kinds = {
+        each["properties"]["event"]["const"]: each for each in schema["$defs"].values() if "event" in each["properties"]
+    }
+    assert kinds.keys() == {name_of(kind, "event") for kind in KINDS}
+    validator = pytest.importorskip("jsonschema").Draft202012Validator(schema)
+    for name in kinds:
+        validator.validate(json.loads(json.dumps(entry(1.0, name))))
+    assert not validator.is_valid({"t": 1.0, "event": "step", "rank": "first"})
 
 
 def test_a_place_that_cannot_be_written_is_an_error_without_a_traceback(tmp_path: Path, root: Path) -> None:

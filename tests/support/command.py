@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import warm
+from hyperpod_ext.cli.reference.outputs import OUTPUTS
 
 HP_EXT = str(Path(sys.executable).with_name("hp-ext"))
 
@@ -27,10 +28,30 @@ class Done:
     stdout: str
     stderr: str
 
+    words: tuple[str, ...] = ()
+    """Arguments of the command."""
+
     @property
     def json(self) -> Any:
-        """stdout, which must be one JSON value."""
-        return json.loads(self.stdout)
+        """stdout, which must be one JSON value, and as `hp-ext schema` says where that has the command."""
+        value = json.loads(self.stdout)
+        if self.code and isinstance(value, dict) and value.keys() == {"error"}:
+            OUTPUTS["error"].model_validate(value)
+        elif not self.code and (name := _schema_of(self.words)) is not None:
+            for one in value if isinstance(value, list) else [value]:
+                OUTPUTS[name].model_validate(one)
+        return value
+
+
+def _schema_of(words: tuple[str, ...]) -> str | None:
+    match words:
+        case ("create-job", *rest) if "--wait" in rest:
+            return "report"
+        case ("list", *_):
+            return "status"
+        case (name, *_) if name in OUTPUTS:
+            return name
+    return None
 
 
 def hp_ext(*arguments: str | Path, cwd: Path | None = None, timeout_s: float = 250.0) -> Done:
@@ -38,7 +59,7 @@ def hp_ext(*arguments: str | Path, cwd: Path | None = None, timeout_s: float = 2
     command = [HP_EXT, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=timeout_s, check=False)
     assert "Traceback" not in done.stderr, done.stderr
-    return Done(done.returncode, done.stdout, done.stderr)
+    return Done(done.returncode, done.stdout, done.stderr, tuple(map(str, arguments)))
 
 
 @dataclass(frozen=True)
@@ -47,6 +68,7 @@ class Begun:
 
     process: warm.Forked | subprocess.Popen[bytes]
     outputs: tuple[IO[bytes], IO[bytes]]
+    words: tuple[str, ...] = ()
 
     def wait(self, timeout_s: float = 250.0) -> Done:
         """To its end."""
@@ -57,7 +79,7 @@ class Begun:
             texts.append(output.read().decode())
             output.close()
         assert "Traceback" not in texts[1], texts[1]
-        return Done(code, *texts)
+        return Done(code, texts[0], texts[1], self.words)
 
 
 def begin_hp_ext(*arguments: str | Path, cold: bool = False) -> Begun:
@@ -66,8 +88,9 @@ def begin_hp_ext(*arguments: str | Path, cold: bool = False) -> Begun:
     outputs = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115  (`Begun.wait` closes them)
     words = [str(argument) for argument in arguments]
     if cold:
-        return Begun(subprocess.Popen([HP_EXT, *words], stdout=outputs[0], stderr=outputs[1]), outputs)
-    return Begun(warm.start("warm_terminal", words, env=os.environ, log=outputs[0], errors=outputs[1]), outputs)
+        return Begun(subprocess.Popen([HP_EXT, *words], stdout=outputs[0], stderr=outputs[1]), outputs, tuple(words))
+    process = warm.start("warm_terminal", words, env=os.environ, log=outputs[0], errors=outputs[1])
+    return Begun(process, outputs, tuple(words))
 
 
 def call_hp_ext(*arguments: str | Path, cwd: Path | None = None) -> Done:
@@ -84,4 +107,4 @@ def call_hp_ext(*arguments: str | Path, cwd: Path | None = None) -> Done:
         code = ended.code
     finally:
         sys.argv = before
-    return Done(int(code or 0), stdout.getvalue(), stderr.getvalue())
+    return Done(int(code or 0), stdout.getvalue(), stderr.getvalue(), tuple(map(str, arguments)))

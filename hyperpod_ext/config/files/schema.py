@@ -7,12 +7,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from hyperpod_ext.config.base import Config
 from hyperpod_ext.config.files.field_docs import description
 from hyperpod_ext.config.files.schema_path import models_in
 
 
-def json_schema(model: type[Config]) -> dict[str, object]:
+def json_schema(model: type[BaseModel]) -> dict[str, object]:
     """The schema of `model`; every description comes from the docstring under the field."""
     generated = model.model_json_schema()
     definitions = generated.get("$defs", {})
