@@ -232,6 +232,7 @@ def list_kept(url: str) -> list[JobStatus]:
 
 def _read_file(path: Path) -> Mapping[str, Any]:
     from hyperpod_ext.errors import NotFoundError
+    from hyperpod_ext.files import read_regular
 
     if path.is_dir():
         found = [path / name for name in (*_REPORTS, "events.jsonl") if (path / name).is_file()]
@@ -242,10 +243,10 @@ def _read_file(path: Path) -> Mapping[str, Any]:
     if path.suffix == ".jsonl" and path.is_file():
         return _of_events(path)
     try:
-        report = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        report = json.loads(read_regular(path).decode(errors="replace"))
     except FileNotFoundError:
         raise NotFoundError(f"there is no file {path}", hint="a job is named without a slash or suffix") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise _damaged(path, "is no JSON", "it was cut off; name the events.jsonl beside it") from None
     if not isinstance(report, dict) or not {"state", "recoveries", "seconds"} <= report.keys():
         raise _damaged(path, "is not the report of a run", "name a report.json or result.json of ours")
@@ -254,22 +255,23 @@ def _read_file(path: Path) -> Mapping[str, Any]:
 
 def _of_events(path: Path) -> Mapping[str, Any]:
     """A report made here and now: of a job that could not write one, or still runs."""
-    from hyperpod_ext.runtime.events.reading import read_log
+    from hyperpod_ext.files import open_regular
+    from hyperpod_ext.runtime.events.reading import read_log, whole_lines
 
     from ..checkpoints.progress import transfer
 
     nbytes = path.stat().st_size
     shown = transfer(f"reading {path.name}", nbytes) if nbytes > _LONG_BYTES else contextlib.nullcontext(_not_counted)
-    with path.open(encoding="utf-8", errors="replace") as lines, shown as count:
-        log = read_log(_counted(lines, count), str(path))
+    with open_regular(path) as file, shown as count:
+        log = read_log(_counted(whole_lines(file), count), str(path))
     return {"name": path.resolve().parent.name, **_of_log(log, str(path))}
 
 
-def _counted(lines: Iterable[str], count: Callable[[int], None]) -> Iterator[str]:
-    """The lines; `count` hears of each megabyte of them."""
+def _counted(lines: Iterable[bytes], count: Callable[[int], None]) -> Iterator[str]:
+    """The lines as text; `count` is called for each megabyte of them."""
     read = 0
     for line in lines:
-        yield line
+        yield line.decode(errors="replace")
         read += len(line)
         if read >= 1 << 20:
             count(read)

@@ -13,7 +13,7 @@ from hyperpod_ext.runtime.events.event import Events
 from hyperpod_ext.runtime.events.of_faults import Fault, Injected, Killed
 from hyperpod_ext.runtime.events.of_nodes import NodeLost
 from hyperpod_ext.runtime.events.of_training import Go, JobStarted, Step
-from hyperpod_ext.runtime.events.reading import read_log
+from hyperpod_ext.runtime.events.reading import read_events
 
 _CORRELATED_S = 10.0
 """Nodes that are lost within this time of one another are lost together."""
@@ -57,13 +57,12 @@ def read_history(path: Path) -> JobHistory:
     """
     file = path / "events.jsonl" if path.is_dir() else path
     try:
-        text = file.read_text(encoding="utf-8", errors="replace")
+        log = read_events(file, must_exist=True)
     except FileNotFoundError:
         hint = "name an events.jsonl, or the run directory of a job"
         raise NotFoundError(f"there is no file {file}", hint=hint) from None
     except OSError as error:
         raise ConfigError([Problem(f"cannot be read: {error.strerror}", source=str(file))]) from None
-    log = read_log(text.splitlines(), str(file))
     return history_of(log.all_events(), str(file), log.notes)
 
 

@@ -9,19 +9,20 @@ replaced as it grows: readers see all of it or the one before.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from hyperpod_ext.errors import HyperpodExtError, NotFoundError, UnreachableError
+from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, NotFoundError, UnreachableError
 from hyperpod_ext.runtime.events.event import VERSION, Event, Events
 from hyperpod_ext.runtime.events.of_training import Step
-from hyperpod_ext.runtime.events.reading import LogRead, parse_line, read_log
+from hyperpod_ext.runtime.events.reading import LogRead, is_moment, parse_line, read_log
 from hyperpod_ext.runtime.snapshot.manifest import crc64nvme, crc_text
-from hyperpod_ext.runtime.storage.object_store import Cancelled, ObjectStore
+from hyperpod_ext.runtime.storage.object_store import Cancelled, Entry, ObjectStore
 
 EVERY_S = 10.0
 """How often events are brought to the tier, at most; what people wait for goes at once."""
@@ -31,11 +32,12 @@ _READ_BYTES = 4 << 20
 """Read from the log at a time."""
 _CLOSE_S = 60.0
 _FOLDER = "events/"
+_PART = re.compile(r"events/[0-9]+-[0-9]+-[0-9]+\.jsonl")
 _PART_BYTES = 1 << 20
 _MOST_WAITING = 4 << 20
-_LARGEST_PART = 64 << 20
+_LARGEST_PART = 16 << 20
 _PUT_S = 30.0
-_GETS_AT_ONCE = 16
+_GETS_AT_ONCE = 8
 
 
 class KeptLog:
@@ -147,13 +149,10 @@ def read_kept(store: ObjectStore) -> LogRead:
     Raises:
         NotFoundError: there are none.
     """
-    names = [entry.name for entry in store.list(_FOLDER) if entry.name.endswith(".jsonl")]
-    if not names:
+    entries = _parts(store)
+    if not entries:
         raise NotFoundError(f"no events are kept at {store.url}")
-    with ThreadPoolExecutor(_GETS_AT_ONCE) as pool:
-        parts = list(pool.map(lambda name: store.get(name, _LARGEST_PART), names))
-    seen: set[str] = set()
-    read = [_read_part(part, f"{store.url}/{name}", seen) for name, part in zip(names, parts, strict=True)]
+    read = [*_read(store, entries, set())]
     events = Events(sorted((event for one in read for event in one.events), key=lambda event: event.t))
     damaged = next((one.damaged for one in read if one.damaged is not None), None)
     return LogRead(events, damaged, tuple(note for one in read for note in one.notes))
@@ -169,15 +168,34 @@ class KeptReader:
 
     def new(self) -> list[Event]:
         """In the order of time, as far as it can be read; a part of another node may bring earlier ones later."""
-        grown = {}
-        for entry in self._store.list(_FOLDER):
-            if entry.name.endswith(".jsonl") and self._sizes.get(entry.name) != entry.nbytes:
-                grown[entry.name] = entry.nbytes
-        with ThreadPoolExecutor(_GETS_AT_ONCE) as pool:
-            parts = list(pool.map(lambda name: self._store.get(name, _LARGEST_PART), grown))
-        self._sizes |= {name: len(part) for name, part in zip(grown, parts, strict=True)}
-        read = [_read_part(part, name, self._seen) for name, part in zip(grown, parts, strict=True)]
+        grown = [entry for entry in _parts(self._store) if self._sizes.get(entry.name) != entry.nbytes]
+        read = [*_read(self._store, grown, self._seen)]
+        self._sizes |= {entry.name: entry.nbytes for entry in grown}
         return sorted((event for one in read for event in one.events), key=lambda event: event.t)
+
+
+def _parts(store: ObjectStore) -> list[Entry]:
+    return [entry for entry in store.list(_FOLDER) if _PART.fullmatch(entry.name)]
+
+
+def _read(store: ObjectStore, entries: Sequence[Entry], seen: set[str]) -> Iterator[LogRead]:
+    """The events of each part; a part that is larger than ours are is left out, with a note."""
+
+    def get(entry: Entry) -> bytes | None:
+        try:
+            return store.get(entry.name, _LARGEST_PART)
+        except CorruptSnapshotError:
+            return None
+
+    with ThreadPoolExecutor(_GETS_AT_ONCE) as pool:
+        for first in range(0, len(entries), _GETS_AT_ONCE):  # no more of them are held at once
+            some = entries[first : first + _GETS_AT_ONCE]
+            for entry, part in zip(some, pool.map(get, some), strict=True):
+                source = f"{store.url}/{entry.name}"
+                if part is not None:
+                    yield _read_part(part, source, seen)
+                else:
+                    yield LogRead(Events(), None, (f"{source}: it is no part of an event log; it was left out",))
 
 
 def _read_part(part: bytes, source: str, seen: set[str]) -> LogRead:
@@ -186,7 +204,7 @@ def _read_part(part: bytes, source: str, seen: set[str]) -> LogRead:
     first = parse_line(lines[0]) if lines else None
     epoch = first.get("epoch") if first is not None else None
     read = read_log(_new(lines, seen), source)
-    if not isinstance(epoch, int | float):
+    if not (isinstance(epoch, int | float) and is_moment(epoch)):
         return read
     return LogRead(Events(moved(event, epoch) for event in read.events), read.damaged, read.notes)
 

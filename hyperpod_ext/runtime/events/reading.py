@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from hyperpod_ext.errors import ConfigError, Problem
+from hyperpod_ext.files import open_regular
 from hyperpod_ext.runtime.events.event import VERSION, Event, Events, Other
 from hyperpod_ext.runtime.events.kinds import KINDS
 from hyperpod_ext.runtime.events.of_training import LogBegun
@@ -17,6 +18,10 @@ from hyperpod_ext.runtime.ipc.messages import WireError
 _STEP = (b'"event":"step"', b'"event": "step"')
 _HEAD = 64
 """Bytes of a line in which its kind is."""
+_LONGEST_LINE = 4 << 20
+"""Bytes."""
+_LATEST = 1e11
+"""Seconds: the year 5138 by a clock of Unix time."""
 _REMOVE = "the file is damaged there; remove the line, or name another log"
 
 
@@ -72,23 +77,33 @@ def read_log(lines: Iterable[str], source: str) -> LogRead:
     return LogRead(events, damaged, tuple(notes))
 
 
-def read_events(path: Path, *, nbytes: int | None = None, steps: bool = True) -> LogRead:
-    """The events of a file; none where there is no file.
+def read_events(path: Path, *, nbytes: int | None = None, steps: bool = True, must_exist: bool = False) -> LogRead:
+    """The events of a file; none if there is no file, unless it `must_exist`.
 
     Args:
         nbytes: of so much of it, where others write on.
         steps: whether with those of steps, which are nearly all of a long log.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return read_log(_lines(file, nbytes, steps), str(path))
     except FileNotFoundError:
+        if must_exist:
+            raise
         return LogRead(Events(), None, ())
 
 
-def _lines(file: BinaryIO, nbytes: int | None, steps: bool) -> Iterator[str]:
+def whole_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """The lines of a file. One that is too long for an event is cut off, so that it can be held."""
+    while line := file.readline(_LONGEST_LINE):
+        yield line
+        while len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
+            line = file.readline(_LONGEST_LINE)
+
+
+def _lines(file: IO[bytes], nbytes: int | None, steps: bool) -> Iterator[str]:
     """One that is left out is empty, so that the others keep their numbers."""
-    for line in file:
+    for line in whole_lines(file):
         if nbytes is not None:
             if nbytes <= 0:
                 return
@@ -109,10 +124,15 @@ def parse_line(line: str | bytes) -> dict[str, Any] | None:
     """The entry of a line; None: it is none."""
     try:
         entry = fast_json.load(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    is_event = isinstance(entry, dict) and isinstance(entry.get("t"), int | float)
+    is_event = isinstance(entry, dict) and is_moment(entry.get("t"))
     return entry if is_event and isinstance(entry.get("event"), str) else None
+
+
+def is_moment(value: object) -> bool:
+    """Whether this is a number of seconds that a clock may show."""
+    return isinstance(value, int | float) and abs(value) < _LATEST
 
 
 def _newer(version: int, source: str, line: int) -> Problem | None:

@@ -38,7 +38,7 @@ from hyperpod_ext.runtime.storage.names import (
     parse_file,
     plan_name,
 )
-from hyperpod_ext.runtime.storage.object_store import MIB, ObjectStore
+from hyperpod_ext.runtime.storage.object_store import MIB, ObjectStore, is_name
 from hyperpod_ext.runtime.storage.retention import is_passed, to_keep, without_abandoned
 from hyperpod_ext.terminal import quote
 
@@ -51,6 +51,8 @@ NOT_A_MANIFEST = (KeyError, TypeError, ValueError, AttributeError, OverflowError
 
 _IMAGE = re.compile(r"__[0-9]+_[0-9]+\.distcp")
 _MOST_NODES = 1 << 20
+_LONG = 100
+"""Characters of a name."""
 _LATEST = 253402300800.0
 """Unix time of the year 10,000."""
 _GETS_AT_ONCE = 8
@@ -296,7 +298,7 @@ def _check_signed(manifest: Manifest, secret: bytes | None, job: str, whose: str
 
 def _check_size(files: Mapping[str, int], name: str, nbytes: int | None) -> Iterator[Defect]:
     if name not in files:
-        yield Defect(name, "it is missing")
+        yield Defect(name if is_name(name) and len(name) < _LONG else quote(name), "it is missing")
     elif nbytes is not None and files[name] != nbytes:
         yield Defect(name, f"it is {files[name]} bytes long, the manifest says {quote(nbytes)}")
 

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ext.files import open_regular
+
 
 class Tail:
     """A file that grows: each call of `lines` gives what came since, whole lines only."""
@@ -16,7 +18,7 @@ class Tail:
 
     def lines(self) -> list[str]:
         try:
-            with self._file.open("rb") as opened:
+            with open_regular(self._file) as opened:
                 opened.seek(self._offset)
                 grown = opened.read()
         except FileNotFoundError:
@@ -51,10 +53,10 @@ def _place(stem: str) -> tuple[str, int]:
 def read_event(line: bytes | str) -> dict[str, Any]:
     """The event of a line; empty where it is none. Who follows a job goes on; a report tells the line."""
     try:
-        event: dict[str, Any] = json.loads(line)
-    except json.JSONDecodeError:  # the first line of a window may be cut, and any that a full disk ended early
+        event = json.loads(line)
+    except (ValueError, RecursionError):  # the first line of a window may be cut, and any that a full disk ended early
         return {}
-    return event
+    return event if isinstance(event, dict) else {}
 
 
 def tells_step(event: dict[str, Any]) -> bool:

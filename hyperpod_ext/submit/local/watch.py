@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ext.files import open_regular
 from hyperpod_ext.scratch import end_abandoned
 from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
 from hyperpod_ext.submit.contract.run_files import LogReader, Tail, read_event, tells_step
@@ -79,7 +80,7 @@ def _end_as_lost(submission: Submission) -> None:
 def _last_step(events: Path) -> dict[str, Any]:
     """The newest step event; only the end of the file is read."""
     try:
-        with events.open("rb") as opened:
+        with open_regular(events) as opened:
             opened.seek(max(opened.seek(0, 2) - 16384, 0))
             lines = opened.read().split(b"\n")
     except FileNotFoundError:

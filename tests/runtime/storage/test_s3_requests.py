@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from contextlib import nullcontext
 from typing import Any
 
@@ -183,3 +184,77 @@ def test_what_never_gets_an_answer_is_given_up_at_its_deadline(bucket: Bucket) -
     bucket.lost = 1_000_000
     with pytest.raises(UnreachableError, match="the answer was lost"):
         S3Store("b", "p", deadline_s=0.0).put("image", memoryview(b"1"), f"{checksums.crc64nvme(b'1'):016x}")
+
+
+# --- stores that lack something --------------------------------------------------------------------
+
+
+class Lacking(Bucket):
+    """`lacks`: what this store does not do, or does not do truly."""
+
+    def __init__(self, lacks: str = "") -> None:
+        super().__init__()
+        self.lacks = lacks
+
+    def put_object(self, *, IfNoneMatch: str = "", **request: Any) -> dict[str, Any]:  # noqa: N803
+        if IfNoneMatch and self.lacks == "implemented":
+            raise RefusedError("NotImplemented", 501)
+        if IfNoneMatch and self.lacks == "created" and not self.blobs:
+            raise RefusedError("PreconditionFailed", 412)
+        condition = "" if self.lacks == "conditions" else IfNoneMatch
+        return super().put_object(IfNoneMatch=condition, **request)
+
+    def get_object(self, *, Key: str, Range: str = "", **request: Any) -> dict[str, Any]:  # noqa: N803
+        answer = super().get_object(Key=Key, Range="" if self.lacks == "ranges" else Range, **request)
+        return answer | ({"Body": _Body(b"zeros")} if self.lacks == "bytes" and Range else {})
+
+    def list_objects_v2(self, *, Prefix: str, **_: Any) -> dict[str, Any]:  # noqa: N803
+        found = [key for key in self.blobs if key.startswith(Prefix) and self.lacks != "listed"]
+        return {"Contents": [{"Key": key, "Size": len(self.blobs[key])} for key in found]}
+
+    def delete_objects(self, *, Delete: dict[str, Any], **_: Any) -> dict[str, Any]:  # noqa: N803
+        for item in Delete["Objects"] if self.lacks != "deleted" else ():
+            self.blobs.pop(item["Key"], None)
+        return {}
+
+    def list_multipart_uploads(self, **_: Any) -> dict[str, Any]:
+        return {}
+
+
+LACKS = {
+    "conditions": "replaces a blob that exists, despite If-None-Match",
+    "implemented": r"Cannot write with If-None-Match: \* s3://bucket/\.check-.* \(NotImplemented\)",
+    "created": "refuses to create a blob of a new name",
+    "ranges": "ignores the header Range",
+    "bytes": "does not return what was written to it",
+    "listed": "does not list what was written to it",
+    "deleted": "lists what was deleted from it",
+}
+
+
+def checked(monkeypatch: pytest.MonkeyPatch, bucket: Bucket) -> S3Store:
+    monkeypatch.setattr(s3_requests, "_make_client", lambda streams: bucket)
+    (store := S3Store("bucket", deadline_s=5.0)).check()
+    return store
+
+
+@pytest.mark.parametrize("lacks", LACKS)
+def test_a_store_that_lacks_what_checkpoints_rely_on_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, lacks: str
+) -> None:
+    bucket = Lacking(lacks)
+    with pytest.raises(UnreachableError, match=LACKS[lacks]) as caught:
+        checked(monkeypatch, bucket)
+    assert re.search("upgrade", caught.value.hint, re.IGNORECASE)
+    assert not bucket.blobs or lacks == "deleted"
+
+
+def test_a_store_that_does_all_is_left_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked(monkeypatch, bucket := Lacking())
+    assert bucket.blobs == {}
+
+
+def test_keys_that_no_store_can_name_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = checked(monkeypatch, bucket := Lacking())
+    bucket.blobs = dict.fromkeys(["a/b", "../c", "a//b", "a/\x1b[2J", "x\ny", "a.partial"], b"1")
+    assert [entry.name for entry in store.list()] == ["a/b"]
