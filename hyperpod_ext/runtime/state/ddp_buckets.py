@@ -9,6 +9,7 @@ differ in the last bits from those of a run without the fault.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -68,7 +69,7 @@ class _PinnedDDP(DistributedDataParallel):
     """
 
     def __init__(self, module: torch.nn.Module, layout: Buckets, **options: Any) -> None:
-        self._arrival = [index for bucket in layout for index in bucket]
+        self._layout = layout
         super().__init__(module, **options)
         self.reducer._push_all_rebuilt_params()
         made = layout_of(self)
@@ -80,13 +81,30 @@ class _PinnedDDP(DistributedDataParallel):
 
     def _build_params_for_reducer(self) -> tuple[list[torch.nn.Parameter], list[bool]]:
         parameters, sparse = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]  # torch's has no types
-        if sorted(self._arrival) != list(range(len(parameters))):
+        named = sorted(index for bucket in self._layout for index in bucket)
+        if named != list(range(len(parameters))):
             raise JobFailedError(
                 f"data_parallel: the module has {len(parameters)} trained parameters; "
-                f"before the fault it had {len(self._arrival)}",
+                f"before the fault it had {len(named)}",
                 hint="Call run.data_parallel for the same modules, in the same order, each time.",
             )
-        return [parameters[index] for index in self._arrival], [sparse[index] for index in self._arrival]
+        arrival = _arrival(self._layout, [(each.dtype, each.device) for each in parameters])
+        return [parameters[index] for index in arrival], [sparse[index] for index in arrival]
+
+
+def _arrival(layout: Buckets, kinds: Sequence[Any]) -> list[int]:
+    """An order of arrival of parameters of these `kinds`, of which DDP makes `layout`.
+
+    Full buckets come in the order in which they were filled. After them comes the rest of each kind, the kind whose
+    first parameter arrived last before the others.
+    """
+    first: dict[Any, int] = {}
+    last: dict[Any, int] = {}
+    for number, bucket in enumerate(layout):
+        first.setdefault(kinds[bucket[0]], bucket[0])
+        last[kinds[bucket[0]]] = number
+    begin = [first[kind] for kind in sorted(last, key=last.__getitem__, reverse=True)]
+    return [*begin, *(index for bucket in layout for index in bucket if index not in begin)]
 
 
 class _ReversedDDP(DistributedDataParallel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -41,6 +42,35 @@ def test_the_layout_is_known_after_a_step_of_two_micro_batches_that_both_reduce(
     train_step(ddp)
     train_step(ddp)
     assert buckets.layout_of(ddp) is not None
+
+
+class Mixed(nn.Module):
+    """Layers of several dtypes."""
+
+    def __init__(self, dtypes: list[torch.dtype]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8, dtype=dtype) for dtype in dtypes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x.to(layer.weight.dtype)).to(torch.float32)
+        return x
+
+
+@pytest.mark.parametrize("cap_mb", [0.0002, 0.0003, 0.0006, 25])
+@pytest.mark.parametrize("seed", range(5))
+def test_layouts_of_several_dtypes_are_made_again(seed: int, cap_mb: float) -> None:
+    """Buckets of another dtype came in another order, and the job ended at its first fault."""
+    drawn = random.Random(seed)
+    model = Mixed([drawn.choice((torch.float32, torch.bfloat16, torch.float64)) for _ in range(6)])
+    first = buckets.wrap(model, None, bucket_cap_mb=cap_mb)
+    train_step(first)
+    layout = buckets.layout_of(first)
+    assert layout is not None
+    second = buckets.wrap(model, layout, bucket_cap_mb=cap_mb)  # which compares them, and raises
+    order = [id(parameter) for parameter in model.parameters()]
+    made = second.reducer._get_zeros_like_grad_buckets()
+    assert [[order.index(id(each)) for each in bucket.parameters()] for bucket in made] == layout
 
 
 def test_older_torch_is_not_given_what_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
