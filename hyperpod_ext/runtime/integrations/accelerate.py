@@ -52,6 +52,12 @@ class ResilientAccelerator(Accelerator):
                 f"Accelerate sees {self.num_processes} processes, the job has {run.world_size}",
                 hint="Make it inside the training function; on CPUs give cpu=True.",
             )
+        kind = self.distributed_type.value
+        if kind != "NO" and not kind.startswith("MULTI_"):
+            raise JobFailedError(
+                f"ResilientAccelerator is data parallel; these options ask for {kind}",
+                hint="Leave its plugin out. For shards write the loop with fully_shard.",
+            )
 
     def prepare(self, *things: Any, **options: Any) -> Any:
         """See Accelerator.prepare. Collective; after it `run.step` says what has been made.
