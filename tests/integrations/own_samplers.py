@@ -153,6 +153,8 @@ class Noisy(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return 45
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        if index >= len(self):
+            raise IndexError(index)
         words = torch.randint(3, 63, (8,), generator=torch.Generator().manual_seed(index))
         words = torch.where(torch.rand(8) < 0.2, torch.randint(3, 63, (8,)), words)
         return {"input_ids": words, "labels": words}

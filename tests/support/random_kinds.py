@@ -323,9 +323,9 @@ def _added_group(script: Script, draw: random.Random) -> bool:
         return False
     script.build[at] = script.build[at].replace("model.parameters()", "list(model.parameters())[2:]")
     step = draw.randrange(2, 8)
-    script.body.insert(
-        0, f"if step == {step}:\n    optimizer.add_param_group({{'params': list(model.parameters())[:2], 'lr': 1e-3}})"
-    )
+    # else gradients of parameters that no optimizer has add up, in no snapshot
+    adds = "optimizer.add_param_group({'params': list(model.parameters())[:2], 'lr': 1e-3})"
+    script.body.insert(0, f"model.zero_grad()\nif step == {step}:\n    {adds}")
     script.traits.append(f"a group in step {step}")
     return True
 
@@ -336,9 +336,9 @@ def _expanded(script: Script, draw: random.Random) -> bool:
         return False
     _extend(
         script,
-        'self.register_buffer("scale", torch.ones(1).expand(8))\n'
+        'self.register_buffer("spread", torch.ones(1).expand(8))\n'
         'self.register_buffer("mask", torch.tril(torch.ones(8, 8)).expand(4, 8, 8))',
-        "return super().forward(x * self.scale * self.mask[0, -1])",
+        "return super().forward(x * self.spread * self.mask[0, -1])",
     )
     _wrap(script, "broadcast_buffers=False")
     return True
