@@ -14,6 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 
 from hyperpod_ext.errors import NotFoundError
+from hyperpod_ext.runtime.checkpoint.frozen import FrozenPrefix
 from hyperpod_ext.runtime.checkpoint.mutation_check import CopySamples, MutationCheck
 from hyperpod_ext.runtime.checkpoint.overlapped_copy import OverlappedCopy, Room
 from hyperpod_ext.runtime.checkpoint.staging import Background, Stager
@@ -92,12 +93,14 @@ class Checkpointer:
         self._staged: _Staged | None = None
         self._now: list[int] = []
         self._later: list[int] = []
+        self._frozen: FrozenPrefix | None = None
+        """Of the layout that there is."""
         self._mutation_check: MutationCheck | None = None
-        """Of what is copied later."""
+        """Of what is copied beside the caller."""
         self._overlapped: dict[int, OverlappedCopy] = {}
         """Of these tensors into each slot."""
         self._samples: dict[int, CopySamples] = {}
-        """Of what is copied later, in each slot."""
+        """The same, in each slot."""
         self._newest = ("", 0)
         """Save id and slot of the last save."""
         self._room = Room()
@@ -136,6 +139,8 @@ class Checkpointer:
         """
         self.wait_staged()
         self._stager.device, self._is_good, self._mutation_check = device, is_good, None
+        if self._frozen is not None:
+            self._frozen.forget()
 
     # --- saving ---------------------------------------------------------------------------------
 
@@ -210,7 +215,9 @@ class Checkpointer:
         if self._background is None or not self._overlap or at_once:
             if (slot := begin()) is None:
                 return False
-            self._stager.copy(layout.locals, self._views[slot])
+            self._store_frozen(slot, layout, record)
+            left = [*self._now, *self._later]
+            self._stager.copy([layout.locals[i] for i in left], [self._views[slot][i] for i in left])
             if not self._is_good(step):
                 return False
             self._client.seal(self._rank, slot, record)
@@ -222,9 +229,9 @@ class Checkpointer:
             now = self._now
             self._stager.copy([layout.locals[i] for i in now], [self._views[slot][i] for i in now])
         if self._mutation_check is None:
-            names = [layout.plan.items[i].fqn for i in self._later]
-            later = [layout.locals[i] for i in self._later]
-            self._mutation_check = MutationCheck(names, later)
+            beside = self._beside()
+            names = [layout.plan.items[i].fqn for i in beside]
+            self._mutation_check = MutationCheck(names, [layout.locals[i] for i in beside])
         self._staged = _Staged(step, save_id, self._mutation_check, self._mutation_check.look())
         self._unthrottle.clear()
         self._background.do(functools.partial(self._stage, self._staged, layout, slot, begin, record))
@@ -261,9 +268,10 @@ class Checkpointer:
         sources, destinations, left = layout.locals, self._views[slot], self._later
         at_rest = self._stager.device is None and not any(source.is_cuda for source in sources)
         on_way = self._room.enough() and at_rest
+        known = self._store_frozen(slot, layout, record)
         began = time.monotonic()
         if on_way:
-            copied = self._overlapped_copy(layout, slot).run(self._unthrottle)
+            copied = self._overlapped_copy(layout, slot).run(self._unthrottle, known)
             self._room.copied_overlapped(time.monotonic() - began, copied.nbytes, layout.plan.nbytes)
             record["checked"] = [copied.nbytes, crc_text(copied.checksum)]
             left = [i for i in left if i >= copied.items]
@@ -279,8 +287,21 @@ class Checkpointer:
     def _overlapped_copy(self, layout: Layout, slot: int) -> OverlappedCopy:
         if slot not in self._overlapped:
             image, now = self._image(layout, slot), frozenset(self._now)
-            self._overlapped[slot] = OverlappedCopy(layout.plan, layout.locals, self._views[slot], image, now)
+            first = self._frozen.items if self._frozen is not None else 0
+            self._overlapped[slot] = OverlappedCopy(layout.plan, layout.locals, self._views[slot], image, now, first)
         return self._overlapped[slot]
+
+    def _store_frozen(self, slot: int, layout: Layout, record: dict[str, Any]) -> tuple[int, int]:
+        """Make a slot hold the parameters that are not trained; see `FrozenPrefix.store`."""
+        assert self._frozen is not None, "a state that is laid out has one"
+        known = self._frozen.store(slot, self._image(layout, slot), self._views[slot], self._stager)
+        record["checked"] = [known[0], crc_text(known[1])]
+        return known
+
+    def _beside(self) -> list[int]:
+        """Items that are copied beside the caller."""
+        assert self._frozen is not None, "a state that is laid out has one"
+        return [*range(self._frozen.items), *self._later]
 
     def differing(self, save_id: str) -> str | None:
         """Name of a live tensor that differs from its last snapshot, in the samples that are compared. None: no
@@ -296,8 +317,9 @@ class Checkpointer:
 
     def _samples_of(self, layout: Layout, slot: int) -> CopySamples:
         if slot not in self._samples:
-            names = [layout.plan.items[i].fqn for i in self._later]
-            copied = [(layout.locals[i], self._views[slot][i]) for i in self._later]
+            beside = self._beside()
+            names = [layout.plan.items[i].fqn for i in beside]
+            copied = [(layout.locals[i], self._views[slot][i]) for i in beside]
             self._samples[slot] = CopySamples(names, [source for source, _ in copied], [into for _, into in copied])
         return self._samples[slot]
 
@@ -381,7 +403,9 @@ class Checkpointer:
             self._framed, self._room = set(), Room()
         self._now = [i for i, item in enumerate(layout.plan.items) if changing(parts.tensors[item.tensor])]
         now = set(self._now)
-        self._later = [i for i in range(len(layout.plan.items)) if i not in now]
+        frozen = next((i for i in range(layout.frozen) if i in now), layout.frozen)
+        self._frozen = FrozenPrefix(layout, frozen)
+        self._later = [i for i in range(frozen, len(layout.plan.items)) if i not in now]
         self._layout, self._live = layout, parts
         self._mutation_check, self._overlapped, self._samples = None, {}, {}
         return layout

@@ -95,6 +95,7 @@ class OverlappedCopy:
     Args:
         sources, destinations: one an item of the plan, all on the CPU.
         image: from its first byte on; its frames are written.
+        first: items before this one are left out.
         copied: items that are in the image already.
     """
 
@@ -105,13 +106,14 @@ class OverlappedCopy:
         destinations: Sequence[torch.Tensor],
         image: memoryview,
         copied: Collection[int],
+        first: int = 0,
     ) -> None:
         self._memory = [*sources], image  # kept, as addresses in it are
         self._scattered: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Destinations and sources of those that are copied beforehand, as torch copies them."""
-        begin, position = address_of(image), 0
+        begin, position = address_of(image), plan.items[first - 1].end if first else 0
         pieces: list[tuple[int, int, int]] = []
-        for index, item in enumerate(plan.items):
+        for index, item in enumerate(plan.items[first:], first):
             source, destination = sources[index], destinations[index]
             frame = item.data - position
             if index not in copied and is_memory(source):
@@ -124,10 +126,15 @@ class OverlappedCopy:
         self._pieces = pieces_of(pieces)
         self._ends = [item.data + item.nbytes for item in plan.items]
 
-    def run(self, unthrottle: Unthrottle) -> CopyProgress:
-        """Copy what is there now; ends early once `unthrottle` is set."""
+    def run(self, unthrottle: Unthrottle, before: tuple[int, int] = (0, 0)) -> CopyProgress:
+        """Copy what is there now; ends early once `unthrottle` is set.
+
+        Args:
+            before: bytes of the image before the first item that is copied, and their CRC64-NVME.
+        """
         for destination, source in self._scattered:
             if not unthrottle.is_set():
                 copy(destination, source)
-        nbytes, checksum = copy_pieces_checked(self._pieces, 0, unthrottle)
+        nbytes, checksum = copy_pieces_checked(self._pieces, before[1], unthrottle)
+        nbytes += before[0]
         return CopyProgress(bisect_right(self._ends, nbytes), nbytes, checksum)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import queue
 import threading
@@ -57,12 +58,16 @@ class Stager:
                 copy(destination, source)
             return
         stream = self._side_stream()
-        with torch.no_grad(), torch.cuda.stream(stream):
+        with torch.no_grad(), self.beside():
             for source, destination in zip(sources, destinations, strict=True):
                 destination.copy_(source, non_blocking=True)  # the caller keeps them until this is done
             done = torch.cuda.Event()
             done.record(stream)
         done.synchronize()
+
+    def beside(self) -> contextlib.AbstractContextManager[object]:
+        """What is computed within follows what was queued when `follow` was called, and no more."""
+        return torch.cuda.stream(self._side_stream()) if _cuda_in_use() else contextlib.nullcontext()
 
     def wait_device(self) -> None:
         """Wait until the device has done what the copies that come next follow."""

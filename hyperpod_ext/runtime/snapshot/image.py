@@ -151,6 +151,11 @@ def part_name() -> str:
     return f" ({part.name})" if part else ""
 
 
+def is_frozen(tensor: Any) -> bool:
+    """Whether it is a parameter that is not trained."""
+    return isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad
+
+
 def holders_of(tensors: Sequence[Any]) -> frozenset[int] | None:
     """Ranks that hold the same part of each of these tensors as this one, so say meshes and Megatron; None: all."""
     part = held_shard()
@@ -200,7 +205,10 @@ class Layout:
         items, frames, locals_ = [], [], []
         end, frames_of = 0, {}
         whose = part_name()
-        for index, (tensor, path) in enumerate(zip(parts.tensors, paths, strict=True)):
+        order = [*range(len(paths))]
+        order.sort(key=lambda index: not is_frozen(parts.tensors[index]))  # in one piece, which is copied once
+        for index in order:
+            tensor, path = parts.tensors[index], paths[index]
             chunk = chunk_of(tensor, fqn(path))
             if chunk is None:
                 continue
@@ -231,6 +239,8 @@ class Layout:
         self.plan = Plan(parts.shape, tuple(items), max(end, 1))
         self.locals = locals_
         """Live tensors, one an item."""
+        self.frozen = sum(is_frozen(parts.tensors[item.tensor]) for item in items)
+        """Items of parameters that are not trained; they come first."""
         self._frames = frames
 
     def write_frames(self, image: memoryview) -> None:

@@ -75,6 +75,8 @@ def various(seed: int) -> dict[str, Any]:
         "empty": torch.rand(0, 3),
         "large": torch.rand(700_000),
         "parameter": torch.nn.Parameter(torch.rand(3)),
+        "frozen": torch.nn.Parameter(torch.rand(40_000), requires_grad=False),
+        "frozen, of 3 bytes": torch.nn.Parameter(torch.rand(3).to(torch.float8_e4m3fn), requires_grad=False),
         "deep": [{"lr": 0.1 * seed, "betas": (0.9, 0.99), "foreach": None}, torch.rand(2)],
         "seed": seed,
     }
