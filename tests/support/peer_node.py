@@ -23,7 +23,7 @@ from hyperpod_ext.runtime.memory_server.replication.replicator import Replicator
 from hyperpod_ext.runtime.memory_server.slots.budget import Budget
 from hyperpod_ext.runtime.memory_server.slots.regions import Regions
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
-from hyperpod_ext.runtime.snapshot.manifest import Manifest, save_id_of
+from hyperpod_ext.runtime.snapshot.manifest import Manifest, crc64nvme, crc_text, save_id_of
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 JOB = "j"
@@ -106,8 +106,12 @@ class Node:
         when_busy: Any = "supersede",
         *,
         seal: bool = True,
+        frozen: int = 0,
     ) -> Manifest:
-        """What a memory server does for one save of one rank, or until that rank dies, or is late, before the end."""
+        """What a memory server does for one save of one rank, or until that rank dies, or is late, before the end.
+
+        `frozen`: bytes from the start that are of parameters that are not trained.
+        """
         plan = plan_of(len(data))
         self.plans.add(plan.to_json(), plan.digest)
         region, fd = self.own.map(owner, len(data))
@@ -122,6 +126,8 @@ class Node:
             return {}
         region.view(index, len(data))[:] = data
         record = {"save_id": save_id, "nbytes": len(data), "plan": plan.digest, "values": [], "world_size": 1}
+        if frozen:
+            record["extras"] = {"frozen": [frozen, crc_text(crc64nvme(data[:frozen]))]}
         manifest = self.own.seal(owner, index, record)
         self.replicator.sealed(owner, manifest)
         return manifest

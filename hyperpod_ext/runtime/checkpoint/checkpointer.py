@@ -296,6 +296,8 @@ class Checkpointer:
         assert self._frozen is not None, "a state that is laid out has one"
         known = self._frozen.store(slot, self._image(layout, slot), self._views[slot], self._stager)
         record["checked"] = [known[0], crc_text(known[1])]
+        if known[0]:  # a peer that has these bytes is not sent them again
+            record["extras"]["frozen"] = record["checked"]
         return known
 
     def _beside(self) -> list[int]:

@@ -122,10 +122,12 @@ class PieceRead(Request[SnapshotPart]):
 
 
 class ReplicaBegun(Declared):
-    """One of the fields is set."""
+    """One of `token`, `need_plan` and `have` is set."""
 
     token: Count | None = None
     """Under which the image is sent."""
+    first: Count = 0
+    """Bytes from the start of the image that are there already: of parameters that are not trained."""
     need_plan: bool = False
     """The layout is not known there: ask again with it."""
     have: bool = False

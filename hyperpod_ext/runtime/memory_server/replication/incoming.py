@@ -16,7 +16,14 @@ from hyperpod_ext.runtime.memory_server.replication.cpu_priority import CpuPrior
 from hyperpod_ext.runtime.memory_server.replication.nixl_transfer import NixlFailure
 from hyperpod_ext.runtime.memory_server.slots.region import Region
 from hyperpod_ext.runtime.memory_server.slots.regions import Regions
-from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_crc, crc64nvme, generation_of, join_checksums
+from hyperpod_ext.runtime.snapshot.manifest import (
+    Manifest,
+    check_crc,
+    crc64nvme,
+    crc_text,
+    generation_of,
+    join_checksums,
+)
 
 ReadInto = Callable[[int, Region, int, int, Callable[[], bool]], None]
 """Brings bytes of the image from a place on into a region, to a place there, so many, unless that says to stop. Once it
@@ -56,8 +63,9 @@ class IncomingReplicas:
         self._one_per_owner: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
         self._changed = threading.Condition()
 
-    def begin(self, manifest: Manifest, begun_by: socket.socket) -> int:
-        """Reserve a slot for the snapshot of a checked manifest; returns the token to send it under.
+    def begin(self, manifest: Manifest, begun_by: socket.socket) -> tuple[int, int]:
+        """Reserve a slot for the snapshot of a checked manifest; returns the token to send it under, and how many bytes
+        from the start of the image the slot holds already.
 
         Raises:
             MemoryTierFullError: this node has not that much left, or every slot is being read.
@@ -71,13 +79,14 @@ class IncomingReplicas:
             index = self._replicas.next_slot(owner, "supersede", _SLOT_WAIT_S)
             if index is None:
                 raise MemoryTierFullError(f"every slot for replicas of rank {owner} is being read")
+            data = region.view(index, nbytes)
+            known = _known_chunks(region.slots[index].manifest, manifest, data)
             self._replicas.begin(owner, index, int(manifest["step"]), save_id, generation_of(save_id))
             token = next(self._next_token)
             with self._changed:
-                data = region.view(index, nbytes)
-                self._by_token[token] = Incoming(owner, index, manifest, region, data, begun_by)
+                self._by_token[token] = Incoming(owner, index, manifest, region, data, begun_by, dict(known))
             self._cpu_priority.copy_begins()
-            return token
+            return token, len(known) * ps.CHUNK
 
     def receive(self, sock: socket.socket, token: int, start: int, nbytes: int) -> None:
         """Take one chunk from `sock` straight into its slot.
@@ -199,6 +208,20 @@ class IncomingReplicas:
             self._changed.wait_for(lambda: not any(replica.receiving for replica in gone.values()))
         for _ in gone:
             self._cpu_priority.copy_ends()
+
+
+def _known_chunks(before: Manifest, manifest: Manifest, data: memoryview) -> dict[int, int]:
+    """Checksums, by start, of the leading chunks that a slot with the replica `before` shares with another snapshot:
+    parameters that are not trained (`frozen` in both manifests). The slot's bytes are read to verify it."""
+    frozen = manifest.get("extras", {}).get("frozen")
+    if not frozen or (before.get("plan"), before.get("extras", {}).get("frozen")) != (manifest["plan"], frozen):
+        return {}
+    nbytes, checksum = int(frozen[0]), str(frozen[1])
+    starts = range(0, nbytes, ps.CHUNK)
+    found = {start: crc64nvme(data[start : min(start + ps.CHUNK, nbytes)]) for start in starts}
+    if crc_text(join_checksums([(found[start], min(ps.CHUNK, nbytes - start)) for start in starts])) != checksum:
+        return {}
+    return {start: found[start] for start in starts if start + ps.CHUNK <= nbytes}
 
 
 def _received(replica: Incoming) -> tuple[int, int]:

@@ -219,7 +219,8 @@ class PeerServer:
         if self._has(manifest):
             return p.ReplicaBegun(have=True)
         self._cpu_priority.lower_this_thread()  # from here on this connection only brings replicas
-        return p.ReplicaBegun(token=self._incoming.begin(manifest, connection))
+        token, first = self._incoming.begin(manifest, connection)
+        return p.ReplicaBegun(token=token, first=first)
 
     def _knows_plan(self, manifest: Manifest, document: dict[str, Any] | None) -> bool:
         """Whether the plan of a manifest, which is checked, is known here by now."""

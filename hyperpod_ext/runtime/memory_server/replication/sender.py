@@ -51,12 +51,13 @@ class _Remaining:
     """What is left to be sent of an image, for several connections that each take some. Thread-safe.
 
     Args:
+        first: bytes from its start that the peer has.
         by_nixl: whether the peer is told to read it.
     """
 
-    def __init__(self, nbytes: int, *, by_nixl: bool) -> None:
+    def __init__(self, nbytes: int, first: int, *, by_nixl: bool) -> None:
         self._by_nixl = by_nixl
-        self._chunks = deque(_chunks(0, nbytes))
+        self._chunks = deque(_chunks(first, nbytes - first))
         self._lock = threading.Lock()
 
     def take(self, together: int) -> tuple[int, int, bool] | None:
@@ -234,7 +235,7 @@ class PeerSender:
             if begun.token is None:
                 return 0
             with self._offered(control, begun.token, pin) as offered:
-                self._send_chunks(begun.token, data, stop, by_nixl=offered)
+                self._send_chunks(begun.token, data, stop, begun.first, by_nixl=offered)
             try:
                 self._ask(control, ReplicaEnd(token=begun.token), stop)
             except CorruptSnapshotError as error:
@@ -242,7 +243,7 @@ class PeerSender:
                     raise
                 self.fell_back = f"what was read is not what was sealed: {error}"
                 continue
-            return len(data)
+            return len(data) - begun.first
 
     @contextmanager
     def _offered(self, control: socket.socket, token: int, pin: Pin) -> Iterator[bool]:
@@ -262,9 +263,9 @@ class PeerSender:
                     self.fell_back = str(failure)
             yield accepted
 
-    def _send_chunks(self, token: int, data: memoryview, stop: Stop, *, by_nixl: bool = False) -> None:
-        """All chunks, over all connections; whichever is free takes the next. `by_nixl`: it reads them."""
-        left, failed = _Remaining(len(data), by_nixl=by_nixl), threading.Event()
+    def _send_chunks(self, token: int, data: memoryview, stop: Stop, first: int = 0, *, by_nixl: bool = False) -> None:
+        """Send all chunks from byte `first` on, over all connections. `by_nixl`: the peer reads them."""
+        left, failed = _Remaining(len(data), first, by_nixl=by_nixl), threading.Event()
 
         def work(stream: int) -> None:
             self._cpu_priority.lower_this_thread()

@@ -139,7 +139,7 @@ def test_a_newer_attempt_takes_the_place_of_one_that_hangs(node, talker):
 
 def test_a_plan_is_asked_for_once(node, talker):
     manifest = manifest_of(DATA)
-    assert talker.begin(manifest) == {"token": None, "need_plan": True, "have": False}
+    assert talker.begin(manifest) == {"token": None, "first": 0, "need_plan": True, "have": False}
     assert talker.begin(manifest, plan_of(len(DATA)).to_json())["token"] is not None
     assert talker.begin(manifest)["token"] is not None
 

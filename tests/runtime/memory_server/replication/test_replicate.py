@@ -52,6 +52,27 @@ def test_a_snapshot_arrives_bit_for_bit(pair, nbytes):
     assert (own, [summary["state"] for summary in replicas]) == ([], ["sealed"])
 
 
+def test_what_is_not_trained_is_sent_once_into_each_slot_of_a_peer(pair):
+    a, b = pair
+    base, nbytes = content(2 * CHUNK + 1000), 4 * CHUNK
+
+    def send(step: int, start: bytes = base) -> int:
+        before = a.replicator._counts["bytes_sent"]
+        data = start + content(nbytes - len(start), step)
+        a.save(0, step, data, frozen=len(start))
+        assert a.replicator.wait_idle(20)
+        assert read(b.client(), f"g1-s{step}") == data
+        return a.replicator._counts["bytes_sent"] - before
+
+    assert [send(step) for step in (1, 2, 3, 4)] == [nbytes, nbytes, nbytes - 2 * CHUNK, nbytes - 2 * CHUNK]
+    changed = bytes([base[0] ^ 1]) + base[1:]
+    assert [send(step, changed) for step in (5, 6, 7)] == [nbytes, nbytes, nbytes - 2 * CHUNK]
+    (region,) = b.replicas._regions[0]
+    for slot in range(2):
+        region.memory[slot * region.slot_bytes + 5] ^= 1  # damaged since
+    assert send(8, changed) == nbytes
+
+
 def test_nodes_may_have_ipv6_addresses(make_node):
     a, b = make_node(0, host="::1"), make_node(1, host="::1")
     a.replicator.set_peers({0: a.address, 1: b.address})
