@@ -82,6 +82,13 @@ def planning_options(function: F) -> F:
         ),
         click.option("--rates", default="llama3-405b", show_default=True, help="Failures as in a published run."),
         click.option("--days", type=number, default=30.0, show_default=True, help="Length of the run."),
+        click.option(
+            "--trained-share",
+            type=click.FloatRange(0, 1, min_open=True),
+            default=1.0,
+            show_default=True,
+            help="Share of the state's bytes that training changes: with LoRA, adapters and their optimizer state.",
+        ),
         click.option("--step-seconds", type=number, help="Length of a step.  [default: from --history, or 10]"),
         click.option(
             "--replicated", is_flag=True, help="Data parallel: each group of --ranks-per-copy holds all of the state."

@@ -188,7 +188,7 @@ class _Reader:
             together = at_least if self._o["replicated"] else nodes * workers
             if not self._o["replicated"]:
                 self._notes.append("the state is sharded over all ranks; else give --replicated or --ranks-per-copy")
-        return Spread(size.nbytes, nodes, workers, together)
+        return Spread(size.nbytes, nodes, workers, together, self._o["trained_share"])
 
     def _fewest(self, size: StateSize, workers: int) -> int:
         """Nodes where nobody said how many: a power of two, or what one copy needs."""

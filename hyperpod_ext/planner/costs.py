@@ -64,8 +64,13 @@ class Spread:
     workers_per_node: int
     ranks_per_copy: int
     """Ranks that hold one copy together: all of them (FSDP), those of one shard group (HSDP), one (DDP)."""
+    trained: float = 1.0
+    """Share of its bytes that training changes. The rest, as the base model of LoRA, is copied to memory and to a peer
+    once, and to a durable tier each time."""
 
     def __post_init__(self) -> None:
+        if not 0 < self.trained <= 1:
+            raise ValueError(f"a share of {self.trained} of the state is trained; it must be above 0, and 1 at most")
         world = self.nodes * self.workers_per_node
         if not 1 <= self.ranks_per_copy <= world or world % self.ranks_per_copy:
             raise ValueError(f"one copy on {self.ranks_per_copy} ranks does not fit a world of {world} evenly")
@@ -100,8 +105,9 @@ class TierCost:
 
 def memory_cost(spread: Spread, speeds: Speeds, *, overlap: bool) -> TierCost:
     """Of a snapshot in the node's own memory."""
-    copy = spread.node_bytes / spread.workers_per_node / speeds.copy
-    return TierCost(copy * (_OVERLAPPED if overlap else 1.0), copy, copy)
+    read = spread.node_bytes / spread.workers_per_node / speeds.copy
+    copy = read * spread.trained
+    return TierCost(copy * (_OVERLAPPED if overlap else 1.0), copy, read)
 
 
 def peer_cost(
@@ -113,7 +119,7 @@ def peer_cost(
     each = spread.node_bytes / speeds.peer
     if parity is not None:  # sent once, in parts; to rebuild it, as much is read from each other node of the group
         return TierCost(each * min(max_slowdown, speeds.slowdown), each, (group_size(spread.nodes, parity) - 1) * each)
-    send = replicas * each
+    send = replicas * each * spread.trained
     return TierCost(send * min(max_slowdown, speeds.slowdown), send, each)
 
 

@@ -52,6 +52,19 @@ def test_each_class_of_failure_falls_back_to_the_nearest_tier_that_survives_it()
     assert tier_of("node", scenario(nodes=1)) == "durable"
 
 
+def test_what_is_not_trained_costs_no_save_to_memory_and_peers_but_every_restore() -> None:
+    whole = scenario()
+    adapters = replace(whole, spread=replace(whole.spread, trained=0.01))
+    before, after = costs_of(whole), costs_of(adapters)
+    for tier in ("memory", "peer"):
+        assert after[tier].blocked_s == pytest.approx(before[tier].blocked_s * 0.01)
+        assert after[tier].latency_s == pytest.approx(before[tier].latency_s * 0.01)
+        assert after[tier].read_s == before[tier].read_s
+    assert after["durable"] == before["durable"]
+    with pytest.raises(ValueError, match="it must be above 0, and 1 at most"):
+        replace(whole.spread, trained=0)
+
+
 def test_the_rates_of_all_tiers_add_up_to_those_of_the_job() -> None:
     by_tier = rates_by_tier(scenario())
     classes = [rate for rates in by_tier.values() for name, rate in rates.items() if name != "second loss"]
