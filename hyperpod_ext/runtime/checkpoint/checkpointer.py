@@ -229,9 +229,9 @@ class Checkpointer:
             now = self._now
             self._stager.copy([layout.locals[i] for i in now], [self._views[slot][i] for i in now])
         if self._mutation_check is None:
-            beside = self._beside()
-            names = [layout.plan.items[i].fqn for i in beside]
-            self._mutation_check = MutationCheck(names, [layout.locals[i] for i in beside])
+            overlapped = self._overlapped_items()
+            names = [layout.plan.items[i].fqn for i in overlapped]
+            self._mutation_check = MutationCheck(names, [layout.locals[i] for i in overlapped])
         self._staged = _Staged(step, save_id, self._mutation_check, self._mutation_check.look())
         self._unthrottle.clear()
         self._background.do(functools.partial(self._stage, self._staged, layout, slot, begin, record))
@@ -300,7 +300,7 @@ class Checkpointer:
             record["extras"]["frozen"] = record["checked"]
         return known
 
-    def _beside(self) -> list[int]:
+    def _overlapped_items(self) -> list[int]:
         """Items that are copied beside the caller."""
         assert self._frozen is not None, "a state that is laid out has one"
         return [*range(self._frozen.items), *self._later]
@@ -319,9 +319,9 @@ class Checkpointer:
 
     def _samples_of(self, layout: Layout, slot: int) -> CopySamples:
         if slot not in self._samples:
-            beside = self._beside()
-            names = [layout.plan.items[i].fqn for i in beside]
-            copied = [(layout.locals[i], self._views[slot][i]) for i in beside]
+            overlapped = self._overlapped_items()
+            names = [layout.plan.items[i].fqn for i in overlapped]
+            copied = [(layout.locals[i], self._views[slot][i]) for i in overlapped]
             self._samples[slot] = CopySamples(names, [source for source, _ in copied], [into for _, into in copied])
         return self._samples[slot]
 

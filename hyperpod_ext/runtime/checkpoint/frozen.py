@@ -50,7 +50,7 @@ class FrozenPrefix:
         compare = self._changed < _MOST_CHANGED
         if compare:
             stager.wait_device()
-            with stager.beside():
+            with stager.after_device():
                 now = self._digests(sources)
             self._changed = self._changed + 1 if self._newest not in (None, now) else 0
             self._newest = now

@@ -58,14 +58,14 @@ class Stager:
                 copy(destination, source)
             return
         stream = self._side_stream()
-        with torch.no_grad(), self.beside():
+        with torch.no_grad(), self.after_device():
             for source, destination in zip(sources, destinations, strict=True):
                 destination.copy_(source, non_blocking=True)  # the caller keeps them until this is done
             done = torch.cuda.Event()
             done.record(stream)
         done.synchronize()
 
-    def beside(self) -> contextlib.AbstractContextManager[object]:
+    def after_device(self) -> contextlib.AbstractContextManager[object]:
         """What is computed within follows what was queued when `follow` was called, and no more."""
         return torch.cuda.stream(self._side_stream()) if _cuda_in_use() else contextlib.nullcontext()
 
