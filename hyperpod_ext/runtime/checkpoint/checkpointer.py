@@ -18,6 +18,7 @@ from hyperpod_ext.runtime.checkpoint.frozen import FrozenPrefix
 from hyperpod_ext.runtime.checkpoint.mutation_check import CopySamples, MutationCheck
 from hyperpod_ext.runtime.checkpoint.overlapped_copy import OverlappedCopy, Room
 from hyperpod_ext.runtime.checkpoint.staging import Background, Stager
+from hyperpod_ext.runtime.checkpoint.value_limit import check_values
 from hyperpod_ext.runtime.memory_server.client.client import Mapping as SlotMapping
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient, MemoryLostError
 from hyperpod_ext.runtime.memory_server.client.peer_client import PeerClient
@@ -196,6 +197,7 @@ class Checkpointer:
         when_busy = when_busy or self._when_busy
         if when_busy == "skip" and self._client.busy():
             return False
+        check_values(parts)
         layout = self._lay_out(parts, changing)
         if generation != self._generation:  # what the server promised to an earlier one does not hold any more
             self._generation = generation

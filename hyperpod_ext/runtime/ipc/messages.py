@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.ipc import fast_json, tls
 from hyperpod_ext.runtime.ipc.connections import Connection as Connection
 from hyperpod_ext.runtime.ipc.connections import breaking, open_tcp
@@ -36,15 +37,28 @@ class RefusedError(WireError):
     """One end does not belong to the other's job, or has other settings: a second try ends in the same way."""
 
 
+class TooLongError(JobFailedError):
+    """A message of ours is over the limit. Nothing was sent: the connection and the peer are as they were, and the same
+    message would fail again."""
+
+
 class BusyError(ConnectionError):
     """A server has not answered in time. It may when it is asked again."""
 
 
 def encode(message: Message) -> bytes:
-    """One frame."""
+    """One frame.
+
+    Raises:
+        TooLongError: it is over the limit.
+    """
     body = fast_json.dump(message)
     if len(body) > MAX_FRAME_BYTES:
-        raise WireError(f"a message of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
+        kind = next((str(message[key]) for key in ("op", "type", "event") if key in message), "of unknown kind")
+        raise TooLongError(
+            f"a message `{kind}` of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}",
+            hint="Keep large data in tensors: they are not part of messages.",
+        )
     return _LENGTH.pack(len(body)) + body
 
 

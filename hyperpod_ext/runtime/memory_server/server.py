@@ -269,7 +269,7 @@ def _image(manifest: Manifest, plan: Plan, offset: int, *, known: str = "", boun
 def _reply(connection: socket.socket, answer: wire.Message, descriptor: int | None) -> None:
     try:
         wire.encode(answer)
-    except wire.WireError as error:  # too large: to be told, or the asker waits for ever
+    except wire.TooLongError as error:  # to be told, or the asker waits for ever
         answer = refusal(error)
     try:
         wire.send(connection, answer, [descriptor] if descriptor is not None else None)

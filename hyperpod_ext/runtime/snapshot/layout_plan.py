@@ -94,7 +94,7 @@ def read_plan(document: Mapping[str, Any], digest: str) -> Plan:
     """
     try:
         items = tuple(map(_item, document["items"]))
-        plan = Plan(_shape(document["shape"]), items, int(document["nbytes"]))
+        plan = Plan(read_shape(document["shape"]), items, int(document["nbytes"]))
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise CorruptSnapshotError(f"a snapshot's plan cannot be read: {error!r}") from error
     if plan.digest != digest:
@@ -122,7 +122,7 @@ def _form(values: Any) -> Form | None:
     return None if values is None else Form(str(values[0]), _ints(values[1]), _strides(values[2]))
 
 
-def _shape(shape: list[Any]) -> Shape:
+def read_shape(shape: list[Any]) -> Shape:
     """The shape as `take_apart` makes it: JSON knows no tuples."""
     return [tuple(node) if isinstance(node, list) else node for node in shape]
 

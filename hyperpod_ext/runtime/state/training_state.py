@@ -24,6 +24,7 @@ from hyperpod_ext.runtime.snapshot.tree import Form, Parts, Path, fqn, leaf_path
 from hyperpod_ext.runtime.state import gradients
 from hyperpod_ext.runtime.state.built import Built, Changes, Keys, keys_of, tensors_of
 from hyperpod_ext.runtime.state.data_access import DataAccess
+from hyperpod_ext.runtime.state.large_values import LargeValues, unpack
 from hyperpod_ext.runtime.state.optimizer_state import bytes_to_come, load_state
 from hyperpod_ext.runtime.state.same_data import DataPositions, data_positions_of
 
@@ -147,13 +148,14 @@ class TrainingState:
         """While the objects give their state, they may use `.data` themselves."""
         self._committed_storages: set[int] | None = None
         """None: not looked up since the last commit."""
+        self._large_values: LargeValues = before._large_values if before is not None else LargeValues()
         self._built: Built
         self._forms: Mapping[str, Form] = {}
         self._changes: Changes = {}
         if before is not None and before._objects.keys() == self._objects.keys():
             self._built, self._changes = before._built, before._changes
         else:
-            captured = self.take()
+            captured = self.take(packed=False)
             self._built = Built(self._objects, captured.parts, captured.keys)
         self._forms = self._built.forms
         # fused optimizers, and whatever writes through .data, change values that no counter tells of
@@ -242,8 +244,10 @@ class TrainingState:
             return len(optimizers) > 1 and self._waiting.see(optimizers, self._stepped)
         return any(parameter.grad is not None for group in groups for parameter in group["params"])
 
-    def take(self) -> CapturedState:
+    def take(self, *, packed: bool = True) -> CapturedState:
         """The state taken apart, by reference.
+
+        packed: with tensors in the place of large plain values, as a snapshot has them.
 
         Raises:
             JobFailedError: a leaf that a snapshot cannot hold.
@@ -253,6 +257,10 @@ class TrainingState:
             tree = {name: _state_of(value) for name, value in self._objects.items()}
         finally:
             self._taking = False
+        if packed:
+            own_states = (torch.nn.Module, torch.optim.Optimizer)
+            others = [name for name, value in self._objects.items() if not isinstance(value, own_states)]
+            tree |= {name: self._large_values.pack(name, tree[name]) for name in others}
         parts = take_apart(tree, torch.Tensor)  # first, because it names what cannot be saved in full
         if not all(map(has_memory, {type(tensor) for tensor in parts.tensors})):  # nobody can read their bytes
             for tensor, path in zip(parts.tensors, leaf_paths(parts.shape)[0], strict=True):
@@ -288,7 +296,7 @@ class TrainingState:
         self._mark = None
         changes = snapshots[0].extras.get("changes", {})
         self._built.regroup(self._objects, changes)
-        captured = self.take()
+        captured = self.take(packed=False)
         parts, keys = captured.parts, captured.keys
         found = list(snapshots)
         items = _items(found)
@@ -319,7 +327,7 @@ class TrainingState:
                 if isinstance(value, torch.optim.Optimizer):
                     load_state(name, value, tree[name], cast=cast)
                 else:
-                    value.load_state_dict(tree[name])
+                    value.load_state_dict(unpack(tree[name]))
             except (RuntimeError, ValueError, KeyError) as error:
                 raise self._does_not_take(name, error) from error
 
@@ -352,7 +360,7 @@ class TrainingState:
             return
         self._built.regroup(self._objects, self._changes)
         saved = {item.fqn: item for item in Layout(committed.parts).plan.items}
-        self._built.reform(self._objects, self.take().parts, saved.get)
+        self._built.reform(self._objects, self.take(packed=False).parts, saved.get)
         self._give(tree)
         now = self.take()
         if (now.parts.shape, now.parts.values) == (committed.parts.shape, committed.parts.values):

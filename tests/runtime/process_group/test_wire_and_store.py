@@ -15,6 +15,8 @@ from torch._C._distributed_c10d import HashStore, Store
 from waiting import until
 
 from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
+from hyperpod_ext.runtime.memory_server.protocol.requests import AddPlan
 from hyperpod_ext.runtime.process_group.store import (
     Endpoint,
     GenerationOverError,
@@ -402,6 +404,27 @@ def test_a_frame_over_the_limit_of_now_is_not_read():
         theirs.sendall(wire.encode({"a": "x" * 100}))
         with pytest.raises(wire.WireError, match="from this peer, now, the limit is 64"):
             wire.receive(ours, 64)
+
+
+def test_a_message_of_ours_that_is_too_long_is_no_end_of_the_peer(job, monkeypatch):
+    """It was taken for one, and the same message was sent to the next server, for ever."""
+    monkeypatch.setattr(wire, "MAX_FRAME_BYTES", 1000)
+    assert not issubclass(wire.TooLongError, ConnectionError)
+    store, ours = job.store(1), socket.socketpair()
+    with ours[0], ours[1]:
+        client = object.__new__(MemoryClient)
+        client._speaking, client._socket, client._handshake_done, client._another = (
+            threading.RLock(),
+            ours[0],
+            True,
+            True,
+        )
+        with pytest.raises(wire.TooLongError, match=r"a message `add_plan` of \d+ bytes is over the limit of 1000"):
+            client._send(AddPlan(digest="d", document={"shape": "x" * 1000}))
+        with pytest.raises(wire.TooLongError, match=r"a message `set` of \d+ bytes"):
+            store.set("0//cpu//0/2", b"x" * 1000)
+    store.set("0//cpu//0/2", b"x")
+    assert job.store(0).get("0//cpu//0/2") == b"x"
 
 
 def test_who_has_not_proved_anything_may_not_send_much():

@@ -155,11 +155,10 @@ class PeerServer:
                 return
             try:
                 answer = self._answer(connection, request)
+                if answer is not None:
+                    wire.send(connection, encode(answer))
             except (HyperpodExtError, LookupError, TypeError, ValueError) as error:
                 wire.send(connection, refusal(error))
-                continue
-            if answer is not None:
-                wire.send(connection, encode(answer))
 
     def _speaks_our_version(self, connection: socket.socket) -> bool:
         try:
