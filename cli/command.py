@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -46,10 +49,34 @@ def output_option(*more: str) -> Callable[[F], F]:
     )
 
 
+class TargetName(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """Name of a target: help lists all, shells complete them. An unknown one is reported with the spec's problems."""
+
+    name = "target"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """All targets, as in `[local|kubeflow]`."""
+        return f"[{'|'.join(self._names())}]"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Targets that begin with what is written."""
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(name) for name in self._names() if name.startswith(incomplete)]
+
+    def _names(self) -> list[str]:
+        from hyperpod_ext.submit.contract.targets import TARGETS
+
+        return list(TARGETS)
+
+
+TARGET = TargetName()
+
+
 def target_option(function: F) -> F:
     """`--target`, for jobs that are named without a URL."""
-    help = "Where a job is that is named without its URL."
-    return click.option("--target", default="local", show_default=True, help=help)(function)
+    help = "Target to search if the job is named without its URL."
+    return click.option("--target", type=TARGET, default="local", show_default=True, help=help)(function)
 
 
 def spec_options(function: F) -> F:

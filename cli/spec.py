@@ -132,18 +132,30 @@ class Specs:
         return self._loaded.locate(find_warnings(self.job_on(target), self.cluster, target, self._ignored))
 
     def plan(self, target: str, templates: str | None = None) -> Plan:
-        """The checked plan; its warnings are said at once. `templates`: a folder with templates of the user's own."""
+        """The checked plan; its warnings are printed.
+
+        Args:
+            templates: a folder with templates of the user's own.
+        """
         from hyperpod_ext.submit.contract.render import own_templates
         from hyperpod_ext.submit.plan import make_plan
 
         self.check(target)
-        with own_templates(Path(templates) if templates else None):
-            folder = Path(self._file).parent
-            locate = self._loaded.locate
-            plan = make_plan(self.job_on(target), self.cluster, target, folder, self._ignored, locate)
+        folder = Path(templates) if templates else None
+        self._check_folder(folder)
+        with own_templates(folder):
+            here, locate = Path(self._file).parent, self._loaded.locate
+            plan = make_plan(self.job_on(target), self.cluster, target, here, self._ignored, locate)
         for warning in plan.warnings:
             say(f"warning: {warning}")
         return plan
+
+    def _check_folder(self, folder: Path | None) -> None:
+        from hyperpod_ext.errors import ConfigError
+        from hyperpod_ext.submit.own_templates import template_problems
+
+        if folder is not None and (found := list(template_problems(folder))):
+            raise ConfigError(found)
 
     def check_templates(self, target: str | None, folder: str) -> None:
         """Have templates of the user's own read, and for a target filled and what they render parsed.
@@ -151,14 +163,11 @@ class Specs:
         Raises:
             ConfigError: one cannot be read or filled, or would never be used.
         """
-        from hyperpod_ext.errors import ConfigError
         from hyperpod_ext.submit.contract.render import own_templates
-        from hyperpod_ext.submit.own_templates import template_problems
         from hyperpod_ext.submit.plan import make_plan
         from hyperpod_ext.submit.submit import read_back
 
-        if found := list(template_problems(Path(folder))):
-            raise ConfigError(found)
+        self._check_folder(Path(folder))
         if target is None:
             return
         with own_templates(Path(folder)):

@@ -38,7 +38,9 @@ class _Escaping:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def write(self, text: str) -> int:
+    def write(self, text: str | bytes) -> int:
+        if isinstance(text, bytes):  # as click prints completions
+            text = text.decode(errors="backslashreplace")
         self._stream.write(escape(text))
         return len(text)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..command import Command, output_option, spec_options, spec_path
+from ..command import TARGET, Command, output_option, spec_options, spec_path
 from ..interrupts import held_back, remembered
 from ..output import print_result, say
 
@@ -30,7 +30,7 @@ Examples:
   hp-ext create-job -f job.yaml --set nodes=4 --dry-run""",
 )
 @spec_options
-@click.option("--target", default="local", show_default=True, help="Where the job runs.")
+@click.option("--target", type=TARGET, default="local", show_default=True, help="Where the job runs.")
 @click.option("--templates", type=click.Path(), metavar="DIR", help="Take templates from there, where it has them.")
 @click.option("--dry-run", is_flag=True, help="Show the plan, and stop.")
 @click.option("--server-dry-run", is_flag=True, help="Have the target's server check it all, and stop.")
@@ -69,11 +69,12 @@ def command(
     if no_kill:
         specs.without_faults()
     plan = specs.plan(target, templates)
+    from hyperpod_ext.submit.submit import read_back, rehearse, submit
+
     if dry_run:
+        read_back(plan)
         print_result(plan.to_json(), output, _plan_text(plan))
         return
-    from hyperpod_ext.submit.submit import rehearse, submit
-
     if server_dry_run:
         checked = {"name": plan.name, "target": target, "accepted": True}
         rehearse(plan)

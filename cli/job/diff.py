@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ..command import Command, output_option, spec_options, spec_path
+from ..command import TARGET, Command, output_option, spec_options, spec_path
 from ..output import print_result
 
 _DIFFERENT = 10
@@ -20,7 +20,7 @@ Examples:
   hp-ext diff -f job.yaml --target hyperpod-eks --with rendered/job.yaml --exit-code""",
 )
 @spec_options
-@click.option("--target", default="hyperpod-eks", show_default=True, help="Where the job runs.")
+@click.option("--target", type=TARGET, default="hyperpod-eks", show_default=True, help="Where the job runs.")
 @click.option("--with", "other", type=click.Path(), metavar="FILE", help="Compare with this file, not the live job.")
 @click.option("--exit-code", is_flag=True, help="Exit with 10 if there are differences.")
 @output_option()

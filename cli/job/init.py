@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..command import Command
+from ..command import TARGET, Command
 from ..output import say
 
 
@@ -13,11 +13,15 @@ from ..output import say
     epilog="""\b
 Examples:
   hp-ext init
-  hp-ext init my-job --name my-job""",
+  hp-ext init my-job --name my-job
+  hp-ext init my-job --target hyperpod-eks""",
 )
 @click.argument("folder", default=".", type=click.Path(file_okay=False), metavar="[DIR]")
 @click.option("--name", default="tiny-gpt", show_default=True, help="Name of the job.")
-def command(folder: str, name: str) -> None:
+@click.option(
+    "--target", type=TARGET, help="Write the spec for this target. Default: for this machine, with a fault to rehearse."
+)
+def command(folder: str, name: str, target: str | None) -> None:
     """Write job.yaml, train.py and job.schema.json into DIR. Existing files are never overwritten."""
     import json
     from pathlib import Path
@@ -28,9 +32,12 @@ def command(folder: str, name: str) -> None:
     from hyperpod_ext.config.job.job import JobConfig
     from hyperpod_ext.errors import ConflictError
     from hyperpod_ext.submit.contract.render import render
+    from hyperpod_ext.submit.contract.targets import get_target
 
+    if target is not None:
+        get_target(target)  # refused here if there is none
     written = name if parse(name, "--name").data == name else json.dumps(name)
-    spec = render("init/job.yaml.j2", name=written, schema="job.schema.json")
+    spec = render("init/job.yaml.j2", name=written, schema="job.schema.json", target=target)
     load_text(JobConfig, spec, f"--name {name}")
     files = {
         "job.yaml": spec,
@@ -45,4 +52,7 @@ def command(folder: str, name: str) -> None:
     for file, text in files.items():
         (at / file).write_text(text)
         click.echo(at / file)
-    say(f"next: hp-ext create-job -f {at / 'job.yaml'} --target local --wait")
+    if target in (None, "local"):
+        say(f"next: hp-ext create-job -f {at / 'job.yaml'} --target local --wait")
+    else:
+        say(f"next: change what is marked CHANGE, then hp-ext create-job -f {at / 'job.yaml'} --target {target}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..command import Command, output_option
+from ..command import TARGET, Command, output_option
 from ..output import print_result, say
 
 
@@ -16,7 +16,7 @@ Examples:
   hp-ext list --target hyperpod-eks -o json
   hp-ext list --kept s3://bucket/prefix""",
 )
-@click.option("--target", default="local", show_default=True, help="Where to look.")
+@click.option("--target", type=TARGET, default="local", show_default=True, help="Where to look.")
 @click.option(
     "--kept",
     metavar="PLACE",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..command import Command, output_option, spec_options, spec_path
+from ..command import TARGET, Command, output_option, spec_options, spec_path
 from ..output import print_result, say
 
 
@@ -17,7 +17,7 @@ Examples:
   hp-ext render -f job.yaml --target hyperpod-eks --templates my-templates""",
 )
 @spec_options
-@click.option("--target", default="local", show_default=True, help="Where the job would run.")
+@click.option("--target", type=TARGET, default="local", show_default=True, help="Where the job would run.")
 @click.option("--templates", type=click.Path(), metavar="DIR", help="Take templates from there, where it has them.")
 @click.option("--out", type=click.Path(file_okay=False), metavar="DIR", help="Write the files there.")
 @output_option()

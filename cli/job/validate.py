@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..command import Command, output_option, spec_options, spec_path
+from ..command import TARGET, Command, output_option, spec_options, spec_path
 from ..output import print_result, say
 
 
@@ -19,7 +19,7 @@ Examples:
   hp-ext validate --templates my-templates""",
 )
 @spec_options
-@click.option("--target", help="Also check that this target can run it.")
+@click.option("--target", type=TARGET, help="Also check that this target can run it.")
 @click.option(
     "--templates", type=click.Path(), metavar="DIR", help="Check these templates, too, or alone; with --target filled."
 )

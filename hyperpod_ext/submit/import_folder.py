@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.errors import ConfigError
+from hyperpod_ext.files import open_regular
 from hyperpod_ext.submit.import_any import import_file
 
 _LARGEST_BYTES = 4 * 2**20
@@ -54,7 +55,8 @@ def import_folder(folder: Path, values: Mapping[str, Any]) -> FolderReport:
 
 
 def _outcome(file: Path, values: Mapping[str, Any]) -> dict[str, Any]:
-    raw = file.read_bytes()[: _LARGEST_BYTES + 1]
+    with open_regular(file) as opened:
+        raw = opened.read(_LARGEST_BYTES + 1)
     try:
         if len(raw) > _LARGEST_BYTES:
             return _refused([f"{file}: is larger than {_LARGEST_BYTES} bytes: no job file is"])

@@ -31,10 +31,14 @@ def template_problems(folder: Path) -> Iterator[Problem]:
         NotFoundError: there is no such folder.
     """
     known = template_names()
-    for name in _names(folder):
+    names = _names(folder)
+    if not names:
+        hint = f"`hp-ext templates eject {folder}` writes the shipped ones"
+        yield Problem("holds no template: nothing of it would be used", source=str(folder), hint=hint)
+    for name in names:
         if name not in known:
             message = "no template is called so: it would never be used"
-            yield Problem(message, source=str(folder / name), hint=suggest(name, known))
+            yield Problem(message, source=str(folder / name), hint=_name_meant(name, folder, known))
             continue
         try:
             parse_template((folder / name).read_text(encoding="utf-8"))
@@ -43,6 +47,14 @@ def template_problems(folder: Path) -> Iterator[Problem]:
             yield Problem(f"cannot be read: {error.message}", source=str(folder / name), line=error.lineno, hint=hint)
         except UnicodeDecodeError:
             yield Problem("is not UTF-8 text", source=str(folder / name), hint="write it as UTF-8")
+
+
+def _name_meant(name: str, folder: Path, known: list[str]) -> str:
+    """Hint for a template in the wrong place. Folders of templates are called as targets, with underscores."""
+    meant = name.replace("-", "_")
+    if f"{folder.name.replace('-', '_')}/{meant}" in known:
+        return f"name the folder around it: --templates {folder.parent}, with {folder.name.replace('-', '_')}/{meant}"
+    return f"rename it to {meant}" if meant in known else suggest(name, known)
 
 
 def template_differences(folder: Path) -> list[TemplateDifference]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from hyperpod_ext.errors import Problem, UnsupportedError
+import json
+
+from hyperpod_ext.errors import ConfigError, Problem, UnsupportedError
 from hyperpod_ext.submit.contract.handle import JobHandle
 from hyperpod_ext.submit.contract.plan_type import Plan
 from hyperpod_ext.submit.contract.render import check_shell
@@ -36,10 +38,20 @@ def rehearse(plan: Plan) -> None:
 
 
 def read_back(plan: Plan) -> None:
-    """Nothing rendered is used before it was parsed."""
+    """Check the rendered files as their reader would: shells, schemas of Kubernetes, the model of SageMaker's API.
+
+    Raises:
+        ConfigError: a file would be refused.
+        HyperpodExtError: a file is not valid shell, or the checker is not installed.
+    """
     for name, text in plan.files.items():
-        if name.endswith(".sh"):
+        if name.endswith((".sh", ".sbatch")):
             check_shell(name, text)
+        if name.endswith(".json"):
+            from hyperpod_ext.submit.sagemaker.strict import check_request
+
+            if found := check_request("CreateTrainingJob", json.loads(text)):
+                raise ConfigError(found)
         if name.endswith(".yaml"):
             from hyperpod_ext.submit.kubernetes.schemas import check_yaml
 

@@ -88,6 +88,46 @@ def test_templates_are_checked_when_they_are_named(tmp_path: Path, root: Path) -
     assert (unused.code, "did you mean `hyperpod_eks/job.yaml.j2`?" in unused.stderr) == (3, True)
 
 
+@pytest.mark.parametrize("command", ["render", "create-job --dry-run", "validate"])
+@pytest.mark.parametrize(
+    ("folder", "file", "hint"),
+    [
+        ("mine", "hyperpod-eks/job.yaml.j2", "rename it to hyperpod_eks/job.yaml.j2"),
+        ("hyperpod-eks", "job.yaml.j2", "name the folder around it: --templates"),
+        ("hyperpod_eks", "job.yaml.j2", "with hyperpod_eks/job.yaml.j2"),
+        ("mine", "hyperpod_eks/other.txt", "holds no template"),
+        ("mine", "hyperpod_eks/job.yaml.j2", "mistyped"),
+    ],
+)
+def test_templates_that_a_submission_refuses_are_refused_before(
+    folder: str, file: str, hint: str, command: str, tmp_path: Path, root: Path
+) -> None:
+    if command == "render" and hint == "mistyped":
+        return  # it shows the text that is refused
+    template = tmp_path / folder / file
+    template.parent.mkdir(parents=True)
+    shipped = (root / "templates" / "hyperpod_eks" / "job.yaml.j2").read_text()
+    template.write_text(shipped.replace("runPolicy:", "mistyped:"))
+    job = root / "examples" / "04-hyperpod-eks" / "job.yaml"
+    words = (*command.split(), "-f", job, "--target", "hyperpod-eks", "--templates", tmp_path / folder)
+    done = hp_ext(*words)
+    assert (done.code, hint in done.stderr) == (3, True), done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(("target", "field"), [("sagemaker", "ml.p9.huge"), ("hyperpod-slurm", "if")])
+def test_a_dry_run_refuses_what_a_submission_refuses(target: str, field: str, tmp_path: Path) -> None:
+    assert hp_ext("init", tmp_path, "--target", target).code == 0
+    job = tmp_path / "job.yaml"
+    more = ["--set", f"resources.instance_type={field}"]
+    if target == "hyperpod-slurm":
+        more = ["--templates", tmp_path / "mine"]
+        assert hp_ext("templates", "eject", tmp_path / "mine", "hyperpod_slurm/job.sbatch.j2").code == 0
+        with (tmp_path / "mine" / "hyperpod_slurm" / "job.sbatch.j2").open("a") as file:
+            file.write("if true; then\n")
+    assert hp_ext("create-job", "-f", job, "--target", target, "--dry-run", *more).code in (1, 3)
+
+
 def test_templates_are_shown_beside_the_shipped_ones(tmp_path: Path) -> None:
     name, other = "hyperpod_eks/job.yaml.j2", "hyperpod_eks/start.sh.j2"
     assert hp_ext("templates", "eject", tmp_path, name, other).code == 0
@@ -137,7 +177,7 @@ def test_ejected_templates_render_the_same_until_they_are_changed(tmp_path: Path
     own.write_text("{% if %}")
     broken = hp_ext(*arguments, "--templates", tmp_path / "mine")
     assert (broken.code, broken.stdout) == (3, "")
-    assert f"{own}:1: cannot be filled" in broken.stderr
+    assert f"{own}:1: cannot be read" in broken.stderr
     assert hp_ext(*arguments, "--templates", tmp_path / "none").code == 6
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
+from command import HP_EXT
 from command import call_hp_ext as hp_ext
 from made_events import entry
 
 from hyperpod_ext.runtime.events.kinds import KINDS
 from hyperpod_ext.runtime.ipc.declared import name_of
+from hyperpod_ext.submit.contract.targets import TARGETS
 
 
 def test_init_writes_a_job_that_is_valid(tmp_path: Path) -> None:
@@ -29,6 +33,34 @@ def test_init_writes_the_example(tmp_path: Path, root: Path) -> None:
     assert (tmp_path / "train.py").read_text() == (example / "train.py").read_text()
     written = (tmp_path / "job.yaml").read_text()
     assert written.replace("=job.schema", "=../job.schema", 1) == (example / "job.yaml").read_text()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_init_writes_a_job_for_each_target_that_can_be_submitted_there(target: str, tmp_path: Path) -> None:
+    done = hp_ext("init", tmp_path, "--target", target)
+    assert (done.code, f"--target {target}" in done.stderr) == (0, True)
+    job = tmp_path / "job.yaml"
+    assert not {"chaos", "rehears"} & set(job.read_text().replace(":", " ").split())
+    assert hp_ext("validate", job, "--target", target, "--strict").code == 0
+    assert hp_ext("create-job", "-f", job, "--target", target, "--dry-run").code == 0
+
+
+def test_init_refuses_a_target_that_there_is_not(tmp_path: Path) -> None:
+    done = hp_ext("init", tmp_path / "new", "--target", "hyperpod")
+    assert (done.code, (tmp_path / "new").exists()) == (3, False)
+    assert "hyperpod-eks" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["init", "validate", "render", "diff", "create-job", "list", "status", "logs"])
+def test_targets_are_listed_in_help_and_completed(command: str) -> None:
+    assert "[local|hyperpod-eks|kubeflow|hyperpod-slurm|sagemaker]" in hp_ext(command, "--help").stdout
+    completing = {
+        "COMP_WORDS": f"hp-ext {command} --target hyper",
+        "COMP_CWORD": "3",
+        "_HP_EXT_COMPLETE": "bash_complete",
+    }
+    done = subprocess.run([HP_EXT], env=os.environ | completing, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["plain,hyperpod-eks", "plain,hyperpod-slurm"]
 
 
 def test_init_overwrites_nothing(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -132,6 +133,27 @@ def test_other_mistakes_have_their_own_exit_codes(spec: Path, arguments: list[st
     done = hp_ext("validate", *arguments, cwd=spec.parent)
     assert (done.code, done.stdout) == (code, "")
     assert text in done.stderr
+
+
+def test_a_spec_without_an_end_is_refused_at_once(tmp_path: Path) -> None:
+    pipe, large = tmp_path / "pipe", tmp_path / "large.yaml"
+    os.mkfifo(pipe)
+    with large.open("wb") as file:
+        file.truncate(1 << 40)
+    for file_, words in ((Path("/dev/zero"), "regular file"), (pipe, "regular file"), (large, "larger than 1 MiB")):
+        for command in (["validate"], ["create-cluster", "--dry-run"], ["create-job", "--dry-run"]):
+            done = hp_ext(*command, "-f", file_)
+            assert (done.code, words in done.stderr) == (3, True), done.stderr
+    for source in ("-", "/dev/stdin"):
+        with Path("/dev/zero").open("rb") as endless:
+            done_ = subprocess.run([HP_EXT, "validate", "-f", source], stdin=endless, capture_output=True, check=False)
+        assert (done_.returncode, b"larger than 1 MiB" in done_.stderr) == (3, True), done_.stderr
+
+
+def test_a_spec_that_a_shell_pipes_is_read(spec: Path) -> None:
+    line = f"exec {HP_EXT} validate -f <(grep -v script {spec}) --set mode=plain --set 'command=[date]'"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert (done.returncode, ": valid" in done.stdout) == (0, True), done.stderr
 
 
 def test_a_spec_comes_from_the_standard_input(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from hyperpod_ext.config.files.nearest import nearest
 from hyperpod_ext.config.files.overrides import Override, apply_overrides
 from hyperpod_ext.config.files.repair import overlaps, repair
 from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
+from hyperpod_ext.files import open_regular
 
 M = TypeVar("M", bound=Config)
 
@@ -29,6 +30,8 @@ Fill = Callable[[Document], None]
 MoreChecks = Callable[[], Iterable[Check]]
 """What is checked elsewhere of a file without mistakes, and here of the right fields of one that has some."""
 
+_MOST_BYTES = 1 << 20
+"""Of a spec: it is read whole before it is parsed."""
 _MOST_ROUNDS = 10
 """Mistakes hide behind mistakes; nobody writes them ten deep."""
 
@@ -164,25 +167,37 @@ def _in_order(problems: list[Problem], source: str) -> list[Problem]:
 
 def _text_of(file: pathlib.Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return _decoded(_bytes_of(file), str(file))
     except FileNotFoundError:
         found = nearest(file.name, [name for name in _names_in(file.parent) if name.endswith((".yaml", ".yml"))])
         hint = f"did you mean {file.parent / found}?" if found else "`hp-ext init` writes a job.yaml to start from"
         raise NotFoundError(f"there is no file {file}", hint=hint) from None
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        hint = "save the file as UTF-8"
-        raise ConfigError([Problem("is not UTF-8 text", source=str(file), line=line, hint=hint)]) from None
     except OSError as error:
-        raise ConfigError([Problem(f"cannot be read: {error.strerror}", source=str(file))]) from None
+        hint = "name a file, or write `-` for the standard input"
+        raise ConfigError([Problem(f"cannot be read: {error.strerror}", source=str(file), hint=hint)]) from None
 
 
 def _standard_input() -> str:
+    return _decoded(sys.stdin.buffer.read(_MOST_BYTES + 1), "-")
+
+
+def _bytes_of(file: pathlib.Path) -> bytes:
+    """The file, or the stream that a shell gives a name, as `<(...)` does; at most one byte more than is allowed."""
+    opened = file.open("rb") if str(file).startswith(("/dev/fd/", "/dev/stdin", "/proc/self/fd/")) else None
+    with opened or open_regular(file) as read:
+        return read.read(_MOST_BYTES + 1)
+
+
+def _decoded(raw: bytes, source: str) -> str:
+    if len(raw) > _MOST_BYTES:
+        hint = "is this the right file?"
+        raise ConfigError([Problem(f"is larger than {_MOST_BYTES >> 20} MiB: no spec is", source=source, hint=hint)])
     try:
-        return sys.stdin.buffer.read().decode("utf-8")
+        return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise ConfigError([Problem("is not UTF-8 text", source="-", line=line)]) from None
+        line = raw.count(b"\n", 0, error.start) + 1
+        hint = "save the file as UTF-8"
+        raise ConfigError([Problem("is not UTF-8 text", source=source, line=line, hint=hint)]) from None
 
 
 def _names_in(folder: pathlib.Path) -> list[str]:

@@ -10,13 +10,19 @@ from pydantic import ValidationError
 
 from hyperpod_ext.config.base import Config
 from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.job.secret_variables import without_secrets
 
 ANNOTATION = "hyperpod-ext/spec"
 
 
 def note_of(job: JobConfig) -> dict[str, str]:
-    """The annotation for `job`: only what differs from the defaults."""
-    return {ANNOTATION: json.dumps(without_defaults(job))}
+    """The annotation for `job`."""
+    return {ANNOTATION: note_text(job)}
+
+
+def note_text(job: JobConfig) -> str:
+    """The spec as JSON: fields that differ from the defaults, without variables that look like secrets."""
+    return json.dumps(without_defaults(without_secrets(job)))
 
 
 def without_defaults(config: Config, *, keep_set: bool = False) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from hyperpod_ext.catalog import labels
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.config.job.scheduling import NodeGroup
+from hyperpod_ext.config.job.secret_variables import secrets_last
 from hyperpod_ext.submit.contract.efa import efa_environment
 from hyperpod_ext.submit.contract.yaml_text import literal
 from hyperpod_ext.submit.kubernetes.mounts import Mounts, job_mounts
@@ -126,7 +127,7 @@ def environment(job: JobConfig, start: Start, share: NodeShare) -> list[dict[str
             job.libraries, on_host=job.kubernetes.host_network, hugepages=bool(share.hugepages_mib)
         )
     found |= start.env
-    found |= job.env
+    found |= secrets_last(job.env)
     entries: list[dict[str, Any]] = [{"name": name, "value": literal(value)} for name, value in found.items()]
     for entry in job.kubernetes.secret_env:
         reference = {"secretKeyRef": {"name": entry.secret, "key": entry.key}}

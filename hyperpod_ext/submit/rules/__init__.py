@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Severity = Literal["error", "warning"]
 KUBERNETES = frozenset({"hyperpod-eks", "kubeflow"})
-_MODULES = ("features", "machines", "images", "cluster_objects", "pods", "storage", "budgets", "numbers")
+_MODULES = ("features", "machines", "images", "cluster_objects", "pods", "storage", "budgets", "numbers", "secrets")
 
 
 @dataclass(frozen=True, slots=True)

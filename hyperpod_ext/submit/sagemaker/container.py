@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator
 from typing import Any
 
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig, split_variable
-from hyperpod_ext.submit.contract.spec_annotation import without_defaults
+from hyperpod_ext.submit.contract.spec_annotation import note_text
 
 ENV_SECRET_ID = "HPX_SECRET_ID"
 ENV_SPEC = "HPX_SPEC"
@@ -30,7 +29,7 @@ def environment_of(job: JobConfig) -> dict[str, str]:
     )
     secret = {ENV_SECRET_ID: secret_id(job)} if needs_secret(job) else {}
     needed = {**job.env, **runtime, **secret}
-    note = split_variable(ENV_SPEC, json.dumps(without_defaults(job)), LONGEST_VARIABLE)
+    note = split_variable(ENV_SPEC, note_text(job), LONGEST_VARIABLE)
     return needed | note if len(needed) + len(note) <= MOST_VARIABLES else needed
 
 

@@ -20,6 +20,7 @@ from hyperpod_ext.config.files.document import Document, dotted, parse
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.overlay import Overlay, SageMakerOverlay
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig, take_variable
+from hyperpod_ext.config.job.secret_variables import with_secrets
 from hyperpod_ext.errors import ConfigError, HyperpodExtError, Problem
 from hyperpod_ext.submit.contract.spec_annotation import parse_note
 from hyperpod_ext.submit.imports.report import Fields, Imported, Report
@@ -75,6 +76,8 @@ def _wrong_form(request: Mapping[str, Any], source: str, error: Exception) -> li
 def _imported(request: Mapping[str, Any], places: Document) -> Imported:
     note = take_variable(dict(request.get("Environment", {})), ENV_SPEC)
     recorded = parse_note(note) if note is not None else None
+    if recorded is not None:
+        recorded = with_secrets(recorded, request.get("Environment", {}))
     if recorded is not None and training_job_request(recorded, str(request["TrainingJobName"])) == request:
         return Imported(recorded, _TARGET)
     report = Report(places.source)

@@ -89,13 +89,9 @@ def submit(plan: Plan) -> JobHandle:
         ConflictError: the newest job of this name has not ended.
         UnreachableError: the service cannot be reached, or does not let us.
     """
-    from hyperpod_ext.submit.sagemaker.strict import check_request
-
     region = plan.job.sagemaker.region
     job_name = f"{plan.name[: _LONGEST_NAME - 16].rstrip('-')}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     request = submitted_as(json.loads(plan.files[FILE]), job_name)
-    if found := check_request("CreateTrainingJob", request):
-        raise ConfigError(found)
     service = client("sagemaker", region)
     if plan.name in records.names(NAME):
         _refuse_a_second(plan.name)

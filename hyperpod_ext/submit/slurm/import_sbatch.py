@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from hyperpod_ext.config.files.checks import SETTINGS
 from hyperpod_ext.config.files.document import dotted
 from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.job.secret_variables import with_secrets
 from hyperpod_ext.errors import ConfigError, Problem
 from hyperpod_ext.submit.imports.placeholders import VARIABLE
 from hyperpod_ext.submit.imports.report import Imported, Report
@@ -44,7 +45,7 @@ def import_sbatch(text: str, source: str, values: Mapping[str, Any] | None = Non
     """
     for line in text.split("\n"):
         if line.startswith(NOTE):
-            job = _valid(line.removeprefix(NOTE), source)
+            job = with_secrets(_valid(line.removeprefix(NOTE), source), _exported(text))
             if job_script(job) == text:
                 return Imported(job, _TARGET)
             return Imported(*_changed(job, text, source))
@@ -105,6 +106,12 @@ def _changed(job: JobConfig, text: str, source: str) -> tuple[JobConfig, str, li
         elif line not in written and not line.startswith(("# ", NOTE)):
             left.append(f"{source}:{number}: {line.strip()[:100]}: was changed by hand, and is not in the spec")
     return job, _TARGET, left
+
+
+def _exported(text: str) -> dict[str, str]:
+    """Variables that a file of ours exports, each in one line."""
+    found = re.findall(r"^    export (\w+)=(.*)$", text, re.MULTILINE)
+    return {name: value.strip("'") for name, value in found}
 
 
 def _valid(note: str, source: str) -> JobConfig:

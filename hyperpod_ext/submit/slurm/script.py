@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from collections.abc import Iterator, Sequence
@@ -11,11 +10,12 @@ from pathlib import Path
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.overlay import Overlay
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
+from hyperpod_ext.config.job.secret_variables import secrets_last
 from hyperpod_ext.errors import HyperpodExtError, Problem
 from hyperpod_ext.submit.contract.launcher_text import RANKED_LINES, without_launcher, words_for_torchrun
 from hyperpod_ext.submit.contract.rank_variables import changes_ranks
 from hyperpod_ext.submit.contract.render import check_shell, render
-from hyperpod_ext.submit.contract.spec_annotation import without_defaults
+from hyperpod_ext.submit.contract.spec_annotation import note_text
 
 NOTE = "# spec: "
 """Before the job's own spec in the file: what `hp-ext import` reads back."""
@@ -90,8 +90,8 @@ def job_script(job: JobConfig) -> str:
     return render(
         "hyperpod_slurm/job.sbatch.j2",
         job=job,
-        note=NOTE + json.dumps(without_defaults(job)),
-        env={**own, **job.env},
+        note=NOTE + note_text(job),
+        env={**own, **secrets_last(job.env)},
         options=list(_batch_options(job)),
         step_options=list(_step_options(job)),
         marks=list(_marks(job)),

@@ -15,7 +15,6 @@ from hyperpod_ext.submit.contract import records
 from hyperpod_ext.submit.contract.capabilities import Capabilities
 from hyperpod_ext.submit.contract.handle import JobHandle
 from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
-from hyperpod_ext.submit.contract.render import check_shell
 from hyperpod_ext.submit.slurm import client as slurm
 from hyperpod_ext.submit.slurm import queue, runs
 from hyperpod_ext.submit.slurm.script import job_script
@@ -100,7 +99,6 @@ def submit(plan: Plan) -> JobHandle:
         ConfigError: Slurm refuses it.
         UnreachableError: there is no Slurm here, or it does not answer.
     """
-    check_shell(FILE, plan.files[FILE])
     if (other := slurm.active_job(plan.name)) is not None:
         hint = f"end it with `scancel {other}`, or use another name"
         raise ConflictError(f"job {other} of the queue is named {plan.name}, too", hint=hint)

@@ -509,6 +509,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {"workers_per_node": 2, "parallelism": {"tensor": 2}},
         "parallelism.tensor",
     ),
+    ("HPX174", {"env": {"HF_TOKEN": "hf_" + "a" * 34}}, {"env": {"HF_TOKEN_PATH": "/run/token"}}, "env.HF_TOKEN"),
     ("HPX173", ELASTIC | {"global_batch_size": 4}, ELASTIC | {"global_batch_size": 12}, "global_batch_size"),
 ]
 OTHERS = {

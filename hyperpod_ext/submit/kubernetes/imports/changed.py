@@ -8,9 +8,22 @@ from typing import Any
 
 from hyperpod_ext.config.files.document import Document, Path
 from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.job.secret_variables import with_secrets
 from hyperpod_ext.errors import Problem
-from hyperpod_ext.submit.contract.spec_annotation import ANNOTATION
+from hyperpod_ext.submit.contract.spec_annotation import ANNOTATION, read_note
 from hyperpod_ext.submit.kubernetes.imports.compare import additions, differences, groups_of
+
+
+def recorded_in(found: Mapping[str, Any]) -> JobConfig | None:
+    """The spec in the annotation of an object, with the secrets of its containers, which the annotation leaves out."""
+    job = read_note(found["metadata"])
+    spec = found.get("spec")
+    if job is None or not isinstance(spec, dict):
+        return job
+    trainer = spec.get("trainer")
+    containers = [trainer] if trainer else [one for _, _, group in groups_of(found) for one in _containers(group)[:1]]
+    entries = [one for container in containers for one in container.get("env") or []]
+    return with_secrets(job, {one["name"]: one["value"] for one in entries if isinstance(one.get("value"), str)})
 
 
 def read_changed(

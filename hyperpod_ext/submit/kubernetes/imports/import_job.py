@@ -13,13 +13,13 @@ from hyperpod_ext.catalog import labels
 from hyperpod_ext.config.files.document import Document, Path, dotted, parse_all
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import ConfigError, Problem
-from hyperpod_ext.submit.contract.spec_annotation import ANNOTATION, read_note
+from hyperpod_ext.submit.contract.spec_annotation import ANNOTATION
 from hyperpod_ext.submit.contract.yaml_text import read_all
 from hyperpod_ext.submit.imports.placeholders import fill
 from hyperpod_ext.submit.imports.report import Imported
 from hyperpod_ext.submit.kubernetes.imports.carry import carried, is_carried
 from hyperpod_ext.submit.kubernetes.imports.carry_job import with_job_fields
-from hyperpod_ext.submit.kubernetes.imports.changed import read_changed
+from hyperpod_ext.submit.kubernetes.imports.changed import read_changed, recorded_in
 from hyperpod_ext.submit.kubernetes.imports.compare import additions, differences
 from hyperpod_ext.submit.kubernetes.imports.import_pod import is_machine, read_pod
 from hyperpod_ext.submit.kubernetes.imports.shape import Shape, leaves
@@ -123,7 +123,7 @@ def import_object(found: dict[str, Any], document: Document, *, placeholders: bo
     target, source = _TARGETS[str(found["kind"])], document.source
     found = _as_written(found)
     metadata = found.get("metadata")
-    recorded = read_note(metadata) if isinstance(metadata, dict) else None
+    recorded = recorded_in(found) if isinstance(metadata, dict) else None
     if recorded is not None and _still_says(recorded, target, found):
         return Imported(recorded, target)
     found = _without_defaults(found)
@@ -289,7 +289,7 @@ def _letter_for_letter(text: str) -> Imported | None:
         return None
     if len(found) != 1 or not isinstance(found[0], dict) or not isinstance(found[0].get("metadata"), dict):
         return None
-    job, target = read_note(found[0]["metadata"]), _TARGETS.get(str(found[0].get("kind")))
+    job, target = recorded_in(found[0]), _TARGETS.get(str(found[0].get("kind")))
     if job is None or target is None or job.image is None:
         return None
     return Imported(job, target) if _rendered_text(job, target) == text else None

@@ -1,0 +1,74 @@
+"""Variables of a job that look like secrets: they are rendered where the job needs them, and in no copy of its spec."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hyperpod_ext.config.job.job import JobConfig
+
+_NAME = re.compile(
+    r"^(?!HPX_)(.*_)?(TOKEN|SECRET|(PG)?PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|API_?KEY|ACCESS_?KEY(_ID)?"
+    r"|SECRET_?KEY|PRIVATE_?KEY)(_VALUE|_?\d+)?$",
+    re.IGNORECASE,
+)
+"""`HF_TOKEN` and `AWS_SECRET_ACCESS_KEY`; not `TOKENIZERS_PARALLELISM`, `MAX_TOKENS` or `TOKEN_FILE`."""
+_VALUE = re.compile(
+    r"^(hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|sk-[\w-]{16,}|nvapi-[\w-]{16,}"
+    r"|xox[abeprs]-[\w-]{10,}|(AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\..*)$"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----|://[^/\s:@]+:[^/\s@]+@"
+)
+"""Forms that only secrets have: tokens of known services, JSON web tokens, private keys, URLs with a password."""
+_PLAIN = re.compile(r"|-?[\d.]+|true|false|yes|no|none|null|[./~$].*|[a-z0-9]+://.*", re.IGNORECASE)
+"""Values that are no secret whatever the name: numbers, switches, paths, references and addresses."""
+
+
+def looks_secret(name: str, value: str) -> bool:
+    """Whether a variable holds a token, key or password, by its name or by the form of its value."""
+    named = _NAME.fullmatch(name) is not None and not _PLAIN.fullmatch(value)
+    return named or (_VALUE.search(value) is not None and not name.startswith("HPX_"))
+
+
+def secret_variables(job: JobConfig) -> Iterator[tuple[str | int, ...]]:
+    """Paths of the variables with a literal value that looks like a secret."""
+    for name, value in job.env.items():
+        if looks_secret(name, value):
+            yield ("env", name)
+    for index, one in enumerate(_overlaid(job)):
+        if _is_secret_entry(one):
+            yield ("overlay", "kubernetes", "container", "env", index)
+
+
+def without_secrets(job: JobConfig) -> JobConfig:
+    """`job` without these variables."""
+    if not any(True for _ in secret_variables(job)):
+        return job
+    overlay = job.overlay
+    update: dict[str, Any] = {"env": {name: value for name, value in job.env.items() if not looks_secret(name, value)}}
+    if entries := _overlaid(job):
+        container = {**overlay.kubernetes.container, "env": [one for one in entries if not _is_secret_entry(one)]}
+        kubernetes = overlay.kubernetes.model_copy(update={"container": container})
+        update["overlay"] = overlay.model_copy(update={"kubernetes": kubernetes})
+    return job.model_copy(update=update)
+
+
+def with_secrets(job: JobConfig, environment: Mapping[str, str]) -> JobConfig:
+    """`job`, read from a copy of its spec, with the secrets of the environment that was rendered next to the copy."""
+    missing = {name: value for name, value in environment.items() if name not in job.env and looks_secret(name, value)}
+    return job.model_copy(update={"env": {**job.env, **missing}}) if missing else job
+
+
+def secrets_last(env: Mapping[str, str]) -> dict[str, str]:
+    """`env` in the order in which it is rendered, so that `with_secrets` finds the same."""
+    return dict(sorted(env.items(), key=lambda item: looks_secret(*item)))
+
+
+def _overlaid(job: JobConfig) -> list[Any]:
+    entries = job.overlay.kubernetes.container.get("env")
+    return entries if isinstance(entries, list) else []
+
+
+def _is_secret_entry(entry: Any) -> bool:
+    named = isinstance(entry, dict) and isinstance(entry.get("value"), str)
+    return named and looks_secret(str(entry.get("name")), entry["value"])
