@@ -19,6 +19,22 @@ from hyperpod_ext.runtime.integrations.lightning import ResilientTrainer
 SAMPLES = torch.utils.data.TensorDataset(torch.sin(torch.arange(192.0)).view(48, 4))
 
 
+class Own(lightning.Callback):
+    """Averages of its own, which scale the rate, without a `state_dict`."""
+
+    def __init__(self) -> None:
+        self.shadow: dict[str, torch.Tensor] = {}
+        self.seen = 0
+
+    def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+        self.seen += 1
+        for name, value in module.named_parameters():
+            mean = self.shadow.setdefault(name, torch.zeros_like(value))
+            mean.mul_(0.5).add_(value.detach(), alpha=0.5)
+        largest = max(float(mean.abs().max()) for mean in self.shadow.values())
+        trainer.optimizers[0].param_groups[0]["lr"] = 0.01 * largest + 0.001 * self.seen
+
+
 class Module(lightning.LightningModule):
     """Gets worse from step to step, by its own measure."""
 
@@ -50,6 +66,7 @@ def trained(run: Run, callback: Any) -> None:
 
 KINDS: dict[str, Callable[[], Any]] = {
     "average": lambda: EMAWeightAveraging(decay=0.5),
+    "own": Own,
     "stops-early": lambda: EarlyStopping("worse", patience=6, check_on_train_epoch_end=False),
 }
 

@@ -51,7 +51,7 @@ def test_samplers_of_all_kinds_go_on_where_they_were(tmp_path: Path, kind: str, 
     run_twice_killed(tmp_path, "own_samplers.py", kind, batch, ("rank=1@step=5", "rank=0@step=9"))
 
 
-@pytest.mark.parametrize(("kind", "steps"), [("average", 18), ("stops-early", 14)])
+@pytest.mark.parametrize(("kind", "steps"), [("average", 18), ("stops-early", 14), ("own", 18)])
 def test_callbacks_of_lightning_remember(tmp_path: Path, kind: str, steps: int) -> None:
     report, _ = run_twice_killed(tmp_path, "callbacks.py", kind, 8, ("rank=1@step=11",))
     assert max(map(int, report["losses"])) == steps

@@ -17,7 +17,7 @@ from transformers.trainer_callback import ExportableState
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.integrations.accelerate import see_world
-from hyperpod_ext.runtime.integrations.remembered import OwnAttributes, Remembered, modules_of
+from hyperpod_ext.runtime.integrations.remembered import OwnAttributes, OwnCallbacks, Remembered, modules_of
 from hyperpod_ext.runtime.integrations.steps import Steps
 from hyperpod_ext.runtime.integrations.trainer_loader import TrainerLoader
 from hyperpod_ext.runtime.training.run import Run
@@ -112,12 +112,16 @@ class ResilientTrainer(Trainer):
         self._created_lr_scheduler = False  # keep it
         scaler = self.accelerator.scaler
         own = OwnAttributes(self, ResilientTrainer)
+        callbacks = OwnCallbacks(self.callback_handler.callbacks, TrainerCallback)
 
         def remember(state: dict[str, Any]) -> None:
             _tell_callbacks(self, state["callbacks"])
+            callbacks.write(state["of_callbacks"])
             own.write(state["own"])
 
-        self._remembered = Remembered(lambda: {"callbacks": _callbacks_of(self), "own": own.read()}, remember)
+        self._remembered = Remembered(
+            lambda: {"callbacks": _callbacks_of(self), "of_callbacks": callbacks.read(), "own": own.read()}, remember
+        )
         step = self._run.restore(
             model=self.model,
             optimizer=self.optimizer,

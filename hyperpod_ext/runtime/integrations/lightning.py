@@ -20,7 +20,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.data.loader import ElasticDataLoader
 from hyperpod_ext.runtime.data.positions import slots_of, steps_per_epoch
-from hyperpod_ext.runtime.integrations.remembered import Remembered, modules_of
+from hyperpod_ext.runtime.integrations.remembered import OwnCallbacks, Remembered, modules_of
 from hyperpod_ext.runtime.integrations.steps import Batches, Steps
 from hyperpod_ext.runtime.training.run import Run
 
@@ -194,6 +194,7 @@ class _Follow(Callback):
         schedulers = {f"scheduler{i}": config.scheduler for i, config in enumerate(strategy.lr_scheduler_configs)}
         scaler = getattr(strategy.precision_plugin, "scaler", None)
         scalers = {} if scaler is None else {"scaler": scaler}
+        self._own = OwnCallbacks(self._others(), Callback)
         self._run.restore(
             model=strategy.lightning_module,
             optimizer=strategy.optimizers[0],
@@ -215,12 +216,14 @@ class _Follow(Callback):
         self._loops = state["loops"]
 
     def _states_of_callbacks(self) -> dict[str, Any]:
-        return {each.state_key: state for each in self._others() if (state := each.state_dict())}
+        states = {each.state_key: state for each in self._others() if (state := each.state_dict())}
+        return {"states": states, "own": self._own.read()}
 
-    def _tell_callbacks(self, states: dict[str, Any]) -> None:
+    def _tell_callbacks(self, told: dict[str, Any]) -> None:
         for each in self._others():
-            if each.state_key in states:
-                each.load_state_dict(states[each.state_key])
+            if each.state_key in told["states"]:
+                each.load_state_dict(told["states"][each.state_key])
+        self._own.write(told["own"])
 
     def _others(self) -> list[Callback]:
         return [each for each in self.trainer.callbacks if each is not self]

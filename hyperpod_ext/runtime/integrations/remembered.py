@@ -11,7 +11,7 @@ import inspect
 import json
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -20,10 +20,13 @@ import torch
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.snapshot.tree import put_together, take_apart
 from hyperpod_ext.runtime.state.training_state import raw_bytes
-from hyperpod_ext.runtime.state.unsaved.kinds import HARMLESS
+from hyperpod_ext.runtime.state.unsaved.reachable import is_of_script
 
 _DATA = 1 << 20
-"""Bytes of an attribute that holds data from the start, and is not looked at again at each step."""
+"""Bytes of an attribute that probably holds data: it is compared in the first steps alone."""
+_COMPARED = 2
+_OF_REPORTS = frozenset({"log", "logs", "logger", "metric", "metrics", "stats", "time", "times", "timer", "seconds"})
+"""Words in the name of an attribute that describes training."""
 
 
 class Remembered:
@@ -50,50 +53,73 @@ class Remembered:
 
 
 class OwnAttributes:
-    """Attributes that subclasses of `base` gave `trainer`: those that have changed since this was made.
+    """Attributes that subclasses of `base` gave `owner`, a trainer or a callback: those that have changed since.
 
     Which those are follows from the code of `base`: attributes that its methods assign are its own. Those whose name
     speaks of logs, metrics or times describe training, and are left out.
     """
 
-    def __init__(self, trainer: Any, base: type) -> None:
-        self._trainer = trainer
+    def __init__(self, owner: Any, base: type) -> None:
+        self._owner, self._kind = owner, type(owner).__name__
         self._of_base = assigned_by(base)
         self._first = {name: _seen(value) for name, value in self._own().items()}
-        self._warned = False
+        self._reads = 0
 
     def read(self) -> dict[str, Any]:
+        """
+        Raises:
+            JobFailedError: one that changes is too large to be written at each step.
+        """
+        self._reads += 1
         changed: dict[str, Any] = {}
         lost: list[str] = []
         for name, value in self._own().items():
             first = self._first.get(name)
-            if isinstance(first, bytes) and len(first) > _DATA:
+            is_large = isinstance(first, bytes) and len(first) > _DATA
+            if (is_large and self._reads > 1 + _COMPARED) or (now := _seen(value)) == first:
                 continue
-            if (now := _seen(value)) == first:
-                continue
+            if is_large:
+                raise JobFailedError(
+                    f"{self._kind}.{name} ({type(value).__name__}) holds more than {_DATA >> 20} MiB, changes while "
+                    "training, and would be lost at a fault",
+                    hint="Keep its tensors in a torch.nn.Module that a callback holds: such modules are in snapshots.",
+                )
             if isinstance(now, bytes):
                 changed[name] = value
             else:
                 lost.append(f"{name} ({type(value).__name__})")
-        if lost and not self._warned:
-            self._warned = True
+        if lost and self._reads == 1 + _COMPARED:
             sys.stderr.write(
-                f"hyperpod_ext: {', '.join(lost)} of {type(self._trainer).__name__} changed and cannot be in a "
-                "snapshot: after a fault it is as at the start. Snapshots hold numbers, text, tensors, and lists and "
-                "dicts of them.\n"
+                f"hyperpod_ext: {', '.join(lost)} of {self._kind} changed and cannot be in a snapshot: after a fault "
+                "it is as at the start. Snapshots hold numbers, text, tensors, and lists and dicts of them.\n"
             )
         return changed
 
     def write(self, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
-            setattr(self._trainer, name, like(getattr(self._trainer, name, None), value))
+            setattr(self._owner, name, like(getattr(self._owner, name, None), value))
 
     def _own(self) -> dict[str, Any]:
         return {
             name: value
-            for name, value in vars(self._trainer).items()
-            if name not in self._of_base and not any(part in name.lower() for part in (*HARMLESS, "time"))
+            for name, value in vars(self._owner).items()
+            if name not in self._of_base and _OF_REPORTS.isdisjoint(name.lower().split("_"))
         }
+
+
+class OwnCallbacks:
+    """Attributes of those callbacks whose classes are the script's. Libraries say by themselves which are state."""
+
+    def __init__(self, callbacks: Iterable[Any], base: type) -> None:
+        own = [each for each in callbacks if is_of_script(type(each).__module__)]
+        self._attributes = [OwnAttributes(each, base) for each in own]
+
+    def read(self) -> list[dict[str, Any]]:
+        return [each.read() for each in self._attributes]
+
+    def write(self, values: Sequence[Mapping[str, Any]]) -> None:
+        for each, value in zip(self._attributes, values, strict=True):
+            each.write(value)
 
 
 def modules_of(callbacks: Iterable[Any]) -> dict[str, Any]:

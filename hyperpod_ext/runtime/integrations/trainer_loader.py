@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.data.fetching import Fetch, seeded_aside
 from hyperpod_ext.runtime.data.positions import Cursor, Extent, Slot, StepPlan
-from hyperpod_ext.runtime.data.sources import fingerprint_of
 from hyperpod_ext.runtime.data.workers import in_processes, in_this_thread
 
 
@@ -96,11 +95,17 @@ class TrainerLoader:
             kinds.append(type(sampler).__name__)
             sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
         return {
-            "fingerprint": fingerprint_of(self.dataset),
+            "fingerprint": self._fingerprint(),
             "order": "/".join(kinds),
             "seed": self._seed,
             "steps_per_epoch": self.steps_per_epoch,
         }
+
+    def _fingerprint(self) -> str:
+        """The dataset's own, or its columns and length: that of a datasets.Dataset is drawn by chance after a `map`
+        whose function cannot be hashed, and then differs between ranks."""
+        own = getattr(self.dataset, "fingerprint", None) or getattr(self.dataset, "column_names", None)
+        return f"{type(self.dataset).__name__}/{own or ''}/{len(self.dataset)}"
 
     # --- as the trainer's loop sees it -------------------------------------------------------------
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from hyperpod_ext.runtime.integrations.remembered import OwnAttributes, Remembered, modules_of
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.integrations.remembered import OwnAttributes, OwnCallbacks, Remembered, modules_of
 
 
 class Base:
@@ -61,8 +62,8 @@ def test_what_no_snapshot_holds_is_named(capsys: pytest.CaptureFixture[str]) -> 
     trainer: Any = Grouped()
     own = OwnAttributes(trainer, Base)
     trainer.pool = object()
-    own.read()
-    own.read()
+    for _ in range(5):
+        own.read()
     assert capsys.readouterr().err.count("pool (object) of Grouped changed and cannot be in a snapshot") == 1
 
 
@@ -73,3 +74,37 @@ def test_modules_that_callbacks_hold_have_names_of_their_own() -> None:
 
     one, two = Averages(), Averages()
     assert modules_of([one, two, object]) == {"Averages.average": one.average, "Averages1.average": two.average}
+
+
+def test_attributes_of_callbacks_that_the_script_wrote_are_kept() -> None:
+    class Patience:
+        def __init__(self) -> None:
+            self.waited, self.shadow = 0, {"weight": torch.zeros(2)}
+
+    class OfLibrary(torch.nn.Identity):
+        pass
+
+    OfLibrary.__module__ = "torch.nn"
+    one = Patience()
+    own = OwnCallbacks([OfLibrary(), one], object)
+    one.waited += 2
+    one.shadow["weight"] += 0.5
+    other = Patience()
+    OwnCallbacks([OfLibrary(), other], object).write(own.read())
+    assert other.waited == 2
+    assert torch.equal(other.shadow["weight"], torch.full((2,), 0.5))
+
+
+def test_a_large_attribute_that_changes_is_refused_by_name() -> None:
+    """A large one that does not is data."""
+
+    class Averages:
+        def __init__(self) -> None:
+            self.texts, self.shadow = ["text"] * 300_000, torch.zeros(300_000)
+
+    one = Averages()
+    own = OwnAttributes(one, object)
+    assert own.read() == {}
+    one.shadow += 1
+    with pytest.raises(JobFailedError, match=r"Averages.shadow \(Tensor\) holds more than 1 MiB, changes"):
+        own.read()

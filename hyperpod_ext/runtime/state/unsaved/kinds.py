@@ -36,7 +36,7 @@ from hyperpod_ext.runtime.state.unsaved.reachable import (
     script_frames,
 )
 
-HARMLESS = ("log", "meter", "metric", "timer", "profil", "stats", "writer", "progress", "cache", "monitor", "track")
+_HARMLESS = ("log", "meter", "metric", "timer", "profil", "stats", "writer", "progress", "cache", "monitor", "track")
 """In the name of a class: it tells of training, and training does not depend on it."""
 
 Values = dict[str, Hashable]
@@ -180,7 +180,7 @@ def _candidate(name: str, value: Any, memory: set[int], known: set[int]) -> Cand
         return of("warning", _places(value, known, memory), twice=True)
     own = own_values(value)
     numbers = {key: each for key, each in own if is_number(each)}
-    if any(part in kind.lower() for part in HARMLESS):
+    if any(part in kind.lower() for part in _HARMLESS):
         return of("note", numbers, twice=True) if is_of_script(type(value).__module__) else None
     if _is_stateful(type(value)) and not type(value).__module__.startswith(("torch.", "torchdata.")):
         inner = [(f"{key}.{name}", each) for key, held in own for name, each in _listed_tensors(held)]
