@@ -152,7 +152,7 @@ def _of_modules(objects: Mapping[str, Any], parts: Parts) -> list[tuple[str, tor
     return [
         (fqn(path), tensor)
         for path, tensor in zip(paths, parts.tensors, strict=True)
-        if isinstance(objects[str(path[0])], torch.nn.Module)
+        if isinstance(objects.get(str(path[0])), torch.nn.Module)
     ]
 
 

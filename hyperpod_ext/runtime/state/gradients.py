@@ -3,7 +3,8 @@
 A parameter whose gradient is None takes another way than one whose gradient is zero: optimizers skip it, DDP divides
 otherwise, and adding to zero turns -0.0 into 0.0. So a step that is made again begins with the gradients that existed
 when the one before was committed. Their values do not matter: a step is committed when no gradient waits for its
-optimizer.
+optimizer. Only gradients of parameters that no optimizer has may add up from step to step, and count when a norm is
+clipped: their values are state.
 """
 
 from __future__ import annotations
@@ -72,6 +73,34 @@ def _no_elements(parameter: torch.Tensor, sparse_dimensions: int) -> torch.Tenso
     indices = torch.empty(sparse_dimensions, 0, dtype=torch.long, device=parameter.device)
     values = parameter.new_empty(0, *parameter.shape[sparse_dimensions:])
     return torch.sparse_coo_tensor(indices, values, parameter.shape)
+
+
+class LooseGradients:
+    """Gradients of parameters that no optimizer has, and that nothing drops between two steps."""
+
+    def __init__(self) -> None:
+        self.values: dict[int, torch.Tensor] = {}
+        """Copies as of the last commit, by the number of the parameter."""
+        self._seen: dict[int, weakref.ref[torch.Tensor]] = {}
+
+    def hold(self, objects: Sequence[object]) -> None:
+        """Copy them: a step has ended. One that was made anew since the last step was dropped in between."""
+        optimizers = [value for value in objects if isinstance(value, torch.optim.Optimizer)]
+        grouped = {id(each) for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]}
+        loose = {
+            number: parameter.grad
+            for number, parameter in enumerate(parameters(objects) if optimizers else ())
+            if parameter.grad is not None and id(parameter) not in grouped and not parameter.grad.is_sparse
+        }
+        kept = {n: each for n, each in loose.items() if n not in self._seen or self._seen[n]() is each}
+        self.values = {number: gradient.detach().clone() for number, gradient in kept.items()}
+        self._seen = {number: weakref.ref(gradient) for number, gradient in loose.items()}
+
+    def give(self, objects: Iterable[object]) -> None:
+        """Give the parameters these gradients again."""
+        numbered, self._seen = parameters(objects), {}
+        for number, value in self.values.items():
+            numbered[number].grad = value.clone()
 
 
 class WaitingGradients:

@@ -37,6 +37,10 @@ _SHARDING_OPTIMIZERS = frozenset(
 """Classes of torch, fairscale, apex and DeepSpeed whose state is divided among ranks."""
 
 
+_LOOSE = "(gradients)"
+"""Next to the names of the objects: gradients of parameters that no optimizer has."""
+
+
 @runtime_checkable
 class Stateful(Protocol):
     """Anything with PyTorch's two methods: modules, optimizers, schedulers, scalers, samplers."""
@@ -139,6 +143,7 @@ class TrainingState:
         self._stepped: set[int] = set()
         """Optimizers that have said so."""
         self._waiting = gradients.WaitingGradients()
+        self._loose: gradients.LooseGradients = before._loose if before is not None else gradients.LooseGradients()
         self._mark: tuple[CapturedState, list[tuple[int, int, torch.Size]], ConsistentStep] | None = (
             before._mark if before is not None else None
         )
@@ -230,8 +235,14 @@ class TrainingState:
         return gradients.existing(parameters), self._changes
 
     def give_gradients(self, ranges: Sequence[Sequence[int]]) -> None:
-        """Begin as after the step that is gone on from: with gradients, of zero, where there were some."""
+        """Begin as after the step that is gone on from: with gradients where there were some, of zero unless they
+        are state."""
         gradients.give_zeros(self._objects.values(), ranges)
+        self._loose.give(self._objects.values())
+
+    def hold_gradients(self) -> None:
+        """A step has ended: take in the gradients that are state."""
+        self._loose.hold(list(self._objects.values()))
 
     def accumulates(self) -> bool:
         """Whether gradients wait for an optimizer that has not stepped since the last commit: they are no part of
@@ -261,6 +272,8 @@ class TrainingState:
             own_states = (torch.nn.Module, torch.optim.Optimizer)
             others = [name for name, value in self._objects.items() if not isinstance(value, own_states)]
             tree |= {name: self._large_values.pack(name, tree[name]) for name in others}
+        if self._loose.values:
+            tree[_LOOSE] = {str(number): value for number, value in self._loose.values.items()}
         parts = take_apart(tree, torch.Tensor)  # first, because it names what cannot be saved in full
         if not all(map(has_memory, {type(tensor) for tensor in parts.tensors})):  # nobody can read their bytes
             for tensor, path in zip(parts.tensors, leaf_paths(parts.shape)[0], strict=True):
@@ -288,7 +301,7 @@ class TrainingState:
         those, only what this rank needs is read.
         """
         names = list(snapshots[0].plan.shape[1])
-        if set(names) != set(self._objects):
+        if set(names) - {_LOOSE} != set(self._objects):
             raise JobFailedError(
                 f"the snapshot holds {sorted(names)}, this rank registered {sorted(self._objects)}",
                 hint="Every rank must call restore() with the same names.",
@@ -316,6 +329,7 @@ class TrainingState:
         for tensor, shared in apart:
             if torch.equal(_bytes(tensor), _bytes(shared)):
                 tensor.data = shared
+        self._loose.values = {int(number): value for number, value in tree.get(_LOOSE, {}).items()}
         self._give(tree, cast=self._cast)
 
     def _give(self, tree: Mapping[str, Any], *, cast: bool = False) -> None:
@@ -335,11 +349,14 @@ class TrainingState:
         """The parameter that an entry of an optimizer's state belongs to, by the entry's path."""
         optimizers = {name: value for name, value in self._objects.items() if isinstance(value, torch.optim.Optimizer)}
         numbered = {name: gradients.parameters([value]) for name, value in optimizers.items()}
+        every = gradients.parameters(self._objects.values())
 
         def parameter(path: Path) -> torch.Tensor | None:
             match path:
                 case (str(name), "state", int(number), key) if name in numbered and key != "step":
                     return numbered[name][number] if number < len(numbered[name]) else None
+                case (str(name), number) if name == _LOOSE:
+                    return every[int(number)]
             return None
 
         return parameter
@@ -356,7 +373,7 @@ class TrainingState:
         if committed.versions() != versions or committed.own_digest() != consistent.own_digest:
             return
         tree = put_together(committed.parts.shape, committed.parts.tensors, committed.parts.values)
-        if tree.keys() != self._objects.keys():
+        if tree.keys() - {_LOOSE} != self._objects.keys():
             return
         self._built.regroup(self._objects, self._changes)
         saved = {item.fqn: item for item in Layout(committed.parts).plan.items}

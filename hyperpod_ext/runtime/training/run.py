@@ -519,6 +519,7 @@ class Run:
                 if name not in self._layouts and (layout := buckets.layout_of(wrapped)) is not None:
                     self._layouts[name], self._layouts_since[name] = layout, step
         at_once = not self._state.tells_of_changes or not (self._state.is_reported or step == self._began)
+        self._state.hold_gradients()
         captured = self._state.take()
         self.device_steps.queue(step)
         if captured.own or self._watchdog.compares(step):  # what tensors hold is read

@@ -97,6 +97,40 @@ def test_a_process_that_replaces_another_and_a_survivor_make_the_same_steps_as_w
     assert new.state.digest() == survivor.state.digest() == undisturbed.state.digest()
 
 
+@pytest.mark.parametrize("dropped", [False, True])
+def test_gradients_of_parameters_that_no_optimizer_has_go_on_adding_up(training, dropped):
+    """As where one layer alone is trained, the norm of all gradients is clipped, and the optimizer drops its own."""
+
+    def step(each: Training, number: int) -> None:
+        (each.model if dropped else each.optimizer).zero_grad()
+        each.model(torch.full((2, 4), float(number)), 1).square().sum().backward()
+        nn.utils.clip_grad_norm_(each.model.parameters(), 0.1)
+        each.optimizer.step()
+        each.state.hold_gradients()
+
+    def make() -> Training:
+        each = training()
+        each.optimizer = torch.optim.AdamW(each.model.seldom.parameters(), lr=0.1)
+        each.state = TrainingState({"model": each.model, "optimizer": each.optimizer})
+        return each
+
+    undisturbed, survivor, new = make(), make(), make()
+    for number in (1, 2):
+        for each in (undisturbed, survivor):
+            step(each, number)
+    existed, saved = existing(undisturbed.state), snapshot_of(undisturbed.state)
+    assert (len(saved.plan.shape[1]) == 2) == dropped, "they take memory only where they matter"
+    survivor.model(torch.ones(2, 4), 1).sum().backward()  # here the fault comes
+    new.state.load([saved])
+    for each in (survivor, new):
+        each.state.clear_gradients()
+        each.state.give_gradients(existed)
+    for number in (3, 4):
+        for each in (undisturbed, survivor, new):
+            step(each, number)
+    assert new.state.digest() == survivor.state.digest() == undisturbed.state.digest()
+
+
 def test_gradients_that_exist_are_told_in_ranges_of_parameters():
     model = nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(6)))
     for index in (0, 1, 4):
