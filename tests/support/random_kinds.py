@@ -26,7 +26,7 @@ def add_kinds(script: Script, draw: random.Random, first: str) -> bool:
     others = draw.sample([each for each in sorted(KINDS) if each != first], len(KINDS) - 1)
     if draw.random() < 0.5:
         script.kinds += [next(each for each in others if KINDS[each](script, draw))]
-    script.overlap = draw.random() < 0.5
+    script.overlap = draw.random() < 0.5 and script.lost_node is None  # else a lost node has no copy yet
     last = STEPS - 3 if "early stop" in script.traits else STEPS
     step, rank = draw.randrange(8, last + 1), draw.randrange(script.ranks)
     phase = "data" if _is_compiled(script) else draw.choice(("data", "forward", "backward"))
@@ -222,7 +222,7 @@ def _comm_hook(script: Script, draw: random.Random) -> bool:
     """DDP's communication hooks, with and without a state of their own."""
     if script.parallel != "ddp" or _is_compiled(script) or "unfreezes" in script.kinds:
         return False
-    hook = draw.choice(("bf16_compress_hook", "fp16_compress_hook", "allreduce_hook", "powerSGD"))
+    hook = draw.choice(("fp16_compress_hook", "allreduce_hook", "powerSGD", "powerSGD"))
     if hook == "powerSGD":
         script.imports.append("from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power")
         script.before.append(

@@ -62,7 +62,7 @@ def give_zeros(objects: Iterable[object], ranges: Sequence[Sequence[int]]) -> No
     """Give these parameters gradients of zero. On the CPU they take memory once they are used: most scripts drop them
     before that."""
     numbered = parameters(objects)
-    chosen = [(p, sparse) for low, high, *sparse in ranges for p in numbered[low:high] if p.requires_grad]
+    chosen = [(p, sparse) for low, high, *sparse in ranges for p in numbered[low:high]]  # frozen ones, too
     memory = _Zeros(sum(_nbytes(_local(parameter)) for parameter, sparse in chosen if not sparse))
     for parameter, sparse in chosen:
         parameter.grad = _no_elements(parameter, sparse[0]) if sparse else memory.like(parameter)

@@ -161,7 +161,7 @@ def test_zeros_lie_as_autograd_would_lay_them(dtype):
         nn.Parameter(torch.ones(0)),
     )
     model = nn.ParameterList([weight, other, frozen, empty])
-    gradients.give_zeros([model], [[0, 4]])
+    gradients.give_zeros([model], [[0, 2], [3, 4]])
     assert weight.grad is not None
     assert weight.grad.stride() == weight.stride()
     assert other.grad is not None
@@ -251,3 +251,25 @@ def test_gradients_written_after_an_optimizers_own_step_hold_no_step_up():
         both.seldom.step()
 
     assert both.committed_steps(body) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_frozen_parameter_has_the_gradient_of_zero_that_it_had() -> None:
+    """With zero_grad(set_to_none=False) an optimizer moves it on by its momentum; without a gradient it stays."""
+
+    def frozen_after_two(restored: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for step in range(4):
+            if step == 2:
+                model.weight.requires_grad_(False)
+            if step == 3 and restored:
+                existed = gradients.existing(model.parameters())
+                optimizer.zero_grad(set_to_none=True)
+                gradients.give_zeros([model], existed)
+            optimizer.zero_grad(set_to_none=False)
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        return model.weight.detach()
+
+    assert torch.equal(frozen_after_two(restored=True), frozen_after_two(restored=False))
