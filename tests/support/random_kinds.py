@@ -26,7 +26,9 @@ def add_kinds(script: Script, draw: random.Random, first: str) -> bool:
     others = draw.sample([each for each in sorted(KINDS) if each != first], len(KINDS) - 1)
     if draw.random() < 0.5:
         script.kinds += [next(each for each in others if KINDS[each](script, draw))]
-    script.overlap = draw.random() < 0.5 and script.lost_node is None  # else a lost node has no copy yet
+    if script.lost_node is not None and script.lost_node[1] <= script.every_steps + 1:
+        script.lost_node = None  # it would be lost with the only copy of its first snapshot
+    script.overlap = script.lost_node is None and draw.random() < 0.5
     last = STEPS - 3 if "early stop" in script.traits else STEPS
     step, rank = draw.randrange(8, last + 1), draw.randrange(script.ranks)
     phase = "data" if _is_compiled(script) else draw.choice(("data", "forward", "backward"))
