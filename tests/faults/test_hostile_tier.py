@@ -27,10 +27,10 @@ from hyperpod_ext.runtime.storage.open import open_tier
 MOST_SECONDS, MOST_BYTES = 10.0, 120 << 20
 """CPU of one command, and memory beyond that of a process that has imported what it needs: 80 MB."""
 CONTROL = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-EXIT_CODES = {0, 4, 5, 6, 7}
+EXIT_CODES = {0, 3, 4, 5, 6, 7}
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(6))
 def test_a_hostile_tier_costs_little_and_nothing_outside(tmp_path: Path, seed: int) -> None:
     check_in_process(tmp_path, seed)
 
@@ -100,7 +100,7 @@ def _check(folder: Path, seed: int) -> None:
 
     def command(*arguments: str) -> Callable[[], None]:
         def run() -> None:
-            done = CliRunner().invoke(hp_ext, ["checkpoints", *arguments])
+            done = CliRunner().invoke(hp_ext, [*arguments])
             if done.exception is not None and not isinstance(done.exception, SystemExit):
                 raise done.exception
             assert done.exit_code in EXIT_CODES, (done.exit_code, done.output)
@@ -113,13 +113,19 @@ def _check(folder: Path, seed: int) -> None:
     known = ("--secret-file", str(secret))
     actions: dict[str, Callable[[], None]] = {"start": checkpoints.store.check, "restore": restore}
     for word in ("list", "show"):
-        actions |= {word: command(word, place, *known), f"{word} json": command(word, place, "-o", "json")}
-    actions["show a made up one"] = command("show", place, "--step", "21")
-    actions["verify"] = command("verify", place, "--all", *known)
-    actions["copy"] = command("copy", place, str(copied), *known)
-    actions["copy another"] = command("copy", place, str(copied), "--step", "30", *known)
-    actions["a look at prune"] = command("prune", place, "--keep", "1", "--dry-run")
-    actions["prune"] = command("prune", place, "--keep", "1", "--yes", *known)
+        actions |= {
+            word: command("checkpoints", word, place, *known),
+            f"{word} json": command("checkpoints", word, place, "-o", "json"),
+        }
+    actions["report"] = command("report", f"file://{place}")
+    actions["top"] = command("top", f"file://{place}", "--once")
+    actions["list jobs"] = command("list", "--kept", str(base))
+    actions["show a made up one"] = command("checkpoints", "show", place, "--step", "21")
+    actions["verify"] = command("checkpoints", "verify", place, "--all", *known)
+    actions["copy"] = command("checkpoints", "copy", place, str(copied), *known)
+    actions["copy another"] = command("checkpoints", "copy", place, str(copied), "--step", "30", *known)
+    actions["a look at prune"] = command("checkpoints", "prune", place, "--keep", "1", "--dry-run")
+    actions["prune"] = command("checkpoints", "prune", place, "--keep", "1", "--yes", *known)
     actions["restore what is left"] = restore
     actions["go on"] = write_on
     for name, action in actions.items():
