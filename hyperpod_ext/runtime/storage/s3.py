@@ -48,7 +48,7 @@ def default_streams() -> int:
 
 
 class S3Store:
-    create_only = "If-None-Match: *"
+    create_only = "If-None-Match"
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class S3Store:
             raise changed(call.what) from None
 
     def put_new(self, name: str, data: bytes, *, cancelled: Callable[[], bool] = never) -> bool:
-        call = Call(self.deadline_s, f"{self.url}/{name}", cancelled)
+        call = Call(self.deadline_s, f"{self.url}/{name} with {self.create_only}", cancelled)
         key, header = self._key(name), base64_of(checksum(data))
         tries = 0
 
@@ -107,7 +107,7 @@ class S3Store:
             self._client.put_object(Bucket=self.bucket, Key=key, Body=data, IfNoneMatch="*", ChecksumCRC64NVME=header)
 
         try:
-            self._requests.persist(f"write with {self.create_only}", attempt, call, also=lambda: True)
+            self._requests.persist("write", attempt, call, also=lambda: True)
         except NameInUseError:
             # our own, if an earlier try landed and only its answer was lost
             return tries > 1 and self.get(name, cancelled=cancelled) == data

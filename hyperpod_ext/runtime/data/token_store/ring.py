@@ -186,5 +186,5 @@ def _sweep(folder: Path, stale_after_s: float) -> None:
                 path.unlink()
     for other in folder.parent.glob("ring-*"):
         with suppress(FileNotFoundError):
-            if other != folder and now - other.stat().st_mtime > stale_after_s:
+            if other != folder and not other.is_symlink() and now - other.stat().st_mtime > stale_after_s:
                 shutil.rmtree(other)
