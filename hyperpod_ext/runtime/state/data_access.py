@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -17,17 +18,17 @@ class DataAccess:
     """Stands for `torch.Tensor.data` until it is removed. One listener at a time: the newest.
 
     Args:
-        listener: called with the tensor, in this thread only.
+        listener: called with the tensor, in this thread of this process only: forked processes have a copy of it.
     """
 
     def __init__(self, listener: Listener) -> None:
-        self._listener, self._thread = listener, threading.get_ident()
+        self._listener, self._here = listener, _here()
         torch.Tensor.data = self  # type: ignore[assignment]  # a descriptor, as what it stands for
 
     def __get__(self, tensor: torch.Tensor | None, owner: type | None = None) -> Any:
         if tensor is None:
             return _plain
-        if threading.get_ident() == self._thread:
+        if _here() == self._here:
             self._listener(tensor)
         return _plain.__get__(tensor, owner)
 
@@ -38,3 +39,7 @@ class DataAccess:
         """Give `torch.Tensor.data` back, unless a newer one has taken this one's place."""
         if torch.Tensor.__dict__.get("data") is self:
             del torch.Tensor.data
+
+
+def _here() -> tuple[int, int]:
+    return os.getpid(), threading.get_ident()

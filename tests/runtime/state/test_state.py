@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from dataclasses import replace
 
 import pytest
@@ -112,6 +114,20 @@ def test_the_copy_of_a_step_is_finished_before_a_script_gets_data_of_a_saved_par
     assert model.weight.data is not None
     assert calls == [1]
     assert "data" not in vars(torch.Tensor)
+
+
+def test_other_threads_and_forked_processes_get_data_without_the_listener():
+    model, calls = nn.Linear(2, 2), []
+    state = TrainingState({"model": model}, before_change=lambda: calls.append(1))
+    commit(state)
+    thread = threading.Thread(target=lambda: model.weight.data.norm())
+    thread.start()
+    thread.join()
+    if (pid := os.fork()) == 0:  # as a DataLoader's worker
+        os._exit(len(calls) if model.weight.data is not None and not calls else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert not calls
+    state.close()
 
 
 def test_an_object_may_give_data_of_its_tensors_as_its_state():
