@@ -76,6 +76,8 @@ def _lines(event: Event) -> list[str]:
     match event:
         case of_training.JobStarted():
             return [f"starting {event.world_size} ranks on {event.nodes} nodes"]
+        case of_training.Imported():
+            return [f"warning: {note}" for note in event.notes]
         case of_training.Unsaved():
             names = [each for each in event.objects if each not in event.descriptive]
             told = [f"changes from step to step, and is in no snapshot: {', '.join(names)}"] if names else []

@@ -60,7 +60,8 @@ class RestartPolicy(Config):
     steps have been made. 0: never."""
     preload: tuple[str, ...] = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo")
     """Modules each node imports once, ahead of need: a replacement worker is forked from there and
-    skips its imports, which are most of a restart. They must not start threads or touch a GPU."""
+    skips its imports, which are most of a restart. They must not touch a GPU. One that starts a thread is left to each
+    worker. Of a package that loads its parts when they are used, name those: `trl.GRPOTrainer`."""
     warm_spares: bool = False
     """Whether each node keeps, for each worker with a GPU, a process that has a CUDA context and takes its place when
     it dies. It takes a context's memory on the GPU. A script that sets CUDA_VISIBLE_DEVICES itself comes too late.

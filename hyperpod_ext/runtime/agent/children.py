@@ -252,6 +252,8 @@ class ForkServer:
         self._asking = asyncio.Lock()
         self.is_ready = False
         """Whether it has imported everything, and forks workers."""
+        self.notes: tuple[str, ...] = ()
+        """Sentences on modules of `restart.preload` that are not preloaded, or not much of them."""
         self._spares: dict[int, int | Callable[[int], None] | None] = {}
         """Of each warm spare what hears of its end, or the status with which it has ended. None: nobody, not yet."""
 
@@ -267,7 +269,8 @@ class ForkServer:
         Raises:
             JobFailedError: a module could not be imported, or it ended.
         """
-        seconds = float((await self._answer())["ready"])
+        answer = await self._answer()
+        seconds, self.notes = float(answer["ready"]), tuple(answer.get("notes", ()))
         self.is_ready = True
         return seconds
 

@@ -557,7 +557,10 @@ class Node:
         on_exit(server.pid, lambda status: self._spawn(self._fork_server_ended(server, status)))
 
     async def _import(self) -> None:
-        self._event("imported", seconds=await self._fork_server.ready())
+        seconds = await self._fork_server.ready()
+        for note in self._fork_server.notes:
+            sys.stderr.write(f"hyperpod_ext: {note}\n")
+        self._event("imported", seconds=seconds, notes=self._fork_server.notes)
 
     async def _fork_server_ended(self, server: ForkServer, status: int) -> None:
         """Start another one: the ranks here are no children of it, and train on."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.errors import HyperpodExtError, JobFailedError
+from hyperpod_ext.runtime.agent.fork_server import load
 from hyperpod_ext.runtime.control_plane.agent import Generation
 from hyperpod_ext.runtime.control_plane.hyperpod_socket import HyperpodAgentClient
 from hyperpod_ext.runtime.control_plane.launcher import ENV_HYPERPOD_SOCKET
@@ -58,7 +58,7 @@ class HyperpodMembers(Members):
         """What takes time is done before the barrier: a spare waits there, and others will wait for it."""
         for module in self.settings.config.restart.preload:
             if find_spec(module.partition(".")[0]) is not None:
-                import_module(module)
+                load(module)
 
     def join(self, live: ConsistentStep | None) -> Generation:
         try:

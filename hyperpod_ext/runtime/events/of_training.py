@@ -92,6 +92,8 @@ class Imported(ByAgent):
 
     event: Literal["imported"] = "imported"
     seconds: Seconds
+    notes: Listed[str] = ()
+    """Sentences on modules that are not preloaded, or not much of them."""
 
 
 class Joined(ByCoordinator):

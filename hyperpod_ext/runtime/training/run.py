@@ -392,6 +392,7 @@ class Run:
     def leave(self) -> None:
         """A generation is over: let go of its process groups, wherever they are held."""
         self._watchdog.leave()
+        self._unsaved.leave()
         self._wrapped = []
         self._let_go(groups_last=self.groups_asleep() is not None)
 

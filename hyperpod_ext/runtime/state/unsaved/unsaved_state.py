@@ -56,6 +56,10 @@ class UnsavedState:
         """These need no snapshot, whatever they do."""
         self._left_out += objects
 
+    def leave(self) -> None:
+        """A generation is over: hold none of the script's objects, such as a loader with its processes."""
+        self._left_out, self._neighbours = [], []
+
     @property
     def left_out(self) -> tuple[str, ...]:
         """Classes of what needs no snapshot, or its names."""
