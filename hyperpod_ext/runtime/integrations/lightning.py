@@ -12,7 +12,7 @@ import gc
 import json
 from typing import Any
 
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy
@@ -217,13 +217,26 @@ class _Follow(Callback):
 
     def _states_of_callbacks(self) -> dict[str, Any]:
         states = {each.state_key: state for each in self._others() if (state := each.state_dict())}
-        return {"states": states, "own": self._own.read()}
+        return {"states": states, "own": self._own.read(), "module": self._of_module()}
 
     def _tell_callbacks(self, told: dict[str, Any]) -> None:
         for each in self._others():
             if each.state_key in told["states"]:
                 each.load_state_dict(told["states"][each.state_key])
         self._own.write(told["own"])
+        if told["module"]:
+            module = self.trainer.lightning_module
+            module.on_load_checkpoint({"state_dict": module.state_dict(), **told["module"]})
+
+    def _of_module(self) -> dict[str, Any]:
+        """What the module adds to a checkpoint of its own accord."""
+        module = self.trainer.lightning_module
+        if type(module).on_save_checkpoint is LightningModule.on_save_checkpoint:
+            return {}
+        checkpoint = {"state_dict": module.state_dict()}
+        module.on_save_checkpoint(checkpoint)
+        del checkpoint["state_dict"]
+        return checkpoint
 
     def _others(self) -> list[Callback]:
         return [each for each in self.trainer.callbacks if each is not self]
