@@ -85,15 +85,20 @@ def _check(folder: Path, seed: int) -> None:
             checkpoints.store.read_into(f"{newest['folder']}/{found['files'][rank]}", memoryview(image))
             checkpoints.check_image(newest["folder"], found, rank, memoryview(image))
 
+    def unless_in_the_way(action: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            try:
+                action()
+            except HyperpodExtError as error:
+                if not re.search(r"[Rr]emove|not a regular file", str(error)):
+                    raise  # it has to name what is in the way
+
+        return run
+
     def write_on() -> None:
         generation = checkpoints.newest_generation() + 1
-        try:
-            checkpoints.fence(generation, 20, "next run")
-            save(checkpoints, 30, generation)
-        except HyperpodExtError as error:
-            if not re.search(r"[Rr]emove|not a regular file", str(error)):
-                raise
-            return  # something is in the way, which it names
+        checkpoints.fence(generation, 20, "next run")
+        save(checkpoints, 30, generation)
         assert checkpoints.found()[0].step >= 30
         checkpoints.prune(1, None, ())
         assert any(one.step == 30 and checkpoints._is_ours(one) for one in checkpoints.found())
@@ -111,7 +116,7 @@ def _check(folder: Path, seed: int) -> None:
 
     place, copied = str(base / JOB), folder / "copied" / JOB
     known = ("--secret-file", str(secret))
-    actions: dict[str, Callable[[], None]] = {"start": checkpoints.store.check, "restore": restore}
+    actions: dict[str, Callable[[], None]] = {"start": unless_in_the_way(checkpoints.store.check), "restore": restore}
     for word in ("list", "show"):
         actions |= {
             word: command("checkpoints", word, place, *known),
@@ -127,7 +132,7 @@ def _check(folder: Path, seed: int) -> None:
     actions["a look at prune"] = command("checkpoints", "prune", place, "--keep", "1", "--dry-run")
     actions["prune"] = command("checkpoints", "prune", place, "--keep", "1", "--yes", *known)
     actions["restore what is left"] = restore
-    actions["go on"] = write_on
+    actions["go on"] = unless_in_the_way(write_on)
     for name, action in actions.items():
         _measured(name, action, tree)
         assert outside_of(outside) == before, f"{name} touched what is outside; {tree.made}"

@@ -168,7 +168,8 @@ def probe(store: ObjectStore) -> None:
     Raises:
         UnreachableError: a call failed, or had no effect; the message names the capability.
     """
-    name, blobs, made = f".check-{secrets.token_hex(8)}", (b"first", b"second", b"third"), False
+    # in the folder that is needed first, and that a link or a file may be in place of
+    name, blobs, made = f"generations/.check-{secrets.token_hex(8)}", (b"first", b"second", b"third"), False
 
     def need(works: bool, lacks: str) -> None:
         if not works:

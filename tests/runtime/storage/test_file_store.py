@@ -337,7 +337,7 @@ def test_a_file_system_without_hard_links_is_refused_by_name(
     monkeypatch.setattr(os, "link", link)
     with pytest.raises(UnreachableError, match="does not make hard links"):
         FileStore(tmp_path).check()
-    assert [*tmp_path.iterdir()] == []
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_a_file_system_whose_links_replace_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,4 +347,17 @@ def test_a_file_system_whose_links_replace_is_refused_by_name(tmp_path: Path, mo
     monkeypatch.setattr(os, "link", link)
     with pytest.raises(UnreachableError, match="replaces a blob that exists, despite hard links"):
         FileStore(tmp_path).check()
-    assert [*tmp_path.iterdir()] == []
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("what", ["link", "file"])
+def test_what_is_in_place_of_the_folder_that_is_needed_first_is_named(tmp_path: Path, outside: Path, what: str) -> None:
+    (store := FileStore(tmp_path / "tier")).check()
+    if what == "link":
+        (tmp_path / "tier" / "generations").symlink_to(outside)
+    else:
+        (tmp_path / "tier" / "generations").write_text("x")
+    with pytest.raises(UnreachableError, match=r"tier/generations/.*: Not a directory") as caught:
+        store.check()
+    assert "Remove the file or symbolic link" in caught.value.hint
+    assert whole(outside)

@@ -223,7 +223,7 @@ class Lacking(Bucket):
 
 LACKS = {
     "conditions": "replaces a blob that exists, despite If-None-Match",
-    "implemented": r"Cannot write s3://bucket/\.check-\w+ with If-None-Match: .*\(NotImplemented",
+    "implemented": r"Cannot write s3://bucket/generations/\.check-\w+ with If-None-Match: .*\(NotImplemented",
     "created": "refuses to create a blob of a new name",
     "ranges": "ignores the header Range",
     "bytes": "does not return what was written to it",
