@@ -11,6 +11,8 @@ from typing import Any
 from made_events import events_of
 from waiting import PATIENCE_S
 
+from hyperpod_ext.config.checkpoint import CheckpointPolicy
+from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.config.metrics import Metrics
 from hyperpod_ext.runtime.metrics.exporter import MetricsExporter
 
@@ -18,6 +20,8 @@ from hyperpod_ext.runtime.metrics.exporter import MetricsExporter
 @contextmanager
 def counting(entries: Iterable[dict[str, Any]], host: str = "127.0.0.1") -> Iterator[int]:
     """Serves the numbers of job `a` at `host`; gives the port."""
+    metrics = Metrics(host=host, port=0)
+    config = RuntimeConfig(name="a", nodes=1, workers_per_node=1, checkpoint=CheckpointPolicy(), metrics=metrics)
     ports: list[int] = []
     there, end = threading.Event(), threading.Event()
 
@@ -26,7 +30,7 @@ def counting(entries: Iterable[dict[str, Any]], host: str = "127.0.0.1") -> Iter
         there.set()
 
     async def serve() -> None:
-        exporter = MetricsExporter(Metrics(host=host, port=0), "a", events_of(entries), told)
+        exporter = MetricsExporter(config, events_of(entries), told)
         exporter.open()
         await asyncio.to_thread(end.wait)
         await exporter.close()
