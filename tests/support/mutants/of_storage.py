@@ -56,6 +56,18 @@ MUTANTS: list[Mutant] = [
         "            if cancelled():",
     ),
     FILE.mutant(
+        "file.links_are_followed",
+        "No symbolic link below a tier is followed.",
+        "os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC",
+        "os.O_DIRECTORY | os.O_CLOEXEC",
+    ),
+    DURABLE.mutant(
+        "durable.unsigned_checkpoints_count",
+        "Retention counts and deletes only checkpoints that the job has signed.",
+        "good = [one for one in found if self._is_ours(one)]",
+        "good = [*found]",
+    ),
+    FILE.mutant(
         "file.create_only_replaces",
         "A create-only blob is never replaced by a second writer.",
         "os.link(partial, last, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)",
