@@ -173,7 +173,9 @@ class FileStore:
         found: set[str] = set()
         with self._explained("list", prefix), suppress(*_GONE), self._folder(parts) as folder:
             # a folder is where blobs are: what deleting and dying writers leave is none, on S3 as here
-            found = {name.partition("/")[0] for name, _, _ in _walk(folder, "") if "/" in name and is_name(name)}
+            for item in [*os.scandir(folder)]:
+                if is_name(item.name) and any(is_name(name) for name, _, _ in _below(folder, item, "", DEEPEST)):
+                    found.add(item.name)
         return sorted(found)
 
     def delete(self, names: Sequence[str], *, cancelled: Callable[[], bool] = never) -> None:
@@ -311,16 +313,23 @@ def _walk(folder: int, inside: str, depth: int = DEEPEST) -> Iterator[tuple[str,
     for item in [*os.scandir(folder)]:
         if item.is_file(follow_symlinks=False):
             yield f"{inside}{item.name}", item, folder
-        elif item.is_dir(follow_symlinks=False) and depth > 1:
-            try:
-                inner = os.open(item.name, _FOLDER, dir_fd=folder)
-            except _GONE:
-                continue
-            try:
-                if _mount_of(inner) == _mount_of(folder):
-                    yield from _walk(inner, f"{inside}{item.name}/", depth - 1)
-            finally:
-                os.close(inner)
+        elif depth > 1:
+            yield from _below(folder, item, inside, depth)
+
+
+def _below(folder: int, item: os.DirEntry[str], inside: str, depth: int) -> Iterator[tuple[str, os.DirEntry[str], int]]:
+    """The same for one entry of an open folder; nothing if that is no folder."""
+    if not item.is_dir(follow_symlinks=False):
+        return
+    try:
+        inner = os.open(item.name, _FOLDER, dir_fd=folder)
+    except _GONE:
+        return
+    try:
+        if _mount_of(inner) == _mount_of(folder):
+            yield from _walk(inner, f"{inside}{item.name}/", depth - 1)
+    finally:
+        os.close(inner)
 
 
 def _mount_of(descriptor: int) -> tuple[int, str]:

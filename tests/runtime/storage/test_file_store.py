@@ -361,3 +361,17 @@ def test_what_is_in_place_of_the_folder_that_is_needed_first_is_named(tmp_path: 
         store.check()
     assert "Remove the file or symbolic link" in caught.value.hint
     assert whole(outside)
+
+
+def test_folders_are_found_without_a_look_at_all_that_is_in_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The place above a job's may be a file system with everything of everybody."""
+    store, looked = FileStore(tmp_path), list[object]()
+    for number in range(20):
+        put(store, f"a/{number}/x", b"1")
+    (tmp_path / "empty" / "deep").mkdir(parents=True)
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda folder: [looked.append(folder), scandir(folder)][1])
+    assert [*store.folders()] == ["a"]
+    assert len(looked) == 5
