@@ -84,7 +84,7 @@ bench-costs: $(READY)
 
 # what both SageMaker SDKs send for our arguments, and hp-ext beside hyp; installing them takes most of its six minutes
 test-sdks: $(READY)
-	-@$(BIN)/python tests/support/sdk_venvs.py v2 v3 hyp
+	-@$(BIN)/python tests/support/sdk_venvs.py v2 v3 hyp hyp-model
 	$(BIN)/pytest -q -m sdks
 
 # copies to peers by NIXL, which it installs: 68 MB; two minutes

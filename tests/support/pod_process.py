@@ -83,12 +83,18 @@ class PodProcess:
         for mount in self.pod["containers"][0].get("volumeMounts", []):
             yield from self._volume(volumes[mount["name"]], shlex.quote(mount["mountPath"]))
 
+    def _projected(self, source: dict[str, Any]) -> dict[str, Any]:
+        """A projected volume of one secret, as the volume of that secret would be."""
+        (one,) = source["sources"]
+        return {"defaultMode": source.get("defaultMode", 0o644), "items": one["secret"]["items"]}
+
     def _volume(self, volume: dict[str, Any], at: str) -> Iterator[str]:
         group = self._context().get("fsGroup")
         yield f"mkdir -p {at}"
         yield f"mount -t tmpfs -o mode=0777 none {at}"
-        if "secret" in volume:
-            source = volume["secret"]
+        secret = "secret" in volume or "projected" in volume
+        if secret:
+            source = volume.get("secret") or self._projected(volume["projected"])
             mode = source.get("defaultMode", 0o644) | (0o440 if group is not None else 0)
             yield f"mkdir {at}/..made && ln -s ..made {at}/..data"
             for item in source["items"]:
@@ -99,8 +105,8 @@ class PodProcess:
             assert "emptyDir" in volume, volume
         if group is not None:
             yield f"chgrp -R {group} {at}"
-            yield f"find {at} -type d -exec chmod g+rxs{'' if 'secret' in volume else 'w'} {{}} +"
-        if "secret" in volume:
+            yield f"find {at} -type d -exec chmod g+rxs{'' if secret else 'w'} {{}} +"
+        if secret:
             yield f"mount -o remount,ro {at}"
 
 

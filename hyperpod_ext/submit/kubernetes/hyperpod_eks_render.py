@@ -157,9 +157,11 @@ def replica_specs(job: JobConfig, start: Start) -> list[dict[str, Any]]:
     """One entry for each group of nodes; a job whose nodes are all alike has one, called `nodes`."""
     if not job.node_groups:
         most = job.elastic.max_nodes if job.elastic else None
-        return [_replica_spec("nodes", job.nodes, most, job.spares, pod_template(job, start))]
+        return [_replica_spec("nodes", job.nodes, most, job.spares, pod_template(job, start, for_hyp=True))]
     return [
-        _replica_spec(group.name, group.nodes, _most(job, group), group.spares, pod_template(job, start, group))
+        _replica_spec(
+            group.name, group.nodes, _most(job, group), group.spares, pod_template(job, start, group, for_hyp=True)
+        )
         for group in job.node_groups
     ]
 

@@ -32,8 +32,12 @@ class Mounts:
         self.mounts.append({"name": name, "mountPath": path} | {key: value for key, value in more.items() if value})
 
 
-def job_mounts(job: JobConfig, *, keeps_addresses: bool = False) -> Mounts:
-    """All volumes of the job's pods; one for the addresses that hyperpodrun keeps, which need not run as root."""
+def job_mounts(job: JobConfig, *, keeps_addresses: bool = False, projected: bool = False) -> Mounts:
+    """All volumes of the job's pods; one for the addresses that hyperpodrun keeps, which need not run as root.
+
+    Args:
+        projected: mount secrets as projected volumes, with the same files and rights. AWS's `hyp` reads only these.
+    """
     mounts = Mounts()
     for index, volume in enumerate(job.volumes):
         more: dict[str, Any] = {}
@@ -41,7 +45,7 @@ def job_mounts(job: JobConfig, *, keeps_addresses: bool = False) -> Mounts:
             more["readOnly"] = volume.read_only
         if isinstance(volume, ClaimVolume):
             more["subPath"] = volume.sub_path
-        mounts.add(f"{volume.kind}-{index}", source_of(volume), volume.path, **more)
+        mounts.add(f"{volume.kind}-{index}", _as(source_of(volume), projected), volume.path, **more)
     if _needs_shared_memory(job):
         limit = {"sizeLimit": f"{job.shared_memory_mib}Mi"} if job.shared_memory_mib else {}
         mounts.add(_SHARED_MEMORY, {"emptyDir": {"medium": "Memory"} | limit}, "/dev/shm")
@@ -50,8 +54,17 @@ def job_mounts(job: JobConfig, *, keeps_addresses: bool = False) -> Mounts:
     if job.mode == "ours":
         items = [{"key": "secret", "path": "secret"}]
         secret = {"secretName": secret_name(job), "defaultMode": _OWNER_ONLY, "items": items}
-        mounts.add(labels.SECRET_VOLUME, {"secret": secret}, labels.SECRET_DIR, readOnly=True)
+        mounts.add(labels.SECRET_VOLUME, _as({"secret": secret}, projected), labels.SECRET_DIR, readOnly=True)
     return mounts
+
+
+def _as(source: dict[str, Any], projected: bool) -> dict[str, Any]:
+    """A source, as a projected one if it is a secret and that is asked for."""
+    if not projected or "secret" not in source:
+        return source
+    secret = dict(source["secret"])
+    mode, name = secret.pop("defaultMode"), secret.pop("secretName")
+    return {"projected": {"defaultMode": mode, "sources": [{"secret": {"name": name} | secret}]}}
 
 
 def is_below(path: str, folder: str) -> bool:

@@ -41,9 +41,16 @@ class Start:
     """Whether the launcher writes into `labels.ADDRESSES_DIR`."""
 
 
-def pod_template(job: JobConfig, start: Start, group: NodeGroup | None = None, name: str = CONTAINER) -> dict[str, Any]:
-    """metadata and spec of the pods of `job`, or of one group of its nodes."""
-    return {"metadata": pod_metadata(job), "spec": pod_spec(job, start, group, name)}
+def pod_template(
+    job: JobConfig, start: Start, group: NodeGroup | None = None, name: str = CONTAINER, *, for_hyp: bool = False
+) -> dict[str, Any]:
+    """metadata and spec of the pods of `job`, or of one group of its nodes.
+
+    Args:
+        for_hyp: use only what the reader of AWS's `hyp` can parse. It stops listing a namespace at the first job with a
+            pod anti-affinity that has a label selector, or with a secret volume that is not projected.
+    """
+    return {"metadata": pod_metadata(job), "spec": pod_spec(job, start, group, name, for_hyp)}
 
 
 def object_labels(job: JobConfig) -> dict[str, str]:
@@ -72,10 +79,10 @@ def topology_annotations(job: JobConfig) -> dict[str, str]:
     return {labels.TOPOLOGY_REQUIRED if topology.required else labels.TOPOLOGY_PREFERRED: topology.level}
 
 
-def pod_spec(job: JobConfig, start: Start, group: NodeGroup | None, name: str) -> dict[str, Any]:
+def pod_spec(job: JobConfig, start: Start, group: NodeGroup | None, name: str, for_hyp: bool) -> dict[str, Any]:
     """The pod itself; empty parts are left out."""
     share = node_share(job, group)
-    mounts = job_mounts(job, keeps_addresses=start.keeps_addresses)
+    mounts = job_mounts(job, keeps_addresses=start.keeps_addresses, projected=for_hyp)
     only = job.kubernetes
     words = own_words(only.pod)
     spec: dict[str, Any] = {
@@ -86,7 +93,11 @@ def pod_spec(job: JobConfig, start: Start, group: NodeGroup | None, name: str) -
         "terminationGracePeriodSeconds": only.termination_grace_s or grace_s(job),
         "priorityClassName": (group.pod_priority_class if group else None) or job.scheduling.pod_priority_class,
         "nodeSelector": node_selector(job, group),
-        "affinity": both_affinities(words.pop("affinity", {}), affinity(job)),
+        "affinity": both_affinities(words.pop("affinity", {}), affinity(job, apart=not for_hyp)),
+        "topologySpreadConstraints": [
+            *(one_pod_a_node(job) if for_hyp else ()),
+            *words.pop("topologySpreadConstraints", []),
+        ],
         "tolerations": tolerations(job, share),
         "imagePullSecrets": [{"name": secret} for secret in only.pull_secrets],
         "containers": [container(job, start, share, mounts, name), *words.pop("containers", [])],
@@ -157,8 +168,28 @@ def node_selector(job: JobConfig, group: NodeGroup | None) -> dict[str, str]:
     return of_type | dict(job.scheduling.node_selector) | (dict(group.node_selector) if group else {})
 
 
-def affinity(job: JobConfig) -> dict[str, Any]:
-    """Away from nodes that HyperPod found faulty, and from the job's other pods.
+def one_pod_a_node(job: JobConfig) -> list[dict[str, Any]]:
+    """The constraint that keeps the job's pods apart, as the anti-affinity of `affinity` does.
+
+    With as many domains asked for as the job has pods at most, a node without any counts as the least: one pod is then
+    the most that a node may have.
+    """
+    if not (job.scheduling.spread and spans_nodes(job)):
+        return []
+    groups = [(group.max_nodes or group.nodes) + group.spares for group in job.node_groups]
+    most = max(job.nodes, job.elastic.max_nodes if job.elastic else 0) + job.spares
+    constraint = {
+        "maxSkew": 1,
+        "minDomains": max(most, sum(groups)),
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "DoNotSchedule",
+        "labelSelector": {"matchLabels": {labels.JOB: job.name}},
+    }
+    return [constraint]
+
+
+def affinity(job: JobConfig, apart: bool = True) -> dict[str, Any]:
+    """Away from nodes that HyperPod found faulty, and with `apart` from the job's other pods.
 
     `NotIn` also takes nodes without the label, so that it does no harm on other clusters.
     """
@@ -171,7 +202,7 @@ def affinity(job: JobConfig) -> dict[str, Any]:
         ]
         required = {"nodeSelectorTerms": [{"matchExpressions": expressions}]}
         found["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": required}
-    if job.scheduling.spread and spans_nodes(job):
+    if apart and job.scheduling.spread and spans_nodes(job):
         same_job = {"matchLabels": {labels.JOB: job.name}}
         term = {"labelSelector": same_job, "topologyKey": "kubernetes.io/hostname"}
         found["podAntiAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}

@@ -267,3 +267,32 @@ def _pause(job: JobConfig) -> Iterator[Finding]:
     if pause is not None and pause.seconds > grace:
         at = (*_CONTAINER, "lifecycle", "preStop", "sleep", "seconds")
         yield Finding(at, f"the pod has {grace} s to end", "write less, or more as kubernetes.termination_grace_s")
+
+
+@rule(
+    "HPX175",
+    "warning",
+    "a job that AWS's `hyp` cannot read",
+    "sagemaker-hyperpod (3.12.0) reads all jobs of a namespace and stops at the first that has one of these fields: "
+    "`hyp list` and `hyp get` then fail for everybody there. The operator itself takes them.",
+    "Leave the field out if others in the namespace use `hyp`: whole numbers as thresholds, `scheduling.spread` in "
+    "place of rules about pods, `volumes` of kind secret in place of a secret by name.",
+)
+def hyp_can_read_it(context: Context) -> Iterator[Finding]:
+    if context.target != _EKS:
+        return
+    hint = "leave it out if others in the namespace use `hyp`"
+    message = "AWS's `hyp` cannot read it, and then lists no job of the namespace"
+    for index, one in enumerate(context.job.log_rules):
+        path = ("log_rules", index)
+        if one.fault_on_match:
+            yield Finding((*path, "fault_on_match"), message, hint)
+        if one.threshold is not None and one.threshold != int(one.threshold):
+            yield Finding((*path, "threshold"), message, "write a whole number, or leave it out")
+    rules = context.job.kubernetes.pod.affinity
+    for field in ("podAffinity", "podAntiAffinity"):
+        if rules is not None and getattr(rules, field) is not None:
+            yield Finding((*_POD, "affinity", field), message, hint)
+    for index, volume in enumerate(context.job.kubernetes.pod.volumes):
+        if volume.secret is not None:
+            yield Finding((*_POD, "volumes", index, "secret"), message, "write it as a projected volume")

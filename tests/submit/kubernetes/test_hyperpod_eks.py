@@ -139,8 +139,31 @@ def test_the_runtime_gets_the_whole_of_its_settings() -> None:
 
 def test_the_jobs_secret_is_only_named_and_only_its_owner_reads_it() -> None:
     pod = rendered(job())["spec"]["replicaSpecs"][0]["template"]["spec"]
-    (volume,) = [one for one in pod["volumes"] if "secret" in one]
-    assert (volume["secret"]["secretName"], volume["secret"]["defaultMode"]) == ("a-hpx", 0o400)
+    (volume,) = [one for one in pod["volumes"] if "projected" in one]
+    (source,) = volume["projected"]["sources"]
+    assert (source["secret"]["name"], volume["projected"]["defaultMode"]) == ("a-hpx", 0o400)
+
+
+@pytest.mark.parametrize(
+    ("fields", "pods"),
+    [
+        ({"nodes": 2}, 2),
+        ({"nodes": 2, "spares": 1}, 3),
+        ({"nodes": 2, "elastic": {"min_nodes": 1, "max_nodes": 6}}, 6),
+        ({"nodes": 3, "node_groups": [{"name": "a", "nodes": 1}, {"name": "b", "nodes": 2, "spares": 1}]}, 4),
+    ],
+)
+def test_pods_are_kept_apart_on_as_many_nodes_as_there_are_pods(fields: dict[str, Any], pods: int) -> None:
+    queue = {"queue": "team-localqueue"}
+    for one in rendered(job(**fields, scheduling=queue))["spec"]["replicaSpecs"]:
+        (constraint,) = one["template"]["spec"]["topologySpreadConstraints"]
+        assert (constraint["minDomains"], constraint["maxSkew"]) == (pods, 1)
+        assert constraint["whenUnsatisfiable"] == "DoNotSchedule"
+        assert "podAntiAffinity" not in one["template"]["spec"].get("affinity", {})
+    together = rendered(job(**fields, scheduling=queue | {"spread": False}))["spec"]["replicaSpecs"][0]["template"][
+        "spec"
+    ]
+    assert "topologySpreadConstraints" not in together
 
 
 def test_nothing_is_privileged_unless_it_is_asked_for() -> None:

@@ -263,7 +263,14 @@ def test_conditions_of_scheduling_are_in_each_term_of_an_affinity() -> None:
     shown = rules["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     keys = [[one["key"].rpartition("/")[2] for one in term["matchExpressions"]] for term in shown]
     assert keys == [[own, "node-health-status", "deep-health-check-status"] for own in ("a", "b")]
-    assert len(rules["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]) == 1
+
+
+def test_constraints_of_the_spec_come_after_the_one_that_keeps_pods_apart() -> None:
+    zones = {"maxSkew": 2, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "ScheduleAnyway"}
+    job = _job("hyperpod-eks", "plain", {"pod": {"topologySpreadConstraints": [zones]}})
+    (found,) = read_all(make_plan(job, target="hyperpod-eks").files["job.yaml"])
+    ours, theirs = found["spec"]["replicaSpecs"][0]["template"]["spec"]["topologySpreadConstraints"]
+    assert (ours["topologyKey"], theirs) == ("kubernetes.io/hostname", zones)
 
 
 def test_memory_of_another_name_at_dev_shm_takes_the_place_of_ours() -> None:

@@ -513,6 +513,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("HPX173", ELASTIC | {"global_batch_size": 4}, ELASTIC | {"global_batch_size": 12}, "global_batch_size"),
 ]
 OTHERS = {
+    "HPX175",
     "HPX102",
     "HPX120",
     "HPX123",
@@ -680,6 +681,29 @@ def test_what_kubeflow_cannot_say(rule: str, wrong: dict[str, Any], path: str) -
     assert found(rule, context(wrong, "kubeflow")) == [path]
     assert found(rule, context(wrong, "hyperpod-eks")) == []
     assert found(rule, context(ELASTIC, "kubeflow")) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"log_rules": [{"name": "a", "pattern": "b", "fault_on_match": True}]}, "log_rules.0.fault_on_match"),
+        (
+            {"log_rules": [{"name": "a", "pattern": "b(.*)", "threshold": 2.5, "operator": "gt"}]},
+            "log_rules.0.threshold",
+        ),
+        (
+            {"kubernetes": {"pod": {"affinity": {"podAntiAffinity": {}}}}},
+            "kubernetes.pod.affinity.podAntiAffinity",
+        ),
+        (
+            {"kubernetes": {"pod": {"volumes": [{"name": "a", "secret": {"secretName": "b"}}]}}},
+            "kubernetes.pod.volumes.0.secret",
+        ),
+    ],
+)
+def test_what_the_reader_of_aws_cannot_parse_is_a_warning(fields: dict[str, Any], path: str) -> None:
+    assert found("HPX175", context(fields, "hyperpod-eks")) == [path]
+    assert found("HPX175", context(fields, "kubeflow")) == []
 
 
 def on_cluster(fields: dict[str, Any], **more: Any) -> Context:

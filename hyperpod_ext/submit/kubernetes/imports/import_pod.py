@@ -105,7 +105,12 @@ def read_pod(
     affinity = spec.pop("affinity", None) or {}
     if labels.NODE_HEALTH not in str(affinity.get("nodeAffinity")):
         scheduling["healthy_only"] = False
-    if not is_own(affinity.get("podAntiAffinity")):
+    constraints = spec.get("topologySpreadConstraints") or []
+    if others := [one for one in constraints if not is_own(one)]:
+        spec["topologySpreadConstraints"] = others
+    elif constraints:
+        spec.pop("topologySpreadConstraints")
+    if others == constraints and not is_own(affinity.get("podAntiAffinity")):
         scheduling["spread"] = False
 
 
