@@ -34,6 +34,7 @@ from hyperpod_ext.runtime.fault_injection.from_agent import KillOnce, inject_nod
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.declared import checked_version, encode, read
+from hyperpod_ext.runtime.ipc.resumed import Sent
 from hyperpod_ext.runtime.memory_server.protocol import requests as r
 from hyperpod_ext.runtime.process_group.address_book import NodeAddressBook
 
@@ -59,6 +60,8 @@ class _Worker:
     local_rank: int
     joining: bool = False
     """Whether it waits for the next rank assignment."""
+    is_watched: bool = False
+    """Whether a thread waits for the end of its main thread."""
     step: int = 0
     """Step it is making, as far as it has told."""
     joined: int = 0
@@ -75,6 +78,16 @@ class _Worker:
     """Whether another takes its place: it is ended once that can be started, and until then joins nothing."""
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it has ended, and all that it had is free."""
+    sent: Sent = field(default_factory=Sent)
+    """Orders, for a connection that follows one that broke."""
+    received: int = 0
+    """Reports that it has sent, over all of its connections."""
+
+    def send(self, frame: bytes) -> None:
+        """Send an order. Where the connection is broken, the next one brings it."""
+        self.sent.add(frame)
+        if self.writer is not None and not self.writer.is_closing():
+            self.writer.write(frame)
 
 
 class Workers:
@@ -159,7 +172,7 @@ class Workers:
             if isinstance(order, c.BeginGeneration):
                 worker.waiting, worker.joined = None, order.generation  # it may have asked before we knew which forms
                 frame = wire.encode(encode(order.model_copy(update={"rank": rank})))
-            worker.writer.write(frame)
+            worker.send(frame)
 
     def leave(self, order: c.AbortGeneration) -> None:
         """A generation is over: tell everybody, and end those that do not come out of it in time."""
@@ -382,20 +395,39 @@ class Workers:
         if (first := await wire.read(reader)) is None:
             return  # it died before its first word; its pidfd tells
         try:
-            read(c.WorkerHandshake, checked_version(first, "this agent", "its worker"), "handshake")
+            handshake = read(c.WorkerHandshake, checked_version(first, "this agent", "its worker"), "handshake")
         except wire.WireError as error:
             sys.stderr.write(f"process {pid} was refused: {error}\n")
             raise
         worker = await self._worker_of(pid)
+        if handshake.again:
+            self._resume(worker, writer, handshake.received)
         worker.writer = writer
-        if worker.liveness_lock is not None:
+        if worker.liveness_lock is not None and not worker.is_watched:
+            worker.is_watched = True
             given = (worker, worker.liveness_lock, asyncio.get_running_loop())
             threading.Thread(target=self._wait_for_death, args=given, name="hpx-liveness-lock", daemon=True).start()
         try:
-            while (message := await wire.read(reader)) is not None:
+            while (message := await wire.read(reader)) is not None and worker.writer is writer:
+                worker.received += 1
                 await self._read(worker, message)
         finally:
-            worker.hung_up.set()
+            if worker.writer is writer:
+                worker.hung_up.set()
+
+    def _resume(self, worker: _Worker, writer: asyncio.StreamWriter, received: int) -> None:
+        """Go on over `writer` with a worker whose connection broke, and which has received so many orders.
+
+        Raises:
+            WireError: too many are missing.
+        """
+        missing = worker.sent.after(received)
+        if worker.writer is not None:
+            worker.writer.close()
+        worker.hung_up.clear()
+        writer.write(wire.encode(encode(c.WorkerResumed(received=worker.received))))
+        for frame in missing:
+            writer.write(frame)
 
     async def _worker_of(self, pid: int) -> _Worker:
         """The worker that connected; it may do so before the fork server has told its process id. Its rank may have got
@@ -446,7 +478,7 @@ class Workers:
     def _look_up(self, worker: _Worker, ranks: Collection[int]) -> None:
         book = self._addresses
         if (known := book.look_up(ranks)) and worker.writer is not None:
-            worker.writer.write(wire.encode(encode(c.Addresses(generation=book.generation, addresses=known))))
+            worker.send(wire.encode(encode(c.Addresses(generation=book.generation, addresses=known))))
 
     def _ask_addresses(self, generation: int, ranks: tuple[int, ...]) -> None:
         self._tell(c.LookUp(generation=generation, ranks=ranks))

@@ -19,14 +19,19 @@ from hyperpod_ext.runtime.control_plane.finish_step import SafeToCommit
 from hyperpod_ext.runtime.control_plane.stop_at_step import StopAtStep
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
-from hyperpod_ext.runtime.ipc.declared import encode, with_version
+from hyperpod_ext.runtime.ipc.connections import breaking, disconnect
+from hyperpod_ext.runtime.ipc.declared import encode, read, with_version
 from hyperpod_ext.runtime.ipc.environment import WorkerEnvironment
 from hyperpod_ext.runtime.ipc.interface import address_of
+from hyperpod_ext.runtime.ipc.resumed import Sent
 from hyperpod_ext.runtime.process_group.address_book import AddressBook, LookedUp
 from hyperpod_ext.runtime.process_group.groups import ProcessGroups
 from hyperpod_ext.runtime.process_group.store import Endpoint, PartitionedStore
 from hyperpod_ext.runtime.snapshot.select import Decision, Source
 from hyperpod_ext.runtime.state.training_state import ConsistentStep
+
+_TRIES, _AGAIN_S = 5, 0.02
+"""Connections to the agent that are tried in a row before it counts as gone, and the seconds between them."""
 
 
 class AbortedError(Exception):
@@ -97,8 +102,8 @@ class Session:
 
     def __init__(self, environment: WorkerEnvironment, groups: ProcessGroups) -> None:
         self.environment, self._groups = environment, groups
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.connect(environment.agent_socket)
+        self._sent, self._received = Sent(), 0
+        self._socket = self._connect()
         self._inbox: queue.SimpleQueue[c.ToWorker] = queue.SimpleQueue()
         self._sending = threading.Lock()
         self._newest = 1
@@ -109,9 +114,19 @@ class Session:
         interface = environment.config.interface
         host = address_of(interface) if interface else ""
         self._endpoint = Endpoint(environment.rank, environment.secret, _end, host)
-        handshake = c.WorkerHandshake(rank=environment.rank, pid=os.getpid())
-        wire.send(self._socket, with_version(encode(handshake)))
+        with contextlib.suppress(ConnectionError):  # the thread connects again
+            self._introduce()
         threading.Thread(target=self._listen, name="hpx-session", daemon=True).start()
+
+    def _connect(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.connect(self.environment.agent_socket)
+        return connection
+
+    def _introduce(self, *, again: bool = False) -> None:
+        rank, received = self.environment.rank, self._received
+        handshake = c.WorkerHandshake(rank=rank, pid=os.getpid(), again=again, received=received)
+        wire.send(self._socket, with_version(encode(handshake)))
 
     def join(self, live: ConsistentStep | None) -> Generation:
         """Wait for the next generation to begin; `live` is what this rank can offer, if anything."""
@@ -210,7 +225,7 @@ class Session:
         raise AbortedError(f"generation {self.generation} is over")
 
     def _listen(self) -> None:
-        while (order := self._receive()) is not None:
+        while (order := self._receive() or self._resume()) is not None:
             match order:
                 case c.AskStop(number=number, step=step, ends=ends):
                     self.stop_at_step.ask(number, step, ends=ends)
@@ -237,22 +252,52 @@ class Session:
         os._exit(1)  # the agent is gone; a worker without one has no job
 
     def _receive(self) -> c.ToWorker | None:
-        """Next order; one that is damaged is refused, and the next is read."""
+        """Next order; one that is damaged is refused, and the next is read. None: the connection has ended."""
         while True:
             try:
                 if (message := wire.receive(self._socket)) is None:
                     return None
             except ConnectionError:
                 return None
+            self._received += 1
             try:
                 return c.WORKER_ORDERS.decode(message)
             except wire.WireError as error:
                 sys.stderr.write(f"a message of the agent was refused: {error}\n")
 
+    def _resume(self) -> c.ToWorker | None:
+        """Connect again, and read the next order. None: the agent is gone, or takes this process no more."""
+        for _ in range(_TRIES):
+            try:
+                with self._sending:
+                    self._socket.close()
+                    self._socket = self._connect()
+                    self._introduce(again=True)
+                    if (answer := wire.receive(self._socket)) is None:
+                        return None
+                    for frame in self._sent.after(read(c.WorkerResumed, answer, "answer").received):
+                        with breaking():
+                            self._socket.sendall(frame)
+            except (FileNotFoundError, ConnectionRefusedError):
+                return None
+            except OSError:  # this one has broken, too
+                time.sleep(_AGAIN_S)
+                continue
+            if (order := self._receive()) is not None:
+                return order
+        return None
+
     def _send(self, report: c.FromWorker) -> None:
+        """Send a report. If the connection breaks, the thread that listens makes another one and sends it again."""
         own = report.model_copy(update={"generation": report.generation or self.generation})
+        frame = wire.encode(encode(own))
         with self._sending:
-            wire.send(self._socket, encode(own))
+            self._sent.add(frame)
+            try:
+                with breaking():
+                    self._socket.sendall(frame)
+            except ConnectionError:
+                disconnect(self._socket)
 
 
 def _end(why: str) -> None:

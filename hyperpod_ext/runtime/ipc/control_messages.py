@@ -169,13 +169,26 @@ class Report(Declared):
 
 
 class WorkerHandshake(Declared):
-    """A worker has been started."""
+    """A worker has been started, or its former connection has broken."""
 
     sender, reader = "worker", "agent"
     type: Literal["handshake"] = "handshake"
     rank: Count
     pid: Count
     generation: Count = 0
+    again: bool = False
+    """Whether a former connection has broken, so that the answer is to say what the agent has received."""
+    received: Count = 0
+    """Orders that it has received on its former connections."""
+
+
+class WorkerResumed(Declared):
+    """The answer to a worker that connects again: both ends send again what the other has not received."""
+
+    sender, reader = "agent", "worker"
+    type: Literal["resumed"] = "resumed"
+    received: Count
+    """Reports of this worker that the agent has received."""
 
 
 class Join(Report):

@@ -274,7 +274,9 @@ def _reply(connection: socket.socket, answer: wire.Message, descriptor: int | No
     try:
         wire.send(connection, answer, [descriptor] if descriptor is not None else None)
     except ConnectionError:
-        pass  # whoever asked is dead; what it asked for after this, it still gets
+        # the process is dead, or asks again over another connection; what it asked for after this is still done
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_WR)
     finally:
         if descriptor is not None:
             os.close(descriptor)
