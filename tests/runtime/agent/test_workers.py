@@ -297,7 +297,10 @@ def test_who_has_asked_before_it_was_known_which_generation_forms_is_of_that_one
         workers = workers_in(tmp_path, [])
         fork_server: Any = Recording()
         await workers.start(1, workers.expect(1), fork_server)
-        worker, line = workers._workers[1], cast(asyncio.StreamWriter, SimpleNamespace(write=lambda frame: None))
+        worker, line = (
+            workers._workers[1],
+            cast(asyncio.StreamWriter, SimpleNamespace(is_closing=lambda: False, write=lambda frame: None)),
+        )
         worker.joined, worker.writer = 1, line
         decision = c.RestoreDecision(step=0, sources={}, others="fresh")
         workers.send(
