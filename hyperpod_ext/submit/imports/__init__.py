@@ -1,1 +1,1 @@
-"""What imports of every kind share: placeholders and their values, launchers' command lines."""
+"""What imports of every kind share: placeholders and their values, launchers' command lines, the report."""

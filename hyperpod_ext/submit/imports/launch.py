@@ -54,8 +54,10 @@ class Launch:
     program: str = ""
     """The launcher, or the interpreter that has it, as written: maybe with the path of a virtual environment."""
     python_options: list[str] = field(default_factory=list)
-    """Of the interpreter; `-u` is left out, as outputs are shown line by line anyway."""
+    """Of the interpreter, without `-u`."""
     is_module: bool = False
+    is_unbuffered: bool = False
+    """Whether the interpreter has `-u`."""
 
     @property
     def interpreter(self) -> str | None:
@@ -97,6 +99,8 @@ class Launch:
 
     def replaced(self) -> Iterator[str]:
         """A sentence for each option that the rendered file has in its own words."""
+        if self.is_unbuffered:
+            yield "-u of the interpreter: outputs are shown line by line anyway"
         for name, value in self.options.items():
             if self._is_replaced(name, value) and name not in _WORKERS.get(self.launcher, ()):
                 shown = f"--{name}{'=' if value else ''}{value}"
@@ -137,8 +141,10 @@ def parse_launch(words: Sequence[str]) -> Launch | None:
 
 def _python(program: str, rest: list[str], before: list[str]) -> Launch | None:
     options: list[str] = []
+    unbuffered = False
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
         count = 2 if rest[0] in ("-X", "-W") else 1
+        unbuffered |= rest[0] == "-u"
         options += [] if rest[0] == "-u" else rest[:count]
         rest = rest[count:]
     found = None
@@ -153,7 +159,7 @@ def _python(program: str, rest: list[str], before: list[str]) -> Launch | None:
     elif rest and rest[0].endswith(".py"):
         found = Launch("python", rest[0], rest[1:], before=before, program=program)
     if found is not None:
-        found.python_options = options
+        found.python_options, found.is_unbuffered = options, unbuffered
     return found
 
 

@@ -167,8 +167,9 @@ def shown(command: str) -> str:
     return first[:100] + long + (f" (exports {', '.join(names)})" if names else "")
 
 
-_SIMPLE = {"command", "variable_assignment", "declaration_command", "unset_command", "test_command"}
-_SIMPLE |= {"negated_command", "pipeline", "redirected_statement"}
+SIMPLE = {"command", "variable_assignment", "declaration_command", "unset_command", "test_command"}
+SIMPLE |= {"negated_command", "pipeline", "redirected_statement"}
+"""Types of statements that hold no others but those of a pipe."""
 _BODIES = {"compound_statement", "subshell", "do_group", "if_statement", "elif_clause", "else_clause", "list", "ERROR"}
 _BODIES |= {"case_statement", "case_item", "for_statement", "c_style_for_statement", "while_statement", "program"}
 _BODIES |= {"function_definition", "variable_assignments"}
@@ -185,14 +186,14 @@ def statements_of(root: Any) -> dict[int, tuple[str, int]]:
         children = [one for one in node.children if one.is_named]
         if node.type in _HEADED:
             children = [one for one in children if one.type in _HEADED[node.type]]
-        if node.type in _SIMPLE and not (node.type == "redirected_statement" and children[0].type in _BODIES):
+        if node.type in SIMPLE and not (node.type == "redirected_statement" and children[0].type in _BODIES):
             for one in lines_apart(node):
                 found[one.start_byte] = one.text.decode(), one.start_point[0] + 1
             first = rest_of(node)
             text = node.text[first.start_byte - node.start_byte :].decode()
             found[first.start_byte] = text, first.start_point[0] + 1
-        if node.type not in _SIMPLE or node.type in ("pipeline", "redirected_statement"):
-            left += [one for one in children if one.type in _BODIES or (node.type in _BODIES and one.type in _SIMPLE)]
+        if node.type not in SIMPLE or node.type in ("pipeline", "redirected_statement"):
+            left += [one for one in children if one.type in _BODIES or (node.type in _BODIES and one.type in SIMPLE)]
     return dict(sorted(found.items()))
 
 

@@ -232,7 +232,7 @@ def _resources(given: Fields, options: Object) -> Object:
         ]
         found["nodes"] = sum(one["InstanceCount"] for one in groups)
     else:
-        found["nodes"] = resources.take("InstanceCount", 1)
+        _put(found, "nodes", resources.take("InstanceCount"))
         found["resources"] = {"instance_type": resources.take("InstanceType")}
     _put(options, "volume_gib", resources.take("VolumeSizeInGB"))
     _put(options, "volume_kms_key", resources.take("VolumeKmsKeyId"))
@@ -298,9 +298,9 @@ def _channels(given: Fields, options: Object, report: Report) -> list[Object]:
             continue
         found[name] = _channel(one, mode)
         if list(one.problems()):
-            whole = one.take_all()
-            is_s3 = "S3DataSource" in whole["DataSource"]
-            overlaid.append(whole | ({"InputMode": whole.get("InputMode", mode)} if is_s3 else {}))
+            members = one.take_all()
+            is_s3 = "S3DataSource" in members["DataSource"]
+            overlaid.append(members | ({"InputMode": members.get("InputMode", mode)} if is_s3 else {}))
             del found[name]
     _put(options, "channels", found or None)
     return overlaid

@@ -246,6 +246,8 @@ def _nodes_of_step(step: Step, document: dict[str, Any], report: Report) -> None
     if int(on) < document.get("nodes", 1):
         text = f"the step runs on {on} of the file's {document['nodes']} nodes: nodes is {on}"
         report.lost(text, step.line)
+    if "nodes" not in document:
+        report.note(f"nodes: {on}, those of the step, as the file names none", step.line)
     document["nodes"] = int(on)
 
 

@@ -184,7 +184,9 @@ def _module(words: Sequence[str]) -> Launch | None:
     at = 2 if words[1] == "-u" else 1
     if words[at] != "-m" or len(words) < at + 2:
         return None
-    return Launch("python", words[at + 1], list(words[at + 2 :]), program=words[0], is_module=True)
+    return Launch(
+        "python", words[at + 1], list(words[at + 2 :]), program=words[0], is_module=True, is_unbuffered=at == 2
+    )
 
 
 def _no_step(script: Script, nodes: int, source: str) -> ConfigError:

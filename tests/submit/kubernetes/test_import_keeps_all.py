@@ -145,7 +145,7 @@ def of_pod(theirs: dict[str, Any], ours: dict[str, Any], told: str) -> Iterator[
 
 
 def complete(toleration: dict[str, Any]) -> dict[str, Any]:
-    return {"operator": "Equal" if toleration.get("value") else "Exists"} | toleration
+    return {"operator": "Equal"} | toleration
 
 
 READ = {"name", "image", "command", "args", "env", "volumeMounts", "resources", "ports"}

@@ -55,11 +55,59 @@ def test_a_trainjob_stays_one() -> None:
     )
     assert job.kubernetes.suspend
     named = "\n".join(found.left_out)
-    assert "variable B is not carried" in named
+    assert [one.name for one in job.kubernetes.container.env] == ["B"]
+    assert "variable B" not in named
     assert "variable HPX_C: the launcher sets it" in named
     assert "variable MASTER_ADDR: the launcher sets it" in named
     assert "runtimeRef" not in named
     assert "trainer.image" not in named
+
+
+PATCHED = """\
+kind: TrainJob
+metadata: {name: tiny}
+spec:
+  runtimeRef: {name: torch-distributed}
+  trainer: {image: repo/a, numNodes: 2, numProcPerNode: 8, command: [torchrun, /t.py]}
+  runtimePatches:
+    - manager: example.com/team
+      trainingRuntimeSpec:
+        template:
+          spec:
+            replicatedJobs:
+              - name: node
+                template:
+                  spec:
+                    backoffLimit: 3
+                    template:
+                      metadata: {annotations: {c: d}}
+                      spec:
+                        serviceAccountName: trainer
+                        nodeSelector: {pool: p5}
+                        tolerations: [{key: x, effect: NoSchedule}]
+                        securityContext: {fsGroup: 1000}
+                        volumes: [{name: d, persistentVolumeClaim: {claimName: fsx}}]
+                        containers: [{name: node, volumeMounts: [{name: d, mountPath: /data}]}]
+"""
+
+
+def test_patches_of_the_runtime_are_carried_or_named() -> None:
+    found = import_file(PATCHED, "a.yaml")
+    job = found.job
+    assert (job.kubernetes.service_account, job.scheduling.node_selector) == ("trainer", {"pool": "p5"})
+    assert [(one.key, one.operator) for one in job.scheduling.tolerations] == [("x", "Equal")]
+    assert [one.path for one in job.volumes] == ["/data"]
+    assert job.annotations == {"c": "d"}
+    assert job.kubernetes.pod.securityContext is not None
+    lost = [one.split(": ")[1].rpartition(".")[2] for one in found.left_out]
+    assert sorted(lost) == ["backoffLimit", "manager"]
+
+
+@pytest.mark.parametrize("broken", ["containers: [null]", "containers: 3", "volumes: [x]", "tolerations: [[]]"])
+def test_a_patch_that_is_no_patch_is_refused(broken: str) -> None:
+    head = PATCHED[: PATCHED.index("serviceAccountName")]
+    with pytest.raises(ConfigError, match="a list of fields belongs here"):
+        import_file(f"{head}{broken}\n", "a.yaml")
 
 
 def test_what_an_api_server_adds_is_nobodys_loss() -> None:

@@ -18,6 +18,7 @@ from hyperpod_ext.config.job.pods.containers import TrainingContainer
 from hyperpod_ext.config.job.pods.later import PodPart
 from hyperpod_ext.config.job.pods.pod import TrainingPod
 from hyperpod_ext.submit.contract.targets import get_target
+from hyperpod_ext.submit.kubernetes.imports.trainer import trainer_pod
 from hyperpod_ext.submit.kubernetes.overlays.check import REFUSED_OF_CONTAINER, REFUSED_OF_POD
 from hyperpod_ext.submit.kubernetes.own_words import own_words, without_ours
 from hyperpod_ext.submit.kubernetes.pod import affinity as affinity_of
@@ -146,6 +147,8 @@ def _without(job: JobConfig, keys: Iterable[Key]) -> JobConfig:
 
 def _pods(found: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     spec = found.get("spec") or {}
+    if spec.get("trainer"):
+        yield trainer_pod(spec)["spec"]
     roles = spec.get("pytorchReplicaSpecs") or {}
     for one in [*(spec.get("replicaSpecs") or []), *(roles.values() if isinstance(roles, dict) else roles)]:
         pod = (one.get("template") or {}).get("spec") or {}

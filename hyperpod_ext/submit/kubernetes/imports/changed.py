@@ -22,8 +22,9 @@ def recorded_in(found: Mapping[str, Any]) -> JobConfig | None:
         return job
     trainer = spec.get("trainer")
     containers = [trainer] if trainer else [one for _, _, group in groups_of(found) for one in _containers(group)[:1]]
-    entries = [one for container in containers for one in container.get("env") or []]
-    return with_secrets(job, {one["name"]: one["value"] for one in entries if isinstance(one.get("value"), str)})
+    entries = [one for container in containers if isinstance(container, dict) for one in container.get("env") or []]
+    named = [one for one in entries if isinstance(one, dict) and "name" in one]
+    return with_secrets(job, {one["name"]: one["value"] for one in named if isinstance(one.get("value"), str)})
 
 
 def read_changed(

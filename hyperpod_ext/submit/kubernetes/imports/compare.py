@@ -40,7 +40,9 @@ def differences(original: dict[str, Any], rendered: dict[str, Any], document: Do
         if not ours:
             seen.add(shown)  # said as a whole
             what = f"variable {shown[-1]} " if "env" in shown[:-1] else ""
-            found.append(document.problem(at, f"{what}is not carried: a spec has no field that says it"))
+            found.append(
+                document.problem(at, f"{what}is not carried: a spec has no field that says it{_summary(there, shown)}")
+            )
         elif key in here:
             message = f"is changed: {_short(value)} here, {_short(here[key][1])} in what the spec renders to"
             found.append(document.problem(path, message))
@@ -49,6 +51,22 @@ def differences(original: dict[str, Any], rendered: dict[str, Any], document: Do
     between = list(_between_groups(original, document))
     places = {one.path for one in between}
     return [*(one for one in found if not any(at.startswith(f"{one.path}.") for at in places)), *between]
+
+
+def renamed(original: dict[str, Any], rendered: dict[str, Any], document: Document) -> Iterator[Problem]:
+    """Names of groups and of their containers that the rendered file has in its own way."""
+    ours = [group for _name, _path, group in groups_of(rendered)]
+    for at, (_name, path, group) in enumerate(groups_of(original)):
+        mine = ours[min(at, len(ours) - 1)] if ours else {}
+        inside: Path = ("template", "spec", "containers", 0)
+        for place, there, here in (((), group, mine), (inside, _first(group), _first(mine))):
+            if there.get("name") != here.get("name"):
+                what = f"is {here.get('name')} in what the spec renders to, {there.get('name')} here"
+                yield document.problem((*path, *place, "name"), what)
+
+
+def _first(group: Mapping[str, Any]) -> Mapping[str, Any]:
+    return next(iter(((group.get("template") or {}).get("spec") or {}).get("containers") or []), {})
 
 
 def additions(original: dict[str, Any], rendered: dict[str, Any], document: Document) -> list[Problem]:
@@ -87,9 +105,9 @@ def _between_groups(job: dict[str, Any], document: Document) -> Iterator[Problem
             if {key: str(value) for key, (_at, value) in there.items()} == {k: str(v) for k, (_at, v) in here.items()}:
                 continue
             where = next(iter(here.values()), (at, None))[0]
-            what = f"{' '.join(shown)} is other than that of {first}"
+            what = f"{' '.join(shown)} is other than that of {first}{_summary(here, shown)}"
             if not there:
-                what = f"{' '.join(shown)} is not in {first}"
+                what = f"{' '.join(shown)} is not in {first}{_summary(here, shown)}"
             elif not here:
                 what = f"has no {' '.join(shown)}, as {first} has"
             yield document.problem(where, f"{what}: a spec has one kind of pod, and {name} gets what {first} has")
@@ -112,6 +130,9 @@ def _of_group(group: dict[str, Any], path: Path) -> dict[Key, tuple[Path, Any]]:
     for key, at, value in _walk(template, ("pod",), (*path, "template")):
         if value not in ({}, []) and not (path[1] == "replicaSpecs" and _is_of_group(key)):
             found.setdefault(key, (at, value))
+    if path[1] == "pytorchReplicaSpecs":
+        parts = {name: value for name, value in group.items() if name not in ("template", "replicas")}
+        found |= {("replica", key[0], *key[1:]): (at, value) for key, at, value in _walk(parts, (), path) if key}
     for index, container in enumerate(((template.get("spec") or {}).get("containers") or [])[:1]):
         words = [*(container.get("command") or []), *(container.get("args") or [])]
         found["container", "command"] = (*path, "template", "spec", "containers", index), words
@@ -125,6 +146,14 @@ def _is_of_group(key: Key) -> bool:
         "nodeSelector",
         labels.INSTANCE_TYPE,
     )
+
+
+def _summary(facts: dict[Key, tuple[Path, Any]], shown: Key) -> str:
+    """The values below `shown`, in a few words."""
+    found = {
+        ".".join(key[len(shown) :]): value for key, (_at, value) in _part(facts, shown).items() if value is not True
+    }
+    return f" ({_short(found.popitem()[1] if [*found] == [''] else found)})" if found else ""
 
 
 def _part(facts: dict[Key, tuple[Path, Any]], shown: Key) -> dict[Key, tuple[Path, Any]]:
@@ -169,11 +198,13 @@ def _walk(value: Any, key: Key, path: Path) -> Iterator[tuple[Key, Path, Any]]:
                             yield from _walk(inner, ("replica", part), (*at, role, part))
             elif name == "tolerations" and isinstance(below, list):
                 for index, one in enumerate(below):
-                    complete = {"operator": "Equal" if one.get("value") else "Exists"} | one
+                    complete = {"operator": "Equal"} | one
                     yield ("toleration", json.dumps(complete, sort_keys=True)), (*at, index), True
             elif name == "ports" and isinstance(below, list):
                 for index, one in enumerate(below):
-                    yield ("port", str(one.get("containerPort"))), (*at, index), True
+                    port = ("port", str(one.get("containerPort")))
+                    yield port, (*at, index), True
+                    yield from _walk({k: v for k, v in one.items() if k != "containerPort"}, port, (*at, index))
             elif name in _NAMED and isinstance(below, list):
                 for index, one in enumerate(below):
                     inner = {k: v for k, v in one.items() if k != "name"} or {"value": ""}
@@ -243,7 +274,7 @@ def _amount(value: Any) -> float | None:
 
 def _short(value: Any) -> str:
     text = json.dumps(value, default=str)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return text if len(text) <= 60 else f"{text[:57]}... ({len(text)} characters)"
 
 
-__all__ = ["additions", "differences", "groups_of", "leaves"]
+__all__ = ["additions", "differences", "groups_of", "leaves", "renamed"]

@@ -20,9 +20,10 @@ from hyperpod_ext.submit.imports.report import Imported
 from hyperpod_ext.submit.kubernetes.imports.carry import carried, is_carried
 from hyperpod_ext.submit.kubernetes.imports.carry_job import with_job_fields
 from hyperpod_ext.submit.kubernetes.imports.changed import read_changed, recorded_in
-from hyperpod_ext.submit.kubernetes.imports.compare import additions, differences
+from hyperpod_ext.submit.kubernetes.imports.compare import additions, differences, groups_of, renamed
 from hyperpod_ext.submit.kubernetes.imports.import_pod import is_machine, read_pod
-from hyperpod_ext.submit.kubernetes.imports.shape import Shape, leaves
+from hyperpod_ext.submit.kubernetes.imports.shape import Shape, fields_in
+from hyperpod_ext.submit.kubernetes.imports.trainer import trainer_pod
 
 _OF_THE_COMMAND = (
     "a line of the shell",
@@ -104,8 +105,7 @@ def import_job(text: str, source: str, values: Mapping[str, Any] | None = None) 
     for other, at, one in objects:
         if one is not found:
             name = (one.get("metadata") or {}).get("name") if isinstance(one.get("metadata"), dict) else None
-            size = sum(1 for _leaf in leaves(one))
-            message = f"{one.get('kind')} {name}: another object of the file ({size} values)"
+            message = f"{one.get('kind')} {name}: another object of the file ({fields_in(one)} fields)"
             where = other.location(at).line
             imported.left_out.append(f"{source}:{where}: {message}; a spec is one job, so apply it beside it")
     return imported
@@ -133,7 +133,7 @@ def import_object(found: dict[str, Any], document: Document, *, placeholders: bo
         raise ConfigError(list(dict.fromkeys(shape.problems)))
     if recorded is not None:
         job, left = read_changed(recorded, found, lambda job: _rendered(job, target), document)
-        return Imported(job, target, left)
+        return Imported(job, target, [one for one in left if _IMAGE_OF_THE_CLUSTER not in one])
     reader = _Reader(source)
     job = carried(_job(reader.read(found), source), target, found)
     reader.left_out = [text for text in reader.left_out if not is_carried(text, job)]
@@ -155,7 +155,7 @@ def import_object(found: dict[str, Any], document: Document, *, placeholders: bo
         left.append(f"{source}:{document.location(()).line}: image: the file names none; write it as image")
     same = [one for one in left if _SAME_VALUE in one]
     left = [one for one in left if _SAME_VALUE not in one]
-    more = [str(one) for one in additions(found, rendered, document)]
+    more = [str(one) for of in (renamed, additions) for one in of(found, rendered, document)]
     return Imported(job, target, list(dict.fromkeys(left)), list(dict.fromkeys([*same, *notes, *more])))
 
 
@@ -297,10 +297,21 @@ def _letter_for_letter(text: str) -> Imported | None:
 
 def _still_says(job: JobConfig, target: str, found: Mapping[str, Any]) -> bool:
     """Whether `job` renders to exactly this object, so that nobody has changed it since."""
-    if job.image is None:
-        return True  # the image was that of a cluster's region, which is not known here
-    (again,) = read_all(_rendered_text(job, target))
-    return bool(again == found)
+    again = _rendered(job, target)
+    if job.image is None:  # the image was that of a cluster's region, which is not known here
+        for ours, theirs in zip(_first_containers(again), _first_containers(found), strict=False):
+            ours["image"] = theirs.get("image")
+        again["metadata"]["annotations"][ANNOTATION] = found["metadata"]["annotations"][ANNOTATION]
+    return again == found
+
+
+def _first_containers(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for _name, _path, group in groups_of(found):
+        yield from _list(((group.get("template") or {}).get("spec") or {}).get("containers"))[:1]
+
+
+def _list(value: Any) -> list[dict[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 class _Reader:
@@ -444,13 +455,13 @@ class _Reader:
         """The pod templates; nodes, spares and groups go into the document."""
         if trainer := spec.get("trainer"):
             document["nodes"] = trainer.get("numNodes", 1)
-            container = {k: v for k, v in trainer.items() if k in ("image", "command", "args", "env")}
-            container["resources"] = trainer.get("resourcesPerNode") or {}
             if str(trainer.get("numProcPerNode", "")).isdecimal():
                 document["launched_workers"] = int(trainer["numProcPerNode"])
-            return [{"spec": {"containers": [container]}}]
+            return [trainer_pod(spec)]
         if roles := spec.pop("pytorchReplicaSpecs", None):
             document["nodes"] = self._counted(sum(int(role.get("replicas", 1)) for role in _roles(roles)))
+            unsaid = [str(name) for name, role in roles.items() if isinstance(role, dict) and "replicas" not in role]
+            self.notes += [f"{name}: names no replicas, so that it has 1" for name in unsaid]
             if {role.get("restartPolicy") for role in _roles(roles)} == {"Never"}:
                 document.setdefault("relaunch", {}).setdefault("max_times", 0)  # so it is rendered
             return [dict(role.get("template") or {}) for role in _roles(roles)]

@@ -56,7 +56,7 @@ def read_pod(
     container.pop("name", None)
     asked = dict(container)
     variables = container.pop("env", None) or []
-    read_environment(variables, document, kubernetes, left_out)
+    read_environment(variables, document, kubernetes, left_out, notes)
     if container.get("workingDir"):
         document["working_dir"] = container.pop("workingDir")
     elsewhere = {str(one.get("name")) for one in variables if one.get("valueFrom")}
@@ -101,7 +101,7 @@ def read_pod(
     if secrets := spec.pop("imagePullSecrets", None):
         kubernetes["pull_secrets"] = [one.get("name") for one in secrets]
     if tolerations := spec.pop("tolerations", None):
-        scheduling["tolerations"] = [_toleration(one) for one in tolerations]
+        scheduling["tolerations"] = [_toleration(one, notes) for one in tolerations]
     affinity = spec.pop("affinity", None) or {}
     if labels.NODE_HEALTH not in str(affinity.get("nodeAffinity")):
         scheduling["healthy_only"] = False
@@ -128,10 +128,12 @@ def is_own(rule: Any) -> bool:
     return labels.NODE_HEALTH in str(rule) or labels.JOB in str(rule)
 
 
-def _toleration(one: Mapping[str, Any]) -> dict[str, Any]:
+def _toleration(one: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     found = {**one, "seconds": one.get("tolerationSeconds")}
     found.pop("tolerationSeconds", None)
-    found.setdefault("operator", "Equal" if one.get("value") else "Exists")
+    if "operator" not in found:
+        found["operator"] = "Equal"
+        notes.append(f"toleration {one.get('key')}: names no operator, so that it is Equal")
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -203,6 +205,7 @@ def read_command(
         if least not in ("", most):
             document["launched_least"] = least
     if (workers := found.workers) is not None:
+        notes.append(f"the launcher: its own option says {workers} workers")
         if workers.isdecimal() and int(workers) > 0:
             document["launched_workers"] = found.on_each_node(int(workers), document.get("nodes", 1))
         elif workers not in ("auto", "gpu"):
@@ -229,7 +232,11 @@ def place_script(document: dict[str, Any], left_out: list[str], *, in_image: boo
 
 
 def read_environment(
-    entries: list[dict[str, Any]], document: dict[str, Any], kubernetes: dict[str, Any], left_out: list[str]
+    entries: list[dict[str, Any]],
+    document: dict[str, Any],
+    kubernetes: dict[str, Any],
+    left_out: list[str],
+    notes: list[str],
 ) -> None:
     """Variables with values and those of Secrets; others are named."""
     known: dict[str, str] = {}
@@ -246,6 +253,8 @@ def read_environment(
         elif is_of_ranks(name) and name not in SETTINGS:
             left_out.append(f"variable {name}: the launcher sets it")
         else:
+            if "value" not in entry:
+                notes.append(f"variable {name}: names no value, so that it is empty")
             text = str(entry.get("value", ""))
             value = expanded(text, known)
             if re.search(r"(?<!\$)\$\(\w+\)", value):

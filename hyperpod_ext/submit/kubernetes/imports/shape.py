@@ -84,10 +84,7 @@ class Shape:
 
     def _scalar(self, value: Any, at: Path) -> Any:
         if isinstance(value, dict):
-            return {
-                name: below if name in _WORDS and isinstance(below, list) else self._scalar(below, (*at, name))
-                for name, below in value.items()
-            }
+            return {name: self._inside(name, below, (*at, name)) for name, below in value.items()}
         if isinstance(value, list):
             return [self._scalar(below, (*at, index)) for index, below in enumerate(value)]
         if isinstance(value, str) and (missing := list(dict.fromkeys(names_in(value)))):
@@ -96,6 +93,12 @@ class Shape:
         if isinstance(value, int) and not isinstance(value, bool) and re.fullmatch(r"0[0-7]+", text):
             return int(text, 8)  # so Kubernetes reads it: a file's mode
         return value
+
+    def _inside(self, name: str, value: Any, at: Path) -> Any:
+        """A field somewhere below one that is not read by name."""
+        if name in _LISTS and value is not None and not any(part in _FREE for part in at):
+            return self._value(name, value, at)
+        return value if name in _WORDS and isinstance(value, list) else self._scalar(value, at)
 
     def _number(self, value: Any, at: Path) -> int:
         if isinstance(value, str) and (missing := list(names_in(value))):
@@ -129,6 +132,12 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
         return
     for key, one in below:
         yield from leaves(one, (*path, key))
+
+
+def fields_in(value: Any) -> int:
+    """The number of fields and items, at every depth."""
+    below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return sum(1 + fields_in(one) for one in below)
 
 
 def _text(value: Any) -> str:
