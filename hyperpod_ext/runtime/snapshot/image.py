@@ -177,15 +177,17 @@ def holders_of(tensors: Sequence[Any]) -> frozenset[int] | None:
     return held
 
 
-def _check_names(paths: Sequence[Path]) -> None:
-    """Refuse two tensors of one name, `a.b` and `b` in `a`: a restore could not tell them apart."""
+def _names(paths: Sequence[Path]) -> list[str]:
+    """Names of the tensors. Refuses two of one name, `a.b` and `b` in `a`: a restore could not tell them apart."""
     seen: set[str] = set()
-    for name in map(fqn, paths):
+    names = list(map(fqn, paths))
+    for name in names:
         if name in seen:
             raise JobFailedError(
                 f"two tensors of the state are named {name}", hint="Leave dots out of the keys of its state_dict()."
             )
         seen.add(name)
+    return names
 
 
 def _cannot_change(name: str, built: Form, form: Form) -> JobFailedError:
@@ -201,15 +203,15 @@ class Layout:
 
     def __init__(self, parts: Parts) -> None:
         paths, _ = leaf_paths(parts.shape)
-        _check_names(paths)
+        names = _names(paths)
         items, frames, locals_ = [], [], []
         end, frames_of = 0, {}
         whose = part_name()
         order = [*range(len(paths))]
         order.sort(key=lambda index: not is_frozen(parts.tensors[index]))  # in one piece, which is copied once
         for index in order:
-            tensor, path = parts.tensors[index], paths[index]
-            chunk = chunk_of(tensor, fqn(path))
+            tensor = parts.tensors[index]
+            chunk = chunk_of(tensor, names[index])
             if chunk is None:
                 continue
             key = (chunk.local.dtype, tuple(chunk.local.shape))
@@ -222,17 +224,16 @@ class Layout:
             end = data + nbytes + len(around.suffix)
             dtype = str(chunk.local.dtype).removeprefix("torch.")
             sizes = tuple(chunk.local.shape)
-            name = fqn(path) + whose
+            name = names[index] + whose
             is_plain = isinstance(tensor, torch.Tensor) and not is_dtensor(tensor)
-            form = Form(dtype, chunk.shape, strides_of(chunk.local, name) if is_plain else None)
-            built = parts.built.get(fqn(path), form)
-            if built != form and not is_plain:
-                raise _cannot_change(name, built, form)
+            strides = strides_of(chunk.local, name) if is_plain else None
+            built = parts.built.get(names[index])
+            if built == (dtype, chunk.shape, strides):
+                built = None
+            if built is not None and not is_plain:
+                raise _cannot_change(name, built, Form(dtype, chunk.shape))
             items.append(
-                Item(
-                    *(index, name, dtype, chunk.shape, chunk.offsets, sizes, start, data, nbytes, end),
-                    *(form.strides, built if built != form else None),
-                )
+                Item(index, name, dtype, chunk.shape, chunk.offsets, sizes, start, data, nbytes, end, strides, built)
             )
             frames.append(around)
             locals_.append(chunk.local)

@@ -83,13 +83,13 @@ class LooseGradients:
         """Copies as of the last commit, by the number of the parameter."""
         self._seen: dict[int, weakref.ref[torch.Tensor]] = {}
 
-    def hold(self, objects: Sequence[object]) -> None:
-        """Copy them: a step has ended. One that was made anew since the last step was dropped in between."""
-        optimizers = [value for value in objects if isinstance(value, torch.optim.Optimizer)]
+    def hold(self, optimizers: Sequence[torch.optim.Optimizer], numbered: Iterable[torch.Tensor]) -> None:
+        """Copy them: a step has ended. One that was made anew since the last step was dropped in between.
+        `numbered`: all parameters."""
         grouped = {id(each) for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]}
         loose = {
             number: parameter.grad
-            for number, parameter in enumerate(parameters(objects) if optimizers else ())
+            for number, parameter in enumerate(numbered if optimizers else ())
             if parameter.grad is not None and id(parameter) not in grouped and not parameter.grad.is_sparse
         }
         kept = {n: each for n, each in loose.items() if n not in self._seen or self._seen[n]() is each}

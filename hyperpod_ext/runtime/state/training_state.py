@@ -223,14 +223,15 @@ class TrainingState:
             elif isinstance(value, torch.amp.GradScaler) and value.is_enabled():
                 value._per_optimizer_states.clear()
 
-    def besides_values(self, captured: CapturedState) -> tuple[gradients.Ranges, Changes]:
+    def besides_values(
+        self, captured: CapturedState, parameters: Sequence[torch.Tensor]
+    ) -> tuple[gradients.Ranges, Changes]:
         """Which parameters have a gradient now, and what training has changed of the objects since they were built,
-        besides values (see `built`). `captured`: their state.
+        besides values (see `built`). `captured`: their state; `parameters`: as `hold_gradients` returned them.
 
         Raises:
             JobFailedError: the change cannot be restored.
         """
-        parameters = gradients.parameters(self._objects.values())
         self._changes = self._built.changes(self._objects, captured.keys, parameters)
         return gradients.existing(parameters), self._changes
 
@@ -240,9 +241,11 @@ class TrainingState:
         gradients.give_zeros(self._objects.values(), ranges)
         self._loose.give(self._objects.values())
 
-    def hold_gradients(self) -> None:
-        """A step has ended: take in the gradients that are state."""
-        self._loose.hold(list(self._objects.values()))
+    def hold_gradients(self) -> list[torch.Tensor]:
+        """A step has ended: take in the gradients that are state. Returns all parameters."""
+        numbered = gradients.parameters(self._objects.values())
+        self._loose.hold([each for each in self._objects.values() if isinstance(each, torch.optim.Optimizer)], numbered)
+        return numbered
 
     def accumulates(self) -> bool:
         """Whether gradients wait for an optimizer that has not stepped since the last commit: they are no part of
@@ -309,6 +312,7 @@ class TrainingState:
         self._mark = None
         changes = snapshots[0].extras.get("changes", {})
         self._built.regroup(self._objects, changes)
+        self._built.set_flags(self._objects, changes)  # tensors that are not trained come first in an image
         captured = self.take(packed=False)
         parts, keys = captured.parts, captured.keys
         found = list(snapshots)

@@ -18,6 +18,7 @@ from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.snapshot.image import Layout, views
 from hyperpod_ext.runtime.snapshot.layout_plan import read_plan
 from hyperpod_ext.runtime.snapshot.snapshot import Snapshot
+from hyperpod_ext.runtime.state import gradients
 from hyperpod_ext.runtime.state.training_state import TrainingState
 
 
@@ -28,7 +29,11 @@ def snapshot_of(state: TrainingState) -> Snapshot:
     image = bytearray(layout.plan.nbytes)
     for place, tensor in zip(views(layout.plan, image), layout.locals, strict=True):
         place.copy_(tensor)
-    changes, values = json.loads(json.dumps([state.besides_values(captured)[1], captured.parts.values]))
+    changes, values = json.loads(
+        json.dumps(
+            [state.besides_values(captured, gradients.parameters(state._objects.values()))[1], captured.parts.values]
+        )
+    )
     plan = read_plan(json.loads(layout.plan.text), layout.plan.digest)
     return Snapshot(0, plan, values, lambda: memoryview(image), {"changes": changes})
 
@@ -226,7 +231,7 @@ def test_a_group_of_parameters_that_no_object_has_is_refused_where_it_is_added(m
     training = make()
     training.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
     with pytest.raises(JobFailedError, match="optimizer has been given parameters that were in no module"):
-        training.state.besides_values(training.state.take())
+        snapshot_of(training.state)
 
 
 @pytest.mark.parametrize("earlier_version", [False, True])
@@ -384,10 +389,10 @@ def test_a_module_that_gets_or_loses_tensors_is_refused():
     state = TrainingState({"model": model})
     model.register_buffer("late", torch.zeros(1))
     with pytest.raises(JobFailedError, match=r"model has got late since restore\(\)"):
-        state.besides_values(state.take())
+        snapshot_of(state)
     del model.late, model.mean
     with pytest.raises(JobFailedError, match=r"model has lost mean since restore\(\)"):
-        state.besides_values(state.take())
+        snapshot_of(state)
 
 
 @pytest.mark.parametrize("tied_first", [False, True])
@@ -397,10 +402,10 @@ def test_weights_that_are_tied_or_no_longer_tied_are_refused(tied_first):
     if tied_first:
         model[1].weight = model[0].weight
     state = TrainingState({"model": model})
-    state.besides_values(state.take())
+    snapshot_of(state)
     model[1].weight = apart if tied_first else model[0].weight
     with pytest.raises(JobFailedError, match=r"model has tied, or no longer ties, 1.weight since restore\(\)"):
-        state.besides_values(state.take())
+        snapshot_of(state)
 
 
 def test_a_sharded_tensor_that_changes_its_type_is_refused_where_it_is_saved():
