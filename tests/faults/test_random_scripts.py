@@ -72,7 +72,8 @@ def check(seed: int, job: Any, folder: Path) -> None:
         assert report["state"] == "failed", told
         assert re.search(script.refused or "|".join(script.refusable), report["error"]["message"]), told
         return
-    if script.may_warn and any(re.search(script.may_warn, each) for each in report["in_no_snapshot"]):
+    warned = [*report["in_no_snapshot"], *report["unseeded_loaders"]]
+    if script.may_warn and any(re.search(script.may_warn, each) for each in warned):
         return
     assert report["state"] == "succeeded", told
     # one that is due in a phase that its step does not come to strikes nobody
@@ -86,9 +87,12 @@ def check(seed: int, job: Any, folder: Path) -> None:
 
 
 def refuses(script: Script, report: dict[str, Any], job: Any) -> bool:
-    """Whether the job has ended before its third step, because of a kind that it may refuse."""
+    """Whether the job has ended before its third step, because of a kind that it may refuse. Two steps of one process
+    are compared, and one that is replaced in them begins again."""
+    again = sum(int(each) <= 3 for each in re.findall(r"step=(\d+)", ";".join(script.faults)))
+    again += script.lost_node is not None and script.lost_node[1] <= 3
     made = [each["step"] for each in events_in(job.folder / "events.jsonl") if each["event"] == "step"]
-    return bool(script.refusable) and report["state"] == "failed" and max(made, default=0) < 3
+    return bool(script.refusable) and report["state"] == "failed" and max(made, default=0) < 3 + again
 
 
 def asked() -> range:

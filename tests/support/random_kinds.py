@@ -87,6 +87,8 @@ def _unfreezes(script: Script, draw: random.Random) -> bool:
     """Parameters whose `requires_grad` changes in a step."""
     if script.parallel not in SIMPLE or _is_compiled(script) or "weight_norm" in " ".join(script.traits):
         return False
+    if any("register_comm_hook" in line for line in script.before):  # its second wrapper would have none
+        return False
     step, first = draw.randrange(2, 7), draw.random() < 0.5
     script.build = [line for line in script.build if "requires_grad_(False)" not in line]
     if not first:
@@ -136,7 +138,7 @@ def _experts(script: Script, draw: random.Random) -> bool:
 
 def _growing_buffer(script: Script, draw: random.Random) -> bool:
     """A buffer that is longer after each step."""
-    if script.parallel == "fsdp2" or _is_compiled(script):
+    if script.parallel == "fsdp2" or _is_compiled(script) or "AveragedModel" in script.traits:
         return False
     _extend(script, 'self.register_buffer("history", torch.zeros(0))', "")
     every = draw.choice((1, 1, 3))
