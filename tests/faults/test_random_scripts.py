@@ -89,10 +89,15 @@ def check(seed: int, job: Any, folder: Path) -> None:
 def refuses(script: Script, report: dict[str, Any], job: Any) -> bool:
     """Whether the job has ended before its third step, because of a kind that it may refuse. Two steps of one process
     are compared, and one that is replaced in them begins again."""
-    again = sum(int(each) <= 3 for each in re.findall(r"step=(\d+)", ";".join(script.faults)))
-    again += script.lost_node is not None and script.lost_node[1] <= 3
+    faults = [int(each) for each in re.findall(r"step=(\d+)", ";".join(script.faults))]
+    faults += [] if script.lost_node is None else [script.lost_node[1]]
+    first_kept = 3
+    for step in sorted(faults):
+        first_kept = step + 2 if step <= first_kept else first_kept
+    if "an optimizer's step every other step" in script.traits:  # only its steps are committed
+        first_kept *= 2
     made = [each["step"] for each in events_in(job.folder / "events.jsonl") if each["event"] == "step"]
-    return bool(script.refusable) and report["state"] == "failed" and max(made, default=0) < 3 + again
+    return bool(script.refusable) and report["state"] == "failed" and max(made, default=0) < first_kept
 
 
 def asked() -> range:

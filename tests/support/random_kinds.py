@@ -278,7 +278,7 @@ def _loader_by_step(script: Script, draw: random.Random) -> bool:
 
 def _dtype(script: Script, draw: random.Random) -> bool:
     """A buffer, and an object's counter, whose dtype changes in the first step."""
-    if _is_compiled(script) or script.parallel not in SIMPLE or draw.random() < 0.5:
+    if _is_compiled(script) or script.parallel not in SIMPLE or "AveragedModel" in script.traits or draw.random() < 0.5:
         script.classes.append(
             """class Seen:
     def __init__(self):
