@@ -447,14 +447,20 @@ class Checkpointer:
         """
         self.wait_staged()
         self._client.forget_slot()
-        plan = self._layout.plan if self._layout is not None else None
-        secret, job, mapped = self._secret, self._job, self._mapping
-        try:
-            held = self._client.open(owner, save_id, secret=secret, job=job, mapped=mapped, plan=plan)
-        except MemoryLostError as error:
-            self._turn_to_the_next_server()
-            what = f"{save_id} of rank {owner} was lost with the memory server of this node, which has ended"
-            raise NotFoundError(what) from error
+        secret, job, turned = self._secret, self._job, False
+        while True:
+            plan, mapped = self._layout.plan if self._layout is not None else None, self._mapping
+            try:
+                held = self._client.open(owner, save_id, secret=secret, job=job, mapped=mapped, plan=plan)
+                break
+            except MemoryLostError:  # where only the connection broke, the same server has it still
+                self._turn_to_the_next_server()
+                turned = True
+            except NotFoundError as error:
+                if not turned:
+                    raise
+                what = f"{save_id} of rank {owner} was lost with the memory server of this node, which has ended"
+                raise NotFoundError(what) from error
         return Snapshot.of(held.manifest, held.plan, lambda: held.image)
 
     def find(self, owner: int, save_id: str, addresses: Iterable[tuple[str, int]]) -> Snapshot:
