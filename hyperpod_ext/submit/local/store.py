@@ -25,6 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ext.errors import HyperpodExtError
 from hyperpod_ext.files import make_private_folder, open_private, write_atomically
 from hyperpod_ext.submit.contract.home import home
 from hyperpod_ext.submit.local.result import NodeEnd
@@ -86,11 +87,11 @@ class Submission:
 
     def write_status(self, **changes: object) -> None:
         """Change some of the status."""
-        write_atomically(self.status_file, json.dumps(self.read_status() | changes, indent=2) + "\n")
+        _write(self.status_file, self.read_status() | changes)
 
     def end(self, result: Mapping[str, Any]) -> None:
         """Write how it ended: the result first, so that whoever sees the status finds it."""
-        write_atomically(self.result_file, json.dumps(result, indent=2) + "\n")
+        _write(self.result_file, result)
         self.write_status(state=result["state"], error=result["error"], ended_at=now())
 
     def node_ended(self, end: NodeEnd) -> None:
@@ -207,3 +208,20 @@ def _is_locked(folder: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file.
+
+    Raises:
+        HyperpodExtError: the disk is full, or the folder cannot be written.
+    """
+    try:
+        write_atomically(path, json.dumps(content, indent=2) + "\n")
+    except FileNotFoundError:  # the job was removed
+        raise
+    except OSError as error:
+        raise HyperpodExtError(
+            f"{path} cannot be written: {error.strerror}",
+            hint="Free space there, or set HPX_HOME to a folder on another disk.",
+        ) from error

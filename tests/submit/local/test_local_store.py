@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
+import pytest
 from local_place import LocalPlace
 
+from hyperpod_ext.errors import HyperpodExtError
 from hyperpod_ext.submit.contract.home import home
 from hyperpod_ext.submit.local import store as local_store
 from hyperpod_ext.submit.local.watch import read_job_status
@@ -27,6 +30,20 @@ def test_a_job_that_is_started_again_is_as_far_as_it_has_come(place: LocalPlace)
     (submission.run_dir("main") / "events.jsonl").write_text(event)
     status = read_job_status(submission, running=True)
     assert (status.step, status.of) == (25, 25)
+
+
+def test_a_full_disk_is_named_with_the_file_that_cannot_be_written(
+    place: LocalPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with local_store.locked("a"):
+        submission = local_store.create("a")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(local_store, "write_atomically", full)
+    with pytest.raises(HyperpodExtError, match=r"result\.json cannot be written: No space left on device"):
+        submission.end({"state": "failed", "error": None})
 
 
 def test_the_last_ten_submissions_are_kept(place: LocalPlace) -> None:
