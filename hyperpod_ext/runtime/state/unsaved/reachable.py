@@ -73,12 +73,23 @@ def of_script(name: str, value: Any) -> Iterable[Named]:
     """What the script's own objects hold. Those of libraries stay closed: their caches and timers change, too."""
     if isinstance(value, torch.nn.Module):
         own = [value, *(each for each in value.modules() if is_of_script(type(each).__module__))]
-        return [(f"{name}.{key}", item) for each in own for key, item in list(vars(each).items()) if _is_extra(key)]
+        found = [(f"{name}.{key}", item) for each in own for key, item in list(vars(each).items()) if _is_extra(key)]
+        return [*found, *((f"a hook of {name}", hook) for hook in _hooks(value))]
     if isinstance(value, FunctionType):
         return mentioned(value) if is_of_script(value.__module__) else ()
     if type(value) in (dict, list, tuple, set, MethodType, functools.partial):
         return _inside(name, value)
     return attributes(name, value) if is_of_script(type(value).__module__) else ()
+
+
+def _hooks(module: torch.nn.Module) -> Iterator[Any]:
+    """Functions that torch calls in the passes of `module`, for it or for its parameters."""
+    for each in module.modules():
+        for hooks in (each._forward_pre_hooks, each._forward_hooks, each._backward_hooks):
+            yield from hooks.values()
+    for parameter in module.parameters():
+        yield from (parameter._backward_hooks or {}).values()
+        yield from (parameter._post_accumulate_grad_hooks or {}).values()
 
 
 def anything(name: str, value: Any) -> Iterable[Named]:

@@ -317,6 +317,33 @@ def rows_of_a_generator(model: nn.Module, optimizer: torch.optim.Optimizer) -> t
     return rows, lambda _: next(rows)
 
 
+def smoothed_gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
+    smoothed = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
+
+    def smooth(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+        def hook(gradient: torch.Tensor) -> torch.Tensor:
+            smoothed[name] = 0.9 * smoothed[name] + 0.1 * gradient
+            return smoothed[name].clone()
+
+        return hook
+
+    for name, parameter in model.named_parameters():
+        parameter.register_hook(smooth(name))
+    return None, lambda step: None
+
+
+def smoothed_outputs(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
+    smoothed = {"mean": torch.zeros(2), "square": torch.zeros(2)}
+
+    def hook(_: nn.Module, __: object, output: torch.Tensor) -> torch.Tensor:
+        smoothed["mean"] = 0.9 * smoothed["mean"] + output.detach().mean(0)
+        smoothed["square"] = 0.9 * smoothed["square"] + output.detach().square().mean(0)
+        return output - 0.01 * smoothed["mean"]
+
+    model.register_forward_hook(hook)
+    return None, lambda step: None
+
+
 def rows_of_a_list(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
     rows = itertools.cycle(enumerate([torch.rand(8, 4) for _ in range(9)]))
     return rows, lambda _: next(rows)
@@ -344,6 +371,8 @@ def rows_of_a_loader(model: nn.Module, optimizer: torch.optim.Optimizer) -> tupl
         (rows_of_a_loader, "extra (_SingleProcessDataLoaderIter)"),
         (curriculum, "extra (Curriculum)"),
         (replay, "extra.seen (deque)"),
+        (smoothed_gradients, "smoothed (dict)"),
+        (smoothed_outputs, "smoothed (dict)"),
         (replay_rows, "extra (Replay)"),
     ],
 )
