@@ -223,7 +223,7 @@ class TrainingState:
             elif isinstance(value, torch.amp.GradScaler) and value.is_enabled():
                 value._per_optimizer_states.clear()
 
-    def besides_values(
+    def existing_and_changed(
         self, captured: CapturedState, parameters: Sequence[torch.Tensor]
     ) -> tuple[gradients.Ranges, Changes]:
         """Which parameters have a gradient now, and what training has changed of the objects since they were built,

@@ -530,7 +530,7 @@ class Run:
         world_size = 0 if sharing == "same" and not captured.is_sharded else self.world_size
         consistent = ConsistentStep(step, save_id_of(self.generation, step), captured.own_digest(), sharing, world_size)
         self._state.commit(captured, consistent)
-        self._gradients, self._changes = self._state.besides_values(captured, parameters)
+        self._gradients, self._changes = self._state.existing_and_changed(captured, parameters)
         self.step, self._captured = step, (captured, consistent)
         saved = self._policy.due(step) and self._save(captured, consistent, at_once=at_once)
         if not saved and self._checkpointer is not None and self.config.checkpoint.peer() is not None:

@@ -31,7 +31,10 @@ def snapshot_of(state: TrainingState) -> Snapshot:
         place.copy_(tensor)
     changes, values = json.loads(
         json.dumps(
-            [state.besides_values(captured, gradients.parameters(state._objects.values()))[1], captured.parts.values]
+            [
+                state.existing_and_changed(captured, gradients.parameters(state._objects.values()))[1],
+                captured.parts.values,
+            ]
         )
     )
     plan = read_plan(json.loads(layout.plan.text), layout.plan.digest)

@@ -49,7 +49,7 @@ class Training:
 
 
 def existing(state: TrainingState) -> gradients.Ranges:
-    return state.besides_values(state.take(), gradients.parameters(state._objects.values()))[0]
+    return state.existing_and_changed(state.take(), gradients.parameters(state._objects.values()))[0]
 
 
 def snapshot_of(state: TrainingState) -> Snapshot:
