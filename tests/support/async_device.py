@@ -32,6 +32,12 @@ GARBAGE = float("nan")
 _WAITS = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero"}
 
 
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor.data`, as a device has it: no script asks for it, so nobody is called."""
+    alias: torch.Tensor = torch.Tensor.data.__get__(tensor)  # type: ignore[attr-defined]  # torch's own descriptor
+    return alias
+
+
 class QueueMarker:
     """A place in the queue."""
 
@@ -191,7 +197,7 @@ class _Queued(TorchDispatchMode):
         if name in _WAITS or (func.namespace == "c10d" and not _any_floats(tensors)):
             self._device.record().synchronize()
             return func(*args, **kwargs)
-        plain = tree_map_only(torch.Tensor, lambda tensor: tensor.data, (args, kwargs))
+        plain = tree_map_only(torch.Tensor, _alias, (args, kwargs))
         if func.namespace == "c10d":
             return self._collective(func, args, plain)
         written = _written(func, args, kwargs)
@@ -201,7 +207,7 @@ class _Queued(TorchDispatchMode):
             returned = len(func._schema.returns)
             return None if not returned else written[0] if returned == 1 else tuple(written[:returned])
         results = _like_results(func, plain)
-        into = [result.data for result in tree_leaves(results) if isinstance(result, torch.Tensor)]
+        into = [_alias(result) for result in tree_leaves(results) if isinstance(result, torch.Tensor)]
         self._device.put(lambda: _fill(into, func(*plain[0], **plain[1])))
         return results
 
