@@ -98,6 +98,12 @@ def test_a_kept_part_that_is_too_large_is_left_out_with_a_note(tmp_path: Path) -
     ]
 
 
+def test_a_job_whose_kept_events_are_all_damaged_is_not_listed(tmp_path: Path) -> None:
+    FileStore(tmp_path / "job").put_new("events/1-00000-000001.jsonl", b'{"t": -1e300, "event": "go", "step": 3}\n')
+    done = CliRunner().invoke(hp_ext, ["list", "--kept", str(tmp_path)])
+    assert done.exit_code == 6, done.output
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_tier_says_whether_other_users_may_read(tmp_path: Path, shared: bool) -> None:
     tier = FileTier(path=str(tmp_path), shared=shared)

@@ -217,6 +217,8 @@ def list_kept(url: str) -> list[JobStatus]:
             events = read_kept(place.store).events
         except NotFoundError:
             continue
+        if not events:  # somebody else's file, or all of its lines are damaged
+            continue
         meters = Meters()
         for event in events:
             meters.add(event)

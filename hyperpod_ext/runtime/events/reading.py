@@ -20,8 +20,8 @@ _HEAD = 64
 """Bytes of a line in which its kind is."""
 _LONGEST_LINE = 4 << 20
 """Bytes."""
-_LATEST = 1e11
-"""Seconds: the year 5138 by a clock of Unix time."""
+_EARLIEST, _LATEST = -1e9, 1e11
+"""Seconds: the years 1938 and 5138 by a clock of Unix time."""
 _REMOVE = "the file is damaged there; remove the line, or name another log"
 
 
@@ -132,7 +132,7 @@ def parse_line(line: str | bytes) -> dict[str, Any] | None:
 
 def is_moment(value: object) -> bool:
     """Whether this is a number of seconds that a clock may show."""
-    return isinstance(value, int | float) and abs(value) < _LATEST
+    return isinstance(value, int | float) and _EARLIEST < value < _LATEST
 
 
 def _newer(version: int, source: str, line: int) -> Problem | None:
