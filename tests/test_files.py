@@ -14,7 +14,7 @@ from hyperpod_ext.config.checkpoint import FileTier
 from hyperpod_ext.files import make_private_folder, open_private, open_regular, read_regular, write_atomically
 from hyperpod_ext.runtime.events import reading
 from hyperpod_ext.runtime.events.kept import read_kept
-from hyperpod_ext.runtime.events.reading import parse_line, whole_lines
+from hyperpod_ext.runtime.events.reading import complete_lines, parse_line
 from hyperpod_ext.runtime.storage.file import FileStore
 from hyperpod_ext.runtime.storage.open import open_tier
 from hyperpod_ext.submit.contract.run_files import Tail, read_event
@@ -60,7 +60,7 @@ def test_a_file_is_measured_before_it_is_read(tmp_path: Path) -> None:
 
 def test_a_line_that_is_too_long_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "_LONGEST_LINE", 5)
-    assert [*whole_lines(io.BytesIO(b"ab\nabcdefghijklm\nabcd\nabcde\nxy"))] == [
+    assert [*complete_lines(io.BytesIO(b"ab\nabcdefghijklm\nabcd\nabcde\nxy"))] == [
         b"ab\n",
         b"abcde",
         b"abcd\n",

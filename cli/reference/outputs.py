@@ -213,7 +213,7 @@ class AdviceReport(Output):
 
 
 class ReportOutput(Output):
-    """A job that has ended, of `hp-ext report` and `hp-ext create-job --wait`; report.json in the run folder, too.
+    """A job that has ended, of `hp-ext report`; report.json in the run folder, too.
 
     Reports of earlier versions lack the fields that have a default.
     """

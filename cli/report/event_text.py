@@ -80,8 +80,8 @@ def _lines(event: Event) -> list[str]:
             return [f"warning: {note}" for note in event.notes]
         case of_training.Unsaved():
             names = [each for each in event.objects if each not in event.descriptive]
-            told = [f"changes from step to step, and is in no snapshot: {', '.join(names)}"] if names else []
-            return [*told, *([unseeded_text(event.unseeded)] if event.unseeded else [])]
+            shown = [f"changes from step to step, and is in no snapshot: {', '.join(names)}"] if names else []
+            return [*shown, *([unseeded_text(event.unseeded)] if event.unseeded else [])]
         case of_training.RestoreFailed():
             return [f"rank {event.rank} could not restore, the next source is tried: {event.error}"]
         case of_faults.Fault():

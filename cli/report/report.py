@@ -116,14 +116,14 @@ def why_it_differs(result: Mapping[str, Any]) -> tuple[str, str] | None:
             )
     else:
         what = "the job differs from its undisturbed run, so its steps do not repeat exactly"
-    whys, ways_out = [], []
+    whys, hints = [], []
     if unseeded:
-        whys, ways_out = [unseeded_text(unseeded).removesuffix(".")], [GIVE_A_GENERATOR]
+        whys, hints = [unseeded_text(unseeded).removesuffix(".")], [GIVE_A_GENERATOR]
     if unsaved:
         whys.append(f"{unsaved} changed from step to step and is in no snapshot")
-        ways_out.append("Hand it to run.restore, in an object with state_dict() and load_state_dict().")
+        hints.append("Hand it to run.restore, in an object with state_dict() and load_state_dict().")
     if whys:
-        return "; ".join([what, *whys]), " ".join(ways_out)
+        return "; ".join([what, *whys]), " ".join(hints)
     if ranks := {str(each["differs"]) for each in result.get("continued", ()) if each["differs"]}:
         what = f"the job differs from its undisturbed run, as ranks went on without others: {'; '.join(sorted(ranks))}"
         return (

@@ -258,14 +258,14 @@ def _read_file(path: Path) -> Mapping[str, Any]:
 def _of_events(path: Path) -> Mapping[str, Any]:
     """A report made here and now: of a job that could not write one, or still runs."""
     from hyperpod_ext.files import open_regular
-    from hyperpod_ext.runtime.events.reading import read_log, whole_lines
+    from hyperpod_ext.runtime.events.reading import complete_lines, read_log
 
     from ..checkpoints.progress import transfer
 
     nbytes = path.stat().st_size
     shown = transfer(f"reading {path.name}", nbytes) if nbytes > _LONG_BYTES else contextlib.nullcontext(_not_counted)
     with open_regular(path) as file, shown as count:
-        log = read_log(_counted(whole_lines(file), count), str(path))
+        log = read_log(_counted(complete_lines(file), count), str(path))
     return {"name": path.resolve().parent.name, **_of_log(log, str(path))}
 
 

@@ -45,8 +45,6 @@ class Done:
 
 def _schema_of(words: tuple[str, ...]) -> str | None:
     match words:
-        case ("create-job", *rest) if "--wait" in rest:
-            return "report"
         case ("list", *_):
             return "status"
         case (name, *_) if name in OUTPUTS:

@@ -93,7 +93,7 @@ def read_events(path: Path, *, nbytes: int | None = None, steps: bool = True, mu
         return LogRead(Events(), None, ())
 
 
-def whole_lines(file: IO[bytes]) -> Iterator[bytes]:
+def complete_lines(file: IO[bytes]) -> Iterator[bytes]:
     """The lines of a file. One that is too long for an event is cut off, so that it can be held."""
     while line := file.readline(_LONGEST_LINE):
         yield line
@@ -103,7 +103,7 @@ def whole_lines(file: IO[bytes]) -> Iterator[bytes]:
 
 def _lines(file: IO[bytes], nbytes: int | None, steps: bool) -> Iterator[str]:
     """One that is left out is empty, so that the others keep their numbers."""
-    for line in whole_lines(file):
+    for line in complete_lines(file):
         if nbytes is not None:
             if nbytes <= 0:
                 return

@@ -219,14 +219,14 @@ class _Follow(Callback):
         states = {each.state_key: state for each in self._others() if (state := each.state_dict())}
         return {"states": states, "own": self._own.read(), "module": self._of_module()}
 
-    def _tell_callbacks(self, told: dict[str, Any]) -> None:
+    def _tell_callbacks(self, saved: dict[str, Any]) -> None:
         for each in self._others():
-            if each.state_key in told["states"]:
-                each.load_state_dict(told["states"][each.state_key])
-        self._own.write(told["own"])
-        if told["module"]:
+            if each.state_key in saved["states"]:
+                each.load_state_dict(saved["states"][each.state_key])
+        self._own.write(saved["own"])
+        if saved["module"]:
             module = self.trainer.lightning_module
-            module.on_load_checkpoint({"state_dict": module.state_dict(), **told["module"]})
+            module.on_load_checkpoint({"state_dict": module.state_dict(), **saved["module"]})
 
     def _of_module(self) -> dict[str, Any]:
         """What the module adds to a checkpoint of its own accord."""

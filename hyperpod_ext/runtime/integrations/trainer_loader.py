@@ -43,7 +43,8 @@ class TrainerLoader:
         self.loader, self.dataset = loader, base.dataset
         self._fetch = Fetch(self.dataset, base.collate_fn, seed, "fail")
         self._workers, self._prefetch = base.num_workers, base.prefetch_factor or 2
-        self._start_method = getattr(base.multiprocessing_context, "_name", None)
+        context = base.multiprocessing_context
+        self._start_method = None if context is None else context.get_start_method()
         self._init = base.worker_init_fn
         self._seed, self._rank, self._per_step = seed, rank, per_step
         self._begun = 0

@@ -189,7 +189,7 @@ class Rescaling:
         if self.change is not None:
             return []
         if not departing and self.wanted == (size := len(set(nodes.values()))):
-            return self._settle(size, states)
+            return self._answer_order(size, states)
         before = blocks_of(nodes, self.each)
         able = [node for node in before if node not in departing]
         staying = choose_staying(before, able, self.wanted, sharded=sharded)
@@ -204,7 +204,7 @@ class Rescaling:
         begun = Log("resize_begun", {**fields, "joining": joining})
         return [begun, *self._begin(self.change, states, committed)]
 
-    def _settle(self, size: int, states: NodeStates) -> list[Action]:
+    def _answer_order(self, size: int, states: NodeStates) -> list[Action]:
         """The job has the nodes that it wants: answer a pending order, release nodes that came for an earlier one."""
         surplus = tuple(sorted(states.spares)[self.reserve :]) if self.called_off else ()
         for node in surplus:

@@ -63,7 +63,7 @@ def test_a_kind_that_nobody_declared_is_written_with_a_note_too() -> None:
 
 def test_who_follows_the_log_gets_what_is_written(tmp_path: Path) -> None:
     log, heard = EventLog(tmp_path, fresh=True), list[object]()
-    log.heard = heard.append
+    log.listeners.append(heard.append)
     log.write(**GO)
     assert heard == [Go(t=1.0, step=3)]
 
