@@ -35,12 +35,14 @@ NOT_TORCH = {
     "integrations/hugging_face.py": {
         *("_init_training_state", "_wrap_model", "_get_collator_with_removed_columns", "_remove_unused_columns")
     },
+    "integrations/trainer_loader.py": {"_fetch_batches"},  # Accelerate's
     "integrations/lightning.py": {"_should_accumulate", "_ddp_kwargs", "_layer_sync"},
     "metrics/families.py": {"_bucket", "_sum", "_count"},  # ends of Prometheus's names
     "reproducible/sharded.py": {"_counted"},  # of its owner
     "reproducible/wrapped.py": {"_hpx_reproducible"},  # what is ours on a module, and on a view
     "snapshot/snapshot.py": {"_replace"},  # of a named tuple
     "snapshot/part_reads.py": {"_replace"},  # of a named tuple
+    "state/large_values.py": {"_hpx_plain"},  # ours on a tensor
     "state/training_state.py": {"_keeps_alive"},
 }
 """Private names of others, by the file that uses them."""
