@@ -43,7 +43,7 @@ NOT_TORCH = {
     "snapshot/snapshot.py": {"_replace"},  # of a named tuple
     "snapshot/part_reads.py": {"_replace"},  # of a named tuple
     "state/large_values.py": {"_hpx_plain"},  # ours on a tensor
-    "state/training_state.py": {"_keeps_alive"},
+    "state/training_state.py": {"_keeps_alive", "_replace"},
 }
 """Private names of others, by the file that uses them."""
 DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
