@@ -222,6 +222,8 @@ class ReportOutput(Output):
     target: str | None = None
     handle: str | None = None
     slurm_job_id: str | None = None
+    submitted_at: str = ""
+    ended_at: str | None = None
     starts: int | None = None
     """How often Slurm has started the job."""
     state: str

@@ -248,7 +248,7 @@ def test_who_does_not_have_the_secret_is_not_let_in(job):
 def test_a_network_interface_that_is_not_there_is_said_before_anything_starts(job):
     running = job(settings={"network": {"interface": "hpx-none0"}}).start()
     assert set(running.codes()) == {7}
-    assert "network.interface is hpx-none0, which has no IPv4 address" in running.logs()
+    assert "network.interface is hpx-none0, which has no IP address" in running.logs()
     assert "Interfaces here are lo" in running.logs()
 
 

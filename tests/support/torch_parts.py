@@ -25,7 +25,16 @@ NEED_TORCH = (
     "tests/faults",
     *(
         f"tests/runtime/{folder}"
-        for folder in ("agent", "checkpoint", "control_plane", "dcp", "process_group", "reproducible", "snapshot")
+        for folder in (
+            "agent",
+            "checkpoint",
+            "control_plane",
+            "dcp",
+            "integrations",
+            "process_group",
+            "reproducible",
+            "snapshot",
+        )
     ),
     *("tests/runtime/state", "tests/runtime/storage", "tests/runtime/torch_requirements", "tests/runtime/training"),
     *(

@@ -157,10 +157,11 @@ class TrainingState:
         self._built: Built
         self._forms: Mapping[str, Form] = {}
         self._changes: Changes = {}
+        # a state_dict of the script's own may be a collective: survivors and new processes call it equally often
+        captured = self.take(packed=False)
         if before is not None and before._objects.keys() == self._objects.keys():
             self._built, self._changes = before._built, before._changes
         else:
-            captured = self.take(packed=False)
             self._built = Built(self._objects, captured.parts, captured.keys)
         self._forms = self._built.forms
         # fused optimizers, and whatever writes through .data, change values that no counter tells of

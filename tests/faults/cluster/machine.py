@@ -192,7 +192,7 @@ class _ForkServerProcess:
 
 
 class _ForkServer:
-    pid, is_ready = 1, True
+    pid, is_ready, notes = 1, True, ()
 
     @classmethod
     async def of(cls, process: object, environ: object) -> Self:
