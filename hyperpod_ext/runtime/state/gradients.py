@@ -72,7 +72,7 @@ def _no_elements(parameter: torch.Tensor, sparse_dimensions: int) -> torch.Tenso
     """A sparse gradient of zero."""
     indices = torch.empty(sparse_dimensions, 0, dtype=torch.long, device=parameter.device)
     values = parameter.new_empty(0, *parameter.shape[sparse_dimensions:])
-    return torch.sparse_coo_tensor(indices, values, parameter.shape)
+    return torch.sparse_coo_tensor(indices, values, parameter.shape, check_invariants=False)
 
 
 class LooseGradients:

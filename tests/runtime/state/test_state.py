@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from world_of_one import world_of_one
 
 from hyperpod_ext.errors import JobFailedError
@@ -396,9 +395,12 @@ def test_what_a_scaler_left_on_an_optimizer_for_a_step_that_did_not_end_is_forgo
     assert not hasattr(optimizer, "found_inf")
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 def test_an_optimizer_that_is_sharded_by_itself_is_refused_by_its_name():
     """torch's own error came at the first step, and the job was started again for it."""
     with world_of_one():
+        from torch.distributed.optim import ZeroRedundancyOptimizer  # which warns as it is loaded
+
         optimizer = ZeroRedundancyOptimizer(nn.Linear(2, 2).parameters(), optimizer_class=torch.optim.AdamW)
         with pytest.raises(JobFailedError, match=r"restore\(optimizer=...\): ZeroRedundancyOptimizer is not supported"):
             TrainingState({"optimizer": optimizer})
