@@ -142,6 +142,8 @@ async def coordinating(
         yield listener, coordinator
     finally:
         await listener.close()
+        if coordinator.ended.done():
+            await coordinator.end.reported()  # in a thread, after the agents have the end
         coordinator.stop()
 
 

@@ -44,7 +44,8 @@ def test_another_policy_than_the_server_has_is_refused(job: Job) -> None:
 
 
 def test_the_memory_server_ends_when_it_has_brought_all_that_is_due(job: Job) -> None:
-    policy = {"tiers": [{"kind": "memory"}, {"kind": "file", "path": f"{job.directory}/f", "every_steps": 1}]}
+    tiers = [{"kind": "memory"}, {"kind": "file", "path": f"{job.directory}/f", "every_steps": 1}]
+    policy = {"tiers": tiers, "when_busy": "wait"}  # else the second save may supersede the upload of the first
     job.run("save_and_leave", 2, policy=policy, idle_exit_s=0.3)
     deadline = time.monotonic() + PATIENCE_S
     while job.servers() and time.monotonic() < deadline:
