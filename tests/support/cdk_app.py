@@ -66,6 +66,7 @@ def synthesise(
         return [parts, {file.name: file.read_text() for file in folder.glob("*.json")}]
 
     parts, written = kept(files, config.model_dump_json(), scale, validate, nag)
+    folder.mkdir(parents=True, exist_ok=True)  # the CDK has made it, unless the files were kept
     for name, text in written.items():
         (folder / name).write_text(text)
     return {part: json.loads(written[name]) for part, name in parts.items()}
