@@ -41,7 +41,7 @@ def bucket_keys(stack: StackBase, *buckets: str) -> list[KeyGrant]:
 
 
 def machine_keys(stack: StackBase) -> list[KeyGrant]:
-    """Keys that machines use: of their disks and scripts, and on Slurm of what jobs read and write."""
+    """Keys that machines use: for their disks and scripts, and on Slurm for the data of jobs."""
     of_jobs = ("checkpoints", "data") if stack.config.orchestrator == "slurm" else ()
     found = (*disk_keys(stack, stack.config), *bucket_keys(stack, "lifecycle", *of_jobs))
     return list({(one.resource, str(one.conditions)): one for one in found}.values())

@@ -1,4 +1,4 @@
-"""What commands print with `-o json`, and the lines of the event log, as models: `hp-ext schema report` publishes them.
+"""Models of the outputs under `-o json`, and the schema of the event log. `hp-ext schema` publishes them.
 
 Later versions may add fields; a field keeps its name and meaning.
 """
@@ -42,7 +42,7 @@ class ErrorDetails(Output):
     """Name of the error's class, `ConfigError`."""
     message: str
     hint: str
-    """What to do next."""
+    """The next thing to do."""
     exit_code: int | None = None
     """Exit code of the command."""
     problems: list[ProblemOutput] | None = None
@@ -234,7 +234,7 @@ class ReportOutput(Output):
     steps: int
     """Steps that the job made."""
     resumed_step: int = 0
-    """The job continued after this step of an earlier run; 0: it began anew."""
+    """The job continued after this step of an earlier run; 0: it started at the first step."""
     resumed_from: str = ""
     """Checkpoint that it continued from."""
     steps_lost: int

@@ -51,8 +51,7 @@ def _registry(account: str, region: str) -> str:
 
 def checkpointless_image(region: str) -> str | None:
     """AWS's checkpointless container in `region`, or None where AWS names none."""
-    known = _images()["checkpointless"]
-    return with_registry(f"{known['repository']}:{known['tag']}", region)
+    return with_registry(_short_name(_images()["checkpointless"]), region)
 
 
 def checkpointless_regions() -> list[str]:
@@ -62,7 +61,7 @@ def checkpointless_regions() -> list[str]:
 
 def is_short_name(image: str) -> bool:
     """Return whether `image` is the repository and tag of a checkpointless image of AWS, without a registry."""
-    return image in {f"{known['repository']}:{known['tag']}" for known in _checkpointless_images()}
+    return image in map(_short_name, _checkpointless_images())
 
 
 def with_registry(image: str, region: str) -> str | None:
@@ -71,10 +70,14 @@ def with_registry(image: str, region: str) -> str | None:
     None: AWS names no registry for that image in `region`.
     """
     for known in _checkpointless_images():
-        if image == f"{known['repository']}:{known['tag']}":
+        if image == _short_name(known):
             account = known["account"] if "account" in known else known["accounts"].get(region)
             return None if account is None else f"{_registry(account, region)}/{image}"
     return image
+
+
+def _short_name(known: Mapping[str, Any]) -> str:
+    return f"{known['repository']}:{known['tag']}"
 
 
 def _checkpointless_images() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
