@@ -120,7 +120,7 @@ test-torch:
 # for nine minutes at most, and the next goes on. Without a GPU it says so; FAKE=gloo goes through the plan on CPU
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 GPU_OUT ?= build/gpu$(if $(FAKE),-fake)
-GPU_PLAN = $(GPU_PYTHON) tests/gpu/plan.py --limit-s 540 --out $(GPU_OUT) $(if $(FAKE),--fake $(FAKE)) $(ARGS)
+GPU_PLAN = $(GPU_PYTHON) benchmarks/gpu/plan.py --limit-s 540 --out $(GPU_OUT) $(if $(FAKE),--fake $(FAKE)) $(ARGS)
 test-gpu:
 	@$(GPU_PLAN)
 
@@ -135,72 +135,72 @@ bench: bench-recovery bench-rendezvous bench-faults bench-checkpoint bench-data
 
 # kill -9 to the first new step, beside torchrun with DCP checkpoints, NVRx in process and torchft; about 75 s a round
 bench-recovery: $(READY)
-	$(BIN)/python tests/bench/recovery.py --rounds 5 $(ARGS)
+	$(BIN)/python benchmarks/cpu/recovery.py --rounds 5 $(ARGS)
 
 # what faults cost on pods of HyperPod EKS under our agent and under hyperpodrun; about ten minutes on a quiet machine
 bench-operator: $(READY)
-	$(BIN)/python tests/bench/operator_seconds.py $(ARGS)
+	$(BIN)/python benchmarks/cpu/operator_seconds.py $(ARGS)
 
 # seconds without a step when the number of nodes changes, beside saving, ending and starting again; about four minutes
 bench-resize: $(READY)
-	$(BIN)/python tests/bench/resize.py $(ARGS)
+	$(BIN)/python benchmarks/cpu/resize.py $(ARGS)
 
 # longest pause of the healthy when one of four ranks is killed, in ordinary steps; about three minutes
 bench-continue: $(READY)
-	$(BIN)/python tests/bench/continuing.py $(ARGS)
+	$(BIN)/python benchmarks/cpu/continuing.py $(ARGS)
 
 # bytes, memory and CPU of parity in groups of 4 and 8 nodes, and of a lost node's image rebuilt; about a minute
 bench-parity: $(READY)
-	$(BIN)/python tests/bench/parity.py $(ARGS)
+	$(BIN)/python benchmarks/cpu/parity.py $(ARGS)
 
 # seconds of a recovery by the number of GPUs: measured elsewhere, simulated, published; writes a page and a plot
 bench-recovery-by-nodes: $(READY)
-	$(BIN)/python tests/bench/recovery_by_nodes.py
+	$(BIN)/python benchmarks/cpu/recovery_by_nodes.py
 
 # process groups opened again, closed and cut, at 4 to 64 ranks, beside TCPStore; about two minutes
 bench-rendezvous: $(READY)
-	$(BIN)/python tests/bench/rendezvous.py $(ARGS)
+	$(BIN)/python benchmarks/cpu/rendezvous.py $(ARGS)
 
 # an exception, a kill and a lost node with about 75 MB of state a rank, 10 rounds of each; about four minutes
 bench-faults: $(READY)
-	$(BIN)/python tests/bench/faults_timed.py --fault exception kill node $(ARGS)
+	$(BIN)/python benchmarks/cpu/faults_timed.py --fault exception kill node $(ARGS)
 
 # token store beside Megatron's reader and beside decoding; installs both below $(VENV)/bench; about two minutes
 bench-data: $(READY)
-	$(BIN)/python tests/bench/data.py $(ARGS)
+	$(BIN)/python benchmarks/cpu/data.py $(ARGS)
 
 # saves and restores beside torch, DLRover, NVRx, AWS's client and S3 clients, which are installed below $(VENV)/bench
 bench-checkpoint: $(READY)
-	$(BIN)/python tests/bench/checkpointing.py $(ARGS)
+	$(BIN)/python benchmarks/cpu/checkpointing.py $(ARGS)
 
 # simulated jobs beside real ones that are killed at random; 50 runs of 16 nodes take more than an hour on 2 cores
 bench-simulator: $(READY)
-	$(BIN)/python tests/bench/simulator.py $(ARGS)
+	$(BIN)/python benchmarks/cpu/simulator.py $(ARGS)
 
 # from a new process to its first batch, deep in an epoch, beside StatefulDataLoader; about five minutes
 bench-first-batch: $(READY)
-	$(BIN)/python tests/bench/first_batch.py $(ARGS)
+	$(BIN)/python benchmarks/cpu/first_batch.py $(ARGS)
 
 # seconds of a step with reproducible=True, beside float32 sums, DDP and FSDP2; about half a minute
 bench-reproducible: $(READY)
-	$(BIN)/python tests/bench/reproducible.py $(ARGS)
+	$(BIN)/python benchmarks/cpu/reproducible.py $(ARGS)
 
 # the coordinator's CPU time, bytes and messages by number of nodes, 16 to 2,048, with agents that are only their messages
 bench-control-plane: $(READY)
-	$(BIN)/python tests/bench/control_plane_bench.py $(ARGS)
+	$(BIN)/python benchmarks/cpu/control_plane_bench.py $(ARGS)
 
 # what groups ask of the ranks' own store, 1,024 to 16,384 ranks, many in a process: requests, bytes, connections; about
 # three minutes
 bench-store: $(READY)
-	$(BIN)/python tests/bench/store_bench.py $(ARGS)
+	$(BIN)/python benchmarks/cpu/store_bench.py $(ARGS)
 
 # what network.tls costs: a snapshot read from a peer, with TLS and without, in turns; ten seconds
 bench-tls: $(READY)
-	$(BIN)/python tests/bench/peer_tls.py $(ARGS)
+	$(BIN)/python benchmarks/cpu/peer_tls.py $(ARGS)
 
 # copies to a peer over TCP and by NIXL, in turns: bytes for a CPU second, beside what the kernel and a checksum take; a minute
 bench-transport: $(NIXL)
-	$(BIN)/python tests/bench/transport.py $(ARGS)
+	$(BIN)/python benchmarks/cpu/transport.py $(ARGS)
 
 # facts of AWS that botocore, moto and cfn-lint carry (training plans, zones and regions of machines), with today's date; says what is left to do by hand
 catalog: $(READY) cdk

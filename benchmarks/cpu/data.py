@@ -1,0 +1,171 @@
+"""Token store beside Megatron's memory-mapped reader, beside decoding JSONL.gz, and what four readers take of memory.
+
+    python benchmarks/cpu/data.py --rounds 7
+
+Prints the tables, and writes data.json and data.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from data_sides import BATCH, LENGTH, PINS, STEP, install, rounds_of_epochs, rounds_of_readers, share_of_readers
+
+RESULTS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
+READERS = 4
+STORED = "bytes as stored, second epoch, {} at once"
+CLAIMS = {
+    "documents of the store / Megatron's": ("documents, store", "documents, Megatron", ">=", 0.9),
+    "samples of the store / Megatron's": ("samples, store", "samples, Megatron", ">=", 0.9),
+    "second epoch / decoding with BPE": ("BPE, second epoch", "BPE, decoded", ">=", 20.0),
+    f"second epoch / decoding, bytes as stored, {STEP} samples at once": (
+        STORED.format(STEP),
+        "bytes as stored, decoded",
+        ">=",
+        20.0,
+    ),
+    "summed PSS of four readers / data": ("summed PSS", "data", "<=", 1.1),
+}
+ASIDE = {
+    "Megatron's documents by MegatronStore / by Megatron": (
+        "documents, Megatron's files by MegatronStore",
+        "documents, Megatron",
+    ),
+    "Megatron's samples by MegatronStore / by Megatron": (
+        "samples, Megatron's files by MegatronStore",
+        "samples, Megatron",
+    ),
+    f"second epoch / decoding, bytes as stored, {BATCH} at once": (STORED.format(BATCH), "bytes as stored, decoded"),
+    f"second epoch / decoding, bytes as int64, {STEP} at once": (
+        f"bytes, second epoch, {STEP} at once",
+        "bytes, decoded",
+    ),
+    f"second epoch / decoding, bytes as int64, {BATCH} at once": (
+        f"bytes, second epoch, {BATCH} at once",
+        "bytes, decoded",
+    ),
+}
+Rounds = Sequence[Mapping[str, Any]]
+
+
+def main() -> int:
+    args = _parse()
+    install()
+    with tempfile.TemporaryDirectory(prefix="bench-data-", dir=args.scratch) as scratch:
+        folder = Path(scratch)
+        readers = rounds_of_readers(folder, args.mtokens * 1_000_000, args.rounds)
+        epochs = rounds_of_epochs(folder, args.mbytes << 20, args.rounds)
+        memory = [share_of_readers(folder / "store", READERS)]
+    document = make_document({"readers": readers, "epochs": epochs, "memory": memory}, args)
+    print(make_tables(document))
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "data.json").write_text(json.dumps(document, indent=1) + "\n")
+    (args.out / "data.md").write_text(make_page(document))
+    return 0 if all(claim["holds"] for claim in document["claims"]) else 1
+
+
+def ratios(rounds: Rounds, above: str, below: str, clock: str = "wall") -> list[float]:
+    """Of two sides in the same round, by `wall` time or the `cpu`'s; bytes have no clock."""
+
+    def value(one: Any) -> float:
+        return float(one[clock] if isinstance(one, Mapping) else one)
+
+    return [value(each[above]) / value(each[below]) for each in rounds if above in each and below in each]
+
+
+def make_document(measured: Mapping[str, Rounds], args: argparse.Namespace) -> dict[str, Any]:
+    """All that was measured, with the medians of ratios."""
+    rounds = [each for part in measured.values() for each in part]
+    compared = []
+    for name, (above, below, *wanted) in {**CLAIMS, **ASIDE}.items():
+        found = ratios(rounds, above, below)
+        median, row = statistics.median(found), {"name": name}
+        row |= {"median": median, "lowest": min(found), "highest": max(found)}
+        row |= {"cpu_median": statistics.median(ratios(rounds, above, below, "cpu"))}
+        if wanted:
+            sign, bound = wanted
+            row |= {"wanted": f"{sign} {bound:g}", "holds": median >= bound if sign == ">=" else median <= bound}
+        compared.append(row)
+    return {
+        "command": f"python benchmarks/cpu/data.py --rounds {args.rounds} --mtokens {args.mtokens}"
+        f" --mbytes {args.mbytes}",
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+        "load_average": os.getloadavg()[0],
+        "beside": list(PINS),
+        "claims": [row for row in compared if "holds" in row],
+        "aside": [row for row in compared if "holds" not in row],
+        "measured": measured,
+    }
+
+
+def make_tables(document: Mapping[str, Any]) -> str:
+    """Ratios, and the rates they come from."""
+    lines = ["| ratio, median of rounds | measured | lowest to highest | by CPU time | wanted | |"]
+    lines += ["|---|---|---|---|---|---|"]
+    for row in [*document["claims"], *document["aside"]]:
+        text = f"| {row['name']} | {row['median']:.2f} | {row['lowest']:.2f} to {row['highest']:.2f} | "
+        text += f"{row['cpu_median']:.2f} | {row.get('wanted', '')} | "
+        lines.append(text + ("|" if "holds" not in row else "holds |" if row["holds"] else "**does not hold** |"))
+    lines += ["", "| million tokens a second, median | | by CPU time |", "|---|---|---|"]
+    for part in ("readers", "epochs"):
+        rounds = document["measured"][part]
+        for name in rounds[0]:
+            wall, cpu = (statistics.median(each[name][clock] for each in rounds) / 1e6 for clock in ("wall", "cpu"))
+            lines.append(f"| {name} | {wall:.2f} | {cpu:.2f} |")
+    (memory,) = document["measured"]["memory"]
+    lines += [
+        "",
+        f"{READERS} readers of {memory['data'] / 1e6:.0f} MB: {memory['summed PSS'] / 1e6:.0f} MB PSS in all.",
+    ]
+    return "\n".join(lines)
+
+
+def make_page(document: Mapping[str, Any]) -> str:
+    """The page in docs/benchmarks."""
+    return f"""# Token store
+
+Made by `make bench-data`, on {document["machine"]}, load average {document["load_average"]:.1f}:
+`{document["command"]}`.
+
+{make_tables(document)}
+
+- **Readers**: the same random documents of about a thousand `uint16` tokens, as a store and as Megatron's `.bin/.idx`,
+  in shuffled order, one process, page cache warm. Beside it, Megatron's own `IndexedDataset` ({document["beside"][0]});
+  *samples* are windows of {LENGTH} + 1 tokens in batches of {BATCH}, made by the rule of its `GPTDataset`: parts of
+  documents, joined. All sides end with `int64` arrays, and some are first compared token by token.
+- **Epochs**: Python's own sources as JSONL.gz. Decoding is gunzip, `json.loads`, and a byte-level BPE of 16,000 tokens
+  ({document["beside"][1]}, which uses all cores); the second epoch is shuffled samples from the store, by one process.
+  Both end with `int64` arrays, or both with bytes as they are stored, to be cast on the device. Where there is nothing
+  to tokenise, gunzip and JSON alone are left to save, and writing `int64`, eight bytes for each that is read, takes
+  longer than reading.
+- **CPU time** is that of all threads of the process: what a busy machine changes least.
+- **Memory**: PSS of each process after it has read every document, less its PSS before it opened the store.
+- Ratios are of two sides in the same round; who goes first alternates. The first round is not counted: it reads the
+  pages, and checks each block against its checksum.
+"""
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7, help="times each side is measured (default: 7)")
+    parser.add_argument("--mtokens", type=int, default=60, help="million tokens for the readers (default: 60)")
+    parser.add_argument("--mbytes", type=int, default=16, help="MiB of text for the epochs (default: 16)")
+    parser.add_argument("--scratch", type=Path, help="where the data is made (default: the system's)")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    args = parser.parse_args()
+    if min(args.rounds, args.mtokens, args.mbytes) < 1:
+        parser.error("--rounds, --mtokens and --mbytes: at least 1")
+    return args
+
+
+if __name__ == "__main__":
+    sys.exit(main())
