@@ -16,7 +16,7 @@ Examples:
   hp-ext import config.yaml > job.yaml        # of hyp init hyp-pytorch-job
   hp-ext import job.yaml-template --set NUM_NODES=4 --env-file values.env > job.yaml
   hp-ext import train.sbatch --set PWD=/fsx/job --set 1=7b > job.yaml    # submitted there, with an argument
-  hp-ext import templates/training.yaml --values values.yaml > job.yaml  # of a chart of Helm
+  helm template NAME CHART | hp-ext import - > job.yaml
   hp-ext import jobs/ -o json                 # of a folder: carried, named and refused
   kubectl get hyperpodpytorchjob NAME -o yaml | hp-ext import -""",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 from hyperpod_ext.errors import ConfigError
 from hyperpod_ext.files import open_regular
 from hyperpod_ext.submit.import_any import import_file
+from hyperpod_ext.submit.imports.placeholders import helm_refused
 
 _LARGEST_BYTES = 4 * 2**20
 """No job file is as large."""
@@ -44,7 +46,13 @@ class FolderReport:
 
 
 def import_folder(folder: Path, values: Mapping[str, Any]) -> FolderReport:
-    """Import every file below `folder` that may be a job, in the order of names."""
+    """Import every file below `folder` that may be a job, in the order of names.
+
+    Raises:
+        ConfigError: the folder is a chart of Helm.
+    """
+    if (folder / "Chart.yaml").is_file():
+        raise helm_refused(str(folder), shlex.quote(str(folder)))
     report = FolderReport()
     for file in sorted(folder.rglob("*")):
         below = file.relative_to(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import random
 from pathlib import Path
 
@@ -102,10 +103,6 @@ def test_placeholders_without_a_value_are_refused_by_name() -> None:
         ("kind: Job\napiVersion: batch.volcano.sh/v1alpha1\n", "a job of Volcano"),
         ("kind: Kustomization\n", "kubectl kustomize DIR | hp-ext import -"),
         (TEMPLATE.replace("command: [torchrun", "args: [--a").replace("/app/train.py, ", ""), "names arguments and no"),
-        (
-            "{{ $config := .Values.trainingConfig }}\nname: {{ $config.jobName }}\n",
-            "needs a value for trainingConfig.jobName",
-        ),
         ("kind: PyTorchJob\nmetadata: {name: {{ NAME }}}\n", "needs a value for NAME"),
         ("kind: PyTorchJob\nspec: [1]\n", "fields belong here"),
         ("kind: PyTorchJob\nspec: {pytorchReplicaSpecs: {Worker: {}, Other: [1]}}\n", "fields belong here"),
@@ -174,33 +171,36 @@ def test_where_pods_differ_is_said_once() -> None:
     assert "container env A is not in Master" in said
 
 
-HELM = """\
-{{- /* of a chart */ -}}
-kind: PyTorchJob
-metadata: {name: {{ .Values.name | quote }}, namespace: {{.Release.Namespace}}}
-spec:
-  pytorchReplicaSpecs:
-    Worker:
-      replicas: {{ .Values.train.nodes | default 2 | int }}
-      template: {spec: {containers: [{name: a, image: repo/a, command: [torchrun, --nproc_per_node=8, /t.py]}]}}
-"""
-
-
-def test_values_of_a_chart_are_filled_in() -> None:
-    values = {"name": "a", "train": {"nodes": 4}, "Release": {"Namespace": "b"}}
-    found = import_file(HELM, "a.yaml", values)
-    assert (found.job.name, found.job.nodes, found.job.kubernetes.namespace) == ("a", 4, "b")
-    assert found.left_out == []
-    found = import_file(HELM, "a.yaml", values | {"train": {}})
-    assert (found.job.nodes, len(found.left_out)) == (2, 1)
-    assert "a.yaml:7: train.nodes: its default '2' is taken" in found.left_out[0]
-
-
-def test_values_of_a_chart_that_are_missing_are_named() -> None:
+@pytest.mark.parametrize(
+    ("action", "source", "command"),
+    [
+        ("{{- .Values.name }}", "a.yaml", "helm template NAME CHART | hp-ext import -"),
+        ("{{ quote .Values.name }}", "-", "helm template NAME CHART |"),
+        ('{{ printf "%s-x" (lower $job.name) }}', "a.yaml", "helm template NAME CHART |"),
+        ("{{$job.name}}", "a b/templates/a.yaml", "helm template NAME 'a b' --show-only templates/a.yaml |"),
+        ('{{- define "more" }}a', "templates/a.yaml", "helm template NAME . --show-only templates/a.yaml |"),
+        ("{{- /* a name */ -}}a", "a.yaml", "helm template NAME CHART |"),
+    ],
+)
+def test_a_template_of_helm_is_refused_with_the_command_that_renders_it(action: str, source: str, command: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        import_file(HELM, "a.yaml")
-    assert "a.yaml:3: the template needs a value for name (give it with --set name=VALUE" in str(refused.value)
-    assert "--set Release.Namespace=VALUE" in str(refused.value)
+        import_file(f"kind: PyTorchJob\nmetadata: {{name: {action}}}\n", source)
+    assert str(refused.value).startswith(f"{source}:2: belongs to a Helm chart")
+    assert command in str(refused.value)
+
+
+def test_a_chart_is_refused_and_what_helm_makes_of_it_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "chart").mkdir()
+    (tmp_path / "chart" / "Chart.yaml").write_text("name: tiny\n")
+    refused = call_hp_ext("import", "chart", cwd=tmp_path)
+    assert refused.code == 3
+    assert "helm template NAME chart | hp-ext import -" in refused.stderr
+    rendered = "---\n# Source: tiny/templates/job.yaml\n" + TEMPLATE.replace("$NUM_NODES", "2").replace("${IMAGE}", "a")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(rendered.encode())))
+    done = call_hp_ext("import", "-", "-o", "json", cwd=tmp_path)
+    assert (done.code, done.json["job"]["nodes"]) == (0, 2)
 
 
 def test_a_folder_is_counted(tmp_path: Path) -> None:
@@ -330,93 +330,8 @@ def test_a_template_of_jinja_is_filled_and_its_defaults_are_named() -> None:
     ],
 )
 def test_a_template_that_is_a_bomb_or_a_program_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"more than|template of Helm"):
+    with pytest.raises(ConfigError, match="more than"):
         import_file(f"kind: PyTorchJob\na: {text}\n", "a.yaml")
-
-
-CHART = """\
-{{- $config := .Values.job }}
-{{- define "more" }}
-            - {name: MORE, value: {{ .name | upper | quote }}}
-{{- end }}
-kind: PyTorchJob
-metadata:
-  name: {{ $config.name }}
-  {{- if $config.labels }}
-  labels:
-    {{- toYaml $config.labels | nindent 4 }}
-  {{- end }}
-spec:
-  pytorchReplicaSpecs:
-    Worker:
-      replicas: {{ $config.nodes }}
-      template:
-        spec:
-          {{- if and $config.pool (not (hasPrefix "x" $config.pool)) }}
-          nodeSelector: {pool: {{ $config.pool }}}
-          {{- else if $config.zone }}
-          nodeSelector: {zone: {{ $config.zone }}}
-          {{- end }}
-          hostname: one
-          containers:
-          - name: pytorch
-            image: {{ printf "%s:%s" .Values.image ($config.tag | default "1") }}
-            command: [torchrun, --nproc_per_node={{ if gt (int $config.gpus) 4 }}8{{ else }}4{{ end }}, /t.py]
-            env:
-            {{- $index := 0 }}
-            {{- range $key, $value := $config.env }}
-            {{- $index = add $index 1 }}
-            - {name: {{ $key }}, value: "{{ $index }}{{ $value }}"}
-            {{- end }}
-            {{- range .Values.names }}{{- template "more" . }}{{ end }}
-"""
-VALUES = {
-    "image": "repo/a",
-    "names": [{"name": "b"}],
-    "job": {"name": "a", "nodes": 4, "gpus": "8", "labels": {"team": "x"}, "env": {"A": "x", "B": 2}, "pool": "p5"},
-}
-
-
-def test_conditions_loops_and_parts_of_a_chart_are_filled() -> None:
-    found = import_file(CHART, "a.yaml", VALUES)
-    job = found.job
-    assert (job.name, job.nodes, job.image, job.workers_per_node) == ("a", 4, "repo/a:1", 8)
-    assert job.env == {"A": "1x", "B": "22", "MORE": "B"}
-    assert (job.labels, job.scheduling.node_selector) == ({"team": "x"}, {"pool": "p5"})
-    named = "\n".join(found.left_out)
-    assert "a.yaml:26: job.tag: its default '1' is taken" in named
-    assert "a.yaml:23: spec.pytorchReplicaSpecs.Worker.template.spec.hostname" in named  # the template's line
-    fewer = VALUES | {"job": {"name": "a", "nodes": 4, "pool": "x", "zone": "b"}}
-    found = import_file(CHART, "a.yaml", fewer)
-    assert (found.job.workers_per_node, found.job.scheduling.node_selector) == (4, {"zone": "b"})
-    assert "a.yaml:8: job.labels: nothing gives it: taken as empty" in "\n".join(found.left_out)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "why"),
-    [
-        ("{{ $config.name }}", "{{ $config.title | quote }}", "a.yaml:7: the template needs a value for job.title"),
-        ("{{ $config.name }}", "{{ lookup $config.name }}", "a.yaml:7: the template of Helm uses the function lookup"),
-        ("{{ $config.name }}", "{{ $config.env }}", "needs a value for job.env"),
-        ("{{ $config.name }}", "{{ index $config.env.A 7 }}", "a.yaml:7: the template of Helm cannot be filled"),
-        ("{{ $config.name }}", "{{ end }}", "a.yaml:7: the template of Helm has end without a beginning"),
-        ("spec:", "{{ if .Values.image }}", "the template of Helm has a beginning without an end"),
-        ("{{ $config.name }}", '{{ template "none" . }}', "which the file does not have"),
-        ("value: {{ .name", 'value: {{ template "more" . }}{{ .name', "uses itself"),
-        ("{{ $config.name }}", '{{ regexMatch "(a+)+$" .Values.image }}', "regexMatch"),
-        ("{{ $config.name }}", '{{ nindent 999999 "a" }}', "an indent of"),
-    ],
-)
-def test_what_of_a_chart_cannot_be_filled_is_told(old: str, new: str, why: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        import_file(CHART.replace(old, new, 1), "a.yaml", VALUES)
-    assert why in str(refused.value)
-
-
-def test_a_chart_that_doubles_is_refused() -> None:
-    doubled = '{{- $a = printf "%s%s" $a $a }}' * 40
-    with pytest.raises(ConfigError, match="comes to more than"):
-        import_file('{{- $a := "aa" }}' + doubled + "{{ $a }}" + CHART, "a.yaml", VALUES)
 
 
 def test_a_type_of_node_that_is_none_of_sagemakers_stays_a_label() -> None:

@@ -1,6 +1,7 @@
 """Placeholders of templates, and the values that are given for them. Pure but for `read_values`.
 
-Three kinds: `$NAME` and `${NAME}` as envsubst replaces them, Jinja's `{{ NAME }}`, and Helm's `{{ .Values.name }}`.
+Two kinds: `$NAME` and `${NAME}` as envsubst replaces them, and Jinja's `{{ NAME }}`. A template of Helm is refused,
+with the command that renders it.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from typing import Any
 
 from hyperpod_ext.config.files.document import parse
 from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
-from hyperpod_ext.submit.imports.helm import Filled, fill_helm
 from hyperpod_ext.submit.imports.how import HOW
 
 VARIABLE = re.compile(r"(?<!\$)\$(?:\{(\w+)(?::?-([^{}]*))?\}|([A-Za-z_]\w*))")
 """A variable of the shell, and its default."""
-_HELM = re.compile(r"\{\{-?\s*(?:if|range|with|include|define|template|end|else|tpl|toYaml|/\*|[.$(])")
+_HELM = re.compile(
+    r"""\{\{(?:(?:"[^"{}\n]*"|[^{}"'])*[\s(])?[.$]"""  # {{ quote .Values.name }}, {{ $config.name }}
+    r"""|\{\{-?\s*(?:/\*|(?:if|range|with|block|define|template)\s+["\w])"""
+)
+"""An action of Helm that Jinja does not have."""
 _JINJA = re.compile(r"\{\{|\{%")
 
 
@@ -52,18 +56,27 @@ def read_values(sets: Iterable[str], values_file: str | None, env_file: str | No
     return found
 
 
-def fill(text: str, values: Mapping[str, Any], source: str) -> Filled:
-    """`text` with the values in it.
+def helm_refused(source: str, chart: str, file: str = "", line: int | None = None) -> ConfigError:
+    """The error for a chart of Helm, or for one `file` of it."""
+    only = f" --show-only {file}" if file else ""
+    hint = f"import what helm makes of it: helm template NAME {chart}{only} | hp-ext import -"
+    return ConfigError([Problem("belongs to a Helm chart, which only helm can render", "", source, line, hint)])
+
+
+def fill(text: str, values: Mapping[str, Any], source: str) -> tuple[str, list[Problem]]:
+    """Return `text` with the values in it, and a note for each default that is used.
 
     Raises:
-        ConfigError: a template that lacks values, and names each; or one that does more than to use them.
+        ConfigError: a template of Helm, or one of Jinja that lacks values or does more than use them.
     """
     notes: list[Problem] = []
-    lines: list[int] = []
-    if _HELM.search(text):
-        found = fill_helm(text, values, source)
-        text, notes, lines = found.text, found.notes, found.lines
-    elif _JINJA.search(text):
+    if helm := _HELM.search(text):
+        line = text.count("\n", 0, helm.start()) + 1
+        folder, name = Path(source).parent, Path(source).name
+        if folder.name != "templates":
+            raise helm_refused(source, "CHART", line=line)
+        raise helm_refused(source, shlex.quote(str(folder.parent)), shlex.quote(f"templates/{name}"), line)
+    if _JINJA.search(text):
         from hyperpod_ext.submit.imports.jinja import fill_jinja
 
         text, notes = fill_jinja(text, values, source)
@@ -83,7 +96,7 @@ def fill(text: str, values: Mapping[str, Any], source: str) -> Filled:
     for name, value in values.items():
         if isinstance(value, str | int | float):
             filled = filled.replace(f"<{name}>", str(value))
-    return Filled(filled, lines, notes)
+    return filled, notes
 
 
 def names_in(text: str) -> Iterator[str]:

@@ -86,13 +86,11 @@ def import_job(text: str, source: str, values: Mapping[str, Any] | None = None) 
         ConfigError: there is none, or what it says is no valid job; names every field.
     """
     notes: list[Problem] = []
-    lines: list[int] = []
     if (ours := _letter_for_letter(text)) is not None:
         return ours
     if ANNOTATION not in text:  # ours is no template: its shell has variables of its own
-        filled = fill(text, values or {}, source)
-        text, notes, lines = filled.text, filled.notes, filled.lines
-    documents = [_as_in_template(one, lines) for one in parse_all(text, source)]
+        text, notes = fill(text, values or {}, source)
+    documents = parse_all(text, source)
     if problems := [problem for document in documents for problem in document.problems]:
         raise ConfigError(problems)
     objects = [found for document in documents for found in _objects(document, document.data, ())]
@@ -157,19 +155,6 @@ def import_object(found: dict[str, Any], document: Document, *, placeholders: bo
     left = [one for one in left if _SAME_VALUE not in one]
     more = [str(one) for of in (renamed, additions) for one in of(found, rendered, document)]
     return Imported(job, target, list(dict.fromkeys(left)), list(dict.fromkeys([*same, *notes, *more])))
-
-
-def _as_in_template(document: Document, lines: Sequence[int]) -> Document:
-    """With the lines of the template that the document was made of."""
-
-    def line_of(line: int | None) -> int | None:
-        return lines[line - 1] if line is not None and 0 < line <= len(lines) else line
-
-    if not lines:
-        return document
-    places = {at: replace(one, line=line_of(one.line)) for at, one in document.locations.items()}
-    problems = [replace(one, line=line_of(one.line)) for one in document.problems]
-    return replace(document, locations=places, problems=problems)
 
 
 def _as_written(found: dict[str, Any]) -> dict[str, Any]:
