@@ -3,8 +3,4 @@
 Importing this package costs nothing: every submodule loads what it needs when it is first used.
 """
 
-from hyperpod_ext import _moved
-
 __version__ = "0.1.0"
-
-_moved.install()

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import yaml
 
-from hyperpod_ext._moved import MOVED
 from hyperpod_ext.errors import ConfigError
 from hyperpod_ext.submit.imports.report import Imported
 from hyperpod_ext.submit.kubernetes.imports.import_job import import_job
-
-_OLD_NAMES = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in MOVED))
-"""In files that an earlier version wrote."""
 
 
 def import_file(text: str, source: str, values: Mapping[str, Any] | None = None) -> Imported:
@@ -29,18 +23,9 @@ def import_file(text: str, source: str, values: Mapping[str, Any] | None = None)
         ConfigError: it is none of them, or what it says is no valid job; names every field.
     """
     try:
-        return _imported(text, source, values)
+        return _read(text, source, values)
     except ConfigError as error:
         raise ConfigError([replace(one, source=one.source or source) for one in error.problems]) from None
-
-
-def _imported(text: str, source: str, values: Mapping[str, Any] | None) -> Imported:
-    if _OLD_NAMES.search(text):  # which arguments of ours may have, too
-        with contextlib.suppress(ConfigError):
-            found = _read(text, source, values)
-            if not found.left_out:
-                return found
-    return _read(_OLD_NAMES.sub(lambda match: MOVED[match[0]], text), source, values)
 
 
 def _read(text: str, source: str, values: Mapping[str, Any] | None) -> Imported:

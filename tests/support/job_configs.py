@@ -31,7 +31,6 @@ NASTY = st.sampled_from(
         "#",
         "# spec: {}",
         "\u2028# spec: {}",
-        "hyperpod_ext.estimator",
         "=",
         "<<",
         "$(A)",
