@@ -60,6 +60,8 @@ class CapturedState:
     optimizer."""
     keys: Keys
     """Keys of the state of each module."""
+    parameters: list[torch.Tensor]
+    """Parameters of all objects, in the order of `gradients.parameters`."""
 
     @property
     def is_sharded(self) -> bool:
@@ -224,29 +226,21 @@ class TrainingState:
             elif isinstance(value, torch.amp.GradScaler) and value.is_enabled():
                 value._per_optimizer_states.clear()
 
-    def existing_and_changed(
-        self, captured: CapturedState, parameters: Sequence[torch.Tensor]
-    ) -> tuple[gradients.Ranges, Changes]:
+    def existing_and_changed(self, captured: CapturedState) -> tuple[gradients.Ranges, Changes]:
         """Which parameters have a gradient now, and what training has changed of the objects since they were built,
-        besides values (see `built`). `captured`: their state; `parameters`: as `hold_gradients` returned them.
+        besides values (see `built`). `captured`: their state.
 
         Raises:
             JobFailedError: the change cannot be restored.
         """
-        self._changes = self._built.changes(self._objects, captured.keys, parameters)
-        return gradients.existing(parameters), self._changes
+        self._changes = self._built.changes(self._objects, captured.keys, captured.parameters)
+        return gradients.existing(captured.parameters), self._changes
 
     def give_gradients(self, ranges: Sequence[Sequence[int]]) -> None:
         """Begin as after the step that is gone on from: with gradients where there were some, of zero unless they
         are state."""
         gradients.give_zeros(self._objects.values(), ranges)
         self._loose.give(self._objects.values())
-
-    def hold_gradients(self) -> list[torch.Tensor]:
-        """A step has ended: take in the gradients that are state. Returns all parameters."""
-        numbered = gradients.parameters(self._objects.values())
-        self._loose.hold([each for each in self._objects.values() if isinstance(each, torch.optim.Optimizer)], numbered)
-        return numbered
 
     def accumulates(self) -> bool:
         """Whether gradients wait for an optimizer that has not stepped since the last commit: they are no part of
@@ -259,10 +253,12 @@ class TrainingState:
             return len(optimizers) > 1 and self._waiting.see(optimizers, self._stepped)
         return any(parameter.grad is not None for group in groups for parameter in group["params"])
 
-    def take(self, *, packed: bool = True) -> CapturedState:
+    def take(self, *, packed: bool = True, step_ended: bool = False) -> CapturedState:
         """The state taken apart, by reference.
 
-        packed: with tensors in the place of large plain values, as a snapshot has them.
+        Args:
+            packed: with tensors in the place of large plain values, as a snapshot has them.
+            step_ended: copy the gradients that are state first.
 
         Raises:
             JobFailedError: a leaf that a snapshot cannot hold.
@@ -272,6 +268,10 @@ class TrainingState:
             tree = {name: _state_of(value) for name, value in self._objects.items()}
         finally:
             self._taking = False
+        parameters = gradients.parameters(self._objects.values())  # state_dict() gives FSDP2 its sharded ones back
+        if step_ended:
+            optimizers = [value for value in self._objects.values() if isinstance(value, torch.optim.Optimizer)]
+            self._loose.hold(optimizers, parameters)
         if packed:
             own_states = (torch.nn.Module, torch.optim.Optimizer)
             others = [name for name, value in self._objects.items() if not isinstance(value, own_states)]
@@ -286,7 +286,7 @@ class TrainingState:
         keys = {
             name: keys_of(tree[name]) for name, value in self._objects.items() if isinstance(value, torch.nn.Module)
         }
-        return CapturedState(parts._replace(built=self._forms), own, keys)
+        return CapturedState(parts._replace(built=self._forms), own, keys, parameters)
 
     def data_positions(self) -> DataPositions:
         """Of the objects that are a position in data: what must be the same on every rank."""

@@ -520,8 +520,7 @@ class Run:
                 if name not in self._layouts and (layout := buckets.layout_of(wrapped)) is not None:
                     self._layouts[name], self._layouts_since[name] = layout, step
         at_once = not self._state.tells_of_changes or not (self._state.is_reported or step == self._began)
-        parameters = self._state.hold_gradients()
-        captured = self._state.take()
+        captured = self._state.take(step_ended=True)
         self.device_steps.queue(step)
         if captured.own or self._watchdog.compares(step):  # what tensors hold is read
             self._wait_done()
@@ -530,7 +529,7 @@ class Run:
         world_size = 0 if sharing == "same" and not captured.is_sharded else self.world_size
         consistent = ConsistentStep(step, save_id_of(self.generation, step), captured.own_digest(), sharing, world_size)
         self._state.commit(captured, consistent)
-        self._gradients, self._changes = self._state.existing_and_changed(captured, parameters)
+        self._gradients, self._changes = self._state.existing_and_changed(captured)
         self.step, self._captured = step, (captured, consistent)
         saved = self._policy.due(step) and self._save(captured, consistent, at_once=at_once)
         if not saved and self._checkpointer is not None and self.config.checkpoint.peer() is not None:

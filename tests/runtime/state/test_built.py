@@ -18,7 +18,6 @@ from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.snapshot.image import Layout, views
 from hyperpod_ext.runtime.snapshot.layout_plan import read_plan
 from hyperpod_ext.runtime.snapshot.snapshot import Snapshot
-from hyperpod_ext.runtime.state import gradients
 from hyperpod_ext.runtime.state.training_state import TrainingState
 
 
@@ -29,14 +28,7 @@ def snapshot_of(state: TrainingState) -> Snapshot:
     image = bytearray(layout.plan.nbytes)
     for place, tensor in zip(views(layout.plan, image), layout.locals, strict=True):
         place.copy_(tensor)
-    changes, values = json.loads(
-        json.dumps(
-            [
-                state.existing_and_changed(captured, gradients.parameters(state._objects.values()))[1],
-                captured.parts.values,
-            ]
-        )
-    )
+    changes, values = json.loads(json.dumps([state.existing_and_changed(captured)[1], captured.parts.values]))
     plan = read_plan(json.loads(layout.plan.text), layout.plan.digest)
     return Snapshot(0, plan, values, lambda: memoryview(image), {"changes": changes})
 
@@ -104,6 +96,16 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "ASGD": {},
     "RMSprop": {"momentum": 0.9, "centered": True},
 }
+
+
+def test_an_evaluation_at_the_end_of_a_step_changes_nothing(make):
+    """The root of FSDP2 modules keeps its parameters unsharded after a forward pass without gradients."""
+    training = make()
+    training.step(1, 0, 1)
+    with torch.no_grad():
+        training.model(torch.ones(2, 4), (0, 1))
+    existing, changes = training.state.existing_and_changed(training.state.take(step_ended=True))
+    assert (existing, changes) == ([[0, 4]], {"optimizers": {"optimizer": "AdamW"}})
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
