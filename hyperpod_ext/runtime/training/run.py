@@ -519,7 +519,8 @@ class Run:
             for name, wrapped in self._wrapped:
                 if name not in self._layouts and (layout := buckets.layout_of(wrapped)) is not None:
                     self._layouts[name], self._layouts_since[name] = layout, step
-        at_once = not self._state.tells_of_changes or not (self._state.is_reported or step == self._began)
+        overlaps = self._state.tells_of_changes and (self._state.is_reported or step == self._began)
+        at_once = step == 0 or not overlaps  # one that changes while it is copied is given up, and step 0 is the first
         captured = self._state.take(step_ended=True)
         self.device_steps.queue(step)
         if captured.own or self._watchdog.compares(step):  # what tensors hold is read

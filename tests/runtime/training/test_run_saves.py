@@ -29,10 +29,13 @@ class Saves:
     def __init__(self) -> None:
         self.skip: set[int] = set()
         self.heard: list[str] = []
+        self.at_once: list[bool] = []
+        """Of each save: whether it is copied before the next step begins."""
 
-    def save(self, step: int, *args: Any, **options: Any) -> bool:
+    def save(self, step: int, *args: Any, at_once: bool, **options: Any) -> bool:
         if step in self.skip:
             return False
+        self.at_once.append(at_once)
         self.heard.append(f"save {step}")
         return True
 
@@ -58,27 +61,41 @@ def make_steps(run: Run, total: int) -> None:
 
 
 @pytest.fixture
-def run() -> Run:
+def saves() -> Saves:
+    return Saves()
+
+
+@pytest.fixture
+def run(saves: Saves) -> Run:
     tiers = ({"kind": "memory", "every_steps": 2}, {"kind": "peer", "every_steps": 2})
     document = {"name": "job", "nodes": 1, "workers_per_node": 1}
     document |= {"checkpoint": {"tiers": tiers}, "restart": {"compare_replicas_every": 0}}  # there are no groups
-    link, saves = Recorder(), Saves()
-    return Run(RuntimeConfig.model_validate(document), 0, 0, link, saves)  # type: ignore[arg-type]
+    return Run(RuntimeConfig.model_validate(document), 0, 0, Recorder(), saves)  # type: ignore[arg-type]
 
 
-def test_a_step_whose_save_is_skipped_counts_as_one_without_a_save(run: Run) -> None:
-    run._checkpointer.skip = {2}  # type: ignore[union-attr]
+def test_a_step_whose_save_is_skipped_counts_as_one_without_a_save(run: Run, saves: Saves) -> None:
+    saves.skip = {2}
     run.enter(1, fresh=True)
     make_steps(run, 4)
-    heard = run._checkpointer.heard  # type: ignore[union-attr]
-    assert heard == ["save 0", "stepped", "stepped", "stepped", "save 4"]
+    assert saves.heard == ["save 0", "stepped", "stepped", "stepped", "save 4"]
 
 
-def test_a_step_that_is_made_again_without_a_save_tells_of_none(run: Run) -> None:
+def test_a_step_that_is_made_again_without_a_save_tells_of_none(run: Run, saves: Saves) -> None:
     run.enter(1, fresh=True)
     make_steps(run, 4)
     run._link.snapshots.clear()  # type: ignore[attr-defined]
-    run._checkpointer.skip = {0, 2, 4}  # type: ignore[union-attr]
+    saves.skip = {0, 2, 4}
     run.enter(2, fresh=True)
     make_steps(run, 4)
     assert run._link.snapshots == [(1, 0), (2, 0), (3, 0), (4, 0)]  # type: ignore[attr-defined]
+
+
+def test_the_first_snapshot_of_a_job_is_copied_before_its_first_step(run: Run, saves: Saves) -> None:
+    """Averages that change without the optimizer make a snapshot be given up: of step 0 there is no earlier one."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    run.enter(1, fresh=True)
+    run.restore(model=model, optimizer=optimizer)
+    for _ in run.steps(4):
+        optimizer.step()
+    assert saves.at_once == [True, False, False]
