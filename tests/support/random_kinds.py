@@ -50,13 +50,13 @@ def _extend(script: Script, init: str, forward: str, parts: str = "") -> None:
 
 
 def _wrap(script: Script, *options: str) -> None:
-    """Options of `run.data_parallel`."""
+    """Options of `run.data_parallel`, before the loop and in it."""
     for option in options:
-        name = option.split("=")[0]
-        script.before = [
-            re.sub(r"run\.data_parallel\(model(?!.*" + name + ")", f"run.data_parallel(model, {option}", line)
-            for line in script.before
-        ]
+        call = re.compile(r"run\.data_parallel\(model(?!.*" + option.split("=")[0] + ")")
+        script.before, script.body = (
+            [call.sub(f"run.data_parallel(model, {option}", line) for line in lines]
+            for lines in (script.before, script.body)
+        )
 
 
 def _build(script: Script, line: str) -> None:
@@ -65,6 +65,11 @@ def _build(script: Script, line: str) -> None:
         i for i, each in enumerate(script.build) if "optimizer" in each or "groups = " in each or "inner, " in each
     )
     script.build.insert(at, line)
+
+
+def _learn(script: Script, row: str) -> None:
+    """The targets depend on the variable `row`."""
+    script.body = [re.sub(r"wanted = \(?(.+?)\)?\.sum", rf"wanted = (\1 + {row}).sum", each) for each in script.body]
 
 
 def _hand(script: Script, name: str, made: str = "") -> None:
@@ -255,9 +260,9 @@ def _own_loader(script: Script, draw: random.Random) -> bool:
         "read = None"
     )
     script.body.insert(0, "if read is None:\n    read = iter(through)\n(row,) = next(read)")
-    script.body = [each.replace("wanted = x.sum(1)", "wanted = (x + row).sum(1)") for each in script.body]
+    _learn(script, "row")
     if not generator:
-        script.may_warn = r"through|read|DataLoader"
+        script.may_warn = r"\b(through|read)\b"
     script.traits.append(f"a loader with {workers} workers{', a generator' if generator else ''}")
     return True
 
@@ -269,9 +274,9 @@ def _loader_by_step(script: Script, draw: random.Random) -> bool:
     workers = draw.choice((0, 1))
     script.imports.append("from torch.utils.data import DataLoader, TensorDataset")
     script.classes.append("rows = TensorDataset(torch.sin(torch.arange(1600.0)).view(200, 8))")
-    script.before.append(f"through = DataLoader(rows, batch_size=4, shuffle=True, num_workers={workers})")
-    script.body.insert(0, "row = next(iter(through))[0]")
-    script.body = [each.replace("wanted = x.sum(1)", "wanted = (x + row).sum(1)") for each in script.body]
+    script.before.append(f"shuffled = DataLoader(rows, batch_size=4, shuffle=True, num_workers={workers})")
+    script.body.insert(0, "chosen_row = next(iter(shuffled))[0]")
+    _learn(script, "chosen_row")
     script.traits.append(f"shuffled in each step, {workers} workers")
     return True
 
