@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
-from command import HP_EXT
+from command import HP_EXT, check_output
 from command import call_hp_ext as hp_ext
 from made_events import entry
+from pydantic import ValidationError
 
+from hyperpod_ext import cli
+from hyperpod_ext.cli.outputs.schemas import OUTPUTS
 from hyperpod_ext.runtime.events.kinds import KINDS
 from hyperpod_ext.runtime.ipc.declared import name_of
 from hyperpod_ext.submit.contract.targets import TARGETS
@@ -96,12 +101,49 @@ def test_schema_prints_one_for_each_spec() -> None:
     assert hp_ext("schema", "cluster").json["title"] == "ClusterConfig"
 
 
+def with_json(group: click.Group, before: str = "") -> Iterator[str]:
+    """Commands that take `-o json`."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from with_json(command, f"{name} ")
+        elif any(isinstance(one.type, click.Choice) and "json" in one.type.choices for one in command.params):
+            yield before + name
+
+
+def test_every_command_with_json_output_has_a_schema() -> None:
+    assert sorted([*with_json(cli.hp_ext), "error"]) == sorted(OUTPUTS)
+
+
+@pytest.mark.parametrize(
+    ("words", "output"),
+    [
+        (("templates", "list", "-o", "json"), "[1]"),
+        (("exec", "--dry-run", "-o", "json"), '{"command": [], "more": 1}'),
+        (("status", "--output", "json"), '{"error": {"code": "ConfigError", "message": "m"}}'),
+        (
+            ("scales", "-o", "json"),
+            '{"file": "job.yaml", "at_least": "0.9", "scales": [], "replicaDiscreteValues": []}',
+        ),
+    ],
+)
+def test_an_output_unlike_its_schema_fails_the_test_that_made_it(words: tuple[str, ...], output: str) -> None:
+    with pytest.raises(ValidationError):
+        check_output(words, output)
+
+
 def test_outputs_and_event_log_have_published_schemas() -> None:
-    for name in ("report", "top", "status", "error"):
-        schema = hp_ext("schema", name).json
+    for name in OUTPUTS:
+        schema = hp_ext("schema", *name.split()).json
+        assert schema["title"] == ("error" if name == "error" else f"hp-ext {name} -o json")
         assert '"additionalProperties": false' not in json.dumps(schema)
-        for field, described in schema["properties"].items():
-            assert described, field
+    assert "mistake" in hp_ext("schema", "error").json["$defs"]["ErrorDetails"]["properties"]["problems"]["description"]
+    assert (
+        "machines"
+        in hp_ext("schema", "cluster", "diff").json["$defs"]["ResourceChanged"]["properties"]["breaks"]["description"]
+    )
     schema = hp_ext("schema", "event").json
     kinds = {
         each["properties"]["event"]["const"]: each for each in schema["$defs"].values() if "event" in each["properties"]

@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import IO, Any
 
 import warm
-from hyperpod_ext.cli.reference.outputs import OUTPUTS
+from hyperpod_ext.cli.outputs.base import ErrorOutput
+from hyperpod_ext.cli.outputs.schemas import OUTPUTS
+from pydantic import TypeAdapter
 
 HP_EXT = str(Path(sys.executable).with_name("hp-ext"))
 
 
 @dataclass(frozen=True)
 class Done:
-    """What a command left behind."""
+    """What a command left behind. Output under `-o json` must be as `hp-ext schema` says."""
 
     code: int
     stdout: str
@@ -31,25 +33,20 @@ class Done:
     words: tuple[str, ...] = ()
     """Arguments of the command."""
 
+    def __post_init__(self) -> None:
+        if {"-o", "--output"} & set(self.words) and "json" in self.words and self.stdout:
+            check_output(self.words, self.stdout)
+
     @property
     def json(self) -> Any:
-        """stdout, which must be one JSON value, and as `hp-ext schema` says where that has the command."""
-        value = json.loads(self.stdout)
-        if self.code and isinstance(value, dict) and value.keys() == {"error"}:
-            OUTPUTS["error"].model_validate(value)
-        elif not self.code and (name := _schema_of(self.words)) is not None:
-            for one in value if isinstance(value, list) else [value]:
-                OUTPUTS[name].model_validate(one)
-        return value
+        """stdout, which must be one JSON value."""
+        return json.loads(self.stdout)
 
 
-def _schema_of(words: tuple[str, ...]) -> str | None:
-    match words:
-        case ("list", *_):
-            return "status"
-        case (name, *_) if name in OUTPUTS:
-            return name
-    return None
+def check_output(words: tuple[str, ...], stdout: str) -> None:
+    """Raise ValidationError unless `stdout` is as the schema of the command says, or that of errors."""
+    name = next(name for name in (" ".join(words[:2]), words[0]) if name in OUTPUTS)
+    TypeAdapter(OUTPUTS[name] | ErrorOutput).validate_json(stdout, strict=True)
 
 
 def hp_ext(*arguments: str | Path, cwd: Path | None = None, timeout_s: float = 250.0) -> Done:

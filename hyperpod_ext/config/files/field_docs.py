@@ -11,14 +11,21 @@ import inspect
 import sys
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from typing import Any, get_type_hints
 
 from pydantic import BaseModel
 
 
-def description(model: type[BaseModel], field: str) -> str:
+def fields_of(model: type) -> dict[str, Any]:
+    """Types of the fields of a model or a dataclass."""
+    if issubclass(model, BaseModel):
+        return {name: info.annotation for name, info in model.model_fields.items()}
+    return get_type_hints(model)
+
+
+def description(model: type, field: str) -> str:
     """The documentation of a field of `model`: that of its type where that has one, else the docstring under it."""
-    if own := model.model_fields[field].description:
+    if issubclass(model, BaseModel) and (own := model.model_fields[field].description):
         return own
     for base in model.__mro__:
         if found := _documented(base.__module__).get(base.__qualname__, {}).get(field):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import is_dataclass
+from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from hyperpod_ext.config.files.field_docs import description
-from hyperpod_ext.config.files.schema_path import models_in
+from hyperpod_ext.config.files.field_docs import description, fields_of
 
 
 def json_schema(model: type[BaseModel]) -> dict[str, object]:
@@ -26,16 +26,16 @@ def json_schema(model: type[BaseModel]) -> dict[str, object]:
     return head | {key: value for key, value in generated.items() if key not in head}
 
 
-def _models_of(model: type[BaseModel], seen: set[type[BaseModel]]) -> Iterator[type[BaseModel]]:
-    """`model`, and every model inside it, once."""
+def _models_of(model: type, seen: set[type]) -> Iterator[type]:
+    """`model`, and every model and dataclass inside it, once."""
     if model in seen:
         return
     seen.add(model)
     yield model
-    pending: list[Any] = [info.annotation for info in model.model_fields.values()]
+    pending: list[Any] = list(fields_of(model).values())
     while pending:
         annotation = pending.pop()
-        inner = models_in(annotation)
-        pending += [] if inner else list(getattr(annotation, "__args__", ()))
-        for found in inner:
-            yield from _models_of(found, seen)
+        if isinstance(annotation, type) and (issubclass(annotation, BaseModel) or is_dataclass(annotation)):
+            yield from _models_of(annotation, seen)
+        else:
+            pending += get_args(annotation)

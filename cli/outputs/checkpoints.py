@@ -1,0 +1,182 @@
+"""Outputs of commands on checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from .base import Defect, ErrorDetails, Output
+
+
+class DamagedClaim(Output):
+    """A file that says at which step a generation began, and cannot be read."""
+
+    url: str
+    generation: int
+    message: str
+
+
+class Checkpoint(Output):
+    """One checkpoint in a durable tier."""
+
+    step: int
+    generation: int
+    folder: str
+    state: str
+    """complete, unfinished, damaged, abandoned, uncertain or foreign."""
+    detail: str
+    ranks: int | None
+    nbytes: int
+    created_at: float | None
+    kept: bool | None
+    """Whether the tier's policy keeps it; null: no policy is known."""
+
+
+class Place(Output):
+    """One durable tier."""
+
+    tier: str
+    url: str
+    job: str | None
+    error: ErrorDetails | None
+    damaged_claims: list[DamagedClaim]
+    checkpoints: list[Checkpoint]
+
+
+class Snapshot(Output):
+    """A snapshot in a node's memory."""
+
+    rank: int
+    step: int
+    generation: int
+    state: str
+    replica: bool
+    nbytes: int
+    saved_at: float | None
+    world_size: int | None
+
+
+class MemoryNode(Output):
+    """The memory of one node."""
+
+    node: int
+    error: str | None
+    snapshots: list[Snapshot]
+    copying: list[dict[str, Any]]
+    """Counters of each tier that snapshots are copied to."""
+    pieces: list[dict[str, Any]] = []
+    """Parity pieces of other nodes' snapshots."""
+
+
+class Memory(Output):
+    """The memory tier of a running local job."""
+
+    job: str
+    nodes: list[MemoryNode]
+
+
+class ListOutput(Output):
+    """Everything that is saved of a job."""
+
+    places: list[Place]
+    memory: Memory | None
+
+
+class RankFile(Output):
+    """The file of one rank."""
+
+    rank: int
+    file: str
+    nbytes: int
+    crc64nvme: str
+    plan: str
+    """Digest of the layout."""
+
+
+class Held(Output):
+    """Tensors of one object."""
+
+    tensors: int
+    elements: int
+    dtypes: dict[str, int]
+
+
+class ShownCheckpoint(Output):
+    """Content of one checkpoint."""
+
+    url: str
+    job: str
+    step: int
+    generation: int
+    state: str
+    detail: str
+    created_at: float | None
+    world_size: int
+    nbytes: int
+    signature: Literal["good", "not checked"]
+    ranks: list[RankFile]
+    holds: dict[str, Held]
+    """By object."""
+    plain_values: int
+
+
+class ShowOutput(Output):
+    """The newest checkpoint of each place, or that of `--step`."""
+
+    checkpoints: list[ShownCheckpoint]
+
+
+class VerifiedCheckpoint(Output):
+    """A checkpoint of which every byte was read."""
+
+    url: str
+    step: int
+    generation: int
+    state: Literal["good", "damaged"]
+    signature: Literal["checked", "not checked"]
+    macs: Literal["none", "checked", "not checked"]
+    files: int
+    nbytes: int
+    problems: list[Defect]
+
+
+class VerifyOutput(Output):
+    """Verified checkpoints."""
+
+    checkpoints: list[VerifiedCheckpoint]
+    damaged_claims: list[DamagedClaim]
+
+
+class CopiedCheckpoint(Output):
+    """A copied checkpoint."""
+
+    step: int
+    generation: int
+    url: str
+    new: bool
+    """false: it was there already."""
+    files_copied: int
+    files_already_there: int
+    nbytes_copied: int
+
+
+class CopyOutput(Output):
+    """Copied checkpoints."""
+
+    copied: list[CopiedCheckpoint]
+
+
+class PrunedCheckpoint(Output):
+    """A checkpoint that need not be kept."""
+
+    url: str
+    step: int
+    generation: int
+    state: str
+    nbytes: int
+
+
+class PruneOutput(Output):
+    """Deleted checkpoints; with `--dry-run` those that would be."""
+
+    deleted: list[PrunedCheckpoint]
+    would_delete: list[PrunedCheckpoint]

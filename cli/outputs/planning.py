@@ -1,0 +1,128 @@
+"""Outputs of commands that plan a job."""
+
+from __future__ import annotations
+
+from hyperpod_ext.config.scales import Scale
+
+from .base import Output, Seconds
+
+
+class TierEstimate(Output):
+    """One place that state comes back from."""
+
+    tier: str
+    every_steps: int | None
+    """Steps between saves; null: nothing is saved there."""
+    interval_s: Seconds
+    blocked_s: Seconds
+    """Seconds that a save blocks training."""
+    latency_s: Seconds
+    """Seconds from a save until it counts."""
+    restart_s: Seconds
+    failures_a_day: dict[str, float]
+    """By class of failures: those that this tier recovers from."""
+    lost_steps_a_failure: float
+
+
+class UsdLost(Output):
+    """Money that failures and saves cost."""
+
+    a_month: float
+    a_failure: float
+
+
+class GoodputOutput(Output):
+    """Expected goodput of one way to save."""
+
+    goodput: float
+    """Share of time that goes into kept steps, 0 to 1."""
+    failures_a_month: float
+    lost_steps_a_month: float
+    tiers: list[TierEstimate]
+    usd_lost: UsdLost | None = None
+    """Only if the price of a node is known."""
+
+
+class StateOutput(Output):
+    """Size of the training state: one copy, all ranks."""
+
+    what: str
+    parameters: float | None
+    bytes: float
+    gb: float
+    gib: float
+
+
+class PlanOutput(Output):
+    """A job's best intervals, and their cost."""
+
+    state: StateOutput
+    nodes: int
+    workers_per_node: int
+    step_s: Seconds
+    memory_per_node_bytes: int
+    failures_a_day: float
+    plan: GoodputOutput
+    """With the best intervals."""
+    as_written: GoodputOutput | None
+    """With the spec's intervals; null: it leaves them open."""
+    without: dict[str, GoodputOutput]
+    """Without one of the tiers each."""
+    set: list[str]
+    """The best intervals, as values of `--set`."""
+    notes: list[str]
+    warnings: list[str]
+
+
+class Goodput(Output):
+    """Mean of all simulated jobs."""
+
+    mean: float
+    margin_95: float | None
+    """Half of the 95 % confidence interval; null: one job was simulated."""
+
+
+class SimulatedJob(Output):
+    """One simulated job."""
+
+    goodput: float
+    steps: int
+    lost_steps: int
+    seconds: dict[str, Seconds]
+    faults: dict[str, int]
+    """By class of failures."""
+    fell_back_to: dict[str, int]
+    """How often state came back from each tier."""
+    sources: dict[str, int]
+    relaunches: int
+    given_up: list[str]
+    """Why the job gave up."""
+    traffic_gb: dict[str, float]
+
+
+class SimulateOutput(Output):
+    """Simulated jobs."""
+
+    nodes: int
+    spares: int
+    days: float
+    runs: int
+    seed: int
+    every_steps: dict[str, int]
+    """Steps between saves, by tier."""
+    goodput: Goodput
+    planner: float
+    """Goodput that `hp-ext plan` expects."""
+    each: list[SimulatedJob]
+    notes: list[str]
+    warnings: list[str]
+
+
+class ScalesOutput(Output):
+    """Numbers of nodes, and how a global batch divides among them."""
+
+    file: str
+    at_least: float
+    scales: list[Scale]
+    replicaDiscreteValues: list[int]  # noqa: N815  (the operator's word)
+    """Numbers of nodes that are efficient enough."""

@@ -1,0 +1,122 @@
+"""Outputs of commands that explain and examine."""
+
+from __future__ import annotations
+
+from .base import ErrorDetails, Output, Seconds
+
+
+class RuleSummary(Output):
+    """One rule of a list."""
+
+    id: str
+    severity: str
+    title: str
+
+
+class RuleOutput(RuleSummary):
+    """One rule."""
+
+    cause: str
+    fix: str
+
+
+class FieldOutput(Output):
+    """One field of a spec."""
+
+    path: str
+    description: str
+    type: str | None
+    default: str | None
+    example: str | None
+    fields: list[str]
+    """Fields below it."""
+    aws_tiers: list[str]
+    """Tiers of AWS's checkpointless training that it belongs to."""
+
+
+class InstanceOutput(Output):
+    """One instance type."""
+
+    name: str
+    vcpus: int
+    memory_gib: int
+    arch: str
+    accelerator: str | None
+    accelerators: int
+    accelerator_memory_mib: int
+    """Memory of each."""
+    accelerator_resource: str | None
+    """Name of the resource in Kubernetes."""
+    neuron_cores: int
+    efa: int | None
+    """EFA interfaces; null: not known."""
+    network: str | None
+    nvme_gb: int | None
+    """All local disks; null: not known."""
+    usable_cpus: float
+    """CPUs that pods can have."""
+    usable_memory_mib: int
+    """Memory that pods can have."""
+
+
+class KeptState(Output):
+    """Content of a job's snapshots."""
+
+    objects: dict[str, str] | None
+    """Names and types; null: not known yet."""
+    left_out: list[str]
+    in_no_snapshot: list[str]
+
+
+class HeldTier(Output):
+    """One tier of a job."""
+
+    tier: str
+    kind: str
+    every_steps: int | str | None = None
+    every_s: Seconds | None = None
+    newest_step: int | None
+    """Newest step that all ranks have there."""
+    error: str | None
+
+
+class LastFault(Output):
+    """The newest fault of a job."""
+
+    cause: str
+    chain: list[str]
+    """Its consequences."""
+    tried: list[str]
+    outcome: str
+    recovered: bool
+    kind: str
+    to_do: list[str]
+
+
+class BudgetsLeft(Output):
+    """Faults that a job still recovers from."""
+
+    restarts: int
+    max_restarts: int
+    restarts_in_window: int | None
+    window_s: Seconds
+    node_losses: int
+    max_node_losses: int
+    spares: int
+
+
+class JobHealth(Output):
+    """A local job, of `hp-ext doctor --job`."""
+
+    job: str
+    state: str
+    step: int | None
+    of: int | None
+    error: ErrorDetails | None
+    kept: KeptState
+    held: list[HeldTier]
+    faults: int
+    last_fault: LastFault | None
+    budgets: BudgetsLeft
+    next: list[tuple[str, str]]
+    """Next faults, and the outcome of each."""
