@@ -31,7 +31,7 @@ class Checkpoint(Output):
     """Whether the tier's policy keeps it; null: no policy is known."""
 
 
-class Place(Output):
+class TierCheckpoints(Output):
     """One durable tier."""
 
     tier: str
@@ -77,7 +77,7 @@ class Memory(Output):
 class ListOutput(Output):
     """Everything that is saved of a job."""
 
-    places: list[Place]
+    places: list[TierCheckpoints]
     memory: Memory | None
 
 
@@ -92,7 +92,7 @@ class RankFile(Output):
     """Digest of the layout."""
 
 
-class Held(Output):
+class HeldTensors(Output):
     """Tensors of one object."""
 
     tensors: int
@@ -114,7 +114,7 @@ class ShownCheckpoint(Output):
     nbytes: int
     signature: Literal["good", "not checked"]
     ranks: list[RankFile]
-    holds: dict[str, Held]
+    holds: dict[str, HeldTensors]
     """By object."""
     plain_values: int
 

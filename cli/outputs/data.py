@@ -40,7 +40,7 @@ class Packed(Output):
     """Samples of equal length."""
 
     sequence_length: int
-    documents: Literal["whole", "split"]
+    documents: str
     samples: int
     fingerprint: str
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
-
 from .base import ErrorDetails, Number, Output, Seconds
 from .report import ReportOutput
 

@@ -12,11 +12,11 @@ import click
 import pytest
 from command import HP_EXT, check_output
 from command import call_hp_ext as hp_ext
+from hyperpod_ext.cli.outputs.schemas import OUTPUTS
 from made_events import entry
 from pydantic import ValidationError
 
 from hyperpod_ext import cli
-from hyperpod_ext.cli.outputs.schemas import OUTPUTS
 from hyperpod_ext.runtime.events.kinds import KINDS
 from hyperpod_ext.runtime.ipc.declared import name_of
 from hyperpod_ext.submit.contract.targets import TARGETS
@@ -125,7 +125,7 @@ def test_every_command_with_json_output_has_a_schema() -> None:
         (("status", "--output", "json"), '{"error": {"code": "ConfigError", "message": "m"}}'),
         (
             ("scales", "-o", "json"),
-            '{"file": "job.yaml", "at_least": "0.9", "scales": [], "replicaDiscreteValues": []}',
+            '{"file": "a", "at_least": "0.9", "scales": [], "replicaDiscreteValues": []}',
         ),
     ],
 )
