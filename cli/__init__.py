@@ -82,7 +82,7 @@ SECTIONS = [
         "Reference",
         f"{__name__}.reference",
         {
-            "schema": "Print the JSON schema of a spec, for editors.",
+            "schema": "Print the JSON schema of a spec, of an output, or of events.",
             "explain": "Tell what a rule or a field means.",
             "instances": "List instance types, and what pods can have of each.",
             "templates": "List, show and hand over the templates of what is submitted.",

@@ -134,6 +134,13 @@ def test_an_output_unlike_its_schema_fails_the_test_that_made_it(words: tuple[st
         check_output(words, output)
 
 
+def test_resizes_and_moves_are_as_their_schemas_say() -> None:
+    resized = entry(1.0, "resized")
+    of_slurm = {"given_back": ["hpx2"], "kept": ["hpx1"], "why_kept": "the batch script runs there"}
+    check_output(("resize", "-o", "json"), json.dumps(resized | of_slurm))
+    check_output(("move", "-o", "json"), json.dumps({"node": 1, "to": 2, **resized, "drain": "hpx2"}))
+
+
 def test_outputs_and_event_log_have_published_schemas() -> None:
     for name in OUTPUTS:
         schema = hp_ext("schema", *name.split()).json

@@ -62,7 +62,8 @@ class Place:
 def done(process: subprocess.Popen[str], seconds: float = 100) -> Done:
     stdout, stderr = process.communicate(timeout=seconds)
     assert "Traceback" not in stderr, stderr
-    return Done(process.returncode, stdout, stderr)
+    _, *words = process.args
+    return Done(process.returncode, stdout, stderr, tuple(map(str, words)))
 
 
 def made_step(events: Path, step: int) -> bool:
