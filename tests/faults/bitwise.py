@@ -2,18 +2,20 @@
 accumulation and loss scaling, under DDP, FSDP2 or HSDP; faults strike anywhere in a step.
 
 HPX_TEST_PARALLEL is `ddp`, `fsdp2` or `hsdp`, and ` compiled` where a block is; with HPX_TEST_REBUILD objects are
-built anew after each fault.
+built anew after each fault. With HPX_TEST_ZIPPED the loop ends because what it zips the steps with has ended.
 HPX_TEST_FAULTS is a JSON list of `{"place": ..., "how": ..., "ranks": [...], "step": S}`. Each strikes once on each of
 its ranks. `place` is one of PLACES, or a number: seconds after the step began, whatever is done then. `how` is `kill`
 or `raise`; a fault at some moment can only kill. With `together` it waits until all others have made the step before:
 one that is cut between its two optimizers has no live state, and where there are no snapshots those are all there is.
 """
 
+import itertools
 import json
 import os
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
@@ -32,6 +34,7 @@ PLACES = ("data loading", "forward", "backward", "all-reduce", "optimizer", "che
 STEPS = int(os.environ.get("HPX_TEST_STEPS", "14"))
 PARALLEL, _, COMPILED = os.environ.get("HPX_TEST_PARALLEL", "ddp").partition(" ")
 REBUILD = "HPX_TEST_REBUILD" in os.environ
+ZIPPED = "HPX_TEST_ZIPPED" in os.environ
 FAULTS = json.loads(os.environ.get("HPX_TEST_FAULTS", "[]"))
 WIDTH = int(os.environ.get("HPX_TEST_WIDTH", "48"))
 MICRO_BATCHES = 3
@@ -179,6 +182,11 @@ def batches(step: int) -> DataLoader:
     return DataLoader(Samples(), batch_size=size, sampler=[(first + i) % 512 for i in range(size * MICRO_BATCHES)])
 
 
+def steps_and_another(run: Run) -> list[Iterable[int]]:
+    """What `zip` draws from, in this order."""
+    return [range(run.step, STEPS), run.steps(STEPS)] if ZIPPED else [itertools.count(), run.steps(STEPS)]
+
+
 def accumulate_only(model: nn.Module, parallel: nn.Module, yes: bool) -> None:
     """Whether the next backward leaves gradients where they are, instead of adding them up over ranks."""
     if PARALLEL == "ddp":
@@ -200,7 +208,7 @@ def train(run: Run) -> None:
     run.restore(model=model, **others)
     parallel = run.data_parallel(model, bucket_cap_mb=BUCKET_MB) if PARALLEL == "ddp" else model
     momentum, adamw, scaler = others["momentum"], others["adamw"], others["scaler"]
-    for step in run.steps(STEPS):
+    for _, step in zip(*steps_and_another(run), strict=False):
         Now.step, Now.micro = step, 0
         arm_for_a_moment()
         total = torch.zeros(())

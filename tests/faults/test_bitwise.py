@@ -108,3 +108,10 @@ def test_both_copies_of_a_shard_lost_at_once_come_from_memory(equal):
     both = {"place": "forward", "how": "kill", "ranks": [0, 2], "step": 5}
     everybody = {"place": "backward", "how": "kill", "ranks": [0, 1, 2, 3], "step": 9}
     equal("hsdp", both, everybody)
+
+
+@pytest.mark.parametrize(("place", "how"), [("all-reduce", "kill"), ("optimizer", "kill"), ("checkpointing", "raise")])
+def test_a_fault_in_a_last_step_that_ends_because_the_loader_does_changes_no_bit(equal, place, how):
+    """Such a step is committed although the loop never asks for the next one."""
+    fault = {"place": place, "how": how, "ranks": [1], "step": STEPS}
+    assert len(equal("ddp", fault, HPX_TEST_ZIPPED="1")) == 1

@@ -194,6 +194,11 @@ class TrainingState:
         """Whether an optimizer among the objects says when the state is about to change."""
         return bool(self._hooks)
 
+    @property
+    def may_differ(self) -> bool:
+        """Whether the state has changed since it was committed last, as far as optimizers report it."""
+        return self.is_reported or (not self.tells_of_changes and self.consistent_step() is None)
+
     def _about_to_change(self, optimizer: int, *_: Any) -> None:
         self._may_change()
         self._mark, self.is_reported = None, True

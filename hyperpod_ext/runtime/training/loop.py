@@ -145,7 +145,7 @@ class _Loop:
                 self._enter(generation, member)
                 with member.run.early_steps:
                     result = train(member.run)
-                member.run.check_restored(_name(train))
+                member.run.check_returned(_name(train))
                 self._session.finished(member.run.digest())
             except (Exception, SystemExit) as error:
                 if not self._leave(error, member):
@@ -285,7 +285,7 @@ def _run_alone(train: Callable[[Run], Result]) -> Result:
         run.enter(1, fresh=True)
         with run.early_steps:
             result = train(run)
-        run.check_restored(_name(train))
+        run.check_returned(_name(train))
         return result
     finally:
         wait_until_idle()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -28,6 +29,7 @@ from hyperpod_ext.runtime.state.built import Changes
 from hyperpod_ext.runtime.state.device_steps import Device, DeviceSteps, device_of
 from hyperpod_ext.runtime.state.seeding import seed_step
 from hyperpod_ext.runtime.state.training_state import CapturedState, ConsistentStep, Stateful, TrainingState
+from hyperpod_ext.runtime.state.unsaved.reachable import is_ours
 from hyperpod_ext.runtime.state.unsaved.unsaved_state import UnsavedState
 from hyperpod_ext.runtime.training.early_steps import EarlySteps
 from hyperpod_ext.runtime.training.restore import Link
@@ -107,10 +109,16 @@ class Run:
         self._captured: tuple[CapturedState, ConsistentStep] | None = None
         self._saved = -1
         """Step of the last snapshot."""
-        warn = sys.stderr.write if local_rank == 0 else lambda _: None
-        self._unsaved = UnsavedState(warn, self._record_unsaved)
-        self._loop: Callable[[], Iterator[int] | None] = lambda: None
-        """What the steps of this generation are taken from."""
+        self._warn = sys.stderr.write if local_rank == 0 else lambda _: None
+        self._unsaved = UnsavedState(self._warn, self._record_unsaved)
+        self._loop: Callable[[], Generator[int, None, None] | None] = lambda: None
+        """The newest loop over steps of this generation."""
+        self._in_training = False
+        """Whether the training function runs, so that a step can still end."""
+        self._left_step = 0
+        """Step that the newest loop was in when it was left; 0: none."""
+        self._not_raised: Exception | None = None
+        """Error of the last step of a loop that was closed."""
         self._reported_kept: dict[str, Any] = {}
         """What was last reported of what snapshots hold."""
         self._objects: dict[str, Stateful] = {}
@@ -252,14 +260,16 @@ class Run:
         """Yield the steps that are still to be made, counted from 1 to `total`, the steps of the whole job.
 
         Call it once; in a loop over epochs, let `total` grow: `run.steps((epoch + 1) * steps_per_epoch)`. A step is
-        committed when the loop body for it has ended; one that is left by `break` is not. Before each, the global
-        random generators are set from (seed, step, rank).
+        committed when the loop body for it has ended, also if `zip` finds the end of something else then; a step that
+        is left by `break` is not. Before each, the global random generators are set from (seed, step, rank).
         """
         loop = self._steps(total)
         self._loop = weakref.ref(loop)
-        return loop
+        # a `zip` whose other part is empty would never start it
+        return iter(list(loop)) if self._restored and total <= self.step else loop
 
-    def _steps(self, total: int) -> Iterator[int]:
+    def _steps(self, total: int) -> Generator[int, None, None]:
+        self._raise_of_last_loop()
         if not self._restored:
             raise JobFailedError(
                 "steps() was called before restore()",
@@ -272,7 +282,7 @@ class Run:
                 hint="Call it once, with the steps of all epochs; or let it grow with the epoch, counted from 0: "
                 "run.steps((epoch + 1) * steps_per_epoch).",
             )
-        self._last_total = total
+        self._last_total, self._left_step = total, 0
         self.early_steps.end()
         self._watchdog.begin_steps()
         self._began = self.step
@@ -291,29 +301,61 @@ class Run:
             self._metrics, self._in_step, self._blocked = {}, True, 0.0
             seed_step(self.config.seed, step, self.rank)
             self._watchdog.begin_step(step)
+            places = _places(sys._getframe().f_back)
             try:
                 yield step
-            except GeneratorExit:  # the loop was left by `break`: what is done to the state now, nobody tells us of
-                self._wait_staged()
+            except GeneratorExit:
+                self._in_step = False
+                if self._is_complete(places):
+                    self._end_closed(step, total, began)
+                else:  # by `break`
+                    self._wait_staged()  # changes of the state from here on are not reported
+                    self._left_step = step
                 raise
             finally:
                 self._in_step = False
-            self._watchdog.end_step()
-            try:
-                self._commit(step)
-            except Exception:
-                if self.step == step:  # a save that fails does not undo the step: others may go on from it
-                    self._tell(step, total, began)
-                raise
-            self._tell(step, total, began)
-            if self.step == step:
-                self._see_unsaved(sys._getframe().f_back)
-            self._stop_after(step)
+            self._end_step(step, total, began, sys._getframe().f_back)
+        self._end_steps(total)
+
+    def _end_step(self, step: int, total: int, began: float, frame: FrameType | None) -> None:
+        """Commit a step whose body has ended. `frame`: the one that runs the loop."""
+        self._watchdog.end_step()
+        try:
+            self._commit(step)
+        except Exception:
+            if self.step == step:  # a save that fails does not undo the step: others may go on from it
+                self._tell(step, total, began)
+            raise
+        self._tell(step, total, began)
+        if self.step == step:
+            self._see_unsaved(frame)
+        self._stop_after(step)
+
+    def _end_steps(self, total: int) -> None:
         self._wait_done()
         self._wait_staged()
         self._watchdog.end_steps()
         self._save_last()
         seed_step(self.config.seed, total + 1, self.rank)  # what follows the loop repeats exactly, too
+
+    def _is_complete(self, places: Sequence[tuple[FrameType, int]]) -> bool:
+        """Whether the body of the step ended before the loop was closed, as in `zip(range(9), run.steps(9))`: the loop
+        is where it was when it drew the step, and the step has changed the state."""
+        stands = bool(places) and all(frame.f_lasti == place for frame, place in places)
+        return stands and self._in_training and self._state is not None and self._state.consistent_step() is None
+
+    def _end_closed(self, step: int, total: int, began: float) -> None:
+        """Commit the last step of a loop that was closed. Python drops exceptions there, so raise them later."""
+        try:
+            self._end_step(step, total, began, None)
+            self._end_steps(total)
+        except Exception as error:
+            self._not_raised = error
+
+    def _raise_of_last_loop(self) -> None:
+        error, self._not_raised = self._not_raised, None
+        if error is not None:
+            raise error
 
     def leave_out(self, *objects: Any) -> None:
         """These change from step to step, and need no snapshot: the script brings them to `run.step` by itself, or
@@ -355,6 +397,7 @@ class Run:
             self._policy = self.config.checkpoint.with_memory_every(memory_every)
         self._watchdog.enter(generation)
         self._cursor, self._restored, self._in_step, self._last_total = 0, False, False, 0
+        self._in_training, self._left_step, self._not_raised = True, 0, None
         self._saved = -1  # what is made again is another snapshot, or none
         if fresh:
             self._kept, self._held, self._state, self.step = [], {}, None, 0
@@ -371,22 +414,34 @@ class Run:
     def drop_aborted(self) -> None:
         """The generation's collectives are aborted. Wait for what is queued, which changes the state until it is done;
         from here on `step` is the newest that counts."""
+        self._in_training = False
         self.device_steps.wait()
         self._report_done()
         self._unreported.clear()
         self.step = min(self.step, self.device_steps.finished())
         self._layouts = {i: each for i, each in self._layouts.items() if self._layouts_since.get(i, 0) <= self.step}
 
-    def check_restored(self, name: str) -> None:
+    def check_returned(self, name: str) -> None:
         """The training function `name` has returned.
 
         Raises:
             JobFailedError: it has not called `restore`: the others wait for its state.
+            Exception: the commit of its last step failed.
         """
+        self._in_training = False
+        if (loop := self._loop()) is not None:
+            loop.close()
+        self._raise_of_last_loop()
         if not self._restored:
             raise JobFailedError(
                 f"{name}() returned without calling run.restore()",
                 hint="Call it once, with everything that makes up the state, before the first step.",
+            )
+        if self._left_step > self.step and self._state is not None and self._state.may_differ:
+            self._warn(
+                f"hyperpod_ext: {name}() returned within step {self._left_step}, which is not committed: checkpoints "
+                f"have step {self.step} at most. A step is committed when run.steps is asked for the next one. In "
+                "zip(...), put run.steps first.\n"
             )
 
     def leave(self) -> None:
@@ -628,3 +683,13 @@ def _number(value: float | torch.Tensor) -> float | None:
     """A number as JSON has them: NaN and infinities become null."""
     number = float(value)
     return number if math.isfinite(number) else None
+
+
+def _places(frame: FrameType | None) -> list[tuple[FrameType, int]]:
+    """The functions that are being called, each with its place, but for generators: those may end with the loop."""
+    found = []
+    while frame is not None and not is_ours(str(frame.f_globals.get("__name__"))):
+        if not frame.f_code.co_flags & inspect.CO_GENERATOR:
+            found.append((frame, frame.f_lasti))
+        frame = frame.f_back
+    return found

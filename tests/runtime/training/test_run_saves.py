@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hyperpod_ext.config.job.runtime import RuntimeConfig
-from hyperpod_ext.runtime.training.restore import SoloLink
+from hyperpod_ext.runtime.training.restore import Restored, SoloLink
 from hyperpod_ext.runtime.training.run import Run
 
 
@@ -17,6 +17,10 @@ class Recorder(SoloLink):
         super().__init__()
         self.snapshots: list[tuple[int, int]] = []
         """Step, and how many snapshots its report tells of."""
+        self.restored = 0
+
+    def restore(self, *_: Any) -> Restored:
+        return Restored(self.restored)
 
     def event(self, event: str, **fields: Any) -> None:
         if event == "step":
@@ -28,11 +32,14 @@ class Saves:
 
     def __init__(self) -> None:
         self.skip: set[int] = set()
+        self.fail: set[int] = set()
         self.heard: list[str] = []
         self.at_once: list[bool] = []
         """Of each save: whether it is copied before the next step begins."""
 
     def save(self, step: int, *args: Any, at_once: bool, **options: Any) -> bool:
+        if step in self.fail:
+            raise OSError("no space")
         if step in self.skip:
             return False
         self.at_once.append(at_once)
@@ -99,3 +106,35 @@ def test_the_first_snapshot_of_a_job_is_copied_before_its_first_step(run: Run, s
     for _ in run.steps(4):
         optimizer.step()
     assert saves.at_once == [True, False, False]
+
+
+class Loader:
+    """Of so many batches, in each of which a weight changes."""
+
+    def __init__(self, run: Run, batches: int) -> None:
+        self._run, self._batches = run, batches
+        self.model = torch.nn.Linear(2, 2)
+
+    def make_steps(self, total: int) -> None:
+        self._run.restore(model=self.model)
+        for _ in zip(range(self._batches), self._run.steps(total), strict=False):
+            with torch.no_grad():
+                self.model.weight.add_(1)
+
+
+def test_a_loop_that_resumes_after_its_last_step_saves_it_though_its_loader_is_empty(run: Run, saves: Saves) -> None:
+    run._link.restored = 4  # type: ignore[attr-defined]
+    run.enter(2, fresh=False)
+    Loader(run, 0).make_steps(4)
+    assert saves.heard == ["save 4"]
+
+
+def test_an_error_in_the_last_save_of_a_loop_that_its_loader_ends_is_raised_when_it_returns(
+    run: Run, saves: Saves
+) -> None:
+    saves.fail = {4}
+    run.enter(1, fresh=True)
+    Loader(run, 4).make_steps(9)
+    with pytest.raises(OSError, match="no space"):
+        run.check_returned("train")
+    assert run._link.snapshots[-1] == (4, 0)  # type: ignore[attr-defined]  # others may go on from it
