@@ -6,21 +6,26 @@ also get one because what it refers to is replaced; that is followed, across sta
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from hyperpod_ext.catalog.create_only import create_only
 from hyperpod_ext.clusters.cdk.assembly import Template, resources_of
-from hyperpod_ext.clusters.cdk.references import ResourceKey, exports_of, spoken_of
 from hyperpod_ext.clusters.changes import OF_A_NEW_GROUP
 
 Effect = Literal["create", "update", "may replace", "replace", "delete", "keep"]
 FieldEffect = Literal["update", "may replace", "replace", "replace group", "delete group"]
 
+ResourceKey = tuple[str, str]
+"""A stack and a logical id in it."""
+
 CLUSTER = "AWS::SageMaker::Cluster"
 _NAMES = ("InstanceGroupName", "Key", "Name", "Id", "Sid", "PolicyName")
 """Members that tell the items of a list apart, whatever their order."""
+_IN_SUB = re.compile(r"\$\{([A-Za-z0-9]+)(?:\.[^}]*)?\}")
 _STUCK = frozenset({"replace", "may replace", "replace group", "delete group"})
 
 
@@ -188,7 +193,7 @@ def _followed(
     found: dict[ResourceKey, ResourceChange], wanted: Mapping[str, Template]
 ) -> dict[ResourceKey, ResourceChange]:
     """`found`, and what is replaced because something that it refers to is."""
-    exports = exports_of(wanted)
+    exports = _exports(wanted)
     gone = [place for place, change in found.items() if change.effect == "replace"]
     while gone:
         replaced = gone.pop()
@@ -211,5 +216,41 @@ def _because_of(
     fixed = create_only(resource["Type"])
     for path in fixed.always if fixed else ():
         value = _at(resource.get("Properties", {}), tuple(path.split(".")))
-        if replaced in spoken_of(value, stack, exports):
+        if replaced in _referred_to(value, stack, exports):
             yield FieldChange(path, value, f"what replaces {replaced[0]}.{replaced[1]}", "replace")
+
+
+def _referred_to(value: Any, stack: str, exports: Mapping[str, ResourceKey]) -> Iterator[ResourceKey]:
+    """Resources that `value`, in the template of `stack`, refers to."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _referred_to(item, stack, exports)
+    if not isinstance(value, Mapping):
+        return
+    for name, inner in value.items():
+        match name:
+            case "Ref" if isinstance(inner, str):
+                yield stack, inner
+            case "Fn::GetAtt":
+                yield stack, inner.split(".")[0] if isinstance(inner, str) else str(inner[0])
+            case "Fn::Sub":
+                text = inner if isinstance(inner, str) else inner[0]
+                yield from ((stack, found) for found in _IN_SUB.findall(text))
+                yield from _referred_to(inner if not isinstance(inner, str) else None, stack, exports)
+            case "Fn::ImportValue":
+                if (place := exports.get(json.dumps(inner, sort_keys=True))) is not None:
+                    yield place
+            case _:
+                yield from _referred_to(inner, stack, exports)
+
+
+def _exports(templates: Mapping[str, Template]) -> dict[str, ResourceKey]:
+    """What stacks export: the name, as JSON, and the resource that the value speaks of first."""
+    found: dict[str, ResourceKey] = {}
+    for stack, template in templates.items():
+        for output in template.get("Outputs", {}).values():
+            name = output.get("Export", {}).get("Name")
+            places = list(_referred_to(output.get("Value"), stack, {}))
+            if name is not None and places:
+                found[json.dumps(name, sort_keys=True)] = places[0]
+    return found

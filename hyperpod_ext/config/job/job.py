@@ -21,7 +21,6 @@ from hyperpod_ext.config.elastic import Elastic
 from hyperpod_ext.config.fault_injection import Chaos
 from hyperpod_ext.config.job.kubernetes import Kubernetes
 from hyperpod_ext.config.job.overlay import Overlay
-from hyperpod_ext.config.job.parallelism import Parallelism
 from hyperpod_ext.config.job.resources import Libraries, Resources
 from hyperpod_ext.config.job.sagemaker import SageMaker
 from hyperpod_ext.config.job.scheduling import NodeGroup, Scheduling
@@ -49,6 +48,22 @@ class Rendezvous(Config):
 
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """TCP port on the first node. 0: any free one, where the target can choose."""
+
+
+class Parallelism(Config):
+    """Ranks that share one copy of the model. What is left of the world size is data parallelism."""
+
+    tensor: PositiveInt = 1
+    """Ranks that share each layer."""
+    pipeline: PositiveInt = 1
+    """Stages of layers."""
+    context: PositiveInt = 1
+    """Ranks that share each sequence."""
+
+    @property
+    def ranks_per_copy(self) -> int:
+        """Ranks that hold one copy of the model."""
+        return self.tensor * self.pipeline * self.context
 
 
 class JobConfig(Config):

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
 import torch
 
-from hyperpod_ext.runtime.reproducible.random import seeded
 from hyperpod_ext.runtime.reproducible.wrapped import Reproducible
+from hyperpod_ext.runtime.state.seeding import seed_step
 from hyperpod_ext.runtime.torch_requirements.private_names import Feature, check
+
+if TYPE_CHECKING:
+    from hyperpod_ext.runtime.data.loader import Step
 
 __all__ = ["Reproducible", "reproducible", "seeded"]
 
@@ -28,3 +34,11 @@ def reproducible(module: torch.nn.Module, *, init_sync: bool = True) -> Reproduc
     from hyperpod_ext.runtime.reproducible.replicated import Replicated
 
     return Replicated(module, init_sync=init_sync)
+
+
+def seeded(step: Step, seed: int) -> Iterator[tuple[Any, float]]:
+    """(micro-batch, weight) of `step`, as by iterating it; before each, torch's, Python's and numpy's global generators
+    are set from (seed, step, slot), so that dropout draws the same on any rank."""
+    for slot, (batch, weight) in zip(step.slots, step, strict=True):
+        seed_step(seed, step.number, -2 - slot.index)  # ranks count from 0, and -1 is taken for building
+        yield batch, weight

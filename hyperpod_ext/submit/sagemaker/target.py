@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from hyperpod_ext.catalog.labels import JOB as TAG
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import (
     ConfigError,
@@ -24,7 +25,6 @@ from hyperpod_ext.submit.contract.differences import differences
 from hyperpod_ext.submit.contract.handle import ANYWHERE, JobHandle
 from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
 from hyperpod_ext.submit.local.result import EMPTY_REPORT
-from hyperpod_ext.submit.sagemaker.by_tag import newest_by_name
 from hyperpod_ext.submit.sagemaker.client import call, client
 from hyperpod_ext.submit.sagemaker.job_logs import JobLogs
 from hyperpod_ext.submit.sagemaker.problems import problems as problems
@@ -50,6 +50,8 @@ _STATES = {
     "Stopped": "cancelled",
 }
 _LONGEST_NAME = 63
+_MOST_PAGES = 10
+"""Of a hundred jobs each, newest first: SageMaker keeps jobs for ever."""
 
 
 def capabilities() -> Capabilities:
@@ -136,7 +138,7 @@ def list_jobs() -> list[JobStatus]:
     found: dict[JobHandle, JobStatus] = {}
     try:
         service = client("sagemaker", None)
-        for name, described in newest_by_name(service).items():
+        for name, described in _newest_by_name(service).items():
             handle = JobHandle(NAME, str(service.meta.region_name), name)
             found[handle] = _status(handle, described)
     except UnreachableError:
@@ -258,7 +260,7 @@ def _job_name(handle: JobHandle) -> str:
 def _tagged(region: str, name: str) -> str | None:
     """Asked once: a job that is watched stays the same."""
     try:
-        found = newest_by_name(client("sagemaker", region), name)
+        found = _newest_by_name(client("sagemaker", region), name)
     except (UnreachableError, ConfigError):  # who may not search may still describe
         return None
     return str(found[name]["TrainingJobName"]) if name in found else None
@@ -297,6 +299,33 @@ def _put_code(plan: Plan, uri: str, region: str | None) -> None:
 
 def _iso_time(at: datetime | None) -> str | None:
     return at.astimezone(UTC).isoformat(timespec="seconds") if at else None
+
+
+def _newest_by_name(service: Any, name: str | None = None) -> dict[str, Mapping[str, Any]]:
+    """Of each name, or of one, the newest training job, as Search describes it.
+
+    Raises:
+        UnreachableError: the service cannot be reached, or does not let us search.
+    """
+    condition = {"Operator": "Exists"} if name is None else {"Operator": "Equals", "Value": name}
+    request: dict[str, Any] = {
+        "Resource": "TrainingJob",
+        "SearchExpression": {"Filters": [{"Name": f"Tags.{TAG}"} | condition]},
+        "SortBy": "CreationTime",
+        "SortOrder": "Descending",
+        "MaxResults": 100,
+    }
+    found: dict[str, Mapping[str, Any]] = {}
+    for _ in range(_MOST_PAGES):
+        page = call("Search TrainingJob", lambda: service.search(**request))
+        for job in (one["TrainingJob"] for one in page.get("Results", []) if "TrainingJob" in one):
+            ours = {tag["Key"]: tag["Value"] for tag in job.get("Tags", [])}.get(TAG)
+            if ours is not None:
+                found.setdefault(ours, job)
+        if not page.get("NextToken") or (name is not None and found):
+            break
+        request["NextToken"] = page["NextToken"]
+    return found
 
 
 if TYPE_CHECKING:

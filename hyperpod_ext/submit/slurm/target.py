@@ -16,8 +16,8 @@ from hyperpod_ext.submit.contract.capabilities import Capabilities
 from hyperpod_ext.submit.contract.handle import JobHandle
 from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
 from hyperpod_ext.submit.slurm import client as slurm
-from hyperpod_ext.submit.slurm import queue, runs
-from hyperpod_ext.submit.slurm.script import job_script
+from hyperpod_ext.submit.slurm import runs
+from hyperpod_ext.submit.slurm.script import COMMENT, NOTE, job_script
 from hyperpod_ext.submit.slurm.script import problems as problems
 from hyperpod_ext.submit.slurm.script import warnings as warnings
 
@@ -125,7 +125,7 @@ def list_jobs() -> list[JobStatus]:
     found = []
     known = {name: str(records.recall(NAME, name)["cluster"]) for name in records.names(NAME)}
     try:
-        elsewhere = [name for name in queue.newest_of_ours() if name not in known]
+        elsewhere = [name for name in _newest_of_ours() if name not in known]
         known |= dict.fromkeys(elsewhere, slurm.cluster_name() if elsewhere else "")
     except UnreachableError:
         if not known:  # what was submitted from here is listed all the same
@@ -242,8 +242,8 @@ def _record(name: str) -> Mapping[str, Any]:
         return records.recall(NAME, name)
     except NotFoundError:
         with suppress(UnreachableError):
-            if queued := queue.newest_of_ours().get(name):
-                return queue.record_of(queued)
+            if queued := _newest_of_ours().get(name):
+                return _record_of(queued)
         raise
 
 
@@ -265,6 +265,40 @@ def submission(handle: JobHandle) -> Submitted:
         world_size=record["world_size"],
         submitted_at=record["submitted_at"],
     )
+
+
+def _newest_of_ours() -> dict[str, slurm.Queued]:
+    """Of each name, the newest job of this user that was made here or elsewhere by this tool."""
+    found: dict[str, slurm.Queued] = {}
+    for queued in sorted(slurm.queued(), key=lambda one: int(one.id)):
+        if queued.comment == COMMENT:
+            found[queued.name] = queued
+    return found
+
+
+def _record_of(queued: slurm.Queued) -> dict[str, Any]:
+    """What the machine that submitted the job remembers of it.
+
+    Raises:
+        NotFoundError: Slurm does not give out the file that the job was made from.
+    """
+    try:
+        text = slurm.batch_script(queued.id)
+    except HyperpodExtError as error:
+        hint = f"ask on the machine that submitted it, or look at `scontrol show job {queued.id}`"
+        raise NotFoundError(f"the file of job {queued.id} cannot be had: {error.message}", hint=hint) from None
+    notes = [line.removeprefix(NOTE) for line in text.splitlines() if line.startswith(NOTE)]
+    if not notes:
+        raise NotFoundError(f"the file of job {queued.id} holds no spec", hint="was it changed after it was written?")
+    job = JobConfig.model_validate_json(notes[0])
+    return {
+        "id": queued.id,
+        "cluster": slurm.cluster_name(),
+        "folder": str(Path(queued.folder)),
+        "runs": job.slurm.runs,
+        "world_size": job.world_size,
+        "submitted_at": queued.submitted_at,
+    }
 
 
 if TYPE_CHECKING:

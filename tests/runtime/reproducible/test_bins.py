@@ -10,7 +10,7 @@ import torch
 from world_of_one import world_of_one
 
 from hyperpod_ext.runtime.reproducible.bins import BAD, MOST, NONE, Sum, bin_of, largest_of, value_of
-from hyperpod_ext.runtime.reproducible.norm import norm_of
+from hyperpod_ext.runtime.reproducible.sharded import norm_of
 
 LARGEST = torch.finfo(torch.float32).max
 SMALLEST = 2.0**-149
