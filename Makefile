@@ -26,7 +26,7 @@ READY := $(VENV)/.ready
 # most of what is installed is never imported, and need not be compiled
 PIP = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: catalog setup environments cdk collected ready ready-with-cdk run check static test test-thorough test-sdks test-integrations test-nixl soak bench bench-costs bench-recovery bench-rendezvous bench-resize bench-continue bench-parity bench-recovery-by-nodes bench-operator bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible bench-control-plane bench-store bench-tls bench-transport golden clean test-mutants test-series test-torch test-gpu bench-gpu
+.PHONY: catalog setup environments cdk collected ready ready-with-cdk run check static test test-thorough test-sdks test-integrations test-nixl soak bench bench-costs bench-recovery bench-rendezvous bench-resize bench-continue bench-parity bench-recovery-by-nodes bench-operator bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible bench-control-plane bench-store bench-tls bench-transport golden clean observed test-mutants test-series test-torch test-gpu bench-gpu
 
 setup: $(READY) environments
 
@@ -108,6 +108,11 @@ test-series: $(READY)
 # more than sixty small wrong changes, each of which a fast test must see; about two minutes. ARGS='--only "quorum.*"', --list, --help
 test-mutants: $(READY)
 	@PYTHONPATH=tests/support $(BIN)/python -m mutants $(ARGS)
+
+# what others can observe, compared with the record in tests/observed/: rendered files, messages, events, commands, names.
+# A minute. ARGS=--write records; ARGS='--against main' shows whole texts; --only SECTION, --help
+observed: $(READY)
+	@PYTHONPATH=tests/support $(BIN)/python -m observed $(ARGS)
 
 # another version of torch, in an environment of its own: `make test-torch TORCH=2.15.0` imports the runtime with it, runs a
 # DDP and an FSDP2 example through a kill -9, and the fast tests that need torch. Its first run installs 4 GB. PARTS='imports
