@@ -12,7 +12,7 @@ import networkx
 
 PAGE = "docs/architecture.md"
 SIDES = {
-    "container": r"hyperpod_ext\.runtime",
+    "container": r"hyperpod_ext\.(runtime|integrations)",
     "laptop": r"hyperpod_ext\.(submit|clusters|cli)",
     "both": r"",
 }

@@ -8,7 +8,9 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import click
@@ -16,6 +18,7 @@ import pytest
 import yaml
 from hyperpod_ext.cli import hp_ext
 
+import hyperpod_ext
 from hyperpod_ext.clusters.checks import all_checks
 from hyperpod_ext.config.files.checks import CHECKS
 from hyperpod_ext.config.files.load import load_text
@@ -132,3 +135,27 @@ def test_specs_of_a_page_and_parts_of_them_are_valid(page: Path) -> None:
         except ConfigError as error:
             unknown = [problem for problem in error.problems if "not a field" in problem.message]
             assert unknown == [], block
+
+
+PUBLIC = ("hyperpod_ext", "hyperpod_ext.runtime", "hyperpod_ext.runtime.data", "hyperpod_ext.integrations.*")
+IMPORT = re.compile(r"^\s*(?:>>> )?from (hyperpod_ext[\w.]*) import (\([^)]*\)|[^#\n]*)", re.MULTILINE)
+
+
+def imported_in(text: str) -> Iterator[tuple[str, str]]:
+    """Each module of ours and each name that the text imports from it."""
+    for module, names in IMPORT.findall(text):
+        yield from ((module, name.split(" as ")[0].strip()) for name in names.strip("()").split(",") if name.strip())
+
+
+@pytest.mark.parametrize("name", [*hyperpod_ext.__all__])
+def test_each_name_of_the_package_loads(name: str) -> None:
+    assert getattr(hyperpod_ext, name).__name__ == name
+
+
+def test_pages_and_examples_import_public_names_alone() -> None:
+    files = [*PAGES, *ROOT.glob("examples/**/*.py"), *ROOT.glob("templates/**/*.j2")]
+    imports = {found for file in files for found in imported_in(file.read_text())}
+    assert ("hyperpod_ext.runtime", "resilient") in imports
+    assert [module for module, _ in imports if not any(fnmatch(module, public) for public in PUBLIC)] == []
+    lazy = {module: set(import_module(module).__all__) for module in PUBLIC[:3]}
+    assert {name for module, name in imports if module in lazy and name not in lazy[module]} == set()

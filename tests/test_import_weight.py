@@ -55,7 +55,7 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
 def test_help_of_all_loads_no_command() -> None:
     ours = {module for module in loaded_by(LOADED_BY_COMMAND, "--help") if module.startswith("hyperpod_ext.")}
     light = {"hyperpod_ext.cli.lazy_group", "hyperpod_ext.standard_streams", "hyperpod_ext.terminal"}
-    assert ours == {"hyperpod_ext.cli", *light}
+    assert ours == {"hyperpod_ext.cli", "hyperpod_ext.lazy", "hyperpod_ext.version", *light}
 
 
 def test_validate_loads_neither_templates_nor_torch(root: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from hyperpod_ext.runtime.data.store import MegatronStore, Packed, TokenStore, build
+from hyperpod_ext.runtime.data import MegatronStore, Packed, TokenStore, build
 from hyperpod_ext.runtime.data.token_store.writer import StoreWriter
 
 PINS = ("megatron-core==0.16.1", "tokenizers==0.23.3")
@@ -241,7 +241,7 @@ def share_of_readers(folder: Path, readers: int) -> dict[str, float]:
     """Summed PSS of processes that have read all of the store in `folder`, as a multiple of its bytes."""
     program = (
         "import sys, pathlib\n"
-        "from hyperpod_ext.runtime.data.store import TokenStore\n"
+        "from hyperpod_ext.runtime.data import TokenStore\n"
         "def pss(): return next(int(line.split()[1]) * 1024 for line in "
         "pathlib.Path('/proc/self/smaps_rollup').read_text().splitlines() if line.startswith('Pss:'))\n"
         "from hyperpod_ext.runtime.snapshot.manifest import crc64nvme\n"

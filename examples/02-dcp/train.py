@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from hyperpod_ext.runtime.dcp import TieredStorageReader, TieredStorageWriter, Tiers
+from hyperpod_ext.runtime import TieredStorageReader, TieredStorageWriter, Tiers
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--steps", type=int, default=200)

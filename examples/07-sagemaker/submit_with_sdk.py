@@ -2,14 +2,7 @@
 
 from importlib.metadata import version
 
-from hyperpod_ext.config.files.load import load
-from hyperpod_ext.config.job.job import JobConfig
-from hyperpod_ext.submit.sagemaker.estimator import (
-    estimator_kwargs,
-    fit_kwargs,
-    model_trainer,
-    model_trainer_kwargs,
-)
+from hyperpod_ext import JobConfig, estimator_kwargs, fit_kwargs, load, model_trainer, model_trainer_kwargs
 
 job = load(JobConfig, "job.yaml")
 

@@ -19,8 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hyperpod_ext.runtime import Run, resilient
-from hyperpod_ext.runtime.data import ElasticDataLoader
-from hyperpod_ext.runtime.data.store import Packed, TensorSource, follow
+from hyperpod_ext.runtime.data import ElasticDataLoader, Packed, TensorSource, follow
 
 CONTEXT = 128
 

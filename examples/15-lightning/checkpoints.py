@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
-from hyperpod_ext.runtime.integrations.lightning_checkpoint import HyperpodCheckpointIO
+from hyperpod_ext.integrations.lightning_checkpoint import HyperpodCheckpointIO
 
 
 class Model(L.LightningModule):

@@ -9,9 +9,9 @@ import lightning as L
 import torch
 from torch import nn
 
+from hyperpod_ext.integrations.lightning import ResilientTrainer
 from hyperpod_ext.runtime import Run, resilient
 from hyperpod_ext.runtime.data import ElasticDataLoader
-from hyperpod_ext.runtime.integrations.lightning import ResilientTrainer
 
 
 class Turned(torch.utils.data.Dataset):

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 
+from hyperpod_ext.integrations.hugging_face import ResilientTrainer
 from hyperpod_ext.runtime import Run, resilient
-from hyperpod_ext.runtime.integrations.hugging_face import ResilientTrainer
 
 CONTEXT = 64
 

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from hyperpod_ext.integrations.accelerate import ResilientAccelerator
 from hyperpod_ext.runtime import Run, resilient
 from hyperpod_ext.runtime.data import ElasticDataLoader
-from hyperpod_ext.runtime.integrations.accelerate import ResilientAccelerator
 
 
 class Turned(torch.utils.data.Dataset):

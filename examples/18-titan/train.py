@@ -14,9 +14,9 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from hyperpod_ext.integrations.titan import RunCheckpointer
 from hyperpod_ext.runtime import Run, resilient
 from hyperpod_ext.runtime.data import ElasticDataLoader
-from hyperpod_ext.runtime.integrations.titan import RunCheckpointer
 
 
 class Turned(torch.utils.data.Dataset):

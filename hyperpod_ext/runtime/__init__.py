@@ -1,25 +1,31 @@
-"""What runs inside the training container. Training scripts need two names from here:
+"""The library in the training container. Training scripts need two names:
 
     from hyperpod_ext.runtime import Run, resilient
 
-They are loaded on first use, so that the node's own processes never import torch.
+Names are loaded on first use, so that the node's own processes never import torch.
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from hyperpod_ext.lazy import loader
 
 if TYPE_CHECKING:
+    from hyperpod_ext.runtime.dcp.reader import TieredStorageReader as TieredStorageReader
+    from hyperpod_ext.runtime.dcp.tiers import Tiers as Tiers
+    from hyperpod_ext.runtime.dcp.writer import TieredStorageWriter as TieredStorageWriter
+    from hyperpod_ext.runtime.memory_server.managed_tier.tier import ManagedTier as ManagedTier
     from hyperpod_ext.runtime.training.loop import resilient as resilient
     from hyperpod_ext.runtime.training.run import Run as Run
 
-__all__ = ["Run", "resilient"]
+_MODULES = {
+    "ManagedTier": ".memory_server.managed_tier.tier",
+    "Run": ".training.run",
+    "TieredStorageReader": ".dcp",
+    "TieredStorageWriter": ".dcp",
+    "Tiers": ".dcp",
+    "resilient": ".training.loop",
+}
 
-_MODULES = {"Run": "hyperpod_ext.runtime.training.run", "resilient": "hyperpod_ext.runtime.training.loop"}
+__all__ = sorted(_MODULES)
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+__getattr__ = loader(__name__, _MODULES)

@@ -15,7 +15,9 @@ from s3_server import CREDENTIALS
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(240)]
 
-NOTES = re.compile(r"^GET /[^/]+(/\?|\?|.*/(generations/\d+|node-\d+|done-\d+|plan-[0-9a-f]+|manifest)\.json)")
+NOTES = re.compile(
+    r"^GET /[^/]+(/\?|\?|.*/(generations/\d+|(node|done|failed|left)-\d+|plan-[0-9a-f]+|manifest)\.json)"
+)
 """What writers read: listings, and what nodes tell each other of a checkpoint that is on its way, layouts included."""
 
 

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.callbacks.weight_averaging import EMAWeightAveraging
 
+from hyperpod_ext.integrations.lightning import ResilientTrainer
 from hyperpod_ext.runtime import Run, resilient
 from hyperpod_ext.runtime.data import ElasticDataLoader
-from hyperpod_ext.runtime.integrations.lightning import ResilientTrainer
 
 SAMPLES = torch.utils.data.TensorDataset(torch.sin(torch.arange(192.0)).view(48, 4))
 

@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.integrations.lightning_checkpoint import HyperpodCheckpointIO
+from hyperpod_ext.integrations.lightning_checkpoint import HyperpodCheckpointIO
 from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
 
 

@@ -18,8 +18,8 @@ from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Trainer, TrainingArguments
 
+from hyperpod_ext.integrations.hugging_face import ResilientTrainer
 from hyperpod_ext.runtime import Run, resilient
-from hyperpod_ext.runtime.integrations.hugging_face import ResilientTrainer
 
 STEPS = 12
 WORDS = [f"w{number}" for number in range(60)]

@@ -12,11 +12,11 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.integrations.accelerate import ResilientAccelerator
+from hyperpod_ext.integrations.hugging_face import ResilientTrainer as HuggingFaceTrainer
+from hyperpod_ext.integrations.lightning import ResilientTrainer as LightningTrainer
 from hyperpod_ext.runtime import Run, resilient
 from hyperpod_ext.runtime.data import ElasticDataLoader
-from hyperpod_ext.runtime.integrations.accelerate import ResilientAccelerator
-from hyperpod_ext.runtime.integrations.hugging_face import ResilientTrainer as HuggingFaceTrainer
-from hyperpod_ext.runtime.integrations.lightning import ResilientTrainer as LightningTrainer
 
 SAMPLES = torch.utils.data.TensorDataset(torch.randn(10, 2))
 

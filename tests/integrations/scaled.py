@@ -51,7 +51,7 @@ def by_lightning(run: Run) -> None:
     import lightning as L  # noqa: N812
     from lightning.pytorch.plugins import MixedPrecision
 
-    from hyperpod_ext.runtime.integrations.lightning import ResilientTrainer
+    from hyperpod_ext.integrations.lightning import ResilientTrainer
 
     class Model(L.LightningModule):
         def __init__(self) -> None:
@@ -72,7 +72,7 @@ def by_lightning(run: Run) -> None:
 def by_hugging_face(run: Run) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 
-    from hyperpod_ext.runtime.integrations.hugging_face import ResilientTrainer
+    from hyperpod_ext.integrations.hugging_face import ResilientTrainer
 
     def build() -> LlamaForCausalLM:
         shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -94,7 +94,7 @@ def by_hugging_face(run: Run) -> None:
 
 
 def by_accelerate(run: Run) -> None:
-    from hyperpod_ext.runtime.integrations.accelerate import ResilientAccelerator
+    from hyperpod_ext.integrations.accelerate import ResilientAccelerator
 
     def build() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         model = torch.nn.Linear(8, 8)

@@ -42,7 +42,7 @@ def test_a_killed_worker_changes_no_loss(root: Path, name: str, kill: str) -> No
 def test_nothing_else_loads_the_libraries() -> None:
     code = (
         "import sys, hyperpod_ext.cli, hyperpod_ext.runtime.training.loop, hyperpod_ext.runtime.data.loader\n"
-        "import hyperpod_ext.runtime.integrations.titan\n"
+        "import hyperpod_ext.integrations.titan\n"
         f"print(sorted(set(sys.modules) & set({LIBRARIES!r})))"
     )
     python = hp_ext().with_name("python")
@@ -51,7 +51,7 @@ def test_nothing_else_loads_the_libraries() -> None:
 
 def test_each_object_that_accelerate_is_given_has_a_name_of_its_own() -> None:
     code = (
-        "from hyperpod_ext.runtime.integrations.accelerate import _name\n"
+        "from hyperpod_ext.integrations.accelerate import _name\n"
         "Ema, Ema2 = type('Ema', (), {}), type('Ema2', (), {})\n"
         "state = {}\n"
         "for thing in (Ema(), Ema(), Ema(), Ema2(), Ema2()):\n"

@@ -21,8 +21,8 @@ from hyperpod_ext.errors import (
     StaleGenerationError,
     UnreachableError,
 )
-from hyperpod_ext.runtime.integrations import single_rank_checkpoint
-from hyperpod_ext.runtime.integrations.single_rank_checkpoint import SingleRankCheckpoint
+from hyperpod_ext.integrations import single_rank_checkpoint
+from hyperpod_ext.integrations.single_rank_checkpoint import SingleRankCheckpoint
 from hyperpod_ext.runtime.snapshot.manifest import sign
 from hyperpod_ext.runtime.storage.file import FileStore
 

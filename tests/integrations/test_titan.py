@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.integrations.steps import Steps
-from hyperpod_ext.runtime.integrations.titan import RunCheckpointer
+from hyperpod_ext.integrations.steps import Steps
+from hyperpod_ext.integrations.titan import RunCheckpointer
 from hyperpod_ext.runtime.training.loop import resilient
 from hyperpod_ext.runtime.training.run import Run
 

@@ -46,8 +46,8 @@ from torchtitan.components.checkpoint import ModelWrapper  # noqa: E402
 from torchtitan.config import ConfigManager  # noqa: E402
 from torchtitan.train import Trainer  # noqa: E402
 
+from hyperpod_ext.integrations.titan import RunCheckpointer  # noqa: E402
 from hyperpod_ext.runtime import Run, resilient  # noqa: E402
-from hyperpod_ext.runtime.integrations.titan import RunCheckpointer  # noqa: E402
 
 STEPS = 16
 

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest
 from serving import serving
+
+if TYPE_CHECKING:
+    import pytest  # not installed where moto runs
 
 CUT = 0
 """Status of a failure that closes the connection without an answer."""

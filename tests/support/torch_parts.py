@@ -30,13 +30,18 @@ NEED_TORCH = (
             "checkpoint",
             "control_plane",
             "dcp",
-            "integrations",
             "process_group",
             "reproducible",
             "snapshot",
         )
     ),
-    *("tests/runtime/state", "tests/runtime/storage", "tests/runtime/torch_requirements", "tests/runtime/training"),
+    *(
+        "tests/integrations/parts",
+        "tests/runtime/state",
+        "tests/runtime/storage",
+        "tests/runtime/torch_requirements",
+        "tests/runtime/training",
+    ),
     *(
         "tests/runtime/data/test_loader.py",
         "tests/runtime/data/test_sampler.py",

@@ -1,18 +1,22 @@
-"""Samples that an elastic job reads: each once an epoch, in one order, whatever its history of world sizes.
+"""Samples that an elastic job reads: each once an epoch, in one order, whatever its history of world sizes; and the
+token stores that they come from: memory-mapped files, one copy for each node, which no process owns.
 
-    from hyperpod_ext.runtime.data import ElasticDataLoader
+    from hyperpod_ext.runtime.data import ElasticDataLoader, Packed, TensorSource, follow
 
-Names are loaded on first use, so that importing this costs nothing.
+A store is built once (`build`, `follow`, or `hp-ext data build`), read by id, and stays when processes and pods end.
+Names are loaded on first use: importing this costs nothing, and reading a store needs numpy, but not torch.
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from hyperpod_ext.lazy import loader
 
 if TYPE_CHECKING:
     from hyperpod_ext.config.elastic import batch_at as batch_at
     from hyperpod_ext.config.scales import plan_scales as plan_scales
+    from hyperpod_ext.runtime.data.convert.background import Conversion as Conversion
+    from hyperpod_ext.runtime.data.convert.background import follow as follow
+    from hyperpod_ext.runtime.data.convert.convert import build as build
     from hyperpod_ext.runtime.data.loader import ElasticDataLoader as ElasticDataLoader
     from hyperpod_ext.runtime.data.loader import Step as Step
     from hyperpod_ext.runtime.data.mixing import Mixture as Mixture
@@ -22,25 +26,38 @@ if TYPE_CHECKING:
     from hyperpod_ext.runtime.data.shuffle import BlockShuffle as BlockShuffle
     from hyperpod_ext.runtime.data.sources import Shards as Shards
     from hyperpod_ext.runtime.data.sources import Stream as Stream
+    from hyperpod_ext.runtime.data.token_store.arrow import ArrowStore as ArrowStore
+    from hyperpod_ext.runtime.data.token_store.eviction import evict as evict
+    from hyperpod_ext.runtime.data.token_store.megatron import MegatronStore as MegatronStore
+    from hyperpod_ext.runtime.data.token_store.packed import Packed as Packed
+    from hyperpod_ext.runtime.data.token_store.reader import TokenStore as TokenStore
+    from hyperpod_ext.runtime.data.token_store.ring import ReadyRing as ReadyRing
+    from hyperpod_ext.runtime.data.token_store.tensors import TensorSource as TensorSource
 
 _MODULES = {
-    "BlockShuffle": f"{__name__}.shuffle",
-    "ElasticBatchSampler": f"{__name__}.sampler",
-    "ElasticDataLoader": f"{__name__}.loader",
-    "Mixture": f"{__name__}.mixing",
-    "Shards": f"{__name__}.sources",
-    "Slot": f"{__name__}.positions",
-    "Step": f"{__name__}.loader",
-    "Stream": f"{__name__}.sources",
+    "ArrowStore": ".token_store.arrow",
+    "BlockShuffle": ".shuffle",
+    "Conversion": ".convert.background",
+    "ElasticBatchSampler": ".sampler",
+    "ElasticDataLoader": ".loader",
+    "MegatronStore": ".token_store.megatron",
+    "Mixture": ".mixing",
+    "Packed": ".token_store.packed",
+    "ReadyRing": ".token_store.ring",
+    "Shards": ".sources",
+    "Slot": ".positions",
+    "Step": ".loader",
+    "Stream": ".sources",
+    "TensorSource": ".token_store.tensors",
+    "TokenStore": ".token_store.reader",
     "batch_at": "hyperpod_ext.config.elastic",
-    "learning_rate": f"{__name__}.schedule",
+    "build": ".convert.convert",
+    "evict": ".token_store.eviction",
+    "follow": ".convert.background",
+    "learning_rate": ".schedule",
     "plan_scales": "hyperpod_ext.config.scales",
 }
 
 __all__ = sorted(_MODULES)
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+__getattr__ = loader(__name__, _MODULES)

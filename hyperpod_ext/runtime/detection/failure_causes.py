@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import hyperpod_ext
 from hyperpod_ext.processes import describe_exit
 
-_OURS = str(Path(hyperpod_ext.__file__).parent)
+_OURS = str(Path(__file__).parents[2])
 
 FaultKind = Literal[
     "exception",

@@ -13,11 +13,11 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from hyperpod_ext import __version__
 from hyperpod_ext.runtime.operator_api import states
 from hyperpod_ext.runtime.operator_api.http_server import HttpServer, Request, Response
 from hyperpod_ext.runtime.operator_api.requests import Ranks, Start, Stop, mistakes
 from hyperpod_ext.runtime.operator_api.states import Answer, NodeStart, Order, Pod, State
+from hyperpod_ext.version import __version__
 
 _METHODS = {"/status": "GET", "/start": "POST", "/update": "POST", "/stop": "POST", "/shutdown": "POST"}
 _MALFORMED = 422

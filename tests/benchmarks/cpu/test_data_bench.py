@@ -55,7 +55,16 @@ def test_a_claim_that_does_not_hold_is_said(changed: dict[str, float]) -> None:
 
 @pytest.mark.thorough
 def test_a_short_run_measures_every_side(root: Path, tmp_path: Path) -> None:
-    command = [sys.executable, root / "tests" / "bench" / "data.py", "--rounds", "1", "--mtokens", "2", "--mbytes", "1"]
+    command = [
+        sys.executable,
+        root / "benchmarks" / "cpu" / "data.py",
+        "--rounds",
+        "1",
+        "--mtokens",
+        "2",
+        "--mbytes",
+        "1",
+    ]
     done = subprocess.run([*command, "--out", tmp_path], capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode in (0, 1), done.stderr  # 1: a claim does not hold at this size
     document = json.loads((tmp_path / "data.json").read_text())

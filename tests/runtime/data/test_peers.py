@@ -13,9 +13,8 @@ import pytest
 import whole_run
 from sdk_venvs import python_of
 
-from hyperpod_ext.runtime.data import ElasticBatchSampler, ElasticDataLoader
+from hyperpod_ext.runtime.data import ArrowStore, ElasticBatchSampler, ElasticDataLoader
 from hyperpod_ext.runtime.data.sources import fingerprint_of
-from hyperpod_ext.runtime.data.store import ArrowStore
 
 ROOT = Path(__file__).resolve().parents[3]
 SUPPORT = ROOT / "tests" / "support"

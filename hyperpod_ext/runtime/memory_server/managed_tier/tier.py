@@ -24,9 +24,6 @@ from hyperpod_ext.errors import (
 )
 from hyperpod_ext.runtime.memory_server.managed_tier import shard_meta
 
-AWS_URL = "http://ai-toolkit-gossip-headless.aws-hyperpod.svc.cluster.local:9200"
-"""Where AWS's client looks for the service on HyperPod with EKS."""
-
 PIECE = 1 << 20  # hashed while still in the cache; one send or receive must end within the timeout
 MAX_META = 16 << 10  # of a header line; servers commonly refuse 64 KiB
 MAX_MESSAGE = 1 << 20
@@ -34,6 +31,9 @@ MAX_MESSAGE = 1 << 20
 
 class ManagedTier:
     """Blobs of one job. Each call has a connection of its own, so threads may share this."""
+
+    AWS_URL = "http://ai-toolkit-gossip-headless.aws-hyperpod.svc.cluster.local:9200"
+    """Address at which AWS's client looks for the service on HyperPod with EKS."""
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ import pytest
 from changed_files import WAYS, change
 
 from hyperpod_ext.errors import ConfigError, DatasetChangedError, NotFoundError
-from hyperpod_ext.runtime.data.store import ArrowStore, Packed, TensorSource, build
+from hyperpod_ext.runtime.data import ArrowStore, Packed, TensorSource, build
 from hyperpod_ext.runtime.data.token_store.arrow import columns_of
 
 pa = pytest.importorskip("pyarrow")

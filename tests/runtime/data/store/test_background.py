@@ -12,7 +12,7 @@ import pytest
 
 from hyperpod_ext.errors import HyperpodExtError, JobFailedError
 from hyperpod_ext.processes import descendants
-from hyperpod_ext.runtime.data.store import Conversion, TokenStore, build, follow
+from hyperpod_ext.runtime.data import Conversion, TokenStore, build, follow
 
 SLOW = """\
 import time

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hyperpod_ext.errors import CorruptSegmentError
+from hyperpod_ext.runtime.data import Packed, TokenStore, build
 from hyperpod_ext.runtime.data.convert.check import check, drop_from
-from hyperpod_ext.runtime.data.store import Packed, TokenStore, build
 from hyperpod_ext.runtime.data.token_store.segment import BLOCK_BYTES, HEADER_BYTES
 
 DOCUMENT = 1000

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from hyperpod_ext.errors import DiskFullError
+from hyperpod_ext.runtime.data import ReadyRing, TokenStore, build
 from hyperpod_ext.runtime.data.convert.check import check
-from hyperpod_ext.runtime.data.store import ReadyRing, TokenStore, build
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from hyperpod_ext.runtime.data import TokenStore, build
 from hyperpod_ext.runtime.data.convert.check import check
 from hyperpod_ext.runtime.data.convert.convert import Recipe, prepare
-from hyperpod_ext.runtime.data.store import TokenStore, build
 from hyperpod_ext.runtime.data.token_store.files import TEMPORARY, FileLock
 from hyperpod_ext.runtime.data.token_store.writer import LOCK
 

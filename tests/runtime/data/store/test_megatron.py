@@ -12,7 +12,7 @@ import pytest
 from changed_files import WAYS, change
 
 from hyperpod_ext.errors import ConfigError, DatasetChangedError, NotFoundError
-from hyperpod_ext.runtime.data.store import MegatronStore, Packed, TensorSource
+from hyperpod_ext.runtime.data import MegatronStore, Packed, TensorSource
 
 CODES = {"uint8": 1, "int32": 4, "int64": 5, "uint16": 8}
 LENGTHS = [5, 1, 0, 700, 12]

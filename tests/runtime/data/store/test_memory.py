@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hyperpod_ext.runtime.data.store import TokenStore
+from hyperpod_ext.runtime.data import TokenStore
 from hyperpod_ext.runtime.data.token_store.writer import StoreWriter
 
 READERS = 4

@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hyperpod_ext.errors import ConfigError, CorruptSegmentError, UnknownLengthError
-from hyperpod_ext.runtime.data.store import Packed, TensorSource, TokenStore
+from hyperpod_ext.runtime.data import Packed, TensorSource, TokenStore
 from hyperpod_ext.runtime.data.token_store.packed import unsplit_begins
 from hyperpod_ext.runtime.data.token_store.writer import StoreWriter
 

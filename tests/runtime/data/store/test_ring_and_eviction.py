@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hyperpod_ext.errors import NotFoundError
+from hyperpod_ext.runtime.data import ReadyRing, TokenStore, build, evict
 from hyperpod_ext.runtime.data.positions import GHOST
-from hyperpod_ext.runtime.data.store import ReadyRing, TokenStore, build, evict
 from hyperpod_ext.runtime.data.token_store.eviction import CachedStore, choose_evictions, nbytes_of
 from hyperpod_ext.runtime.data.token_store.files import FileLock
 from hyperpod_ext.runtime.data.token_store.ring import Arrays

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hyperpod_ext.errors import ConfigError, HyperpodExtError, NotFoundError
-from hyperpod_ext.runtime.data.store import TokenStore, build
+from hyperpod_ext.runtime.data import TokenStore, build
 from hyperpod_ext.runtime.data.token_store.sources import Position, find_files, rows
 
 TEXTS = ["first", "zweites: äöü", "", "\ud800 half a pair", "last\nwith two lines"]

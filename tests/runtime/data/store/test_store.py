@@ -22,7 +22,7 @@ from hyperpod_ext.errors import (
     UnknownLengthError,
     WaitTimeoutError,
 )
-from hyperpod_ext.runtime.data.store import TensorSource, TokenStore, build
+from hyperpod_ext.runtime.data import TensorSource, TokenStore, build
 from hyperpod_ext.runtime.data.token_store.files import FileLock
 from hyperpod_ext.runtime.data.token_store.writer import StoreWriter
 

@@ -27,7 +27,7 @@ from venv_over_ours import UnavailableError
 from waiting import PATIENCE_S
 
 from hyperpod_ext.ports import free_port
-from hyperpod_ext.runtime.memory_server.managed_tier.tier import AWS_URL
+from hyperpod_ext.runtime.memory_server.managed_tier.tier import ManagedTier
 
 HERE = Path(__file__).parent
 WORLD_SIZE = 2
@@ -113,7 +113,7 @@ def host() -> str:
 @pytest.fixture
 def memory_server(aws_python: Path, host: str) -> Iterator[subprocess.Popen[bytes]]:
     """Where AWS's client looks for it. Has `xxhash`, so that it verifies what it is sent."""
-    port = urlsplit(AWS_URL).port
+    port = urlsplit(ManagedTier.AWS_URL).port
     process = subprocess.Popen([str(aws_python), *SERVER, "--listen", f"{host}:{port}", "--budget-mib", "64"])
     deadline = time.monotonic() + PATIENCE_S
     while True:
@@ -136,7 +136,7 @@ class Runner:
         self.logs = place / "log"
         self.logs.mkdir()
         hosts = place / "hosts"
-        hosts.write_text(f"{Path('/etc/hosts').read_text()}\n{host} {urlsplit(AWS_URL).hostname}\n")
+        hosts.write_text(f"{Path('/etc/hosts').read_text()}\n{host} {urlsplit(ManagedTier.AWS_URL).hostname}\n")
         bind = 'mount --bind "$1" /etc/hosts && mount --bind "$2" /var/log && shift 2 && exec "$@"'
         self._command = [*mounts, "sh", "-c", bind, "sh", str(hosts), str(self.logs)]
         self._command += [str(python), str(HERE / "aws_script.py")]
@@ -189,7 +189,7 @@ def run(aws_python: Path, private_mounts: list[str], host: str, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_every_call_of_aws_s_client(aws_python: Path, memory_server: subprocess.Popen[bytes], host: str) -> None:
-    command = [str(aws_python), "-c", EVERY_CALL, f"http://{host}:{urlsplit(AWS_URL).port}"]
+    command = [str(aws_python), "-c", EVERY_CALL, f"http://{host}:{urlsplit(ManagedTier.AWS_URL).port}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
 

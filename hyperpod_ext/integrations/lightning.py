@@ -18,10 +18,10 @@ from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
 from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.integrations.remembered import OwnCallbacks, Remembered, modules_of
+from hyperpod_ext.integrations.steps import Batches, Steps
 from hyperpod_ext.runtime.data.loader import ElasticDataLoader
 from hyperpod_ext.runtime.data.positions import slots_of, steps_per_epoch
-from hyperpod_ext.runtime.integrations.remembered import OwnCallbacks, Remembered, modules_of
-from hyperpod_ext.runtime.integrations.steps import Batches, Steps
 from hyperpod_ext.runtime.training.run import Run
 
 

@@ -16,10 +16,10 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.integrations.accelerate import see_world
-from hyperpod_ext.runtime.integrations.remembered import OwnAttributes, OwnCallbacks, Remembered, modules_of
-from hyperpod_ext.runtime.integrations.steps import Steps
-from hyperpod_ext.runtime.integrations.trainer_loader import TrainerLoader
+from hyperpod_ext.integrations.accelerate import see_world
+from hyperpod_ext.integrations.remembered import OwnAttributes, OwnCallbacks, Remembered, modules_of
+from hyperpod_ext.integrations.steps import Steps
+from hyperpod_ext.integrations.trainer_loader import TrainerLoader
 from hyperpod_ext.runtime.training.run import Run
 
 

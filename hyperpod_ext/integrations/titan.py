@@ -15,7 +15,7 @@ from __future__ import annotations
 from types import TracebackType
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.integrations.steps import Steps
+from hyperpod_ext.integrations.steps import Steps
 from hyperpod_ext.runtime.state.training_state import Stateful
 from hyperpod_ext.runtime.training.run import Run
 

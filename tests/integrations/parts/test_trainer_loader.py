@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.integrations.trainer_loader import TrainerLoader
+from hyperpod_ext.integrations.trainer_loader import TrainerLoader
 
 
 class Noisy(Dataset[torch.Tensor]):

@@ -18,7 +18,7 @@ import torch
 from lightning.pytorch.plugins.io import CheckpointIO
 
 from hyperpod_ext.errors import Problem, UnsupportedError
-from hyperpod_ext.runtime.integrations.single_rank_checkpoint import SingleRankCheckpoint
+from hyperpod_ext.integrations.single_rank_checkpoint import SingleRankCheckpoint
 from hyperpod_ext.runtime.ipc.environment import ENV_SECRET_FILE, read_secret
 from hyperpod_ext.runtime.memory_server.client.start import secret_file_of
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.integrations.remembered import OwnAttributes, OwnCallbacks, Remembered, modules_of
+from hyperpod_ext.integrations.remembered import OwnAttributes, OwnCallbacks, Remembered, modules_of
 
 
 class Base:
