@@ -39,7 +39,10 @@ class CheckpointLocation:
 
     @property
     def kind(self) -> str:
-        return "s3" if self.store.url.startswith("s3:") else "file"
+        from hyperpod_ext.config.checkpoint import tier_of
+
+        kind = type(self.tier) if self.tier is not None else tier_of(self.store.url)
+        return kind.model_fields["kind"].default if kind is not None else ""
 
     @property
     def shown(self) -> str:
@@ -110,12 +113,13 @@ def durable_places(text: str | None, file: str | None, overrides: Sequence[str])
     Raises:
         NotFoundError: the job has none.
     """
+    from hyperpod_ext.config.checkpoint import DURABLE
     from hyperpod_ext.errors import NotFoundError
 
     places, submission = find_places(text, file, overrides)
     if not places:
         more = " Its memory tier is shown by `hp-ext checkpoints list`." if submission else ""
-        hint = f"Add a tier of kind s3 or file under checkpoint.tiers.{more}"
+        hint = f"Add a tier of kind {' or '.join(sorted(DURABLE, reverse=True))} under checkpoint.tiers.{more}"
         raise NotFoundError(f"{file or text} has no durable tier", hint=hint)
     return places
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 if TYPE_CHECKING:
+    from hyperpod_ext.config.tier import Loss
     from hyperpod_ext.runtime.events.event import Events
     from hyperpod_ext.runtime.membership.actions import Fault
     from hyperpod_ext.runtime.membership.escalation import Budgets
@@ -19,7 +20,9 @@ def what_next(
     spec: Mapping[str, Any], held: Sequence[Held], running: bool, events: Events, now: float
 ) -> list[tuple[str, str]]:
     """What would come of the next fault, of each kind. Whether it ends the job is asked of what decides that there."""
-    newest = {kind: _newest(held, *kinds) for kind, kinds in _SURVIVE.items()}
+    from hyperpod_ext.config.tier import Loss
+
+    newest = {lost: _newest(held, lost) for lost in get_args(Loss)}
     again = _from(newest["job"], "it goes on", "it begins anew: no durable tier has a checkpoint")
     if not running:
         return [("it is started again", again)]
@@ -94,15 +97,11 @@ class _Next:
         return f"a node is waited for, {spec['restart']['node_wait_s']:g} s"
 
 
-_SURVIVE: Mapping[str, tuple[str, ...]] = {
-    "process": ("memory", "peer", "file", "s3"),
-    "node": ("peer", "file", "s3"),
-    "job": ("file", "s3"),
-}
-"""Kinds of tiers that survive the loss of a process, of a node, and of all nodes."""
+def _newest(held: Sequence[Held], lost: Loss) -> Held | None:
+    """The newest step in a tier that survives this loss."""
+    from hyperpod_ext.config.checkpoint import survivors
 
-
-def _newest(held: Sequence[Held], *kinds: str) -> Held | None:
+    kinds = survivors(lost)
     there = [one for one in held if one["kind"] in kinds and one["newest_step"] is not None]
     return max(there, key=lambda one: int(one["newest_step"]), default=None)
 

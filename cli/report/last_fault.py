@@ -32,8 +32,7 @@ _FROM = {
     "live": ", one with the state of a live rank",
     "memory": ", one with the state in its node's memory",
     "peer": ", one with the copy in another node's memory",
-    "file": ", from a durable checkpoint",
-    "s3": ", from a durable checkpoint",
+    "durable": ", from a durable checkpoint",
     "fresh": ", which is the start",
 }
 """Where the state came from that came from farthest."""

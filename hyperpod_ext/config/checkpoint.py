@@ -2,66 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from operator import attrgetter
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union
 
-from pydantic import (
-    ConfigDict,
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    SerializerFunctionWrapHandler,
-    ValidatorFunctionWrapHandler,
-    field_serializer,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, PositiveFloat, PositiveInt, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from hyperpod_ext.config import tier_file, tier_s3  # noqa: F401  (a new tier: its file's name, here)
 from hyperpod_ext.config.base import Config, ContradictionError
-
-AUTO = "auto"
-
-
-def _or_auto(schema: dict[str, Any]) -> None:
-    """Editors are told that `auto` may stand for the number."""
-    number = {key: schema.pop(key) for key in ("type", "exclusiveMinimum") if key in schema}
-    schema["anyOf"] = [number, {"const": AUTO, "type": "string"}]
-
-
-EverySteps = Annotated[PositiveInt, Field(json_schema_extra=_or_auto)]
-
-
-class Auto(int):
-    """A number of steps that the planner may choose; written as `auto`."""
-
-    def __repr__(self) -> str:
-        return AUTO
-
-
-class Tuned(Config):
-    """A tier whose frequency may be left to the planner, with `every_steps: auto`."""
-
-    @field_validator("every_steps", mode="wrap", check_fields=False)
-    @classmethod
-    def _read_auto(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> int:
-        if value == AUTO or isinstance(value, Auto):
-            return Auto(cls.model_fields["every_steps"].default)
-        return int(handler(value))
-
-    @field_serializer("every_steps", check_fields=False)
-    def _say_auto(self, value: int) -> int | str:
-        return AUTO if isinstance(value, Auto) else value
-
-    @property
-    def auto(self) -> bool:
-        """Whether `every_steps` is no more than where to begin."""
-        return isinstance(getattr(self, "every_steps", None), Auto)
+from hyperpod_ext.config.tier import DURABLE as DURABLE
+from hyperpod_ext.config.tier import DurableTier as DurableTier
+from hyperpod_ext.config.tier import EverySteps, Loss, Tuned
+from hyperpod_ext.config.tier import tier_of as tier_of
 
 
 class MemoryTier(Tuned):
     """Memory of the node itself: survives the death of every worker process on it."""
 
+    survives = frozenset({"process"})
     kind: Literal["memory"] = "memory"
     every_steps: EverySteps = 1
     """Take a snapshot each time this many steps have been made. `auto`: each; under our agent, after each fault what
@@ -74,6 +31,7 @@ class MemoryTier(Tuned):
 class PeerTier(Tuned):
     """Memory of other nodes: survives the loss of `replicas` nodes at once; by `parity`, of one node of each group."""
 
+    survives = frozenset({"process", "node"})
     kind: Literal["peer"] = "peer"
     every_steps: EverySteps = 10
     """Copy the newest snapshot to peers each time this many steps have been made.
@@ -117,72 +75,19 @@ class PeerTier(Tuned):
         return dumped
 
 
-class DurableTier(Tuned):
-    """A place that survives the loss of every node."""
-
-    every_steps: EverySteps = 100
-    """Write the newest snapshot each time this many steps have been made.
-    `auto`: the running job finds the best interval, from what saves cost it and how often it fails."""
-    every_seconds: PositiveFloat | None = None
-    """Write one each time this many seconds have passed, instead of every_steps. With `every_steps: auto`: how it
-    begins."""
-    keep: PositiveInt = 3
-    """Newest checkpoints that are kept; older ones are deleted, but for those below."""
-    keep_every_steps: PositiveInt | None = None
-    """Keep every checkpoint whose step is a multiple of this, too."""
-    keep_steps: tuple[NonNegativeInt, ...] = ()
-    """Milestones: checkpoints of these steps are never deleted."""
-
-    @model_validator(mode="after")
-    def _one_clock(self) -> Self:
-        default = type(self).model_fields["every_steps"].default  # a job's own dump says both
-        if self.every_seconds is not None and self.every_steps != default:
-            message = "every_steps and every_seconds are two ways to say the same; give one of them"
-            raise ContradictionError(message, "every_seconds")
-        return self
-
-
-def _uri_may_be_the_clusters(schema: dict[str, Any]) -> None:
-    schema["required"].remove("uri")
-    if not schema["required"]:
-        del schema["required"]
-
-
-class S3Tier(DurableTier):
-    """An S3 prefix: survives the loss of the whole cluster."""
-
-    model_config = ConfigDict(json_schema_extra=_uri_may_be_the_clusters)
-
-    kind: Literal["s3"] = "s3"
-    uri: Annotated[
-        str,
-        Field(pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?$", examples=["s3://bucket/prefix"]),
+if TYPE_CHECKING:
+    Tier = MemoryTier | PeerTier | DurableTier
+else:
+    Tier = Annotated[
+        Union[MemoryTier, PeerTier, *sorted(DURABLE.values(), key=attrgetter("distance"), reverse=True)],
+        Field(discriminator="kind"),
     ]
-    """Bucket and prefix, `s3://bucket/prefix`. Checkpoints go under `prefix/NAME-OF-THE-JOB/`. Default: those of the
-    job's `cluster`; needed where it names none."""
 
 
-class FileTier(DurableTier):
-    """A shared POSIX directory, FSx for example: survives the loss of every node."""
-
-    kind: Literal["file"] = "file"
-    path: Annotated[str, Field(min_length=1, examples=["/fsx/checkpoints"])]
-    """Directory that every node sees under this path: in pods, on a volume that they share. Checkpoints go under
-    `path/NAME-OF-THE-JOB/`."""
-    shared: bool = False
-    """Let other users read the checkpoints, as far as the umask of the job allows. Default: files have mode 0600 and
-    folders 0700, so that only the user that training runs as can read them."""
-
-    @model_serializer(mode="wrap")
-    def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out the newer field unless it is set, so that images with an older version can read the spec."""
-        dumped: dict[str, Any] = handler(self)
-        if not self.shared:
-            dumped.pop("shared", None)
-        return dumped
-
-
-Tier = Annotated[MemoryTier | PeerTier | S3Tier | FileTier, Field(discriminator="kind")]
+def survivors(lost: Loss) -> set[str]:
+    """Kinds of tiers that can still be read after a loss."""
+    tiers: list[type[Tuned]] = [MemoryTier, PeerTier, *DURABLE.values()]
+    return {str(tier.model_fields["kind"].default) for tier in tiers if lost in tier.survives}
 
 
 class CheckpointPolicy(Config):
@@ -212,9 +117,9 @@ class CheckpointPolicy(Config):
         """The peer tier of this policy, if it has one."""
         return next((tier for tier in self.tiers if isinstance(tier, PeerTier)), None)
 
-    def durable(self) -> tuple[S3Tier | FileTier, ...]:
+    def durable(self) -> tuple[DurableTier, ...]:
         """The durable tiers of this policy, nearest first."""
-        return tuple(tier for tier in self.tiers if isinstance(tier, S3Tier | FileTier))
+        return tuple(tier for tier in self.tiers if isinstance(tier, DurableTier))
 
     def due(self, step: int) -> bool:
         """Whether some tier wants a snapshot of `step`. Tiers that go by time take what the others leave."""

@@ -6,6 +6,7 @@ would have saved: an estimate, from above where the text says "at most". `advice
 
 from __future__ import annotations
 
+from hyperpod_ext.config.checkpoint import DURABLE
 from hyperpod_ext.planner import advice_faults
 from hyperpod_ext.planner.advice_model import FEW, MATTERS, Advice, JobReport, seconds_of, wall_of
 from hyperpod_ext.planner.intervals import best_interval, goodput
@@ -57,7 +58,7 @@ def snapshot_interval(report: JobReport) -> Advice | None:
     """Snapshots more or less often than the exact minimiser says, for their measured cost and the faults there were."""
     snapshots, wall = report.get("snapshots") or {}, wall_of(report)
     steps, kept = int(report["steps"]), float(report["seconds"].get("steps") or 0.0)
-    fell_back = [each for each in report["recoveries"] if each["source"] in ("memory", "peer", "s3", "file")]
+    fell_back = [each for each in report["recoveries"] if each["source"] in {"memory", "peer", *DURABLE}]
     made = int(snapshots.get("count") or 0) / max(1, int(report["world_size"]))
     if len(fell_back) < FEW or made < 1 or not steps or not wall or not kept:
         return None

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from hyperpod_ext.config.checkpoint import DURABLE
 from hyperpod_ext.planner.advice_model import FEW, MATTERS, Advice, JobReport, seconds_of, wall_of
 from hyperpod_ext.planner.costs import Speeds
 from hyperpod_ext.planner.rates import fit
@@ -73,7 +74,7 @@ def hangs(report: JobReport) -> Advice | None:
 
 def nearer_tier(report: JobReport) -> Advice | None:
     """State came from storage, where copies on peers would have had it."""
-    slow = [each for each in report["recoveries"] if each["source"] in ("s3", "file")]
+    slow = [each for each in report["recoveries"] if each["source"] in DURABLE]
     nodes = int((report.get("capacity") or {}).get("nodes") or 0)
     if not slow or nodes < 2:
         return None
@@ -81,7 +82,7 @@ def nearer_tier(report: JobReport) -> Advice | None:
     steps, kept = int(report["steps"]), float(report["seconds"].get("steps") or 0.0)
     lost = sum(int(each["steps_lost"]) for each in slow) * (kept / steps if steps else 0.0)
     traffic = report.get("traffic") or {}
-    moved = sum(int(traffic.get(kind, {}).get("bytes_moved", 0)) for kind in ("s3", "file"))
+    moved = sum(int(traffic.get(kind, {}).get("bytes_moved", 0)) for kind in DURABLE)
     gain = took - moved / nodes / Speeds().peer + lost
     if gain < MATTERS * wall_of(report):
         return None

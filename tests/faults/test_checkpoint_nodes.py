@@ -73,7 +73,7 @@ def test_a_lost_pair_is_restored_from_the_durable_tier(make_job, place):
     replaced(job, 0, 1)
     assert job.resume() == 4
     job.assert_holds(4)
-    assert set(sources(job).values()) == {"file"}
+    assert set(sources(job).values()) == {"durable"}
 
 
 def copying(job: SmallJob, node: int) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def policy(*tiers: dict[str, Any]) -> CheckpointPolicy:
     return CheckpointPolicy.model_validate_json(json.dumps({"tiers": [{"kind": "memory"}, *tiers]}))
 
 
-def going_on(kind: Literal["file", "peer", "memory"] = "file") -> Membership:
+def going_on(kind: Literal["durable", "peer", "memory"] = "durable") -> Membership:
     """After a fault, all go on from copies there."""
     fault = Fault(0, "killed", 5, died=True, kind="signal")
     membership = Membership({0: 0}, Budgets(9), faults=[fault])
@@ -131,7 +131,7 @@ def test_copies_on_peers_are_tuned_by_the_failures_that_fall_back_to_them() -> N
         job.make_steps(3000)
         job.tuner.went_on(going_on("peer"))
         if hour % 2:
-            job.tuner.went_on(going_on("file"))  # another tier's
+            job.tuner.went_on(going_on("durable"))  # another tier's
     rate = 41 / (job.now + 1 / published("llama3-405b").of_job(256).node)
     assert job.changes[:2] == [2 * START_PEER_S, 4 * START_PEER_S]
     assert job.tuner.seconds(job.tier) == pytest.approx(best_interval(1.0, 1 / rate), rel=0.3)

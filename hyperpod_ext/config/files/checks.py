@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from hyperpod_ext.config.checkpoint import PeerTier
 from hyperpod_ext.config.elastic import batch_at
 from hyperpod_ext.config.files.document import Path
 from hyperpod_ext.config.files.nearest import nearest
@@ -134,7 +135,7 @@ def each_tier_once(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding
 
 def peer_copies_fit_the_nodes(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
     for index, tier in enumerate(job.checkpoint.tiers):
-        if tier.kind != "peer" or tier.parity is not None or tier.replicas < job.nodes:
+        if not isinstance(tier, PeerTier) or tier.parity is not None or tier.replicas < job.nodes:
             continue
         most = job.nodes - 1
         hint = f"write at most {most}, or use more nodes" if most else "remove the peer tier, or use more nodes"
@@ -144,7 +145,7 @@ def peer_copies_fit_the_nodes(job: JobConfig, _files: ListFiles | None) -> Itera
 
 def parity_fits_the_nodes(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
     for index, tier in enumerate(job.checkpoint.tiers):
-        if tier.kind != "peer" or tier.parity is None:
+        if not isinstance(tier, PeerTier) or tier.parity is None:
             continue
         path: Path = ("checkpoint", "tiers", index, "parity")
         if job.nodes < tier.parity:
@@ -157,7 +158,7 @@ def parity_fits_the_nodes(job: JobConfig, _files: ListFiles | None) -> Iterator[
 
 def nixl_is_not_encrypted(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
     for index, tier in enumerate(job.checkpoint.tiers):
-        if tier.kind == "peer" and tier.transport == "nixl" and job.network is not None and job.network.tls:
+        if isinstance(tier, PeerTier) and tier.transport == "nixl" and job.network is not None and job.network.tls:
             message = "network.tls has what goes between memory servers encrypted, and NIXL does not encrypt"
             hint = "remove it, or network.tls where the network itself encrypts"
             yield Finding(("checkpoint", "tiers", index, "transport"), message, hint)
@@ -181,7 +182,7 @@ def ranks_can_be_done_without(job: JobConfig, _files: ListFiles | None) -> Itera
         yield Finding(path, message, wait)
     if job.world_size == 1:
         yield Finding(path, "the job has one rank: none is left that could continue", wait)
-    if any(tier.kind == "peer" and tier.parity is not None for tier in job.checkpoint.tiers):
+    if any(isinstance(tier, PeerTier) and tier.parity is not None for tier in job.checkpoint.tiers):
         message = "parity cannot be cut for another number of ranks"
         yield Finding(path, message, f"write how many `replicas` there are to be in place of parity, or {wait}")
 

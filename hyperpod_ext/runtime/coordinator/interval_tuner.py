@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, S3Tier, Tier
+from hyperpod_ext.config.checkpoint import CheckpointPolicy, DurableTier, Tier
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.planner.interval_tuning import Measured, prior_rates, tune
 from hyperpod_ext.runtime.membership.membership import Membership
@@ -38,7 +38,7 @@ def by_clock(config: RuntimeConfig) -> RuntimeConfig:
     """The settings with durable tiers that are `auto` going by time: the coordinator names their steps."""
     tiers = tuple(
         tier.model_copy(update={"every_seconds": START_S})
-        if isinstance(tier, S3Tier | FileTier) and tier.auto and tier.every_seconds is None
+        if isinstance(tier, DurableTier) and tier.auto and tier.every_seconds is None
         else tier
         for tier in config.checkpoint.tiers
     )
@@ -65,6 +65,8 @@ class Tuner:
         self._tiers: dict[str, _Tuned] = {
             tier.kind: _Tuned(tier.every_seconds or START_S, durable_prior) for tier in policy.durable() if tier.auto
         }
+        self._kinds = {tier.place.rstrip("/"): tier.kind for tier in policy.durable()}
+        """Of durable tiers, which agents name by the job's place in them."""
         if peer is not None and peer.auto:
             self._tiers["peer"] = _Tuned(START_PEER_S, rates.node)
         self._idle: deque[float] = deque(maxlen=_IDLE_STEPS)
@@ -123,7 +125,7 @@ class Tuner:
         """A generation goes on; after a fault, and from a tier's copy, that is what copies are for."""
         if membership.faults and membership.decision is not None:
             kinds = {source.kind for several in membership.decision.sources.values() for source in several}
-            if kinds & {"file", "s3"}:
+            if "durable" in kinds:
                 self._fell_back["durable"] += 1
             elif kinds & {"peer", "parity"}:
                 self._fell_back["peer"] += 1
@@ -155,7 +157,7 @@ class Tuner:
             for tuned in self._tiers.values():
                 tuned.step_done(int(event["step"]), took, now)
         elif event["event"] == "copying" and event["newest_step"] is not None:
-            kind = _kind(str(event["tier"]))
+            kind = self._kinds.get(str(event["tier"]).rpartition("/")[0], "peer")
             its = self._tiers.get(kind)
             if its is not None and its.arrived(int(event["newest_step"]), now):
                 return self._tune(kind, its, now)
@@ -171,11 +173,6 @@ class Tuner:
         measured = Measured(now - self._started, failures, blocked, latency)
         before, tuned.interval = tuned.interval, tune(tuned.interval, measured, tuned.prior)
         return {kind: tuned.interval} if tuned.interval != before else {}
-
-
-def _kind(place: str) -> str:
-    """The kind of a tier that agents name by its place: `peer`, a URL of S3, or a path."""
-    return "s3" if place.startswith("s3://") else place if place == "peer" else "file"
 
 
 class _Tuned:

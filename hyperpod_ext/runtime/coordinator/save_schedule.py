@@ -5,15 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.runtime.coordinator.interval_tuner import Tuner
 from hyperpod_ext.runtime.coordinator.job_run import Ranks
 from hyperpod_ext.runtime.membership.membership import Membership
 
-CopyTier = Literal["peer", "file", "s3"]
-"""Kinds of tiers that snapshots are copied to."""
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 LOOK_AGAIN = 1 / 16
 """Share of a tier's interval after which it is looked again whether a step of it can be named. Each step of each rank
@@ -73,9 +71,9 @@ class SaveSchedule:
             self._log("tuned", tier=kind, every_seconds=round(seconds, 3))
         return bool(changed)
 
-    def due(self, ranks: Ranks, membership: Membership, now: float) -> list[tuple[CopyTier, int]]:
+    def due(self, ranks: Ranks, membership: Membership, now: float) -> list[tuple[str, int]]:
         """Tiers that are due, each with the step that it gets."""
-        named: list[tuple[CopyTier, int]] = []
+        named: list[tuple[str, int]] = []
         for tier in self._tiers:
             every = self.tuner.seconds(tier)
             if tier.kind == "memory" or every is None or now - self._named_at.get(tier.kind, self._began) < every:

@@ -65,7 +65,7 @@ class Choice:
             try:
                 snapshot = self._snapshot(rank)
                 assert snapshot.manifest is not None
-                if self._source(rank).kind in ("file", "s3"):
+                if self._source(rank).kind == "durable":
                     _ = snapshot.image  # each file's MAC is checked by one rank, before the step counts as one to load
                 mine[rank] = {"manifest": snapshot.manifest, "plan": snapshot.plan.to_json()}
             except Exception as error:  # whatever it is, the others wait for this rank's vote

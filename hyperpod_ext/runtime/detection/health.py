@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from hyperpod_ext.config.checkpoint import FileTier
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.detection import gpu_health
@@ -60,8 +59,8 @@ def shared_memory(context: HealthContext) -> str | None:
 def disk(context: HealthContext) -> str | None:
     """Whether the run folder and every file tier can be written and have room."""
     needed = context.config.restart.health.disk_mib
-    tiers = [Path(tier.path) for tier in context.config.checkpoint.durable() if isinstance(tier, FileTier)]
-    for place in (context.run_dir, *tiers):
+    folders = [tier.folder for tier in context.config.checkpoint.durable() if not tier.on_node]
+    for place in (context.run_dir, *(Path(folder) for folder in folders if folder)):
         folder = next((path for path in (place, *place.parents) if path.exists()), place)
         try:
             status = os.statvfs(folder)

@@ -124,7 +124,7 @@ def _traffic(events: Events) -> dict[str, dict[str, int]]:
     """Restores, and bytes from other nodes and from the own one, by source."""
     traffic: dict[str, dict[str, int]] = {}
     for event in events.of(Restored):
-        sums = traffic.setdefault(event.source, {"restores": 0, "bytes_moved": 0, "bytes_local": 0})
+        sums = traffic.setdefault(event.came_from, {"restores": 0, "bytes_moved": 0, "bytes_local": 0})
         sums["restores"] += 1
         sums["bytes_moved"] += event.bytes_moved
         sums["bytes_local"] += event.bytes_local

@@ -84,7 +84,7 @@ def _resize(events: Events, index: int, resized: Resized) -> dict[str, Any]:
         "phases": phases,
         "bytes_moved": sum(event.bytes_moved for event in restored),
         "bytes_local": sum(event.bytes_local for event in restored),
-        "sources": sorted({event.source for event in restored}),
+        "sources": sorted({event.came_from for event in restored}),
     }
 
 

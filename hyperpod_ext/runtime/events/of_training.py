@@ -129,13 +129,21 @@ class Restored(ByWorker):
     event: Literal["restored"] = "restored"
     step: Count
     source: str
-    """Where the state came from: live, self, memory, peer, parity, fresh, or the kind of a durable tier."""
+    """Where the state came from: live, self, memory, peer, parity, fresh, or durable. In logs of earlier versions the
+    kind of the durable tier."""
+    tier: str = ""
+    """Kind of the durable tier."""
     bytes_moved: Bytes = 0
     """From other nodes."""
     bytes_local: Bytes = 0
     """From its own node."""
     unbound: bool = False
     """Whether the checkpoint has no MAC of its files: an earlier version wrote it."""
+
+    @property
+    def came_from(self) -> str:
+        """The source, or the kind of the durable tier."""
+        return self.tier or self.source
 
 
 class RestoreFailed(ByCoordinator):

@@ -325,7 +325,7 @@ def _staying(leaving: Events, world_size: int) -> dict[int, int]:
 def _source(joining: Events, failed: int, staying: Mapping[int, int]) -> str:
     """Where the failed rank has its state from; where the others went on without it, one that needed any. Empty: nobody
     has restored."""
-    sources = {event.rank: event.source for event in joining.of(Restored)}
+    sources = {event.rank: event.came_from for event in joining.of(Restored)}
     begins = joining.of(Generation)[0]
     if len(staying) == (begins.world_size or 0) and failed not in staying:
         return next((source for source in sources.values() if source != "self"), "self" if sources else "")

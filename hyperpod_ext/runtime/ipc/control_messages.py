@@ -99,7 +99,8 @@ class HeldPiece(Declared, extra="ignore"):
 class DurableCheckpoint(Declared, extra="ignore"):
     """One checkpoint in a durable tier."""
 
-    tier: Literal["file", "s3"]
+    tier: str
+    """The tier's kind."""
     step: Count
     save_id: SaveId
     world_size: Count
@@ -110,12 +111,14 @@ class DurableCheckpoint(Declared, extra="ignore"):
 class RestoreSource(Declared):
     """Where a rank gets its state."""
 
-    kind: Literal["self", "live", "memory", "peer", "parity", "file", "s3", "fresh"]
+    kind: Literal["self", "live", "memory", "peer", "parity", "durable", "fresh"]
     rank: Count
     save_id: str
     node: Number
     url: str
     folder: str
+    tier: str = ""
+    """Kind of the durable tier."""
 
 
 class RestoreDecision(Declared):
@@ -681,7 +684,8 @@ class ScheduleSave(Order):
     """This step goes to this tier next."""
 
     type: Literal["schedule_save"] = "schedule_save"
-    kind: Literal["peer", "file", "s3"]
+    kind: str
+    """`peer`, or the kind of a durable tier."""
     step: Count
 
 

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
 
 from hyperpod_ext.runtime.ipc.messages import Message, WireError
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of all that our processes say to each other. It rises with every change of a declared kind."""
 
 _LONGEST_S = 1e9

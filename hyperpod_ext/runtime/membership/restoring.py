@@ -239,4 +239,4 @@ def _differ(live: Collection[Offer], commits: Collection[HeldCommit], began: Map
 
 
 def _seen(offer: Offer) -> str:
-    return f"{offer.tier} step {offer.step}" + (f" (rank {offer.rank})" if offer.rank >= 0 else "")
+    return f"{offer.name or offer.tier} step {offer.step}" + (f" (rank {offer.rank})" if offer.rank >= 0 else "")

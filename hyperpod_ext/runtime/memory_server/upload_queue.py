@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-from hyperpod_ext.config.checkpoint import DurableTier, FileTier, S3Tier
+from hyperpod_ext.config.checkpoint import DurableTier
 from hyperpod_ext.errors import NotFoundError
 from hyperpod_ext.runtime.memory_server.protocol.requests import WhenBusy
 from hyperpod_ext.runtime.memory_server.slots.pins import Pin
@@ -63,7 +63,7 @@ class UploadQueue:
 
     def __init__(
         self,
-        tier: S3Tier | FileTier,
+        tier: DurableTier,
         pin: Callable[[int, str], AbstractContextManager[Pin]],
         *,
         node: int,
@@ -139,7 +139,7 @@ class UploadQueue:
             return True
         if self._stored and step == self._step:
             return False
-        if isinstance(self._tier, DurableTier) and self._tier.every_seconds is not None:
+        if self._tier.every_seconds is not None:
             return False  # the steps to take are asked for, the same on all nodes
         return step % self._tier.every_steps == 0
 

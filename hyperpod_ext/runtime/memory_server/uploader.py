@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from hyperpod_ext.config.checkpoint import FileTier, S3Tier
+from hyperpod_ext.config.checkpoint import DurableTier
 from hyperpod_ext.errors import HyperpodExtError, StaleGenerationError
 from hyperpod_ext.runtime.memory_server.protocol.requests import WhenBusy
 from hyperpod_ext.runtime.memory_server.slots.pins import Hold
@@ -22,7 +22,7 @@ from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest
 from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
 from hyperpod_ext.runtime.storage.object_store import Cancelled
-from hyperpod_ext.runtime.storage.open import open_tier, url_of
+from hyperpod_ext.runtime.storage.open import open_tier
 
 _REMEMBERED = 100
 """Steps that are there, of which the newest count where a generation gives up later ones."""
@@ -41,7 +41,7 @@ class Uploader:
 
     def __init__(
         self,
-        tier: S3Tier | FileTier,
+        tier: DurableTier,
         regions: Regions,
         plan_of: Callable[[str], Plan | None],
         *,
@@ -52,7 +52,7 @@ class Uploader:
         owners: int,
         when_busy: WhenBusy,
     ) -> None:
-        self.tier, self.url = tier, url_of(tier, job)
+        self.tier, self.url = tier, tier.url(job)
         self.checkpoints = Checkpoints(open_tier(tier, job), job=job, secret=secret)
         self._queue = UploadQueue(
             tier,

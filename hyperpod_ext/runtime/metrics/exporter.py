@@ -14,7 +14,6 @@ from hyperpod_ext.runtime.metrics.endpoint import MetricsEndpoint
 from hyperpod_ext.runtime.metrics.families import render
 from hyperpod_ext.runtime.metrics.meters import Meters
 from hyperpod_ext.runtime.metrics.summary import summary
-from hyperpod_ext.runtime.storage.open import url_of
 
 
 class MetricsExporter:
@@ -32,7 +31,7 @@ class MetricsExporter:
         self._config, self._event = config.metrics, event
         self._labels = (("hpx_job", config.name),)
         peers = ["peer"] if config.checkpoint.peer() is not None else []
-        self._tiers = [*peers, *(url_of(tier, config.name) for tier in config.checkpoint.durable())]
+        self._tiers = [*peers, *(tier.url(config.name) for tier in config.checkpoint.durable())]
         self._epoch = time.time() - time.monotonic()
         self._past = past
         self._meters: Meters | None = Meters.before_any_copy(self._tiers)

@@ -73,7 +73,7 @@ class Outcome:
         }
 
 
-_FAR = ("self", "live", "memory", "peer", "parity", "file", "s3", "fresh")
+_FAR = ("self", "live", "memory", "peer", "parity", "s3", "fresh")
 _WHYS = 3
 
 
@@ -169,7 +169,7 @@ class Simulation:
         ranks = recovery.job.membership.nodes
         counts = where_from(decision, ranks)
         if len(ranks) < self._settings.nodes:
-            kind = decision.sources[recovery.witness][0].kind
+            kind = decision.sources[recovery.witness][0].name
             counts[kind] = counts.get(kind, 0) + self._settings.nodes - len(ranks)
         self._memory.give_up(decision.step)
         resumed = self._resume(decision.step, counts, moment, recovery.ready)
@@ -252,7 +252,7 @@ class Simulation:
         outcome.fell_back_to[far] = outcome.fell_back_to.get(far, 0) + 1
         for kind, count in counts.items():
             outcome.sources[kind] = outcome.sources.get(kind, 0) + count
-        read = sum(count for kind, count in counts.items() if kind in ("live", "peer", "file", "s3"))
+        read = sum(count for kind, count in counts.items() if kind in ("live", "peer", "s3"))
         if settings.parity is not None:  # of each other node of the group an image
             read += counts.get("parity", 0) * (group_size(settings.nodes, settings.parity) - 1)
         outcome.traffic["to_restore"] = outcome.traffic.get("to_restore", 0.0) + read * settings.node_bytes
@@ -264,7 +264,7 @@ class Simulation:
         return resumed
 
     def _read_s(self, kind: str) -> float:
-        tier = self._settings.tiers.get({"s3": "durable", "file": "durable", "parity": "peer"}.get(kind, kind))
+        tier = self._settings.tiers.get({"s3": "durable", "parity": "peer"}.get(kind, kind))
         return tier.read if tier is not None else self._settings.live_read_s if kind == "live" else 0.0
 
     def _relaunch(self, why: str, moment: float, ready: float) -> float:
@@ -287,7 +287,7 @@ class Simulation:
         job = JobModel(settings, self._known, self._memory, list(nodes) if self._every_rank else [0], None)
         decision = job.decide(ready)
         assert decision is not None, job.failed
-        kind = decision.sources[0][0].kind
+        kind = decision.sources[0][0].name
         return self._resume(decision.step, {kind: settings.nodes}, moment, ready + settings.recovery.job)
 
 

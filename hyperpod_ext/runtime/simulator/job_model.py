@@ -163,6 +163,6 @@ def where_from(decision: Decision, ranks: Mapping[int, int]) -> dict[str, int]:
     """How many of these ranks restore from each kind of place."""
     counts: dict[str, int] = {}
     for rank in ranks:
-        kind = decision.sources[rank][0].kind
+        kind = decision.sources[rank][0].name
         counts[kind] = counts.get(kind, 0) + 1
     return counts

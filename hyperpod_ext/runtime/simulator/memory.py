@@ -141,7 +141,7 @@ class Memory:
     def stored(self) -> list[Offer]:
         """Checkpoints that are durable."""
         return [
-            Offer("s3", held.step, -1, -1, held.save_id, url="s3://simulated", folder=held.save_id)
+            Offer("durable", held.step, -1, -1, held.save_id, url="s3://simulated", folder=held.save_id, name="s3")
             for held in self._log.get("durable", ())
         ]
 

@@ -13,10 +13,11 @@ from dataclasses import asdict, dataclass
 from operator import attrgetter
 from typing import Any, Literal, Protocol
 
+from hyperpod_ext.config.checkpoint import DURABLE
 from hyperpod_ext.runtime.snapshot.manifest import generation_of
 from hyperpod_ext.runtime.snapshot.sharing import Sharing
 
-OfferTier = Literal["live", "memory", "parity", "file", "s3"]
+OfferTier = Literal["live", "memory", "parity", "durable"]
 OfferKey = tuple[str, int, int, str, str]
 """Tier, rank, node, save id and URL of an offer: what a refused one is known by."""
 
@@ -30,8 +31,8 @@ class Offer:
 
     tier: OfferTier
     """`live`: in a training process now. `memory`: whole in a node's memory server, that node's own or a
-    replica. `parity`: a whole parity piece, which says nothing alone. `file`, `s3`: a checkpoint of all ranks that has
-    its manifest."""
+    replica. `parity`: a whole parity piece, which says nothing alone. `durable`: a checkpoint of all ranks that has its
+    manifest."""
     step: int
     rank: int
     """Rank whose state it is, or whose node keeps the piece; -1 for a checkpoint of all."""
@@ -50,6 +51,8 @@ class Offer:
     url: str = ""
     folder: str = ""
     """Where a checkpoint of all lies."""
+    name: str = ""
+    """Kind of the durable tier."""
     stripe: tuple[int, ...] = ()
     """Of a parity piece: the ranks whose images protect each other."""
 
@@ -71,11 +74,12 @@ class Offer:
     @classmethod
     def of_all(cls, summary: Mapping[str, Any]) -> Offer:
         """What a memory server says of one checkpoint in a durable tier."""
-        return cls(rank=-1, node=-1, **{key: summary[key] for key in _OF_ALL})
+        given = {key: summary[key] for key in _OF_ALL}
+        return cls("durable", rank=-1, node=-1, name=summary["tier"], **given)
 
 
 _OF_MEMORY = ("step", "rank", "save_id", "own_digest", "sharing", "content", "world_size")
-_OF_ALL = ("tier", "step", "save_id", "world_size", "url", "folder")
+_OF_ALL = ("step", "save_id", "world_size", "url", "folder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +87,20 @@ class Source:
     """Where one rank gets its state. `self`: it holds it already; `fresh`: it starts from nothing; `parity`: it is
     rebuilt from the image of `rank` and the piece that lie on `node`, and from those of the other sources."""
 
-    kind: Literal["self", "live", "memory", "peer", "parity", "file", "s3", "fresh"]
+    kind: Literal["self", "live", "memory", "peer", "parity", "durable", "fresh"]
     rank: int
     save_id: str = ""
     node: int = -1
     """Node of a peer's memory."""
     url: str = ""
     folder: str = ""
+    tier: str = ""
+    """Kind of the durable tier."""
+
+    @property
+    def name(self) -> str:
+        """For people: the kind of a durable tier, which they chose."""
+        return self.tier or self.kind
 
 
 def place_of(source: Source, nodes: Mapping[int, int]) -> OfferKey:
@@ -99,7 +110,7 @@ def place_of(source: Source, nodes: Mapping[int, int]) -> OfferKey:
             return ("memory", source.rank, source.node, source.save_id, "")
         case "parity":
             return ("parity", source.rank, source.node, source.save_id, "")
-        case "file" | "s3":
+        case "durable":
             return (source.kind, -1, -1, source.save_id, source.url)
         case _:
             return ("live", source.rank, nodes[source.rank], source.save_id, "")
@@ -125,13 +136,13 @@ class Decision:
     def stored(self) -> list[str]:
         """URLs of the durable tiers that ranks restore from."""
         every = (source for sources in self.sources.values() for source in sources)
-        return sorted({source.url for source in every if source.kind in ("file", "s3")})
+        return sorted({source.url for source in every if source.kind == "durable"})
 
     @property
     def checkpoint(self) -> str:
         """Place of the durable checkpoint that the first rank restores from; empty: its state is in some memory."""
         source = next((several[0] for several in self.sources.values()), None)
-        return f"{source.url}/{source.folder}" if source is not None and source.kind in ("file", "s3") else ""
+        return f"{source.url}/{source.folder}" if source is not None and source.kind == "durable" else ""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -357,7 +368,7 @@ class _Commit:
             cost = (place, offer.rank != wanted, offer.node != node, (offer.rank - rank) % 1_000_000)
             found[source] = min(cost, found.get(source, cost))
         ordered = sorted(found, key=found.__getitem__)
-        if self._pieces and not resized and (not ordered or ordered[0].kind in ("file", "s3")):
+        if self._pieces and not resized and (not ordered or ordered[0].kind == "durable"):
             ordered = self._rebuilt(wanted) or ordered
         return [source for source in ordered if source.kind == ordered[0].kind]
 
@@ -388,9 +399,8 @@ def _source(offer: Offer, rank: int, wanted: int, node: int, resized: bool) -> t
     if offer.tier == "memory":
         kind: Literal["memory", "peer"] = "memory" if near else "peer"
         return Source(kind, offer.rank, offer.save_id, node=offer.node), 1 if near else 3
-    return Source(
-        offer.tier, wanted, offer.save_id, url=offer.url, folder=offer.folder
-    ), 4 if offer.tier == "file" else 5
+    source = Source("durable", wanted, offer.save_id, url=offer.url, folder=offer.folder, tier=offer.name)
+    return source, DURABLE[offer.name].distance
 
 
 def _interchangeable(offers: Collection[Offer]) -> bool:

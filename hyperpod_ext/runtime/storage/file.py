@@ -21,8 +21,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
-from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, NotFoundError, UnreachableError
+from hyperpod_ext.errors import (
+    CorruptSnapshotError,
+    HyperpodExtError,
+    NotFoundError,
+    UnreachableError,
+)
 from hyperpod_ext.files import sync_directory
 from hyperpod_ext.runtime.storage.object_store import (
     DEEPEST,
@@ -35,6 +41,7 @@ from hyperpod_ext.runtime.storage.object_store import (
     ignore,
     is_name,
     never,
+    no_place,
     probe,
 )
 from hyperpod_ext.user_folders import expanded
@@ -75,6 +82,14 @@ class FileStore:
         self._file_mode, self._folder_mode = (0o666, 0o777) if shared else (0o600, 0o700)
         self.root = self._place.joinpath(*self._above)
         self.url = self.root.as_uri()
+
+    @classmethod
+    def at(cls, place: str, job: str = "", *, shared: bool = False, **_: object) -> FileStore:
+        """The store at a path or a file:// URL."""
+        url = urlsplit(place)
+        if url.scheme and url.netloc not in ("", "localhost"):
+            raise no_place(place)
+        return cls(unquote(url.path) if url.scheme else place, job, shared=shared)
 
     def put(
         self,

@@ -195,6 +195,12 @@ def probe(store: ObjectStore) -> None:
         raise
 
 
+def no_place(url: str) -> ConfigError:
+    """The error for a URL that no store has."""
+    hint = "Write s3://bucket/prefix, file:///path or a path."
+    return ConfigError([Problem(f"{url!r} is no place for checkpoints", hint=hint)])
+
+
 def is_name(name: str) -> bool:
     """Whether every store can keep a blob of this name, and a terminal can show it: a relative path without "..",
     without control characters, at most `DEEPEST` parts deep, that is not the name of an unfinished file."""

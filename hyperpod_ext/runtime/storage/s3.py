@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 from hyperpod_ext.errors import CorruptSnapshotError, UnreachableError
 from hyperpod_ext.runtime.storage.object_store import (
@@ -22,6 +23,7 @@ from hyperpod_ext.runtime.storage.object_store import (
     ignore,
     is_name,
     never,
+    no_place,
     probe,
 )
 from hyperpod_ext.runtime.storage.s3_errors import (
@@ -70,6 +72,14 @@ class S3Store:
         self._multipart = Multipart(
             self._requests, part_bytes=self.part_bytes, streams=self.streams, deadline_s=deadline_s
         )
+
+    @classmethod
+    def at(cls, place: str, job: str = "", **options: Any) -> S3Store:
+        """The store at s3://bucket/prefix."""
+        url = urlsplit(place)
+        if not url.netloc:
+            raise no_place(place)
+        return cls(url.netloc, f"{url.path}/{job}".strip("/"), **options)
 
     def put(
         self,

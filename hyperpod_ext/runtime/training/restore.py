@@ -121,9 +121,11 @@ class JobLink:
             if step is not None:
                 assert restored is not None
                 self._checkpointer.close_peers()
-                came = {"bytes_moved": restored.bytes_moved, "bytes_local": restored.bytes_local}
+                source = decision.source(self.rank)
+                came: dict[str, Any] = {"bytes_moved": restored.bytes_moved, "bytes_local": restored.bytes_local}
+                came |= {"tier": source.tier} if source.tier else {}
                 came |= {} if restored.bound else {"unbound": True}
-                self.event("restored", rank=self.rank, step=step, source=decision.source(self.rank).kind, **came)
+                self.event("restored", rank=self.rank, step=step, source=source.kind, **came)
                 if self.rank == 0 and decision.checkpoint:
                     where = f"goes on after step {step}, from the checkpoint {decision.checkpoint}"
                     sys.stderr.write(f"hyperpod_ext: training {where}\n")
@@ -196,7 +198,7 @@ class JobLink:
 
         def others() -> list[Snapshot]:
             ranks = [rank for rank in range(world_size) if rank != source.rank]
-            if source.kind in ("file", "s3"):
+            if source.kind == "durable":
                 return self._read([replace(source, rank=rank) for rank in ranks])
             return [self._checkpointer.find(rank, source.save_id, self._peers.values()) for rank in ranks]
 

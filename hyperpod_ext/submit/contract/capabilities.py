@@ -20,10 +20,6 @@ _OPTIONAL = (
 class Capabilities:
     """One row of the table of targets."""
 
-    tiers: frozenset[str]
-    """Kinds of checkpoint tier that its runtime serves."""
-    tiers_reason: str
-    """Why the other kinds cannot be had, as a sentence."""
     chaos: bool = False
     """Faults may be rehearsed there without being asked whether that is meant: machines cost nothing."""
     image: bool = False
@@ -46,13 +42,6 @@ class Capabilities:
 
 def unsupported(job: JobConfig, target: str, can: Capabilities) -> Iterator[Problem]:
     """Everything that `job` asks for and `target` cannot do."""
-    for index, tier in enumerate(job.checkpoint.tiers):
-        if tier.kind not in can.tiers:
-            yield Problem(
-                f"target {target} has no {tier.kind} tier: {can.tiers_reason}",
-                path=f"checkpoint.tiers.{index}",
-                hint=f"remove this tier; {target} has: {', '.join(sorted(can.tiers))}",
-            )
     with_agents = "network" in can.reads and job.mode == "ours"
     if job.network is not None and job.network.tls and not with_agents:
         where = f"mode {job.mode}" if job.mode != "ours" else f"target {target}"

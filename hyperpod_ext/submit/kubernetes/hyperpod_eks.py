@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hyperpod_ext.catalog import labels
+from hyperpod_ext.config.checkpoint import PeerTier
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.overlay import KubernetesOverlay
 from hyperpod_ext.errors import Problem
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 def capabilities() -> Capabilities:
     """What the operator and the runtime under it can do."""
     return Capabilities(
-        tiers=frozenset({"memory", "peer", "file", "s3"}),
-        tiers_reason="",
         image=True,
         elastic=True,
         spares=True,
@@ -82,7 +81,7 @@ def _of_launcher(job: JobConfig) -> Iterator[Problem]:
                 hint="write `kubernetes.launcher: ours`, or `policy: wait`",
             )
         for index, tier in enumerate(job.checkpoint.tiers):
-            if tier.kind == "peer" and tier.parity is not None:
+            if isinstance(tier, PeerTier) and tier.parity is not None:
                 yield Problem(
                     "hyperpodrun places no parity: our agents do",
                     path=f"checkpoint.tiers.{index}.parity",

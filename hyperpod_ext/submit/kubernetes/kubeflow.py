@@ -26,8 +26,6 @@ _KINDS = (PYTORCH, TRAIN)
 def capabilities() -> Capabilities:
     """What the operators and the runtime under them can do."""
     return Capabilities(
-        tiers=frozenset({"memory", "peer", "file", "s3"}),
-        tiers_reason="",
         image=True,
         elastic=True,
         process_restart=True,

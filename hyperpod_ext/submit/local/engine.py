@@ -156,7 +156,7 @@ def _grace_period(job: Any) -> GracePeriod:
 
 def _is_durable(job: Any) -> bool:
     """Whether nodes that are told to end bring their newest step to a tier, for which they have a grace."""
-    return any(tier["kind"] in ("file", "s3") for tier in job["checkpoint"]["tiers"])
+    return any(tier["kind"] not in ("memory", "peer") for tier in job["checkpoint"]["tiers"])
 
 
 def _secret_of(submission: Submission) -> Path:

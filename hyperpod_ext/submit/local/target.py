@@ -37,8 +37,6 @@ _CANCEL_TIMEOUT_S = 60.0
 def capabilities() -> Capabilities:
     """What this version's runtime does on one machine."""
     return Capabilities(
-        tiers=frozenset({"memory", "peer", "file", "s3"}),
-        tiers_reason="",
         chaos=True,
         process_restart=True,
         spares=True,

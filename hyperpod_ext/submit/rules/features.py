@@ -281,7 +281,7 @@ def orchestrator_is_the_targets(context: Context) -> Iterator[Finding]:
 def skipped_copies_meet(context: Context) -> Iterator[Finding]:
     job = context.job
     skips = job.mode == "ours" and job.nodes > 1 and job.checkpoint.when_busy == "skip"
-    if skips and any(tier.kind == "peer" for tier in job.checkpoint.tiers):
+    if skips and job.checkpoint.peer() is not None:
         yield Finding(("checkpoint", "when_busy"), "each node skips steps of its own", "write supersede")
 
 

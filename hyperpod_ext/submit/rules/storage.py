@@ -6,6 +6,7 @@ import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from hyperpod_ext.config.checkpoint import DurableTier
 from hyperpod_ext.config.files.checks import Finding
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.pods.mounts import NamedVolume
@@ -42,12 +43,12 @@ def durable_tiers_are_on_shared_volumes(context: Context) -> Iterator[Finding]:
     if context.target not in KUBERNETES or job.mode != "ours":
         return
     for index, tier in enumerate(job.checkpoint.tiers):
-        if tier.kind != "file":
+        if not isinstance(tier, DurableTier) or tier.folder is None or tier.on_node:
             continue
         at = ("checkpoint", "tiers", index, "path")
-        path = posixpath.normpath(posixpath.join(job.working_dir or "", tier.path))
+        path = posixpath.normpath(posixpath.join(job.working_dir or "", tier.folder))
         if not path.startswith("/"):
-            message = f"`{tier.path}` is a folder of the container itself, and goes with it"
+            message = f"`{tier.folder}` is a folder of the container itself, and goes with it"
             yield Finding(at, message, f"write the path from the root, as /fsx/{path}, and a volume that holds it")
             continue
         holders = [place for place in _places(job) if is_below(path, place.path)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
+from hyperpod_ext.config.checkpoint import DurableTier
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import Problem
 from hyperpod_ext.submit.sagemaker import overlay
@@ -116,7 +117,7 @@ def _combinations(job: JobConfig) -> Iterator[Problem]:
             "nodes of a training plan are not spot nodes", path="sagemaker.spot", hint="remove one of the two"
         )
     if options.network_isolation and job.mode == "ours":
-        if any(tier.kind == "s3" for tier in job.checkpoint.tiers):
+        if any(tier.folder is None for tier in job.checkpoint.durable()):
             hint = "remove the s3 tier, or the isolation"
             yield Problem("an isolated job cannot reach S3", path="sagemaker.network_isolation", hint=hint)
         elif job.nodes > 1 or job.checkpoint.durable():
@@ -125,9 +126,8 @@ def _combinations(job: JobConfig) -> Iterator[Problem]:
     if options.network_isolation and options.install:
         yield Problem("an isolated job cannot install anything", path="sagemaker.install", hint="put it in the image")
     for index, tier in enumerate(job.checkpoint.tiers):
-        if tier.kind == "file" and not any(
-            c.kind == "file-system" and c.access == "rw" for c in options.channels.values()
-        ):
+        on_disk = isinstance(tier, DurableTier) and tier.folder is not None
+        if on_disk and not any(c.kind == "file-system" and c.access == "rw" for c in options.channels.values()):
             hint = "add a channel of kind file-system with access: rw, or use the s3 tier"
             yield Problem("no file system is mounted that it could be on", path=f"checkpoint.tiers.{index}", hint=hint)
     if "code" in options.channels:

@@ -57,8 +57,6 @@ _MOST_PAGES = 10
 def capabilities() -> Capabilities:
     """What our agent does inside the container; nodes of a running job are not replaced."""
     return Capabilities(
-        tiers=frozenset({"memory", "peer", "file", "s3"}),
-        tiers_reason="",
         image=True,
         process_restart=True,
         reads=frozenset(

@@ -61,8 +61,6 @@ class Submitted:
 def capabilities() -> Capabilities:
     """What our agent does inside a step, and Slurm around it."""
     return Capabilities(
-        tiers=frozenset({"memory", "peer", "file", "s3"}),
-        tiers_reason="",
         image=True,
         process_restart=True,
         spares=True,

@@ -27,7 +27,7 @@ def test_a_start_from_nothing_is_the_same_for_all() -> None:
 
 def test_every_node_hears_which_tiers_have_the_step() -> None:
     sources = {rank: (Source("self", rank, "g1-s5"),) for rank in range(7)}
-    sources[7] = (Source("s3", 7, "g1-s5", url="s3://b/j", folder="f"),)
+    sources[7] = (Source("durable", 7, "g1-s5", url="s3://b/j", folder="f", tier="s3"),)
     parts = {nodes[0]: part for part, nodes in DecisionParts(Decision(5, sources), NODES).parts([0, 3])}
     assert {part.stored for part in parts.values()} == {("s3://b/j",)}
     assert sorted(parts[3].sources) == [7]

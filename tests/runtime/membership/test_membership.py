@@ -323,7 +323,17 @@ def with_durable() -> Membership:
 
 def stored(step: int, generation: int = 1, world_size: int = 4) -> Offer:
     save_id = f"g{generation}-s{step}"
-    return Offer("s3", step, -1, -1, save_id, world_size=world_size, url="s3://b/j", folder=f"folder of {save_id}")
+    return Offer(
+        "durable",
+        step,
+        -1,
+        -1,
+        save_id,
+        world_size=world_size,
+        url="s3://b/j",
+        folder=f"folder of {save_id}",
+        name="s3",
+    )
 
 
 def join_all(membership: Membership, live_step: int | None = None, held: tuple[int, ...] = ()) -> list[Action]:
@@ -376,7 +386,7 @@ def test_a_job_goes_on_from_what_an_earlier_run_left():
     join_all(membership)
     begin = begun(membership.durable_answered([stored(90), stored(100)], 1, ()))
     assert begin.decision.step == 100
-    assert {source.kind for (source,) in begin.decision.sources.values()} == {"s3"}
+    assert {source.name for (source,) in begin.decision.sources.values()} == {"s3"}
 
 
 @pytest.mark.parametrize("seen", [1, 7])

@@ -21,7 +21,7 @@ def live(rank: int, step: int) -> Offer:
 
 
 def stored(step: int) -> Offer:
-    return Offer("s3", step, -1, -1, f"g1-s{step}", world_size=2, url="s3://b/j", folder=f"step {step}")
+    return Offer("durable", step, -1, -1, f"g1-s{step}", world_size=2, url="s3://b/j", folder=f"step {step}", name="s3")
 
 
 def shard(rank: int, step: int) -> Offer:

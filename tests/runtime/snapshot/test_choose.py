@@ -32,7 +32,7 @@ def memory(rank: int, step: int, own: str = "", generation: int = 1, sharing: st
 
 def durable(step: int, tier: str = "s3", generation: int = 1, world_size: int = 4) -> Offer:
     place = {"url": f"{tier}://place/j", "folder": f"step-{step}-g{generation}"}
-    return Offer(tier, step, -1, -1, f"g{generation}-s{step}", world_size=world_size, **place)
+    return Offer("durable", step, -1, -1, f"g{generation}-s{step}", world_size=world_size, name=tier, **place)
 
 
 def chosen(offers: list[Offer], nodes=NODES, began=None) -> Decision:
@@ -42,7 +42,7 @@ def chosen(offers: list[Offer], nodes=NODES, began=None) -> Decision:
 
 
 def kinds(decision: Decision) -> dict[int, str]:
-    return {rank: source.kind for rank in decision.sources for source in decision.sources[rank]}
+    return {rank: source.name for rank in decision.sources for source in decision.sources[rank]}
 
 
 def test_nothing_held_anywhere_is_no_decision():
@@ -95,8 +95,8 @@ def test_places_are_tried_from_the_nearest_to_the_farthest():
     seen = []
     for count in range(1, len(places) + 1):
         source = chosen(places[:count]).source(0)
-        if not seen or seen[-1] != source.kind:
-            seen.append(source.kind)
+        if not seen or seen[-1] != source.name:
+            seen.append(source.name)
     assert seen == ["s3", "file", "peer", "live", "memory", "self"]
 
 
@@ -113,7 +113,8 @@ def test_a_durable_checkpoint_serves_every_rank_when_memory_has_nothing(tier):
     decision = chosen([durable(100, tier), durable(90, tier)])
     assert decision.step == 100
     assert decision.sources == {
-        rank: (Source(tier, rank, "g1-s100", url=f"{tier}://place/j", folder="step-100-g1"),) for rank in NODES
+        rank: (Source("durable", rank, "g1-s100", url=f"{tier}://place/j", folder="step-100-g1", tier=tier),)
+        for rank in NODES
     }
 
 
@@ -147,12 +148,14 @@ def test_a_durable_checkpoint_of_another_commit_cannot_fill_the_gap():
 def test_another_world_size_gives_every_rank_the_places_of_all_old_ranks():
     decision = chosen([durable(100, world_size=3)])
     for sources in decision.sources.values():
-        assert [(source.kind, source.rank) for source in sources] == [("s3", 0), ("s3", 1), ("s3", 2)]
+        assert [(source.name, source.rank) for source in sources] == [("s3", 0), ("s3", 1), ("s3", 2)]
 
 
 def test_a_checkpoint_of_this_world_size_is_preferred_at_one_commit():
     decision = chosen([durable(100, "file", world_size=8), durable(100, "s3", world_size=4)])
-    assert decision.sources[2] == (Source("s3", 2, "g1-s100", url="s3://place/j", folder="step-100-g1"),)
+    assert decision.sources[2] == (
+        Source("durable", 2, "g1-s100", url="s3://place/j", folder="step-100-g1", tier="s3"),
+    )
 
 
 def test_memory_of_another_world_size_serves_when_all_of_it_is_there():

@@ -1,0 +1,134 @@
+"""The base of every checkpoint tier, and the registry of durable tiers.
+
+A durable tier is one file next to this one: a class with its fields, its `kind`, its URL schemes and the store that
+keeps its checkpoints. Everything else asks the class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidatorFunctionWrapHandler,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
+
+from hyperpod_ext.config.base import Config, ContradictionError
+
+Loss = Literal["process", "node", "job"]
+"""One worker; one machine; every process of the job."""
+DURABLE: dict[str, type[DurableTier]] = {}
+"""Durable tiers by kind, in the order of their files' import."""
+AUTO = "auto"
+
+
+def tier_of(url: str) -> type[DurableTier] | None:
+    """The kind of durable tier that a URL or path is a place of."""
+    return next((tier for tier in DURABLE.values() if urlsplit(url).scheme in tier.schemes), None)
+
+
+def _or_auto(schema: dict[str, Any]) -> None:
+    """Editors are told that `auto` may stand for the number."""
+    number = {key: schema.pop(key) for key in ("type", "exclusiveMinimum") if key in schema}
+    schema["anyOf"] = [number, {"const": AUTO, "type": "string"}]
+
+
+EverySteps = Annotated[PositiveInt, Field(json_schema_extra=_or_auto)]
+
+
+class Auto(int):
+    """A number of steps that the planner may choose; written as `auto`."""
+
+    def __repr__(self) -> str:
+        return AUTO
+
+
+class Tuned(Config):
+    """A tier whose frequency may be left to the planner, with `every_steps: auto`."""
+
+    survives: ClassVar[frozenset[Loss]]
+    """Losses after which snapshots in this tier can still be read."""
+
+    @field_validator("every_steps", mode="wrap", check_fields=False)
+    @classmethod
+    def _read_auto(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> int:
+        if value == AUTO or isinstance(value, Auto):
+            return Auto(cls.model_fields["every_steps"].default)
+        return int(handler(value))
+
+    @field_serializer("every_steps", check_fields=False)
+    def _say_auto(self, value: int) -> int | str:
+        return AUTO if isinstance(value, Auto) else value
+
+    @property
+    def auto(self) -> bool:
+        """Whether `every_steps` is no more than where to begin."""
+        return isinstance(getattr(self, "every_steps", None), Auto)
+
+
+class DurableTier(Tuned):
+    """A place that outlives every process of the job."""
+
+    survives = frozenset({"process", "node", "job"})
+    schemes: ClassVar[tuple[str, ...]]
+    """Schemes of the URLs of its checkpoints; empty: a path."""
+    store: ClassVar[str]
+    """`module:class` of the object store behind it. The class has `at(place, job, **options)`."""
+    distance: ClassVar[int]
+    """Ranks restore from the tier with the lowest one, where several have a step."""
+    on_node: ClassVar[bool] = False
+    """Each node has its own checkpoints, which are lost with it; else all see the same."""
+    if TYPE_CHECKING:
+        kind: str
+
+    every_steps: EverySteps = 100
+    """Write the newest snapshot each time this many steps have been made.
+    `auto`: the running job finds the best interval, from what saves cost it and how often it fails."""
+    every_seconds: PositiveFloat | None = None
+    """Write one each time this many seconds have passed, instead of every_steps. With `every_steps: auto`: how it
+    begins."""
+    keep: PositiveInt = 3
+    """Newest checkpoints that are kept; older ones are deleted, but for those below."""
+    keep_every_steps: PositiveInt | None = None
+    """Keep every checkpoint whose step is a multiple of this, too."""
+    keep_steps: tuple[NonNegativeInt, ...] = ()
+    """Milestones: checkpoints of these steps are never deleted."""
+
+    @model_validator(mode="after")
+    def _one_clock(self) -> Self:
+        default = type(self).model_fields["every_steps"].default  # a job's own dump says both
+        if self.every_seconds is not None and self.every_steps != default:
+            message = "every_steps and every_seconds are two ways to say the same; give one of them"
+            raise ContradictionError(message, "every_seconds")
+        return self
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        DURABLE[cls.model_fields["kind"].default] = cls
+
+    @property
+    def place(self) -> str:
+        """URL or path below which each job has its folder."""
+        raise NotImplementedError
+
+    @property
+    def folder(self) -> str | None:
+        """Directory that nodes see as a path; None: they reach it over the network."""
+        return None
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """What its store is opened with."""
+        return {}
+
+    def url(self, job: str) -> str:
+        """Place of the checkpoints of one job."""
+        return f"{self.place.rstrip('/')}/{job}"

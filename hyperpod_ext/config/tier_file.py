@@ -1,0 +1,44 @@
+"""Checkpoints in a directory that all nodes share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+
+from hyperpod_ext.config.tier import DurableTier
+
+
+class FileTier(DurableTier):
+    """A shared POSIX directory, FSx for example: survives the loss of every node."""
+
+    schemes = ("file", "")
+    store = "hyperpod_ext.runtime.storage.file:FileStore"
+    distance = 4
+    kind: Literal["file"] = "file"
+    path: Annotated[str, Field(min_length=1, examples=["/fsx/checkpoints"])]
+    """Directory that every node sees under this path: in pods, on a volume that they share. Checkpoints go under
+    `path/NAME-OF-THE-JOB/`."""
+    shared: bool = False
+    """Let other users read the checkpoints, as far as the umask of the job allows. Default: files have mode 0600 and
+    folders 0700, so that only the user that training runs as can read them."""
+
+    @model_serializer(mode="wrap")
+    def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the newer field unless it is set, so that images with an older version can read the spec."""
+        dumped: dict[str, Any] = handler(self)
+        if not self.shared:
+            dumped.pop("shared", None)
+        return dumped
+
+    @property
+    def place(self) -> str:
+        return self.path
+
+    @property
+    def folder(self) -> str:
+        return self.path
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"shared": self.shared}

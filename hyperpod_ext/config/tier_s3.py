@@ -1,0 +1,36 @@
+"""Checkpoints in Amazon S3."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from hyperpod_ext.config.tier import DurableTier
+
+
+def _uri_may_be_the_clusters(schema: dict[str, Any]) -> None:
+    schema["required"].remove("uri")
+    if not schema["required"]:
+        del schema["required"]
+
+
+class S3Tier(DurableTier):
+    """An S3 prefix: survives the loss of the whole cluster."""
+
+    model_config = ConfigDict(json_schema_extra=_uri_may_be_the_clusters)
+
+    schemes = ("s3",)
+    store = "hyperpod_ext.runtime.storage.s3:S3Store"
+    distance = 5
+    kind: Literal["s3"] = "s3"
+    uri: Annotated[
+        str,
+        Field(pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?$", examples=["s3://bucket/prefix"]),
+    ]
+    """Bucket and prefix, `s3://bucket/prefix`. Checkpoints go under `prefix/NAME-OF-THE-JOB/`. Default: those of the
+    job's `cluster`; needed where it names none."""
+
+    @property
+    def place(self) -> str:
+        return self.uri
