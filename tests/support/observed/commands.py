@@ -1,8 +1,7 @@
-"""Options of all commands; exit codes, first lines and shapes of JSON of a table of command lines."""
+"""Options of all commands; exit codes and first lines of a table of command lines."""
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator
 from importlib.metadata import entry_points
@@ -121,7 +120,7 @@ _LONGEST = 300
 
 
 def commands(_fast: bool) -> Iterator[tuple[str, Any]]:
-    """Each command line: exit code, first line of stdout, stderr; of JSON its shape and a digest."""
+    """Each command line: exit code, first line of stdout, stderr; or a digest of its JSON."""
     with Place() as place:
         for folder, name in _LOGS.items():
             (place.folder / folder).mkdir()
@@ -135,25 +134,12 @@ def shown(done: Done) -> dict[str, Any]:
     """The outcome of a command in few words."""
     found: dict[str, Any] = {"code": done.code}
     if "json" in done.words and done.stdout:
-        value = json.loads(done.stdout)
-        return found | {"json": _shape(value), "digest": Text(json.dumps(value))}
+        return found | {"json": Text(done.stdout)}
     if done.stdout:
         found["out"] = done.stdout.partition("\n")[0]
     if done.stderr:
         found["err"] = " / ".join(done.stderr.splitlines())[:_LONGEST]
     return found
-
-
-def _shape(value: Any, depth: int = 3) -> Any:
-    """Names and types, with one item for all items of a list that have the same."""
-    if isinstance(value, dict) and depth:
-        if len(value) > 2 and all(name.isdecimal() for name in value):
-            return {"NUMBER": _shape(list(value.values()), depth)}
-        return {name: _shape(one, depth - 1) for name, one in value.items()}
-    if isinstance(value, list) and depth:
-        different = {json.dumps(_shape(one, depth - 1)) for one in value}
-        return [json.loads(text) for text in sorted(different)]
-    return type(value).__name__
 
 
 def options(_fast: bool) -> Iterator[tuple[str, Any]]:

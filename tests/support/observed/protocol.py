@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from hashlib import sha256
 from typing import Any
 
+from command import OUTPUTS
+
 from hyperpod_ext.runtime.ipc.declared import Declared
 from observed.cli import Place
 from observed.pool import ROOT
@@ -89,10 +91,10 @@ def _parted(shape: Any, parts: dict[str, Any]) -> Any:
 
 
 def outputs(_fast: bool) -> Iterator[tuple[str, Any]]:
-    """Shapes of outputs, of the event log and of a cluster's spec. That of a job's is in examples/job.schema.json."""
+    """Shapes of outputs and of a cluster's spec. The schema of a job's spec is in examples/job.schema.json."""
     with Place() as place:
-        for name in ("error", "status", "top", "report", "cluster"):
-            yield name, shape_of(json.loads(place.run("schema", name).stdout))
+        for name in ("cluster", *OUTPUTS):
+            yield name, shape_of(json.loads(place.run("schema", *name.split()).stdout))
 
 
 def shape_of(schema: dict[str, Any], definitions: dict[str, Any] | None = None) -> Any:
