@@ -16,14 +16,61 @@ LARGEST_TEXT = 64 << 20
 """Most bytes of a file that is read as a whole."""
 
 
-def write_atomically(file: Path, text: str) -> None:
-    """Replace `file`, which only this user can read: readers see all of the old text or all of the new."""
+_ROOM = "reserved"
+"""File of a folder that holds room for what must be written there last."""
+_ROOM_BYTES = 64 << 10
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+
+
+def write_atomically(file: Path, text: str, *, last: bool = False) -> None:
+    """Replace `file`, which only this user can read: readers see all of the old text or all of the new.
+
+    Args:
+        last: if the disk is full, take the room that `reserve_room` has kept in its folder.
+    """
+    try:
+        _write_atomically(file, text)
+    except OSError as error:
+        if not (last and error.errno in _FULL and release_room(file.parent)):
+            raise
+        _write_atomically(file, text)
+
+
+def _write_atomically(file: Path, text: str) -> None:
     partial = file.with_name(f"{file.name}.{os.getpid()}")
     with suppress(FileNotFoundError):  # a link that somebody put there would be followed
         partial.unlink()
-    with open_private(partial, "x") as written:
-        written.write(text)
-    partial.rename(file)
+    try:
+        with open_private(partial, "x") as written:
+            written.write(text)
+        partial.rename(file)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        raise OSError(error.errno, error.strerror, str(file)) from None  # which file, a write alone does not say
+
+
+def reserve_room(folder: Path) -> None:
+    """Keep room in `folder` for what is written there last, until `release_room`.
+
+    Raises:
+        OSError: the disk is full, or cannot be written.
+    """
+    with open_private(folder / _ROOM, "wb") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, _ROOM_BYTES)
+        except OSError as error:
+            release_room(folder)
+            raise OSError(error.errno, error.strerror, str(folder)) from None
+
+
+def release_room(folder: Path) -> bool:
+    """Give up the room that was kept in `folder`; returns whether there was any."""
+    try:
+        (folder / _ROOM).unlink()
+    except OSError:
+        return False
+    return True
 
 
 def make_private_folder(folder: Path) -> None:
@@ -57,6 +104,14 @@ def open_regular(file: Path) -> IO[bytes]:
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def json_files(folder: Path) -> list[Path]:
+    """JSON files in a folder, by name. A folder that is missing, or cannot be read now, has none."""
+    try:
+        return sorted(folder.glob("*.json")) if folder.is_dir() else []
+    except OSError:
+        return []
 
 
 def read_regular(file: Path, limit: int = LARGEST_TEXT) -> bytes:

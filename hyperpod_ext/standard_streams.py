@@ -1,14 +1,35 @@
-"""Input, output and errors of a process that was started with some of them closed, as after `command >&-`."""
+"""Standard streams of our processes: open in each of them, and in those of a job no reason to end."""
 
+from __future__ import annotations
+
+import io
 import os
 import sys
+from typing import Any, TextIO
+
+
+class _LossyFile(io.FileIO):
+    """A file of output. Text that a full or broken disk does not take is lost, and raises nothing."""
+
+    _lost, _why = 0, ""
+    """Bytes that were lost since the last write, and why."""
+
+    def write(self, data: Any) -> int:
+        """Write `data`. The first write after a loss adds a line that names it."""
+        try:
+            if self._lost:
+                super().write(f"\nhyperpod_ext: {self._lost} bytes of output were lost here: {self._why}\n".encode())
+                self._lost = 0
+            return super().write(data)
+        except OSError as error:
+            self._lost, self._why = self._lost + len(data), error.strerror or str(error)
+            return len(data)
 
 
 def open_standard_streams() -> None:
-    """Open those that are closed, on nothing.
+    """Open the closed ones, as after `command >&-`, on nothing.
 
-    Else the next file or socket would have such a number, and whatever is printed, or closed in a new process, would be
-    its.
+    Otherwise the next file or socket would have the number of a closed one, and what is printed would go there.
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -16,3 +37,19 @@ def open_standard_streams() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the kernel gives the lowest number that is free
             setattr(sys, name, os.fdopen(descriptor, "r" if name == "stdin" else "w", encoding="utf-8", closefd=False))
+
+
+def lose_unwritable_output() -> None:
+    """Keep `print` from raising in this process and its forks, as on a full disk: a job does not end for a log."""
+    open_standard_streams()
+    sys.stdout = sys.__stdout__ = _lossy(sys.stdout)  # type: ignore[assignment,misc]  # typed as if Python alone set them
+    sys.stderr = sys.__stderr__ = _lossy(sys.stderr)  # type: ignore[assignment,misc]
+
+
+def _lossy(stream: Any) -> TextIO:
+    stream.flush()
+    file = _LossyFile(stream.fileno(), "wb", closefd=False)
+    file.name = stream.name
+    by_line, at_once = stream.line_buffering, stream.write_through  # PYTHONUNBUFFERED asks for the latter
+    buffered: Any = file if at_once else io.BufferedWriter(file)
+    return io.TextIOWrapper(buffered, stream.encoding, stream.errors, line_buffering=by_line, write_through=at_once)

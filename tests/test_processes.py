@@ -143,3 +143,28 @@ os.kill(os.getpid(), signal.SIGINT)
 """
     done = subprocess.run([sys.executable, "-c", scene], capture_output=True, text=True, check=False)
     assert done.returncode == (0 if takes else -signal.SIGTERM), done.stderr
+
+
+PRINT = """
+import os, sys
+from hyperpod_ext.standard_streams import lose_unwritable_output
+lose_unwritable_output()
+file = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND)
+os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+os.dup2(1, 2)
+for _ in range(3):
+    print("lost", flush=True)
+    sys.stderr.write("lost")
+os.dup2(file, 1)
+print("kept", flush=True)
+"""
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_a_full_disk_does_not_take_is_lost_and_counted_and_ends_nothing(
+    unbuffered: str, tmp_path: Path
+) -> None:
+    (log := tmp_path / "log").touch()
+    env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    subprocess.run([sys.executable, "-c", PRINT, log], check=True, env=env)
+    assert log.read_text() == "\nhyperpod_ext: 15 bytes of output were lost here: No space left on device\nkept\n"

@@ -136,7 +136,8 @@ def read_result(handle: JobHandle) -> dict[str, Any]:
         own["losses"] = result["losses"]
     if "error" in own:
         own["error"] = _first_cause(handle, own["error"], logged["error"])
-    return {**logged, **own}
+    warnings = dict.fromkeys([*result.get("warnings", ()), *logged["warnings"]])
+    return {**logged, **own, "warnings": [*warnings]}
 
 
 def why_failed(handle: JobHandle, status: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ import small_job
 import torch
 from durable_place import Directory, folder_of, harmed
 from served import SECRET
+from small_disk import fill, mounted
 from small_job import MEMORY, PEER, relaunched, trained
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
@@ -187,25 +186,13 @@ def test_a_clock_that_jumps_changes_nothing(make_job, place, monkeypatch, clock)
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Directory]:
     """A file system of its own with room for a few checkpoints."""
-    where = tmp_path / "disk"
-    where.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(where)]
-    try:
-        subprocess.run(command, check=True, capture_output=True, text=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        why = f"a file system of its own needs root: {getattr(error, 'stderr', '') or error}"
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(why)
-    try:
-        yield Directory(where)
-    finally:
-        subprocess.run(["umount", "--lazy", str(where)], check=True)
+    with mounted(tmp_path / "disk", "256k") as disk:
+        yield Directory(disk)
 
 
 def test_a_full_disk_is_said_and_the_checkpoints_on_it_stay_loadable(make_job, small_disk):
     job = trained(make_job(MEMORY, small_disk.tier(keep=2), nodes=1), 4)
-    (small_disk.base / "others").write_bytes(bytes(free(small_disk.base) - 8192))
+    fill(small_disk.base, but=8192)
     job.train(6)
     told = job.servers[0].ask("status")["copying"][0]
     assert told["durable_step"] == 4
@@ -215,15 +202,10 @@ def test_a_full_disk_is_said_and_the_checkpoints_on_it_stay_loadable(make_job, s
     job.train(8)
     assert job.servers[0].ask("status")["copying"][0]["durable_step"] == 8
     assert job.resume() == 8
-    (small_disk.base / "others").write_bytes(bytes(free(small_disk.base)))
+    fill(small_disk.base)
     job = relaunched(make_job, job)
     assert job.resume() == 8
     job.assert_holds(8)
-
-
-def free(path: Path) -> int:
-    status = os.statvfs(path)
-    return status.f_bavail * status.f_bsize
 
 
 def test_a_budget_that_took_a_job_takes_its_relaunch(make_job, place):

@@ -27,7 +27,7 @@ from hyperpod_ext.runtime.events.log import REPORT, report_of, report_on, write_
 from hyperpod_ext.runtime.events.report import make_report
 from hyperpod_ext.runtime.ipc.environment import ENV_RUN_DIR, ENV_SOCKET_DIR
 from hyperpod_ext.scratch import scratch_folder
-from hyperpod_ext.standard_streams import open_standard_streams
+from hyperpod_ext.standard_streams import lose_unwritable_output
 
 _LEFT_FOR_NOW = "left for now"
 """The job goes on without this node until it, or another one, is there again."""
@@ -41,26 +41,25 @@ _EXIT_CODES = {
 
 
 def main() -> None:
-    open_standard_streams()
+    lose_unwritable_output()
     arguments = parse(sys.argv[1:])
     run_dir = Path(os.environ.get(ENV_RUN_DIR, "hpx-run"))
-    make_private_folder(run_dir)
-    if arguments.node_rank == 0 and not arguments.rejoin:
-        for report in (REPORT, *(path.name for path in run_dir.glob(report_of("*")))):
-            (run_dir / report).unlink(missing_ok=True)  # of an earlier run in the same place
-    tell_here(run_dir, arguments.node_rank)
     last_word.keep("")
     signal.signal(signal.SIGTERM, _end)  # until there is a node that hears it
-    with socket_dir() as private:
-        try:
-            state, why, hint = _run(arguments, run_dir, private)
-        except HyperpodExtError as error:
-            last_word.say(f"node {arguments.node_rank}: {error}")
-            last_word.keep(error.message, error.hint, arguments.node_rank)
+    try:
+        with _disk_errors():
+            _prepare(run_dir, arguments)
+            with socket_dir() as private:
+                try:
+                    state, why, hint = _run(arguments, run_dir, private)
+                finally:
+                    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what remains is to clean up
+    except HyperpodExtError as error:
+        last_word.say(f"node {arguments.node_rank}: {error}")
+        last_word.keep(error.message, error.hint, arguments.node_rank)
+        with contextlib.suppress(OSError):
             _report(error, arguments, run_dir)
-            sys.exit(error.exit_code)
-        finally:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what remains is to clean up
+        sys.exit(error.exit_code)
     if state == "left":
         tell_left(run_dir, arguments.node_rank)
     elif state != _LEFT_FOR_NOW:
@@ -69,6 +68,28 @@ def main() -> None:
     if state == "failed":
         last_word.say(f"node {arguments.node_rank}: {last_word.of_failed_job(why, hint)}")
     sys.exit(_EXIT_CODES[state])
+
+
+def _prepare(run_dir: Path, arguments: argparse.Namespace) -> None:
+    make_private_folder(run_dir)
+    if arguments.node_rank == 0 and not arguments.rejoin:
+        for report in (REPORT, *(path.name for path in run_dir.glob(report_of("*")))):
+            (run_dir / report).unlink(missing_ok=True)  # of an earlier run in the same place
+    tell_here(run_dir, arguments.node_rank)
+
+
+@contextlib.contextmanager
+def _disk_errors() -> Iterator[None]:
+    """Raise the error of a file, as before a job begins, as one of ours. An error without a file is a defect."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise JobFailedError(
+            f"{error.filename}: {error.strerror}",
+            hint="The node needs this file: free space there, or mount it for writing.",
+        ) from error
 
 
 def _end(_signum: int, _frame: FrameType | None) -> None:

@@ -12,6 +12,7 @@ from hyperpod_ext.config.elastic import Elastic
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.config.resize import allowed_sizes
 from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.files import write_atomically
 from hyperpod_ext.ports import free_port
 from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.coordinator.interval_tuner import by_clock
@@ -75,8 +76,7 @@ def read_settings(arguments: argparse.Namespace, run_dir: Path, private: Path) -
         secret_file = Path(os.environ[ENV_SECRET_FILE])
     elif arguments.nnodes == 1 and not config.spares and not config.checkpoint.durable():
         secret_file = private / "secret"
-        secret_file.touch(mode=0o600)
-        secret_file.write_text(secrets.token_hex(32))
+        write_atomically(secret_file, secrets.token_hex(32))
     else:
         raise JobFailedError(
             f"{ENV_SECRET_FILE} is not set; several nodes, and checkpoints that outlive them, need the job's secret",

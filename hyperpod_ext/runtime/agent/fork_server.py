@@ -32,6 +32,7 @@ from hyperpod_ext.runtime.agent import worker_main as worker
 from hyperpod_ext.runtime.agent.warm_spares import WarmSpares
 from hyperpod_ext.runtime.detection.failure_causes import one_line
 from hyperpod_ext.runtime.ipc.declared import build_all
+from hyperpod_ext.standard_streams import lose_unwritable_output
 
 _OURS = (
     "hyperpod_ext.runtime.training.loop",  # with everything a worker of ours needs
@@ -47,6 +48,7 @@ _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 def main() -> None:
+    lose_unwritable_output()
     agent_pid, line = int(sys.argv[1]), int(sys.argv[2])
     die_with_parent(agent_pid)
     for signum in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C, and Slurm, which signals every process of a step

@@ -84,7 +84,7 @@ class HangMonitor:
         self._heartbeats[rank] = HeartbeatPage.create(path)
         if read_orders(self._run_dir):
             self._heartbeats[rank].order()
-        return {ENV_HEARTBEAT: str(path)}
+        return {ENV_HEARTBEAT: self._heartbeats[rank].path}
 
     def started(self, rank: int, pid: int, log: Path) -> None:
         self._workers[rank] = _MonitoredWorker(pid, log, self._heartbeats[rank])

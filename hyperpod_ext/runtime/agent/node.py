@@ -18,6 +18,7 @@ from typing import Any
 
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME
 from hyperpod_ext.errors import ConflictError, HyperpodExtError, JobFailedError
+from hyperpod_ext.files import write_atomically
 from hyperpod_ext.ports import free_port
 from hyperpod_ext.processes import become_subreaper, describe_exit, kill_descendants, process_state
 from hyperpod_ext.runtime.agent.children import (
@@ -41,7 +42,6 @@ from hyperpod_ext.runtime.detection.failure_causes import OomKills, decode_exit
 from hyperpod_ext.runtime.detection.health import HealthContext, examine_until_fit
 from hyperpod_ext.runtime.detection.preflight import check_tiers
 from hyperpod_ext.runtime.events.kept import LogUpload
-from hyperpod_ext.runtime.events.log import write_report
 from hyperpod_ext.runtime.fault_injection.from_agent import inject_node_fault
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
@@ -299,7 +299,7 @@ class Node:
         """To agents that come late. Where that cannot be written, they alone do not find the coordinator."""
         run_dir = self._settings.run_dir
         try:
-            write_report(run_dir, {"address": self._election.address}, _WHERE)
+            write_atomically(run_dir / _WHERE, json.dumps({"address": self._election.address}) + "\n")
         except OSError as error:
             sys.stderr.write(f"hyperpod_ext: {run_dir / _WHERE} cannot be written: {error}\n")
 
@@ -525,9 +525,9 @@ class Node:
     async def _start_once_fit(self, rank: int, start: int, next_world_size: int | None) -> None:
         assert self._ready is not None, "the first news of the job come before the first order"
         await asyncio.shield(self._ready)
-        health = await examine_until_fit(
-            HealthContext(self._config, self._settings.run_dir, self._coordinator_client.own_address)
-        )
+        begun = self._workers.generation > 1 or next_world_size is not None
+        address = self._coordinator_client.own_address
+        health = await examine_until_fit(HealthContext(self._config, self._settings.run_dir, address, begun=begun))
         if health.unhealthy:
             self._event("unhealthy", problems=health.unhealthy, seconds=health.seconds)
             self._lose(f"it is not fit for a worker: {health.sentence()}")

@@ -18,6 +18,7 @@ from hyperpod_ext.processes import die_with_parent
 from hyperpod_ext.runtime.detection.death_watch import LivenessLock
 from hyperpod_ext.runtime.detection.failure_causes import one_line
 from hyperpod_ext.runtime.detection.heartbeat import ENV_HEARTBEAT
+from hyperpod_ext.runtime.ipc.environment import ENV_AGENT_SOCKET
 
 SCRIPT_RAISED = 1
 
@@ -58,8 +59,7 @@ def _become_worker(order: dict[str, Any], agent_pid: int) -> None:
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     leave_sigterm_to_the_agent()
-    make_private_folder(Path(order["log"]).parent)
-    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log = _open_log(Path(order["log"]))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(log, 1)
@@ -72,8 +72,18 @@ def _become_worker(order: dict[str, Any], agent_pid: int) -> None:
     os.environ.update(order["env"])
     heartbeat = Path(order["env"][ENV_HEARTBEAT])
     LivenessLock(heartbeat).hold()
-    use_temporary_folder(temporary_folder(heartbeat.parent, os.getpid()))
+    use_temporary_folder(temporary_folder(Path(os.environ[ENV_AGENT_SOCKET]).parent, os.getpid()))
     os.chdir(order["cwd"])
+
+
+def _open_log(path: Path) -> int:
+    """The rank's log. If its disk is full or broken, the output goes nowhere, and the rank trains all the same."""
+    try:
+        make_private_folder(path.parent)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError as error:
+        sys.stderr.write(f"hyperpod_ext: {path} cannot be opened, its output is lost: {error.strerror}\n")
+        return os.open(os.devnull, os.O_WRONLY)
 
 
 def close_inherited(kept: int = 2) -> None:
@@ -95,7 +105,11 @@ def use_temporary_folder(folder: Path) -> None:
 
     TMPDIR stays as it is: compiled kernels lie there, for whoever comes next.
     """
-    folder.mkdir(mode=0o700)
+    try:
+        folder.mkdir(mode=0o700)
+    except OSError as error:  # only a script that needs such sockets cannot do without
+        sys.stderr.write(f"hyperpod_ext: {folder} cannot be made: {error.strerror}\n")
+        return
     multiprocessing.process.current_process()._config["tempdir"] = str(folder)  # type: ignore[attr-defined]
 
 

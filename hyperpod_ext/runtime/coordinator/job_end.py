@@ -10,12 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+from hyperpod_ext.files import release_room
 from hyperpod_ext.runtime.coordinator.final_save import FinalSave
 from hyperpod_ext.runtime.coordinator.job_run import JobRun, Ranks
 from hyperpod_ext.runtime.coordinator.members import Members
 from hyperpod_ext.runtime.coordinator.outbox import Outbox
 from hyperpod_ext.runtime.coordinator.save_schedule import SaveSchedule
-from hyperpod_ext.runtime.events.log import EventLog, write_report
+from hyperpod_ext.runtime.events.log import REPORT, EventLog, write_report
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.membership.actions import Fail, JobPhase
 from hyperpod_ext.runtime.membership.membership import Membership
@@ -277,5 +278,6 @@ def _write(run_dir: Path, make: Callable[[], dict[str, Any]]) -> None:
     """The job has ended as it has, whether that can be written or not."""
     try:
         write_report(run_dir, make())
+        release_room(run_dir)
     except OSError as error:
-        sys.stderr.write(f"the job's report cannot be written: {error}\n")
+        sys.stderr.write(f"hyperpod_ext: {run_dir / REPORT} cannot be written: {error.strerror}\n")

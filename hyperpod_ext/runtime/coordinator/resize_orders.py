@@ -7,24 +7,24 @@ RUN_DIR/node3.left             for whoever takes them back
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
 from hyperpod_ext.config.resize import LEFT, RESIZES, WANTED, Order, ResizeOrder
-from hyperpod_ext.files import write_atomically
+from hyperpod_ext.files import json_files, write_atomically
 
 _ORDER: TypeAdapter[Order] = TypeAdapter(Order)
 
 
 def read_orders(run_dir: Path) -> dict[str, Order]:
     """All orders, by name, the oldest first. A file that is no order is left alone."""
-    folder = run_dir / RESIZES
     found = {}
-    for file in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+    for file in json_files(run_dir / RESIZES):
         try:
             found[file.stem] = _ORDER.validate_json(file.read_bytes())
         except (OSError, ValueError):  # none of ours
@@ -69,9 +69,20 @@ def tell_wanted(run_dir: Path, nodes: Collection[int]) -> None:
 
 def tell_left(run_dir: Path, node: int) -> None:
     """Say that nothing of this node is needed any more."""
-    (run_dir / LEFT.format(node)).touch()
+    with _may_fail(run_dir / LEFT.format(node)) as file:
+        file.touch()
 
 
 def tell_here(run_dir: Path, node: int) -> None:
     """Say that this node is in use; it may have been let go before."""
-    (run_dir / LEFT.format(node)).unlink(missing_ok=True)
+    with _may_fail(run_dir / LEFT.format(node)) as file:
+        file.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _may_fail(file: Path) -> Iterator[Path]:
+    """A full or broken disk costs the word, not the node."""
+    try:
+        yield file
+    except OSError as error:
+        sys.stderr.write(f"hyperpod_ext: {file} cannot be changed: {error.strerror}\n")

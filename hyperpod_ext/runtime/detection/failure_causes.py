@@ -228,12 +228,13 @@ def shortened(line: str) -> str:
 
 def last_line(log: Path) -> str:
     """Last line that a process wrote, which for an exception is its type and message."""
-    if not log.exists():
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _END_OF_LOG))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:  # it was never made, or its disk is broken
         return ""
-    with log.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - _END_OF_LOG))
-        lines = file.read().decode("utf-8", "replace").splitlines()
     return next((shortened(line.strip()) for line in reversed(lines) if line.strip()), "")
 
 

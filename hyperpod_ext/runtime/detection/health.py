@@ -37,6 +37,8 @@ class HealthContext:
     """Address by which other nodes reach this one."""
     shm: Path = Path("/dev/shm")
     net: Path = Path("/sys/class/net")
+    begun: bool = False
+    """Whether the job has trained before, so that a replacement is started."""
 
 
 class HealthCheck(Protocol):
@@ -57,7 +59,12 @@ def shared_memory(context: HealthContext) -> str | None:
 
 
 def disk(context: HealthContext) -> str | None:
-    """Whether the run folder and every file tier can be written and have room."""
+    """Whether the run folder and every file tier can be written and have room.
+
+    A job that has begun trains on without: its warnings name what could not be written.
+    """
+    if context.begun:
+        return None
     needed = context.config.restart.health.disk_mib
     folders = [tier.folder for tier in context.config.checkpoint.durable() if not tier.on_node]
     for place in (context.run_dir, *(Path(folder) for folder in folders if folder)):

@@ -10,6 +10,7 @@ import mmap
 import os
 import struct
 import time
+import weakref
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -74,21 +75,36 @@ class Reading:
 class HeartbeatPage:
     """The shared page of one worker. One process writes, its agent reads."""
 
-    def __init__(self, page: mmap.mmap) -> None:
-        self._page = page
+    def __init__(self, page: mmap.mmap, path: str = "") -> None:
+        self._page, self.path = page, path
         self._marks = _MARK.unpack_from(page, 0)[0]
         self.generation, self.step, self.phase = 0, 0, Phase.START
 
     @classmethod
     def create(cls, path: Path) -> HeartbeatPage:
-        """A fresh page at `path`, in a folder that is private to this user. A former process keeps the old one."""
-        path.unlink(missing_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        """A fresh page at `path`, in a folder that is private to this user. A former process keeps the old one.
+
+        On a full or broken disk it is memory without a name, at another `path`: a page of a file that the disk has no
+        room for would end with SIGBUS each process that touches it.
+        """
         try:
-            os.ftruncate(descriptor, _BYTES)
-            return cls(mmap.mmap(descriptor, _BYTES))
-        finally:
-            os.close(descriptor)
+            path.unlink(missing_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                os.posix_fallocate(descriptor, 0, _BYTES)
+                return cls(mmap.mmap(descriptor, _BYTES), str(path))
+            finally:
+                os.close(descriptor)
+        except OSError:
+            return cls._without_file()
+
+    @classmethod
+    def _without_file(cls) -> HeartbeatPage:
+        descriptor = os.memfd_create("heartbeat", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, _BYTES)
+        page = cls(mmap.mmap(descriptor, _BYTES), f"/proc/{os.getpid()}/fd/{descriptor}")
+        weakref.finalize(page, os.close, descriptor)
+        return page
 
     @classmethod
     def of(cls, path: str | None) -> HeartbeatPage:

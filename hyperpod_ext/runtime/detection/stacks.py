@@ -48,12 +48,10 @@ async def dump_stacks(pid: int, log: Path, limit_s: float) -> bool:
 
     Returns whether they came within `limit_s`. Where they do not, the log says so, and where the kernel has it.
     """
+    stopped = state_of(pid) == "T"
+    _note(log, f"--- stack of every thread of process {pid}, which is to be ended because it hangs\n")
     before = _size(log)
-    with contextlib.suppress(ProcessLookupError), open_private(log, "a") as file:
-        stopped = state_of(pid) == "T"
-        file.write(f"--- stack of every thread of process {pid}, which is to be ended because it hangs\n")
-        file.flush()
-        before = _size(log)
+    with contextlib.suppress(ProcessLookupError):
         if stopped:  # the main thread gets it before anything else when the process goes on
             _libc.tgkill(pid, pid, DUMP_SIGNAL)
             os.kill(pid, signal.SIGCONT)
@@ -69,14 +67,19 @@ async def dump_stacks(pid: int, log: Path, limit_s: float) -> bool:
         await asyncio.sleep(_LOOK_S)
     if known > before:
         return True
-    with open_private(log, "a") as file:
-        file.write(f"--- no stack of process {pid} within {limit_s:g} s: {_whereabouts(pid)}\n")
+    _note(log, f"--- no stack of process {pid} within {limit_s:g} s: {_whereabouts(pid)}\n")
     return False
+
+
+def _note(log: Path, line: str) -> None:
+    with contextlib.suppress(OSError), open_private(log, "a") as file:  # a full disk must not keep a rank from ending
+        file.write(line)
 
 
 def line_in_script(log: Path, since: int) -> str:
     """`train.py:57`: where the main thread was in the script, of stacks that came to a log after `since` bytes."""
-    with log.open("rb") as file:
+    text = ""
+    with contextlib.suppress(OSError), log.open("rb") as file:
         file.seek(since)
         text = file.read().decode(errors="replace")
     # the kernel gives a signal to the main thread, wherever that takes it
@@ -99,5 +102,5 @@ def _whereabouts(pid: int) -> str:
 def _size(log: Path) -> int:
     try:
         return log.stat().st_size
-    except FileNotFoundError:
+    except OSError:
         return 0

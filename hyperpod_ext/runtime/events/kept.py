@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, NotFoundError, UnreachableError
@@ -206,7 +207,7 @@ def _read_part(part: bytes, source: str, seen: set[str]) -> LogRead:
     read = read_log(_new(lines, seen), source)
     if not (isinstance(epoch, int | float) and is_moment(epoch)):
         return read
-    return LogRead(Events(moved(event, epoch) for event in read.events), read.damaged, read.notes)
+    return replace(read, events=Events(moved(event, epoch) for event in read.events))
 
 
 def _new(lines: Sequence[str], seen: set[str]) -> Iterable[str]:

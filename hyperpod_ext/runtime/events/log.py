@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from hyperpod_ext.errors import ConfigError
-from hyperpod_ext.files import open_private, write_atomically
+from hyperpod_ext.errors import ConfigError, Problem
+from hyperpod_ext.files import open_private, reserve_room, write_atomically
 from hyperpod_ext.runtime.events.event import NOTE, VERSION, Event, Events, Other
 from hyperpod_ext.runtime.events.kinds import KINDS
-from hyperpod_ext.runtime.events.reading import read_events
+from hyperpod_ext.runtime.events.reading import LogRead, lost_note, read_events
 from hyperpod_ext.runtime.events.report import make_report
 from hyperpod_ext.runtime.ipc import fast_json
 from hyperpod_ext.runtime.ipc.messages import WireError
@@ -84,6 +84,7 @@ class EventLog:
         self.path = run_dir / "events.jsonl"
         if fresh:
             self.path.unlink(missing_ok=True)
+            reserve_room(run_dir)
         try:
             self._open()
         except OSError as error:
@@ -135,22 +136,22 @@ class EventLog:
     def read(self, *, steps: bool = True) -> Events:
         """All events so far that can be read, or all but steps; what cannot is said on stderr."""
         self._flush()
-        return _read(self.path, steps=steps)[0]
+        return _read(self.path, steps=steps).events
 
     def past(self) -> Iterator[Event]:
         """What was there before this log was opened. Read when the first is asked for, in whichever thread."""
-        yield from _read(self.path, nbytes=self._past_bytes)[0]
+        yield from _read(self.path, nbytes=self._past_bytes).events
 
     def reporter(self, *, state: str, error: Any, world_size: int) -> Callable[[], dict[str, Any]]:
         """What makes the job's report of all that is written so far, in whichever thread; see `report_on`."""
         self._flush()
         nbytes = self._file.seek(0, os.SEEK_END) if self._file is not None else None
         # read once, at the end: a process should not keep a month's events while the job runs
-        return functools.partial(report_on, self.path, nbytes=nbytes, state=state, error=error, world_size=world_size)
+        make = functools.partial(report_on, self.path, state=state, error=error, world_size=world_size)
+        return functools.partial(make, nbytes=nbytes, lost=(self._lost, self._why))
 
     def _keep(self, lines: bytes, count: int = 1) -> None:
-        """A full disk loses events, and no node. Between those before and after stands a line that is none, and says
-        so: of such a log no number can be trusted."""
+        """A full disk loses events, and no node. A line between those before and after says so."""
         try:
             if self._lost:
                 self._append(f"{self._lost} events could not be written here: {self._why}\n".encode())
@@ -191,21 +192,31 @@ def _take_back(file: io.FileIO, nbytes: int) -> None:
         file.truncate(file.seek(0, os.SEEK_END) - nbytes)
 
 
-def _read(path: Path, *, nbytes: int | None = None, steps: bool = True) -> tuple[Events, ConfigError | None]:
-    log = read_events(path, nbytes=nbytes, steps=steps)
-    if log.damaged is None:
-        return log.events, None
-    sys.stderr.write(f"{log.damaged}\n")
-    return log.events, ConfigError([log.damaged])
+def _read(path: Path, *, nbytes: int | None = None, steps: bool = True) -> LogRead:
+    """The events that can be read, also while the disk is broken."""
+    try:
+        log = read_events(path, nbytes=nbytes, steps=steps)
+    except OSError as error:
+        log = LogRead(Events(), Problem(f"cannot be read: {error.strerror}", source=str(path)), ())
+    if log.damaged is not None:
+        sys.stderr.write(f"{log.damaged}\n")
+    return log
 
 
-def report_on(path: Path, *, state: str, error: Any, world_size: int, nbytes: int | None = None) -> dict[str, Any]:
-    """The report of a log, or of its first `nbytes`. From a damaged one no number can be trusted: its report has none,
-    and says why."""
-    events, damaged = _read(path, nbytes=nbytes)
-    if damaged is not None:
-        events, error = Events(), error or damaged.to_json()
-    return make_report(events, state=state, error=error, world_size=world_size)
+def report_on(
+    path: Path, *, state: str, error: Any, world_size: int, nbytes: int | None = None, lost: tuple[int, str] = (0, "")
+) -> dict[str, Any]:
+    """The report of a log, or of its first `nbytes`.
+
+    No number of a damaged log can be trusted: the report has none, and says why. If a full disk has only lost events,
+    as the log says or `lost` does, the report has the numbers of the others, and a warning.
+    """
+    log = _read(path, nbytes=nbytes)
+    events, count, why = log.events, log.lost[0] + lost[0], lost[1] or log.lost[1]
+    if log.damaged is not None:
+        events, error = Events(), error or ConfigError([log.damaged]).to_json()
+    report = make_report(events, state=state, error=error, world_size=world_size)
+    return report | {"warnings": [*([lost_note(str(path), count, why)] if count else []), *report["warnings"]]}
 
 
 def _unfinished(path: Path) -> int:
@@ -222,8 +233,20 @@ def _unfinished(path: Path) -> int:
 
 
 def write_report(run_dir: Path, report: dict[str, Any], name: str = REPORT) -> None:
-    """Write a report so that readers see all of it or none of it."""
-    write_atomically(run_dir / name, json.dumps(report, indent=2) + "\n")
+    """Write a report so that readers see all of it or none of it.
+
+    On a full disk a report of many steps may be too long: then it is written without its numbers.
+    """
+    try:
+        _write_last(run_dir / name, report)
+    except OSError as error:
+        short = make_report(Events(), state=report["state"], error=report["error"], world_size=report["world_size"])
+        why = f"{run_dir / name}: the report has no numbers, as it could not be written whole: {error.strerror}"
+        _write_last(run_dir / name, short | {"warnings": [why, *report["warnings"]]})
+
+
+def _write_last(file: Path, report: dict[str, Any]) -> None:
+    write_atomically(file, json.dumps(report, indent=2) + "\n", last=True)
 
 
 def report_of(node: int | str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ _HEAD = 64
 """Bytes of a line in which its kind is."""
 _LONGEST_LINE = 4 << 20
 """Bytes."""
+_LOST = re.compile(r"(\d{1,9}) events could not be written here: (.{,200})")
 _EARLIEST, _LATEST = -1e9, 1e11
 """Seconds: the years 1938 and 5138 by a clock of Unix time."""
 _REMOVE = "the file is damaged there; remove the line, or name another log"
@@ -34,6 +36,8 @@ class LogRead:
     """The first line that cannot be read; None: all can."""
     notes: tuple[str, ...]
     """What was left out."""
+    lost: tuple[int, str] = (0, "")
+    """How many events could not be written, as on a full disk, and why."""
 
     def all_events(self) -> Events:
         """The events.
@@ -50,12 +54,16 @@ def read_log(lines: Iterable[str], source: str) -> LogRead:
     """The events of a log's lines; `source` names it in what is said. A last line that was cut off is left out."""
     events, notes = Events(), list[str]()
     damaged: Problem | None = None
+    lost, why = 0, ""
     truncated: int | None = None
     for number, line in enumerate(lines, 1):
         if truncated is not None:
             damaged = damaged or Problem("is not an event", source=source, line=truncated, hint=_REMOVE)
             truncated = None
         if not line.strip():
+            continue
+        if (mark := _LOST.fullmatch(line.rstrip())) is not None:
+            lost, why = lost + int(mark[1]), mark[2]
             continue
         entry = parse_line(line)
         if entry is None:
@@ -74,7 +82,14 @@ def read_log(lines: Iterable[str], source: str) -> LogRead:
             notes.append(f"{source}:{number}: {event.why}; the event was left out")
     if truncated is not None:
         notes.append(f"{source}:{truncated}: the last line is cut off; it was left out")
-    return LogRead(events, damaged, tuple(notes))
+    if lost:
+        notes.append(lost_note(source, lost, why))
+    return LogRead(events, damaged, tuple(notes), (lost, why))
+
+
+def lost_note(source: str, count: int, why: str) -> str:
+    """A sentence on `count` events that could not be written."""
+    return f"{source}: {count} events could not be written: {why}. Numbers of this log leave them out."
 
 
 def read_events(path: Path, *, nbytes: int | None = None, steps: bool = True, must_exist: bool = False) -> LogRead:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,21 +22,39 @@ _MOST_BYTES = 64 << 20
 
 
 class SpoolWriter:
-    """This process's file in `directory`."""
+    """This process's file in `directory`. A full or broken disk loses lines, says so once, and costs nothing else."""
 
     def __init__(self, directory: Path) -> None:
-        directory.mkdir(mode=0o700, exist_ok=True)
-        self._file = os.open(
-            directory / f"{os.getpid()}{_SUFFIX}", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600
-        )
+        self._path = directory / f"{os.getpid()}{_SUFFIX}"
+        self._file: int | None = None
+        self._failed = False
+        with self._may_fail():
+            self._open()
 
     def write(self, line: bytes) -> None:
-        """Add a line. A full disk loses it, and nothing else."""
-        with contextlib.suppress(OSError), _locked(self._file):
-            os.write(self._file, line)
+        """Add a line."""
+        with self._may_fail(), _locked(file := self._open()):
+            if (written := os.write(file, line)) < len(line):  # what comes next begins a line of its own
+                os.ftruncate(file, os.fstat(file).st_size - written)
 
     def close(self) -> None:
-        os.close(self._file)
+        if self._file is not None:
+            os.close(self._file)
+
+    def _open(self) -> int:
+        if self._file is None:
+            self._path.parent.mkdir(mode=0o700, exist_ok=True)
+            self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return self._file
+
+    @contextlib.contextmanager
+    def _may_fail(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not self._failed:
+                sys.stderr.write(f"hyperpod_ext: {self._path} cannot be written, events are lost: {error.strerror}\n")
+            self._failed = True
 
 
 @dataclass(slots=True)
@@ -61,7 +80,7 @@ class SpoolReader:
             if not path.stem.isdecimal():
                 continue
             known = self._files.setdefault(int(path.stem), _Read())
-            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+            with contextlib.suppress(OSError), path.open("rb") as file:
                 file.seek(known.offset)
                 new = file.read()
                 lines = new[: new.rfind(b"\n") + 1]
@@ -89,7 +108,7 @@ class SpoolReader:
         lost = 0
         for pid, known in list(self._files.items()):
             path = self._directory / f"{pid}{_SUFFIX}"
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
                 try:
                     with _locked(file):
@@ -108,7 +127,7 @@ class SpoolReader:
     def _size(self, pid: int) -> int:
         try:
             return (self._directory / f"{pid}{_SUFFIX}").stat().st_size
-        except FileNotFoundError:
+        except OSError:
             return 0
 
 

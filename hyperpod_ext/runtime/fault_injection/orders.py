@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hyperpod_ext.config.fault_injection import ORDERS, ChaosOrder, InjectedFault, NodeFault
-from hyperpod_ext.files import make_private_folder
+from hyperpod_ext.files import json_files, make_private_folder
 
 
 def orders_folder(run_dir: Path) -> Path:
@@ -22,14 +22,11 @@ def injected_folder(run_dir: Path) -> Path:
 
 def read_orders(run_dir: Path) -> dict[str, InjectedFault | NodeFault]:
     """Orders that have not been taken yet, by name. A file that is no order is left alone."""
-    folder = orders_folder(run_dir)
-    if not folder.is_dir():
-        return {}
     found = {}
-    for file in sorted(folder.glob("*.json")):
-        if (injected_folder(run_dir) / file.stem).exists():
-            continue
+    for file in json_files(orders_folder(run_dir)):
         try:
+            if (injected_folder(run_dir) / file.stem).exists():
+                continue
             found[file.stem] = ChaosOrder.model_validate_json(file.read_bytes()).fault
         except (OSError, ValueError):  # half a file, or none of ours
             continue
@@ -39,9 +36,9 @@ def read_orders(run_dir: Path) -> dict[str, InjectedFault | NodeFault]:
 def take(run_dir: Path, name: str) -> bool:
     """Whether it falls to the caller to carry out fault `name`: true once in a job."""
     folder = injected_folder(run_dir)
-    make_private_folder(folder)
     try:
+        make_private_folder(folder)
         (folder / name).touch(exist_ok=False)
-    except FileExistsError:
+    except OSError:  # it was taken before; or nobody can mark it, and it would strike again and again
         return False
     return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -57,9 +58,10 @@ class LogWatch:
             self._broken(why)
 
     def _read(self) -> None:
-        if not (self._is_here() and self._log.exists()):
+        if not self._is_here():
             return
-        with self._log.open("rb") as log:
+        grown = b""
+        with contextlib.suppress(OSError), self._log.open("rb") as log:  # it is not there yet, or its disk is broken
             log.seek(self._offset)
             grown = log.read()
         self._offset += len(grown)

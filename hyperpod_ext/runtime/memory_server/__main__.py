@@ -33,6 +33,7 @@ from hyperpod_ext.runtime.memory_server.replication.cpu_priority import own_grou
 from hyperpod_ext.runtime.memory_server.server import Server
 from hyperpod_ext.runtime.memory_server.slots.host_memory import usable_bytes
 from hyperpod_ext.runtime.memory_server.state import NodeMemory
+from hyperpod_ext.standard_streams import lose_unwritable_output
 
 _PROG = "python -m hyperpod_ext.runtime.memory_server"
 _API, _ORDERS = "--managed-tier-api", "--orders"
@@ -41,6 +42,7 @@ _LATER = ("awscrt.checksums", "cryptography.hazmat.primitives.ciphers")
 
 
 def main() -> None:
+    lose_unwritable_output()
     if _ORDERS in sys.argv:
         _wait_for_orders()
     try:

@@ -27,9 +27,11 @@ from hyperpod_ext.runtime.container_kubernetes import print_logs
 from hyperpod_ext.runtime.ipc.environment import ENV_RUN_DIR
 from hyperpod_ext.runtime.operator_api.agent_here import AgentHere
 from hyperpod_ext.runtime.operator_api.server import OperatorApi, serving
+from hyperpod_ext.standard_streams import lose_unwritable_output
 
 
 def main() -> None:
+    lose_unwritable_output()
     arguments = parse(sys.argv[1:])
     run_dir = Path(os.environ.get(ENV_RUN_DIR, "hpx-run"))
     logs = run_dir / "logs"

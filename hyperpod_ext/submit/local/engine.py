@@ -15,17 +15,28 @@ import os
 import secrets
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ext.errors import HyperpodExtError
 from hyperpod_ext.files import write_atomically
 from hyperpod_ext.ports import free_port
 from hyperpod_ext.processes import become_subreaper, describe_exit, die_with_parent, kill_descendants
 from hyperpod_ext.scratch import Scratch, make_scratch
+from hyperpod_ext.standard_streams import lose_unwritable_output
 from hyperpod_ext.submit.local.nodes import WANTED, Cancellation, GracePeriod, NodeCommand, Wanted, run_nodes
-from hyperpod_ext.submit.local.result import JobReport, final_report, lost_result, make_result, without_supervisor
+from hyperpod_ext.submit.local.result import (
+    EMPTY_REPORT,
+    JobReport,
+    NodeEnd,
+    final_report,
+    lost_result,
+    make_result,
+    without_supervisor,
+)
 from hyperpod_ext.submit.local.store import Submission
 
 _TAIL_LINES = 20
@@ -34,6 +45,7 @@ _TAIL_LINES = 20
 def main(arguments: list[str]) -> int:
     """Detach the keeper; whoever waits for this process learns that it runs."""
     submission = Submission(Path(arguments[0]))  # the second argument is the lock, open in all of us
+    lose_unwritable_output()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until there is a handler to take it
     supervisor = os.fork()
     if supervisor:
@@ -46,7 +58,12 @@ def main(arguments: list[str]) -> int:
 def _keep(submission: Submission) -> None:
     """Wait for the engine, then leave nothing of the job but its folder."""
     become_subreaper()
-    scratch, supervisor = make_scratch(), os.getpid()
+    supervisor = os.getpid()
+    try:
+        scratch = make_scratch()
+    except OSError as error:
+        _end_early(submission, f"no folder for sockets can be made in {tempfile.gettempdir()}: {error.strerror}")
+        return
     try:
         engine = os.fork()
         if engine == 0:  # it has the lock too: the name is free when both have ended
@@ -59,9 +76,16 @@ def _keep(submission: Submission) -> None:
         kill_descendants(supervisor)
         scratch.remove()
     if not submission.is_removed() and not submission.has_ended():
-        message = f"the job's engine died: {describe_exit(status)}"
-        log, ends = str(submission.engine_log), submission.node_ends()
+        _end_early(submission, f"the job's engine died: {describe_exit(status)}")
+
+
+def _end_early(submission: Submission, message: str) -> None:
+    """Write an end that is not the nodes' own. If nothing can be written, readers say so."""
+    log, ends = str(submission.engine_log), submission.node_ends()
+    try:
         submission.end(lost_result(submission.name, submission.handle, message, log, ends))
+    except HyperpodExtError as error:
+        sys.stderr.write(f"{error}\n")
 
 
 def _ask_to_end(engine: int) -> None:
@@ -78,6 +102,9 @@ def _run_and_exit(submission: Submission, scratch: Scratch, supervisor: int) -> 
         become_subreaper()
         _run_job(submission, scratch, cancellation, supervisor)
         code = 0
+    except (HyperpodExtError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        _end_early(submission, str(error))
     except BaseException:  # the last frame of this process: engine.log gets the traceback, the keeper the code
         traceback.print_exc()
     finally:
@@ -94,7 +121,8 @@ def _run_job(submission: Submission, scratch: Scratch, cancellation: Cancellatio
         submission.write_status(state="running", scratch=str(scratch.path))
         main = _run_once(submission, "main", job, secret, scratch.path, cancellation)
         if main["state"] == "succeeded" and (job["chaos"] or {}).get("compare"):
-            submission.write_status(state="comparing")
+            with contextlib.suppress(HyperpodExtError):  # a full disk
+                submission.write_status(state="comparing")
             undisturbed = _run_once(submission, "undisturbed", job, secret, scratch.path, cancellation)
     finally:
         kill_descendants(os.getpid())
@@ -124,18 +152,22 @@ def _run_once(
         return NodeCommand(("sh", str(submission.script)), env, run_dir / "logs" / f"node{number}.log")
 
     nodes = [node(number) for number in range(job["nodes"] + job["spares"])]
-    seen_before = len(submission.node_ends())
+    ends: list[NodeEnd] = []
+
+    def seen(end: NodeEnd) -> None:
+        ends.append(end)
+        submission.node_ended(end)
+
     comes_and_goes = job.get("elastic") or job["spares"]
     wanted = Wanted(run_dir / WANTED, run_dir / "report.json", node) if comes_and_goes else None
-    exit_codes = run_nodes(
-        nodes, cancellation, _grace_period(job), wanted, submission.node_ended, submission.is_removed, _end_left
-    )
+    exit_codes = run_nodes(nodes, cancellation, _grace_period(job), wanted, seen, submission.is_removed, _end_left)
     kill_descendants(os.getpid())
     failed = next((node for node, code in zip(nodes, exit_codes, strict=True) if code != 0), nodes[0])
     reports = {node: _read_json(run_dir / f"report.node{node}.json") for node in range(len(nodes))}
     words = {node: report["error"]["message"] for node, report in reports.items() if report and report["error"]}
     known = [report for report in (_read_json(run_dir / "report.json"), *reports.values()) if report]
-    ends = submission.node_ends()[seen_before:]
+    if not known and not any(exit_codes):
+        known = _unwritten(run_dir)
     return final_report(next(iter(known), None), ends, cancellation.requested, _tail(failed.log), words)
 
 
@@ -176,16 +208,28 @@ def _read_json(file: Path) -> JobReport | None:
     """A report of the job or of a node that had to stop; None where there is none, or it was cut off."""
     try:
         report: JobReport = json.loads(file.read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
+    except (OSError, json.JSONDecodeError):
         return None
     return report
+
+
+def _unwritten(run_dir: Path) -> list[JobReport]:
+    """The report of a job whose agents say by their exit codes that it succeeded, and could not write that."""
+    probe = run_dir / "probe"
+    try:
+        write_atomically(probe, "")
+        probe.unlink()
+    except OSError as error:
+        why = f"{run_dir / 'report.json'} could not be written: {error.strerror}; the result has no numbers"
+        return [EMPTY_REPORT | {"state": "succeeded", "warnings": [why]}]
+    return []
 
 
 def _tail(log: Path) -> str:
     try:
         lines = log.read_text(errors="replace").splitlines()
-    except FileNotFoundError:
-        return f"{log} was removed while the job ran"
+    except OSError as error:
+        return f"{log} cannot be read: {error.strerror}"
     return "\n".join(lines[-_TAIL_LINES:])
 
 

@@ -163,6 +163,13 @@ def without_supervisor(report: JobReport) -> JobReport:
     return report | {"state": "failed", "error": {"code": "JobFailedError", "message": message, "hint": hint}}
 
 
+def without_numbers(name: str, handle: str, result: Mapping[str, Any], why: str) -> JobReport:
+    """A result that takes little room: its end and its warnings, and `why` there are no numbers."""
+    kept = {each: result[each] for each in ("state", "error", "world_size") if each in result}
+    kept["warnings"] = [f"{why}; the result has no numbers", *result.get("warnings", ())]
+    return make_result(name, handle, EMPTY_REPORT | kept, None)
+
+
 def lost_result(name: str, handle: str, message: str, log: str, ends: Iterable[NodeEnd] = ()) -> JobReport:
     """The result of a job whose engine died under it, after these ends of nodes."""
     cause, chain = first_cause(ends, {})

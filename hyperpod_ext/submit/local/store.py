@@ -6,6 +6,7 @@
         status.json  result.json    written whole or not at all
         engine.pid  engine.log
         nodes_ended.jsonl           how each agent ended
+        reserved                    room for the last words on a full disk
         main/  undisturbed/         run folders: events.jsonl, report.json, logs/
 
 Standard library only: the engine starts by importing this.
@@ -26,12 +27,21 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.errors import HyperpodExtError
-from hyperpod_ext.files import make_private_folder, open_private, write_atomically
+from hyperpod_ext.files import (
+    make_private_folder,
+    open_private,
+    open_regular,
+    release_room,
+    reserve_room,
+    write_atomically,
+)
 from hyperpod_ext.submit.contract.home import home
-from hyperpod_ext.submit.local.result import NodeEnd
+from hyperpod_ext.submit.local.result import NodeEnd, without_numbers
 
+_RESULT = "result.json"
 KEPT = 10
 """Runs of a name whose folders are kept."""
+_ENDED = frozenset({"succeeded", "failed", "cancelled"})
 _LOCK_TIMEOUT_S = 0.3
 """Whoever looks whether a lock is held takes it for a moment; a submission waits that out."""
 
@@ -74,7 +84,7 @@ class Submission:
 
     @property
     def result_file(self) -> Path:
-        return self.folder / "result.json"
+        return self.folder / _RESULT
 
     def run_dir(self, run: str) -> Path:
         """Folder of the `main` or the `undisturbed` run."""
@@ -83,31 +93,77 @@ class Submission:
     def read_status(self) -> dict[str, Any]:
         """What the engine said last."""
         status: dict[str, Any] = json.loads(self.status_file.read_text())
+        if status["state"] not in _ENDED and (result := self._result_elsewhere(status)) is not None:
+            status |= {"state": result["state"], "error": result["error"]}
         return status
 
     def write_status(self, **changes: object) -> None:
         """Change some of the status."""
         _write(self.status_file, self.read_status() | changes)
 
+    def read_result(self) -> dict[str, Any]:
+        """How it ended.
+
+        Raises:
+            FileNotFoundError: it has not, or nothing could be written.
+        """
+        try:
+            result: dict[str, Any] = json.loads(self.result_file.read_text())
+        except FileNotFoundError:
+            if (kept := self._result_elsewhere(self.read_status())) is None:
+                raise
+            return kept
+        return result
+
     def end(self, result: Mapping[str, Any]) -> None:
-        """Write how it ended: the result first, so that whoever sees the status finds it."""
-        _write(self.result_file, result)
-        self.write_status(state=result["state"], error=result["error"], ended_at=now())
+        """Write how it ended: the result first, so that readers of the status find it.
+
+        On a full disk a result of many steps may be too long: then it is written without its numbers. On a disk that
+        cannot be written it goes to the temporary directory.
+
+        Raises:
+            HyperpodExtError: that cannot be written either.
+        """
+        try:
+            try:
+                _write(self.result_file, result)
+            except HyperpodExtError as error:
+                _write(self.result_file, without_numbers(self.name, self.handle, result, error.message))
+            self.write_status(state=result["state"], error=result["error"], ended_at=now())
+        except HyperpodExtError as error:
+            if (scratch := self.read_status().get("scratch")) is None:
+                raise
+            _write(_elsewhere(scratch), without_numbers(self.name, self.handle, result, error.message))
+        release_room(self.folder)
+
+    def _result_elsewhere(self, status: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The result, if the submission's folder could not be written."""
+        try:
+            with open_regular(_elsewhere(status["scratch"])) as file:
+                ours = os.fstat(file.fileno()).st_uid == os.getuid()
+                result: dict[str, Any] | None = json.load(file) if ours else None
+        except (OSError, ValueError, KeyError):
+            return None
+        return result
 
     def node_ended(self, end: NodeEnd) -> None:
-        """Keep how a node's agent has ended, whatever becomes of us."""
+        """Keep how a node's agent has ended, whatever becomes of us. A full or broken disk loses it."""
         if self.is_removed():
             return
-        with open_private(self.folder / "nodes_ended.jsonl", "a") as file:
+        with contextlib.suppress(OSError), open_private(self.folder / "nodes_ended.jsonl", "a") as file:
             file.write(json.dumps(asdict(end)) + "\n")
 
     def node_ends(self) -> list[NodeEnd]:
         """All ends of agents so far, oldest first."""
         try:
-            lines = (self.folder / "nodes_ended.jsonl").read_text().splitlines(keepends=True)
-        except FileNotFoundError:
+            lines = (self.folder / "nodes_ended.jsonl").read_text().splitlines()
+        except OSError:
             return []
-        return [NodeEnd(**json.loads(line)) for line in lines if line.endswith("\n")]
+        ends = []
+        for line in lines:
+            with contextlib.suppress(ValueError, TypeError):  # a full disk has cut it off
+                ends.append(NodeEnd(**json.loads(line)))
+        return ends
 
     def is_removed(self) -> bool:
         """Whether somebody has removed its folder: nobody can ask for the job any more."""
@@ -115,7 +171,7 @@ class Submission:
 
     def has_ended(self) -> bool:
         """Whether its end was written."""
-        return self.read_status()["state"] in ("succeeded", "failed", "cancelled")
+        return self.read_status()["state"] in _ENDED
 
     def is_running(self) -> bool:
         """Whether its engine lives."""
@@ -162,6 +218,7 @@ def create(name: str) -> Submission:
     write_atomically(
         draft.status_file, json.dumps({"name": name, "state": "starting", "submitted_at": now(), "error": None})
     )
+    reserve_room(draft.folder)
     draft.folder.rename(submission.folder)  # whoever lists submissions sees it with its status
     for old in _beyond_kept(before):
         shutil.rmtree(old)
@@ -198,7 +255,7 @@ def _take(descriptor: int) -> bool:
 
 def _is_locked(folder: Path) -> bool:
     try:
-        descriptor = os.open(folder / "lock", os.O_RDWR)
+        descriptor = os.open(folder / "lock", os.O_RDONLY)
     except FileNotFoundError:
         return False
     try:
@@ -210,6 +267,11 @@ def _is_locked(folder: Path) -> bool:
     return False
 
 
+def _elsewhere(scratch: str) -> Path:
+    """Beside the folder of the job's sockets."""
+    return Path(f"{scratch}.result.json")
+
+
 def _write(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file.
 
@@ -217,7 +279,7 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
         HyperpodExtError: the disk is full, or the folder cannot be written.
     """
     try:
-        write_atomically(path, json.dumps(content, indent=2) + "\n")
+        write_atomically(path, json.dumps(content, indent=2) + "\n", last=path.name == _RESULT)
     except FileNotFoundError:  # the job was removed
         raise
     except OSError as error:

@@ -131,11 +131,10 @@ def result(handle: JobHandle) -> Mapping[str, Any]:
     """The engine's result.json."""
     submission = _find(handle)
     try:
-        found: dict[str, Any] = json.loads(submission.result_file.read_text())
+        return submission.read_result()
     except FileNotFoundError:
         hint = f"`hp-ext status {handle.name}` shows how far it is"
         raise NotFoundError(f"{handle.name} has no result yet", hint=hint) from None
-    return found
 
 
 def _find(handle: JobHandle) -> local_store.Submission:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from small_disk import fill, mounted
 
 from hyperpod_ext.config.detection import HangPolicy
 from hyperpod_ext.runtime.detection.hangs import Heartbeat, StepTimes, find_hung, quantile, silent_too_long
@@ -26,6 +27,27 @@ def sign(rank: int, phase: Phase = Phase.BACKWARD, **more: object) -> Heartbeat:
 
 def world(*signs: Heartbeat) -> dict[int, Heartbeat]:
     return {one.rank: one for one in signs}
+
+
+NO_ROOM = """
+import sys
+from pathlib import Path
+from hyperpod_ext.runtime.detection.death_watch import LivenessLock
+from hyperpod_ext.runtime.detection.heartbeat import HeartbeatPage, Phase
+page = HeartbeatPage.create(Path(sys.argv[1]) / "heartbeat")
+LivenessLock(Path(page.path)).prepare()
+HeartbeatPage.of(page.path).mark(Phase.FORWARD)
+page.order()
+print(page.read().phase.word)
+"""
+
+
+def test_a_heartbeat_needs_no_room_on_a_disk(tmp_path: Path) -> None:
+    """A page of a file that the disk has no room for ends each process that touches it, with SIGBUS."""
+    with mounted(tmp_path / "disk", "16k") as disk:
+        fill(disk)
+        done = subprocess.run([sys.executable, "-c", NO_ROOM, disk], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "forward\n"), done.stderr
 
 
 def test_the_limit_follows_the_jobs_own_slow_steps():

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 from made_events import entry
+from small_disk import fill, mounted
 
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
 from hyperpod_ext.runtime.events.capacity import orders_accepted
 from hyperpod_ext.runtime.events.event import Events
-from hyperpod_ext.runtime.events.log import EventLog, report_on
+from hyperpod_ext.runtime.events.log import EventLog, report_on, write_report
 from hyperpod_ext.runtime.events.reading import read_events
 from hyperpod_ext.runtime.ipc.declared import name_of
 
@@ -76,7 +77,8 @@ def test_a_full_disk_loses_events_says_so_and_leaves_no_half_line(
     assert names(log.read()) == ["job_started", "step"]
     assert "3 events could not be written here: File too large" in (tmp_path / "events.jsonl").read_text()
     report = report_on(tmp_path / "events.jsonl", state="succeeded", error=None, world_size=1)
-    assert (report["state"], "events.jsonl:3: is not an event" in report["error"]["message"]) == ("succeeded", True)
+    assert (report["state"], report["error"]) == ("succeeded", None)
+    assert "events.jsonl: 3 events could not be written: File too large" in report["warnings"][0]
 
 
 def test_a_damaged_line_is_named_and_the_job_ends_as_it_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,8 +131,37 @@ def test_another_coordinator_begins_where_nothing_can_be_written_and_the_log_whe
     assert lost == "1 events could not be written here: No such file or directory"
     assert [json.loads(line)["t"] for line in events] == [2.0, 3.0]
     report = log.reporter(state="failed", error=None, world_size=1)()
-    assert "is not an event" in json.dumps(report), "no number of it can be trusted"
+    assert "events.jsonl: 1 events could not be written: No such file" in report["warnings"][0]
     log.close()
+
+
+def test_events_that_are_lost_when_a_job_ends_are_in_its_report(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "256k") as disk:
+        log = EventLog(disk, fresh=True)
+        log.write(**entry(1.0, "job_started"))
+        fill(disk)
+        for _ in range(200):
+            log.write(**entry(1.0, "step"))
+        report = log.reporter(state="succeeded", error=None, world_size=1)()
+        lost = 201 - len(log.read())
+        assert lost > 100
+        assert f"{disk}/events.jsonl: {lost} events could not be written: No space" in report["warnings"][0]
+        write_report(disk, report)
+        assert json.loads((disk / "report.json").read_text()) == report
+        log.close()
+
+
+def test_a_report_that_is_too_long_for_a_full_disk_is_written_without_its_numbers(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "256k") as disk:
+        log = EventLog(disk, fresh=True)
+        report = log.reporter(state="failed", error={"message": "why"}, world_size=1)()
+        fill(disk)
+        write_report(disk, report | {"losses": {str(step): 0.5 for step in range(10_000)}})
+        written = json.loads((disk / "report.json").read_text())
+        assert (written["state"], written["error"], written["losses"]) == ("failed", {"message": "why"}, {})
+        assert "report.json: the report has no numbers" in written["warnings"][0]
+        assert sorted(path.name for path in disk.iterdir()) == ["events.jsonl", "others", "report.json"]
+        log.close()
 
 
 def test_a_full_disk_that_takes_no_first_line_costs_no_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

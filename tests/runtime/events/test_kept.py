@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -42,6 +43,27 @@ def line(event: str, **fields: Any) -> bytes:
 
 def step(number: int, rank: int = 0) -> bytes:
     return line("step", rank=rank, step=number, began=time.monotonic() - 0.5, loss=1.0 / number)
+
+
+def test_a_full_disk_costs_a_process_lines_and_never_half_of_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer, before = SpoolWriter(tmp_path / "s"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    writer.write(b"1\n")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        for _ in range(3):
+            writer.write(b"2" * 20 + b"\n")
+        writer.write(b"3\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert SpoolReader(tmp_path / "s").read() == {os.getpid(): [b"1\n", b"3\n"]}
+    writer.close()
+    (tmp_path / "file").touch()
+    writer = SpoolWriter(tmp_path / "file")
+    writer.write(b"1\n")
+    writer.close()
+    assert capsys.readouterr().err.count("cannot be written, events are lost: File exists") == 1
 
 
 @pytest.fixture

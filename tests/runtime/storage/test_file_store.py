@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from awscrt import checksums
+from small_disk import mounted
 
 from hyperpod_ext.errors import ConfigError, CorruptSnapshotError, HyperpodExtError, NotFoundError, UnreachableError
 from hyperpod_ext.runtime.storage.file import FileStore
@@ -29,12 +30,8 @@ def put(store: FileStore, name: str, data: bytes) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "disk"
-    place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", place], capture_output=True).returncode:
-        pytest.skip("mounting a small disk needs root")
-    yield place
-    subprocess.run(["umount", place], check=True)
+    with mounted(tmp_path / "disk", "4m") as disk:
+        yield disk
 
 
 def test_a_full_disk_is_a_clear_error_and_leaves_nothing(small_disk: Path) -> None:

@@ -12,6 +12,7 @@ from local_place import LocalPlace
 from hyperpod_ext.errors import HyperpodExtError
 from hyperpod_ext.submit.contract.home import home
 from hyperpod_ext.submit.local import store as local_store
+from hyperpod_ext.submit.local.result import NodeEnd
 from hyperpod_ext.submit.local.watch import read_job_status
 
 
@@ -38,7 +39,7 @@ def test_a_full_disk_is_named_with_the_file_that_cannot_be_written(
     with local_store.locked("a"):
         submission = local_store.create("a")
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(local_store, "write_atomically", full)
@@ -92,4 +93,17 @@ def test_a_status_is_replaced_whole(place: LocalPlace) -> None:
     submission.write_status(state="running")
     submission.write_status(scratch="/tmp/x")
     assert submission.read_status()["state"] == "running"
-    assert [entry.name for entry in submission.folder.iterdir()] == ["status.json"]
+    assert {entry.name for entry in submission.folder.iterdir()} == {"status.json", "reserved"}
+    submission.end({"state": "failed", "error": None})
+    assert {entry.name for entry in submission.folder.iterdir()} == {"status.json", "result.json"}
+
+
+def test_an_end_of_a_node_that_a_full_disk_cut_off_is_left_out(place: LocalPlace) -> None:
+    with local_store.locked("a"):
+        submission = local_store.create("a")
+    submission.node_ended(NodeEnd(0, -9))
+    with (submission.folder / "nodes_ended.jsonl").open("a") as file:
+        file.write('{"node": 1, "co')
+    submission.node_ended(NodeEnd(1, 7))
+    submission.node_ended(NodeEnd(2, 7))
+    assert submission.node_ends() == [NodeEnd(0, -9), NodeEnd(2, 7)]
