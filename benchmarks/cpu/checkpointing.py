@@ -19,15 +19,15 @@ from pathlib import Path
 
 from checkpoint.drain import measure_drain
 from checkpoint.measure import Bench, measure_firsts, measure_saves, measure_training, order
-from checkpoint.page import make_document, make_page, make_tables
+from checkpoint.page import make_document, make_page, make_tables, raw_rounds
 from checkpoint.peers import environments
 from checkpoint.plot import draw
 from checkpoint.replicas import measure_replicas
 from checkpoint.systems import KINDS, MEMCPY, OURS, SYSTEMS, TORCH_SAVE
+from publish import RESULTS, publish
 
 from hyperpod_ext.processes import become_subreaper, kill_descendants
 
-RESULTS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
 CAMPAIGNS = {
     "saves": lambda bench: [measure_saves(bench, kind) for kind in KINDS],
     "firsts": lambda bench: [measure_firsts(bench, kind) for kind in KINDS],
@@ -65,9 +65,7 @@ def main() -> int:
         kill_descendants(os.getpid())
     document = make_document(bench, _command(args), before)
     print(make_tables(document))
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "checkpoint.json").write_text(json.dumps(document, indent=1) + "\n")
-    (args.out / "checkpoint.md").write_text(make_page(document))
+    publish(args.out, "checkpoint", document, make_page(document), raw_rounds(bench))
     draw(document["medians"], args.out / "checkpoint.svg")
     return 1 if any(failure["system"] in QUICK_SYSTEMS for failure in bench.failures) else 0
 

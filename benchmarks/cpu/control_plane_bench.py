@@ -22,10 +22,10 @@ from typing import Any
 from control_plane.agents import Cluster
 from control_plane.coordinator_process import SECRET
 from control_plane.page import make_document, make_page, make_table
+from publish import RESULTS, publish
 
 from hyperpod_ext.runtime.ipc.declared import encode
 
-RESULTS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
 _PROGRAM = Path(__file__).parent / "control_plane" / "coordinator_process.py"
 
 
@@ -166,9 +166,7 @@ def main() -> int:
     command = "python benchmarks/cpu/control_plane_bench.py --sizes " + " ".join(str(size) for size in args.sizes)
     document = make_document(rows, command)
     print(make_table(document))
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "control-plane.json").write_text(json.dumps(document, indent=1) + "\n")
-    (args.out / "control-plane.md").write_text(make_page(document))
+    publish(args.out, "control-plane", document, make_page(document))
     return 0
 
 

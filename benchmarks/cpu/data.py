@@ -8,7 +8,6 @@ Prints the tables, and writes data.json and data.md.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -19,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from data_sides import BATCH, LENGTH, PINS, STEP, install, rounds_of_epochs, rounds_of_readers, share_of_readers
+from publish import RESULTS, publish
 
-RESULTS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
 READERS = 4
 STORED = "bytes as stored, second epoch, {} at once"
 CLAIMS = {
@@ -65,11 +64,10 @@ def main() -> int:
         readers = rounds_of_readers(folder, args.mtokens * 1_000_000, args.rounds)
         epochs = rounds_of_epochs(folder, args.mbytes << 20, args.rounds)
         memory = [share_of_readers(folder / "store", READERS)]
-    document = make_document({"readers": readers, "epochs": epochs, "memory": memory}, args)
+    measured = {"readers": readers, "epochs": epochs, "memory": memory}
+    document = make_document(measured, args)
     print(make_tables(document))
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "data.json").write_text(json.dumps(document, indent=1) + "\n")
-    (args.out / "data.md").write_text(make_page(document))
+    publish(args.out, "data", document, make_page(document), measured)
     return 0 if all(claim["holds"] for claim in document["claims"]) else 1
 
 
@@ -103,7 +101,16 @@ def make_document(measured: Mapping[str, Rounds], args: argparse.Namespace) -> d
         "beside": list(PINS),
         "claims": [row for row in compared if "holds" in row],
         "aside": [row for row in compared if "holds" not in row],
-        "measured": measured,
+        "tokens_per_s": {part: _medians(measured[part]) for part in ("readers", "epochs")},
+        "memory": measured["memory"][0],
+    }
+
+
+def _medians(rounds: Rounds) -> dict[str, dict[str, float]]:
+    """Of each side, by the clock on the wall and by CPU time."""
+    return {
+        name: {clock: statistics.median(each[name][clock] for each in rounds) for clock in ("wall", "cpu")}
+        for name in rounds[0]
     }
 
 
@@ -117,11 +124,9 @@ def make_tables(document: Mapping[str, Any]) -> str:
         lines.append(text + ("|" if "holds" not in row else "holds |" if row["holds"] else "**does not hold** |"))
     lines += ["", "| million tokens a second, median | | by CPU time |", "|---|---|---|"]
     for part in ("readers", "epochs"):
-        rounds = document["measured"][part]
-        for name in rounds[0]:
-            wall, cpu = (statistics.median(each[name][clock] for each in rounds) / 1e6 for clock in ("wall", "cpu"))
-            lines.append(f"| {name} | {wall:.2f} | {cpu:.2f} |")
-    (memory,) = document["measured"]["memory"]
+        for name, rate in document["tokens_per_s"][part].items():
+            lines.append(f"| {name} | {rate['wall'] / 1e6:.2f} | {rate['cpu'] / 1e6:.2f} |")
+    memory = document["memory"]
     lines += [
         "",
         f"{READERS} readers of {memory['data'] / 1e6:.0f} MB: {memory['summed PSS'] / 1e6:.0f} MB PSS in all.",

@@ -26,6 +26,7 @@ import hyperpod_operator as operators  # noqa: E402
 import launched  # noqa: E402
 from hyperpodrun_env import hyperpodrun  # noqa: E402
 from operator_page import ALONE, LAUNCHERS, OURS, UNTIL_START, gaps_of, make_document, make_page, make_table  # noqa: E402
+from publish import RESULTS, publish  # noqa: E402
 from random_pods import Kill, pods  # noqa: E402
 
 from hyperpod_ext.ports import free_port  # noqa: E402
@@ -33,7 +34,6 @@ from hyperpod_ext.ports import free_port  # noqa: E402
 HANG = {"floor_s": 0.25, "factor": 4.0}
 """How soon our agent takes a rank for hanging: steps take 0.05 s."""
 FAULT_STEP = 12
-RESULTS = HERE.parents[1] / "docs" / "benchmarks"
 RULE = {"name": "steps", "logPattern": "step [0-9]+.*", "expectedRecurringFrequencyInSeconds": 1}
 """How AWS's agent finds one: a line in each whole second, the least that a rule can say."""
 ELASTIC = HERE.parents[1] / "tests" / "faults" / "elastic_bitwise.py"
@@ -163,9 +163,7 @@ def main() -> int:
     document = make_document(seconds, equal, f"python benchmarks/cpu/operator_seconds.py --rounds {arguments.rounds}")
     print(make_table(document))
     if arguments.only is None:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps(document, indent=1) + "\n")
-        (arguments.out / "operator.md").write_text(make_page(document))
+        publish(arguments.out, "operator", document, make_page(document))
     return 0 if equal else 1
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -22,7 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from checkpoint.peers import environment
-from recovery_page import make_document, make_page, make_table
+from publish import RESULTS, publish
+from recovery_page import make_document, make_page, make_table, raw_rounds
 from recovery_peers import PEERS, measure_nvrx, measure_torchft
 from recovery_plot import draw
 from recovery_report import NVRX, OURS, TORCHFT, TORCHRUN, Recovery
@@ -39,7 +39,6 @@ SIDES: dict[str, Callable[[Setup, Path], Recovery]] = {
     NVRX: measure_nvrx,
     TORCHFT: measure_torchft,
 }
-RESULTS = EXAMPLE.parents[2] / "docs" / "benchmarks"
 _GRACE_S = 10.0
 """For what a side started to end by itself, once the side has."""
 
@@ -66,9 +65,7 @@ def main() -> int:
         return 130
     document = make_document(rounds, setup, failed)
     print(make_table(document))
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "recovery.json").write_text(json.dumps(document, indent=2) + "\n")
-    (args.out / "recovery.md").write_text(make_page(document))
+    publish(args.out, "recovery", document, make_page(document), raw_rounds(rounds))
     draw(document["medians"], args.out / "recovery.svg")
     return 0 if all(document["checks"].values()) else 1
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
+from publish import RESULTS, publish, save_plot
 
 from hyperpod_ext.planner import control_plane
 from hyperpod_ext.planner.costs import Spread
@@ -23,9 +24,8 @@ from hyperpod_ext.runtime.simulator.engine import Simulation
 from hyperpod_ext.runtime.simulator.settings import simulated
 
 matplotlib.use("Agg")
-matplotlib.rcParams.update({"svg.hashsalt": "recovery-by-nodes", "font.size": 10, "font.family": "DejaVu Sans"})
+matplotlib.rcParams.update({"font.size": 10, "font.family": "DejaVu Sans"})
 
-PAGES = Path(__file__).parents[2] / "docs" / "benchmarks"
 WORKERS = 8
 NODES = (16, 64, 256, 1024, 2048, 4096, 16384)
 MODEL = "llama3-70b"
@@ -69,7 +69,7 @@ def simulate(nodes: int) -> float:
 
 
 def read(name: str) -> Any:
-    return json.loads((PAGES / f"{name}.json").read_text())
+    return json.loads((RESULTS / f"{name}.json").read_text())
 
 
 def figures() -> dict[str, list[tuple[int, float]]]:
@@ -124,8 +124,7 @@ def draw(ours: dict[str, list[tuple[int, float]]], file: Path) -> None:
         axes.spines[side].set_visible(False)
     figure.legend(loc="lower center", ncols=1, frameon=False)
     figure.tight_layout(rect=(0, 0.22, 1, 1))
-    figure.savefig(file, facecolor="white", metadata={"Date": None})
-    plt.close(figure)
+    save_plot(figure, file)
 
 
 PAGE = """# Seconds of a recovery, by the number of GPUs
@@ -173,12 +172,11 @@ def main() -> None:
         for gpus, seconds in simulated_ones
     )
     others = "\n".join(f"| {one.what} | {one.gpus:,} | {one.seconds:g} | {one.source} |" for one in PUBLISHED)
-    (PAGES / "recovery-by-nodes.md").write_text(
-        PAGE.format(ranks=read("recovery")["job"]["ranks"], faults=_FAULTS, model=MODEL, rows=rows, published=others)
-    )
+    ranks = read("recovery")["job"]["ranks"]
+    page = PAGE.format(ranks=ranks, faults=_FAULTS, model=MODEL, rows=rows, published=others)
     data = {"ours": ours, "published": [point._asdict() for point in PUBLISHED]}
-    (PAGES / "recovery-by-nodes.json").write_text(json.dumps(data, indent=1) + "\n")
-    draw(ours, PAGES / "recovery-by-nodes.svg")
+    publish(RESULTS, "recovery-by-nodes", data, page)
+    draw(ours, RESULTS / "recovery-by-nodes.svg")
 
 
 if __name__ == "__main__":

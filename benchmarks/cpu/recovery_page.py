@@ -29,6 +29,7 @@ def make_document(rounds: Sequence[Round], setup: Setup, not_measured: Mapping[s
         TORCHRUN: shlex.join(setup.torchrun_command()),
     }
     pins = read_pins(PINS.read_text())
+    loads = [recovery.load_average for one in rounds for recovery in one.values()]
     commands |= {NVRX: shlex.join(nvrx_command(setup)), TORCHFT: shlex.join(torchft_command(setup))}
     return {
         "about": "seconds from kill -9 of one worker to the first new step, in one run, in alternating order",
@@ -39,8 +40,14 @@ def make_document(rounds: Sequence[Round], setup: Setup, not_measured: Mapping[s
         "pins": {side: list(pins[peer.name]) for side, peer in PEERS.items()},
         "not_measured": dict(not_measured),
         **summarize(rounds),
-        "rounds": [{side: recovery.to_json() for side, recovery in one.items()} for one in rounds],
+        "rounds": len(rounds),
+        "load": [min(loads), max(loads)],
     }
+
+
+def raw_rounds(rounds: Sequence[Round]) -> list[dict[str, Any]]:
+    """Every recovery by round and side."""
+    return [{side: recovery.to_json() for side, recovery in one.items()} for one in rounds]
 
 
 def _describe_machine() -> dict[str, Any]:
@@ -98,7 +105,7 @@ def _verdict(document: Mapping[str, Any]) -> str:
 
 
 def _rounds(document: Mapping[str, Any]) -> str:
-    count = len(document["rounds"])
+    count = document["rounds"]
     return f"{count} round" if count == 1 else f"{count} rounds"
 
 
@@ -132,13 +139,12 @@ def _command_lines(document: Mapping[str, Any]) -> str:
 def make_page(document: Mapping[str, Any]) -> str:
     """recovery.md."""
     machine, job, ratio = document["machine"], document["job"], document["ratios"][TORCHRUN]["first_new_step"]
-    loads = [side["load_average"] for one in document["rounds"] for side in one.values()]
     environment = " ".join(f'{name}="{value}"' if " " in value else f"{name}={value}" for name, value in FAIR.items())
     save_every = job["torchrun_saves_every_steps"]
     return f"""\
 # From `kill -9` to the first new step
 
-`make bench-recovery` writes this page, [recovery.json](recovery.json) with every round, and the plot.
+`make bench-recovery` writes this page, [recovery.json](recovery.json) and the plot.
 
 ![Every recovery by phase](recovery.svg)
 
@@ -169,7 +175,7 @@ a restart, and whose store asks the resolver for names (the torchrun of torchft 
 ```
 
 Measured on {machine["cores"]} cores ({machine["cpu"]}), Python {machine["python"]}, torch {machine["torch"]},
-load average {min(loads):.1f} to {max(loads):.1f} when the sides started.
+load average {document["load"][0]:.1f} to {document["load"][1]:.1f} when the sides started.
 
 ```
 {_command_lines(document)}

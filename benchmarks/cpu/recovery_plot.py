@@ -9,10 +9,11 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.patches import ConnectionPatch
+from publish import save_plot
 from recovery_report import OURS
 
 matplotlib.use("Agg")
-matplotlib.rcParams.update({"svg.hashsalt": "recovery", "font.size": 10, "font.family": "DejaVu Sans"})
+matplotlib.rcParams.update({"font.size": 10, "font.family": "DejaVu Sans"})
 
 COLORS = {
     "notice and stop": "#808080",
@@ -75,9 +76,7 @@ def draw(medians: Mapping[str, Any], file: Path) -> None:
     handles = [plt.Rectangle((0, 0), 1, 1, color=color) for color in COLORS.values()]
     figure.legend(handles, list(COLORS), ncols=3, loc="lower center", frameon=False)
     figure.tight_layout(rect=(0, 0.12, 1, 1), h_pad=2.0)
-    metadata = {"Date": None} if file.suffix == ".svg" else None
-    figure.savefig(file, facecolor="white", dpi=110, metadata=metadata)
-    plt.close(figure)
+    save_plot(figure, file)
 
 
 def _bar(axes: Axes, row: int, phases: Mapping[str, float | None], least_label: float) -> float:

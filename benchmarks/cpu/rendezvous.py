@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import signal
 import sys
@@ -17,12 +16,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from publish import RESULTS, publish
 from rendezvous_page import draw, make_document, make_page, make_tables
 from rendezvous_sides import SIDES, SideError, measure_freed, measure_opening, measure_stock_wait
 
 from hyperpod_ext.processes import become_subreaper, kill_descendants
 
-RESULTS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
 STOCK_TIMEOUT_S = 3.0
 
 
@@ -57,9 +56,7 @@ def main() -> int:
     command = f"python benchmarks/cpu/rendezvous.py --rounds {args.rounds} --faults {args.faults} --sizes "
     document = make_document(opened, freed, stock, STOCK_TIMEOUT_S, command + " ".join(map(str, args.sizes)))
     print(make_tables(document))
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "rendezvous.json").write_text(json.dumps(document, indent=1) + "\n")
-    (args.out / "rendezvous.md").write_text(make_page(document))
+    publish(args.out, "rendezvous", document, make_page(document), {"opened": opened, "freed": freed})
     draw(document, args.out / "rendezvous.svg")
     return 0 if all(document["aims"].values()) else 1
 

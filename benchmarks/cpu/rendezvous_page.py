@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from publish import save_plot
 from recovery_page import _describe_machine as describe_machine
 from rendezvous_sides import OURS, SIDES, TORCH, TORCH_LAZY
 
@@ -35,6 +36,7 @@ def make_document(
     shares = [
         max(one["requests"]) * one["size"] / sum(one["requests"]) for one in opened if one["side"] == OURS
     ]  # 1: served evenly
+    loads = [one["load"] for one in opened]
     survivors = {str(size): _freed([one for one in freed if one["size"] == size]) for size in sizes}
     most, largest = str(sizes[-1]), medians[OURS][str(sizes[-1])]
     aims = {
@@ -60,8 +62,7 @@ def make_document(
         "survivors": survivors,
         "stock": {"timeout_s": stock_timeout_s, "slowest_survivor_s": stock_s},
         "aims": aims,
-        "opened": list(opened),
-        "freed": list(freed),
+        "load": [min(loads), max(loads)],
     }
 
 
@@ -129,12 +130,11 @@ def make_page(document: Mapping[str, Any]) -> str:
     """rendezvous.md."""
     machine = document["machine"]
     most = str(document["sizes"][-1])
-    loads = [one["load"] for one in document["opened"]]
     medians = document["medians"]
     return f"""\
 # Process groups without a central store
 
-`make bench-rendezvous` writes this page, [rendezvous.json](rendezvous.json) with every round, and the plot.
+`make bench-rendezvous` writes this page, [rendezvous.json](rendezvous.json) and the plot.
 
 ![Opening again and closing, by number of ranks](rendezvous.svg)
 
@@ -166,7 +166,7 @@ generation is over until then, *CPU time* is what the survivor's process ran, an
 waited for a core, by the kernel's count (schedstat).
 
 Measured on {machine["cores"]} cores ({machine["cpu"]}), Python {machine["python"]}, torch {machine["torch"]}, load
-average {min(loads):.1f} to {max(loads):.1f} when the sides started.
+average {document["load"][0]:.1f} to {document["load"][1]:.1f} when the sides started.
 
 ```
 {document["command"]}
@@ -192,7 +192,7 @@ def draw(document: Mapping[str, Any], file: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    matplotlib.rcParams.update({"svg.hashsalt": "rendezvous", "font.size": 10, "font.family": "DejaVu Sans"})
+    matplotlib.rcParams.update({"font.size": 10, "font.family": "DejaVu Sans"})
     from matplotlib import pyplot as plt
 
     colors = {OURS: "#274060", TORCH: "#c8553d", TORCH_LAZY: "#b9822b"}
@@ -217,5 +217,4 @@ def draw(document: Mapping[str, Any], file: Path) -> None:
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, ncols=3, loc="lower center", frameon=False)
     figure.tight_layout(rect=(0, 0.08, 1, 1))
-    figure.savefig(file, facecolor="white", metadata={"Date": None} if file.suffix == ".svg" else None)
-    plt.close(figure)
+    save_plot(figure, file)

@@ -8,16 +8,15 @@ Prints the table, and writes store.json and store.md.
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import sys
 import time
 from pathlib import Path
 
+from publish import RESULTS, publish
 from rank_store.measure import measure_in_processes
 from rank_store.page import make_document, make_page, make_table
 
-RESULTS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
 FILES_A_RANK = 24
 """Open files of one rank here: its listener, its selector, and both ends of about eight connections."""
 
@@ -33,9 +32,7 @@ def main() -> int:
     command = "python benchmarks/cpu/store_bench.py --sizes " + " ".join(str(size) for size in args.sizes)
     document = make_document(rows, args.workers, args.each, command)
     print(make_table(document))
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "store.json").write_text(json.dumps(document, indent=1) + "\n")
-    (args.out / "store.md").write_text(make_page(document))
+    publish(args.out, "store", document, make_page(document))
     return 0 if all(document["aims"].values()) else 1
 
 

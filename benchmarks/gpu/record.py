@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1])]
+sys.path[:0] = [str(HERE), str(HERE.parent / "cpu"), str(HERE.parents[1])]
 
+from publish import as_rows  # noqa: E402
 from results import Figure, Row  # noqa: E402
 
 RECORD = HERE.parents[1] / "docs" / "benchmarks" / "gpu.json"
@@ -40,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
             parser.error(f"{file} cannot be read: {error.strerror}")
         except (ValueError, KeyError, TypeError) as error:
             parser.error(f"{file} is no results.json of `make test-gpu`: {type(error).__name__}: {error}")
-    RECORD.write_text(json.dumps(runs, indent=1) + "\n")
+    RECORD.write_text(as_rows(runs) + "\n")
     return 0
 
 

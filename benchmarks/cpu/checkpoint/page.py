@@ -15,6 +15,7 @@ from checkpoint.report import (
     DRAIN_FIGURES,
     FIGURES,
     PEER_FIGURES,
+    SAVES,
     STEADINESS,
     Figure,
     has_none,
@@ -29,23 +30,26 @@ Document = dict[str, Any]
 
 
 def make_document(bench: Bench, command: str, before: Document | None = None) -> Document:
-    """Everything that is known, as checkpoint.json has it. `before`: an older one, of which the campaigns stay that
-    were not run now."""
-    rows, failures, runs = [*bench.rows], [*bench.failures], [_run(command, bench)]
+    """The figures, as checkpoint.json has them. `before`: an earlier document, whose figures stay for campaigns and
+    systems that were not run now."""
+    rows, failures, runs = bench.rows, [*bench.failures], [_run(command, bench)]
     states, tokens = bench.states, bench.tokens
+    summary, alive = summarize(rows), survived(rows)
     if before is not None:
         now = {row["campaign"] for row in (*rows, *failures)}
         others = SYSTEMS.keys() - {system.name for system in bench.systems}
 
-        def stays(row: Mapping[str, Any]) -> bool:
-            return row["campaign"] not in now or row["system"] in others
+        def stays(campaign: str, system: str) -> bool:
+            return campaign not in now or system in others
 
-        rows = [row for row in before["rounds"] if stays(row)] + rows
-        failures = [failure for failure in before["failures"] if stays(failure)] + failures
+        for name, figure in ALL_FIGURES.items():
+            known = before["medians"][name].items()
+            summary[name] |= {system: found for system, found in known if stays(figure.campaign, system)}
+        alive |= {system: found for system, found in before["survived"].items() if stays(SAVES, system)}
+        failures = [one for one in before["failures"] if stays(one["campaign"], one["system"])] + failures
         runs = needed([*({"machine": before["machine"], **run} for run in before["runs"]), *runs])
         states = before["setup"]["states"] | states
         tokens = tokens or before["setup"]["tokens_a_step"]
-    summary = summarize(rows)
     return {
         "about": "our checkpoint engine beside its peers: same state, one run, systems in turn in each round",
         "machine": describe_machine(),
@@ -71,10 +75,14 @@ def make_document(bench: Bench, command: str, before: Document | None = None) ->
         },
         "medians": summary,
         "targets": judge(summary),
-        "survived": survived(rows),
+        "survived": alive,
         "failures": failures,
-        "rounds": [_rounded(row) for row in with_drain_ratios(rows)],
     }
+
+
+def raw_rounds(bench: Bench) -> list[dict[str, Any]]:
+    """Every row of a run."""
+    return [_rounded(row) for row in with_drain_ratios(bench.rows)]
 
 
 def needed(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -207,7 +215,7 @@ def make_page(document: Document) -> str:
     return f"""\
 # Checkpoints: what a save costs, when it is safe, how it comes back
 
-`make bench-checkpoint` writes this page, [checkpoint.json](checkpoint.json) with every round, and the plot.
+`make bench-checkpoint` writes this page, [checkpoint.json](checkpoint.json) and the plot.
 
 ![Blocked and lost time of each system](checkpoint.svg)
 
@@ -239,7 +247,7 @@ windows of training beside them do not count.
 - **Survives kill -9**: from the call until the system calls the save safe, wall time. At that moment every worker is
   killed with SIGKILL; new ones restore, and every tensor must be `torch.equal` to what was saved.
 - **More memory**: the most anonymous memory the trainer had during two saves beyond what it had before its first, in
-  percent of the state; then that of the processes it started. Shared memory is in checkpoint.json.
+  percent of the state; then that of the processes it started. Shared memory is in the raw rounds of a run.
 - **Restore**: into the existing tensors of a fresh process, which are then compared with what was saved.
 - **Copy on a peer**: two ranks, each a node. The first one trains, and its state goes to the other, which has next to
   nothing to save: one core trains, and the other one sends and takes, as each node of a job does with a core that it

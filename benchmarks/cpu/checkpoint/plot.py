@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+from publish import save_plot
 
 from checkpoint.report import FIGURES
 from checkpoint.systems import OURS, SYSTEMS
 
 matplotlib.use("Agg")
-matplotlib.rcParams.update({"svg.hashsalt": "checkpoint", "font.size": 10, "font.family": "DejaVu Sans"})
+matplotlib.rcParams.update({"font.size": 10, "font.family": "DejaVu Sans"})
 
 PANELS = {
     "blocked": "Blocked by a save",
@@ -38,9 +39,7 @@ def draw(medians: Mapping[str, Mapping[str, Mapping[str, float]]], file: Path) -
         _panel(axes, panel, names, medians[panel])
     figure.suptitle("In copies of the state (memcpy); dashed: what is wanted of ours", x=0.01, ha="left", fontsize=10)
     figure.tight_layout(h_pad=2.0, w_pad=1.5)
-    metadata = {"Date": None} if file.suffix == ".svg" else None
-    figure.savefig(file, facecolor="white", dpi=110, metadata=metadata)
-    plt.close(figure)
+    save_plot(figure, file)
 
 
 def _panel(axes: Any, panel: str, names: list[str], found: Mapping[str, Mapping[str, float]]) -> None:

@@ -10,6 +10,17 @@ from typing import Any, Literal
 from checkpoint.systems import MEMCPY, OURS, SYSTEMS, Has
 
 Row = Mapping[str, Any]
+SAVES = "saves"
+_CAMPAIGNS = {
+    "first_blocked": "firsts",
+    "lost": "training",
+    "every_step": "training",
+    "replicate": "replicas",
+    "replicate_both": "replicas",
+    "peer_restore": "replicas",
+    "drain": "drain",
+}
+"""Campaign of each kind of row that `saves` does not measure."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +37,11 @@ class Figure:
     least: bool = False
     """Whether the target is a least, not a most."""
     unit: str = "x"
+
+    @property
+    def campaign(self) -> str:
+        """The campaign that measures it."""
+        return _CAMPAIGNS.get(self.what, SAVES)
 
     def met(self, value: float) -> bool:
         assert self.target is not None

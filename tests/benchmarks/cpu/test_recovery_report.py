@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from recovery_page import make_document, make_page, make_table
+from recovery_page import make_document, make_page, make_table, raw_rounds
 from recovery_report import (
     LABELS,
     NVRX,
@@ -270,4 +270,4 @@ class TestSummary:
         document = make_document(rounds, Setup(load(JobConfig, EXAMPLE), 20, 128, 4, 2, 13), {})
         words = (json.dumps(document) + make_page(document)).replace('"', " ").split()
         assert [word for word in words if word.startswith(("/", "~"))] == []
-        assert document["rounds"][1][TORCHRUN]["first_new_step"] == 9.0
+        assert raw_rounds(rounds)[1][TORCHRUN]["first_new_step"] == 9.0

@@ -62,4 +62,5 @@ def test_a_small_run_measures_both_sides(tmp_path: Path):
     command = [sys.executable, str(program), "--rounds", "1", "--faults", "2", "--sizes", "4", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert "survivors out" in done.stdout, done.stderr  # on a busy machine it may miss an aim, and say so
-    assert {file.name for file in tmp_path.iterdir()} == {"rendezvous.json", "rendezvous.md", "rendezvous.svg"}
+    files = {file.name for file in tmp_path.iterdir()}
+    assert files == {"rendezvous.json", "rendezvous-rounds.json", "rendezvous.md", "rendezvous.svg"}
