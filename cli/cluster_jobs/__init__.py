@@ -1,1 +1,21 @@
 """Commands on one job of a cluster: what is around it, inside of it, and left of it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+
+
+def run(command: Sequence[str]) -> int:
+    """Run a command here, with this terminal; returns its exit code.
+
+    Raises:
+        UnreachableError: the program is not on this machine.
+    """
+    from hyperpod_ext.errors import UnreachableError
+
+    try:
+        return subprocess.run(command, check=False).returncode
+    except FileNotFoundError:
+        hint = "install it, or use --dry-run and run the command elsewhere"
+        raise UnreachableError(f"there is no {command[0]} on this machine", hint=hint) from None

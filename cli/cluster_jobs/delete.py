@@ -27,18 +27,18 @@ def command(job: str, target: str, with_secret: bool, dry_run: bool, yes: bool, 
     Its secret stays, and so do checkpoints: they are signed with it, and the next job of this name reads them.
     """
     from hyperpod_ext.submit.contract.handle import JobHandle
-    from hyperpod_ext.submit.delete import get_deleter
+    from hyperpod_ext.submit.contract.targets import LEFTOVERS
 
     handle = JobHandle.parse(job, target)
-    deleter = get_deleter(handle.target)
-    found = deleter.find(handle, with_secret)
+    leftovers = LEFTOVERS.of(handle.target)
+    found = leftovers.find(handle, with_secret)
     objects = [{"kind": kind, "name": name} for kind, name in found]
     table = columns([("KIND", "NAME"), *found])
     if not dry_run:
         if not yes:
             say(table)
             click.confirm(f"Delete these {len(found)} objects?", abort=True, err=True)
-        deleter.delete(handle, found)
+        leftovers.delete(handle, found)
     print_result({"name": handle.name, "objects": objects, "deleted": not dry_run}, output, table)
     if dry_run:
         say("nothing was deleted")

@@ -26,12 +26,15 @@ Examples:
 def command(job: str, target: str, events: int, output: str) -> None:
     """Show one job on one screen: its state, and on Kubernetes its pods, why they wait, and what happened."""
     from hyperpod_ext.submit.contract.handle import JobHandle
-    from hyperpod_ext.submit.describe import describe
+    from hyperpod_ext.submit.contract.targets import DETAILS, get_target
 
     from ..report.runs import why_failed
 
     handle = JobHandle.parse(job, target)
-    found = describe(handle)
+    found: dict[str, Any] = {"conditions": None, "pods": None, "events": None}
+    found |= get_target(handle.target).status(handle).to_json()
+    if DETAILS.offered(handle.target):
+        found |= DETAILS.of(handle.target).details(handle)
     found["error"] = why_failed(handle, found)
     print_result(found, output, text(found, events))
 

@@ -34,12 +34,15 @@ def command(
     import shlex
 
     from hyperpod_ext.submit.contract.handle import JobHandle
-    from hyperpod_ext.submit.inside import exec_command, run
+    from hyperpod_ext.submit.contract.targets import SHELL
+
+    from . import run
 
     words = words[words[0] == "--" :]  # click leaves it where options must stand before the job
     if not words:
         raise click.UsageError("Give the command after --, as in: hp-ext exec gpt-7b -- nvidia-smi")
-    made = exec_command(JobHandle.parse(job, target), node, words, terminal)
+    handle = JobHandle.parse(job, target)
+    made = SHELL.of(handle.target).exec_command(handle, node, words, terminal)
     if dry_run:
         print_result({"command": made}, output, shlex.join(made))
         return

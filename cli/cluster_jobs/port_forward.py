@@ -26,9 +26,12 @@ def command(job: str, ports: tuple[str, ...], target: str, node: int, dry_run: b
     import shlex
 
     from hyperpod_ext.submit.contract.handle import JobHandle
-    from hyperpod_ext.submit.inside import forward_command, run
+    from hyperpod_ext.submit.contract.targets import PORTS
 
-    made = forward_command(JobHandle.parse(job, target), node, ports)
+    from . import run
+
+    handle = JobHandle.parse(job, target)
+    made = PORTS.of(handle.target).forward_command(handle, node, ports)
     if dry_run:
         print_result({"command": made}, output, shlex.join(made))
         return

@@ -67,8 +67,7 @@ def command(
     """Inflict a fault on a job that runs, to see what it does: on target local, and on hyperpod-eks, with kubectl."""
     from hyperpod_ext.config.fault_injection import InjectedFault, NodeFault
     from hyperpod_ext.submit.contract.handle import JobHandle
-    from hyperpod_ext.submit.contract.targets import get_target
-    from hyperpod_ext.submit.fault_injection.targets import get_order
+    from hyperpod_ext.submit.contract.targets import FAULTS, get_target
 
     if kind is None:
         raise click.UsageError(f"Name one fault: {', '.join(f'--{name}' for name in _KINDS)}.")
@@ -77,7 +76,7 @@ def command(
     given = {"step": step, "phase": phase, "how": how, "seconds": seconds, "steps": steps}
     more = {name: value for name, value in given.items() if value is not None}
     handle = JobHandle.parse(job)
-    order = get_order(handle.target)
+    faults = FAULTS.of(handle.target)
     fault: InjectedFault | NodeFault
     if node is None:
         fault = InjectedFault.model_validate({"kind": kind, "rank": rank, **more})
@@ -88,6 +87,6 @@ def command(
     where = f"rank {rank}" if node is None else f"node {node}"
     if not yes and not get_target(handle.target).capabilities().chaos:
         click.confirm(f"{handle.name} runs where machines cost money. {kind} for {where}?", abort=True, err=True)
-    name = order(handle, fault)
+    name = faults.order(handle, fault)
     when = f" in step {step}" if step is not None else ""
     print_result({"order": name, **fault.model_dump()}, output, f"{kind} ordered for {where}{when}")

@@ -33,10 +33,10 @@ def command(job: str, target: str, node: str, drain: bool, wait: bool, timeout: 
     The job needs a spare. With --no-wait nobody drains the node.
     """
     from hyperpod_ext.submit.contract.handle import JobHandle
-    from hyperpod_ext.submit.contract.resize import get_mover
+    from hyperpod_ext.submit.contract.targets import MOVE
 
     handle = JobHandle.parse(job, target)
-    mover = get_mover(handle.target)
+    mover = MOVE.of(handle.target)
     ordered = mover.move(handle, node)
     if not wait:
         print_result(

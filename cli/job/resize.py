@@ -28,10 +28,10 @@ Examples:
 def command(job: str, target: str, nodes: int, wait: bool, timeout: float | None, output: str) -> None:
     """Have a job that runs go on with more or fewer nodes, without starting it again."""
     from hyperpod_ext.submit.contract.handle import JobHandle
-    from hyperpod_ext.submit.contract.resize import get_resizer
+    from hyperpod_ext.submit.contract.targets import RESIZE
 
     handle = JobHandle.parse(job, target)
-    resizer = get_resizer(handle.target)
+    resizer = RESIZE.of(handle.target)
     ordered = resizer.order(handle, nodes)
     if ordered.note:
         say(ordered.note)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from hyperpod_ext.errors import ConfigError, Problem, UnsupportedError
+from hyperpod_ext.errors import ConfigError
 from hyperpod_ext.submit.contract.handle import JobHandle
 from hyperpod_ext.submit.contract.plan_type import Plan
 from hyperpod_ext.submit.contract.render import check_shell
-from hyperpod_ext.submit.contract.targets import get_target
+from hyperpod_ext.submit.contract.targets import REHEARSAL, get_target
 
 
 def submit(plan: Plan) -> JobHandle:
@@ -22,19 +22,13 @@ def submit(plan: Plan) -> JobHandle:
 
 
 def rehearse(plan: Plan) -> None:
-    """Have the target's server check the plan; nothing is kept.
+    """Check the plan on the target's server, which keeps nothing.
 
     Raises:
-        UnsupportedError: the target has no server that could.
+        UnsupportedError: the target has no such server.
     """
     read_back(plan)
-    ask = getattr(get_target(plan.target), "rehearse", None)
-    if ask is None:
-        hint = "`--dry-run` shows what would be submitted"
-        raise UnsupportedError(
-            [Problem(f"target {plan.target} has no server that checks without submitting", hint=hint)]
-        )
-    ask(plan)
+    REHEARSAL.of(plan.target).rehearse(plan)
 
 
 def read_back(plan: Plan) -> None:

@@ -12,10 +12,9 @@ from typing import Any
 
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import UnsupportedError
+from hyperpod_ext.submit.contract import targets
 from hyperpod_ext.submit.contract.capabilities import unused
-from hyperpod_ext.submit.contract.resize import get_mover, get_resizer
 from hyperpod_ext.submit.contract.targets import TARGETS, get_target
-from hyperpod_ext.submit.fault_injection.targets import get_order
 from hyperpod_ext.submit.plan import find_problems
 
 PAGE = "docs/what-works-where.md"
@@ -402,7 +401,11 @@ SHOWN: dict[str, dict[str, Shown]] = {
 """What shows a promise in a column."""
 
 
-_FOUND_BY: dict[str, Callable[[str], object]] = {RESIZE: get_resizer, MOVE: get_mover, ORDERED: get_order}
+_FOUND_BY: dict[str, Callable[[str], object]] = {
+    RESIZE: targets.RESIZE.of,
+    MOVE: targets.MOVE.of,
+    ORDERED: targets.FAULTS.of,
+}
 """Promises that a command keeps, and what it finds for a target, or refuses."""
 
 

@@ -20,6 +20,10 @@ _OPTIONAL = (
 class Capabilities:
     """One row of the table of targets."""
 
+    orchestrator: str = ""
+    """Which orchestrator of HyperPod clusters starts its jobs: eks or slurm; empty: none."""
+    pod_suffix: str = ""
+    """Longest end that its pods' names add to the job's; empty: it has no pods."""
     chaos: bool = False
     """Faults may be rehearsed there without being asked whether that is meant: machines cost nothing."""
     image: bool = False

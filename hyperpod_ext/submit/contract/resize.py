@@ -2,101 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.resize import LEFT, RESIZES, Order, allowed_sizes, has_already
-from hyperpod_ext.errors import ConflictError, HyperpodExtError, Problem, UnsupportedError, WaitTimeoutError
+from hyperpod_ext.errors import ConflictError, HyperpodExtError, Problem, WaitTimeoutError
 from hyperpod_ext.files import make_private_folder, write_atomically
-from hyperpod_ext.submit.contract.handle import JobHandle
 from hyperpod_ext.submit.contract.run_files import Tail, read_event
-from hyperpod_ext.submit.contract.targets import get_target
 
-RESIZERS = {
-    "local": "hyperpod_ext.submit.local.resize",
-    "hyperpod-slurm": "hyperpod_ext.submit.slurm.resize",
-    "hyperpod-eks": "hyperpod_ext.submit.kubernetes.hyperpod_eks_resize",
-}
-"""Targets whose jobs can be resized, and the module that does it."""
-_INSTEAD = {
-    "kubeflow": "submit it again with other `nodes`; it goes on from its newest durable checkpoint",
-    "sagemaker": "a training job keeps the instances that it began with: submit it again with other `nodes`; "
-    "it goes on from its newest durable checkpoint",
-}
-MOVERS = {"local": "hyperpod_ext.submit.local.resize", "hyperpod-slurm": "hyperpod_ext.submit.slurm.move"}
-"""Targets in whose jobs ranks can move to a spare, and the module that does it."""
-_NO_MOVE = {
-    "hyperpod-eks": "the operator says which pod has which ranks, and has no call to exchange two: drain the node with "
-    "`hp-ext node drain`, and a spare takes over as after a fault",
-    "kubeflow": "its jobs have no spares: drain the node, and the pod comes back on another one",
-    "sagemaker": "a training job keeps the instances that it began with, and has no spares",
-}
 _TICK_S = 0.1
 _LEAVE_S = 30.0
 """How long a node may take to end after its time to hand over is up."""
-
-
-class PendingResize(Protocol):
-    """An order that was given."""
-
-    @property
-    def name(self) -> str:
-        """What it is called."""
-
-    @property
-    def note(self) -> str:
-        """What the user should know while it is waited for; empty: nothing."""
-
-
-class Resizer(Protocol):
-    """What a target's module for resizing can do."""
-
-    def order(self, handle: JobHandle, nodes: int) -> Any:
-        """Order the job on `nodes` nodes; returns an `PendingResize`."""
-
-    def outcome(self, ordered: Any, timeout_s: float | None) -> dict[str, Any]:
-        """Wait until the job is as was ordered."""
-
-
-def get_resizer(target: str) -> Resizer:
-    """The module that resizes jobs of a target.
-
-    Raises:
-        ConfigError: there is no such target.
-        UnsupportedError: its jobs cannot be resized.
-    """
-    if target in RESIZERS:
-        return cast(Resizer, importlib.import_module(RESIZERS[target]))
-    get_target(target)
-    raise UnsupportedError([Problem(f"jobs of target {target} cannot be resized", hint=_INSTEAD[target])])
-
-
-class Mover(Protocol):
-    """What a target's module for moving ranks can do."""
-
-    def move(self, handle: JobHandle, node: str) -> Any:
-        """Order the ranks of a node on a spare; returns what `moved` takes."""
-
-    def moved(self, ordered: Any, timeout_s: float | None, *, drain: bool) -> dict[str, Any]:
-        """Wait until they are there and the node has ended; `drain`: have the scheduler leave it out."""
-
-
-def get_mover(target: str) -> Mover:
-    """The module that moves ranks in jobs of a target.
-
-    Raises:
-        ConfigError: there is no such target.
-        UnsupportedError: ranks of its jobs cannot move.
-    """
-    if target in MOVERS:
-        return cast(Mover, importlib.import_module(MOVERS[target]))
-    get_target(target)
-    raise UnsupportedError([Problem(f"ranks in jobs of target {target} cannot move", hint=_NO_MOVE[target])])
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from hyperpod_ext.config.fault_injection import ORDERS, ChaosOrder, InjectedFaul
 from hyperpod_ext.errors import ConflictError, Problem, UnreachableError, UnsupportedError
 from hyperpod_ext.submit.contract.handle import JobHandle
 from hyperpod_ext.submit.fault_injection.orders import check, name_of
-from hyperpod_ext.submit.inside import in_pod
 from hyperpod_ext.submit.kubernetes import jobs
 from hyperpod_ext.submit.kubernetes.details import kept_spec, pods_of
+from hyperpod_ext.submit.kubernetes.inside import in_pod
 from hyperpod_ext.submit.kubernetes.kinds import HYPERPOD
 
 _NOT_HERE = 9
@@ -31,7 +31,7 @@ mv {ORDERS}/.new "{ORDERS}/$0.json"
 
 
 def order(handle: JobHandle, fault: InjectedFault | NodeFault) -> str:
-    """See `targets.Order`. Only pods know which of them has the rank: the likeliest is asked first."""
+    """See `targets.Faults`. Only pods know which of them has the rank: the likeliest is asked first."""
     job, state = kept_spec(handle), jobs.status(HYPERPOD, handle).state
     if job is None or job.mode != "ours":
         why = "was not made by this version of hp-ext" if job is None else f"is of mode {job.mode}"

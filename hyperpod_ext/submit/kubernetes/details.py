@@ -11,9 +11,7 @@ from hyperpod_ext.submit.contract.spec_annotation import read_note
 from hyperpod_ext.submit.kubernetes.api.client import Client
 from hyperpod_ext.submit.kubernetes.api.pod_logs import PodLogs
 from hyperpod_ext.submit.kubernetes.jobs import client_of, kind_of
-from hyperpod_ext.submit.kubernetes.kinds import HYPERPOD, PYTORCH, TRAIN
-
-_KINDS = {"hyperpod-eks": (HYPERPOD,), "kubeflow": (PYTORCH, TRAIN)}
+from hyperpod_ext.submit.kubernetes.kinds import kinds_of
 
 
 def details(handle: JobHandle) -> dict[str, Any]:
@@ -24,7 +22,7 @@ def details(handle: JobHandle) -> dict[str, Any]:
     """
     client = client_of(handle)
     namespace = client.access.namespace
-    kind = kind_of(_KINDS[handle.target], handle)
+    kind = kind_of(kinds_of(handle.target), handle)
     job = client.get(kind.path(namespace, handle.name))
     core = f"/api/v1/namespaces/{namespace}"
     pods = list(client.items(f"{core}/pods", labelSelector=f"{kind.pod_label}={handle.name}"))
@@ -39,7 +37,7 @@ def details(handle: JobHandle) -> dict[str, Any]:
 
 def pods_of(client: Client, handle: JobHandle, *, running: bool) -> list[dict[str, Any]]:
     """The pods of a job, in the order of their numbers; with `running` those that run and are not about to end."""
-    kind = kind_of(_KINDS[handle.target], handle)
+    kind = kind_of(kinds_of(handle.target), handle)
     pods = PodLogs(client, client.access.namespace, f"{kind.pod_label}={handle.name}", None).pods()
     if not running:
         return pods
@@ -54,7 +52,7 @@ def kept_spec(handle: JobHandle) -> JobConfig | None:
         NotFoundError: there is no such job.
     """
     client = client_of(handle)
-    kind = kind_of(_KINDS[handle.target], handle)
+    kind = kind_of(kinds_of(handle.target), handle)
     return read_note(client.get(kind.path(client.access.namespace, handle.name)).get("metadata") or {})
 
 

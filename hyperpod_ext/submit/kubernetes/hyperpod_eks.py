@@ -14,8 +14,7 @@ from hyperpod_ext.submit.contract.capabilities import Capabilities
 from hyperpod_ext.submit.contract.handle import JobHandle
 from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
 from hyperpod_ext.submit.contract.rank_variables import NODES_OF_OPERATOR
-from hyperpod_ext.submit.kubernetes.kinds import HYPERPOD
-from hyperpod_ext.submit.kubernetes.reads import READS
+from hyperpod_ext.submit.kubernetes.kinds import HYPERPOD, READS
 
 if TYPE_CHECKING:
     from hyperpod_ext.config.clusters.cluster import ClusterConfig
@@ -23,9 +22,26 @@ if TYPE_CHECKING:
     from hyperpod_ext.submit.contract.targets import Target
 
 
+PARTS = {
+    "details": "hyperpod_ext.submit.kubernetes.details",
+    "faults": "hyperpod_ext.submit.fault_injection.pods",
+    "leftovers": "hyperpod_ext.submit.kubernetes.leftovers",
+    "ports": "hyperpod_ext.submit.kubernetes.inside",
+    "rehearsal": "hyperpod_ext.submit.kubernetes.hyperpod_eks",
+    "resize": "hyperpod_ext.submit.kubernetes.hyperpod_eks_resize",
+    "shell": "hyperpod_ext.submit.kubernetes.inside",
+}
+INSTEAD = {
+    "move": "the operator says which pod has which ranks, and has no call to exchange two: drain the node with "
+    "`hp-ext node drain`, and a spare takes over as after a fault",
+}
+
+
 def capabilities() -> Capabilities:
     """What the operator and the runtime under it can do."""
     return Capabilities(
+        orchestrator="eks",
+        pod_suffix="-nodes-00000",
         image=True,
         elastic=True,
         spares=True,

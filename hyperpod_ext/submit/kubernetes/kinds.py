@@ -41,6 +41,19 @@ HYPERPOD = Kind(
 PYTORCH = Kind("kubeflow", "kubeflow.org", "v1", "pytorchjobs", "PyTorchJob", labels.KUBEFLOW_JOB)
 TRAIN = Kind("kubeflow", "trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob", labels.JOBSET)
 
+READS = frozenset(
+    {
+        *("working_dir", "resources", "libraries", "scheduling", "node_groups", "volumes", "relaunch", "timeouts"),
+        *("labels", "annotations", "kubernetes"),
+    }
+)
+"""Optional parts of a spec that pods are made from."""
+
+
+def kinds_of(target: str) -> tuple[Kind, ...]:
+    """Kinds of the jobs of a target."""
+    return tuple(kind for kind in (HYPERPOD, PYTORCH, TRAIN) if kind.target == target)
+
 
 def state_of(found: Mapping[str, Any]) -> str:
     """starting, running, succeeded or failed, as the object's conditions say. Reads leniently: an operator newer than

@@ -11,8 +11,7 @@ from hyperpod_ext.errors import Problem
 from hyperpod_ext.submit.contract.capabilities import Capabilities
 from hyperpod_ext.submit.contract.handle import JobHandle
 from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
-from hyperpod_ext.submit.kubernetes.kinds import PYTORCH, TRAIN, Kind
-from hyperpod_ext.submit.kubernetes.reads import READS
+from hyperpod_ext.submit.kubernetes.kinds import PYTORCH, READS, TRAIN, Kind, kinds_of
 
 if TYPE_CHECKING:
     from hyperpod_ext.config.clusters.cluster import ClusterConfig
@@ -20,12 +19,25 @@ if TYPE_CHECKING:
     from hyperpod_ext.submit.contract.targets import Target
 
 
-_KINDS = (PYTORCH, TRAIN)
+PARTS = {
+    "details": "hyperpod_ext.submit.kubernetes.details",
+    "leftovers": "hyperpod_ext.submit.kubernetes.leftovers",
+    "ports": "hyperpod_ext.submit.kubernetes.inside",
+    "rehearsal": "hyperpod_ext.submit.kubernetes.kubeflow",
+    "shell": "hyperpod_ext.submit.kubernetes.inside",
+}
+INSTEAD = {
+    "faults": "write `chaos.inject` with `on_clusters: true` in the spec, or rehearse with --target local",
+    "move": "its jobs have no spares: drain the node, and the pod comes back on another one",
+    "resize": "submit it again with other `nodes`; it goes on from its newest durable checkpoint",
+}
 
 
 def capabilities() -> Capabilities:
     """What the operators and the runtime under them can do."""
     return Capabilities(
+        orchestrator="eks",
+        pod_suffix="-worker-00000",
         image=True,
         elastic=True,
         process_restart=True,
@@ -78,7 +90,7 @@ def list_jobs() -> list[JobStatus]:
     """The jobs of both kinds in the namespace of the current context."""
     from hyperpod_ext.submit.kubernetes import jobs
 
-    return [found for kind in jobs.known_kinds(_KINDS) for found in jobs.list_jobs(kind)]
+    return [found for kind in jobs.known_kinds(kinds_of("kubeflow")) for found in jobs.list_jobs(kind)]
 
 
 def status(handle: JobHandle) -> JobStatus:
@@ -124,7 +136,7 @@ def _kind_at(handle: JobHandle) -> Kind:
     """Which of the two kinds has a job of this name."""
     from hyperpod_ext.submit.kubernetes import jobs
 
-    return jobs.kind_of(_KINDS, handle)
+    return jobs.kind_of(kinds_of("kubeflow"), handle)
 
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ from hyperpod_ext.errors import ConflictError, NotFoundError
 from hyperpod_ext.submit.contract.handle import JobHandle
 from hyperpod_ext.submit.kubernetes.api.client import Client
 from hyperpod_ext.submit.kubernetes.jobs import client_of, known_kinds
-from hyperpod_ext.submit.kubernetes.kinds import HYPERPOD, PYTORCH, TRAIN, Kind, state_of
+from hyperpod_ext.submit.kubernetes.kinds import Kind, kinds_of, state_of
 
-_KINDS = {"hyperpod-eks": (HYPERPOD,), "kubeflow": (PYTORCH, TRAIN)}
 _COLLECTIONS = {
     "Pod": "/api/v1/namespaces/{}/pods",
     "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
@@ -30,7 +29,7 @@ def find(handle: JobHandle, with_secret: bool) -> list[tuple[str, str]]:
     """
     client = client_of(handle)
     found: list[tuple[str, str]] = []
-    kinds = known_kinds(_KINDS[handle.target], client)
+    kinds = known_kinds(kinds_of(handle.target), client)
     for kind in kinds:
         with suppress(NotFoundError):
             job = client.get(kind.path(client.access.namespace, handle.name))
@@ -51,7 +50,7 @@ def find(handle: JobHandle, with_secret: bool) -> list[tuple[str, str]]:
 def delete(handle: JobHandle, found: list[tuple[str, str]]) -> None:
     """Delete these; those that went by themselves meanwhile are no mistake."""
     client = client_of(handle)
-    kinds: dict[str, Kind] = {kind.name: kind for kind in _KINDS[handle.target]}
+    kinds: dict[str, Kind] = {kind.name: kind for kind in kinds_of(handle.target)}
     for kind, name in found:
         namespace = client.access.namespace
         path = kinds[kind].path(namespace, name) if kind in kinds else f"{_COLLECTIONS[kind].format(namespace)}/{name}"

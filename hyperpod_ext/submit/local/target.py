@@ -31,6 +31,17 @@ if TYPE_CHECKING:
     from hyperpod_ext.submit.contract.plan_type import Plan
     from hyperpod_ext.submit.contract.targets import Target
 
+PARTS = {
+    "faults": "hyperpod_ext.submit.fault_injection.local",
+    "move": "hyperpod_ext.submit.local.resize",
+    "resize": "hyperpod_ext.submit.local.resize",
+}
+INSTEAD = {
+    "leftovers": "files of a job are in the folder that `hp-ext status` shows",
+    "ports": "its processes are on this machine, and so are its ports",
+    "rehearsal": "`--dry-run` shows what would be submitted",
+    "shell": "its processes are on this machine: `hp-ext status` shows the folder of their files",
+}
 _CANCEL_TIMEOUT_S = 60.0
 
 

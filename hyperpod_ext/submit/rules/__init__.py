@@ -16,9 +16,11 @@ from hyperpod_ext.config.files.checks import Check, Finding, ListFiles
 from hyperpod_ext.config.files.document import Path, dotted
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import Problem
+from hyperpod_ext.submit.contract.targets import TARGETS, get_target
 
 if TYPE_CHECKING:
     from hyperpod_ext.config.clusters.cluster import ClusterConfig
+    from hyperpod_ext.submit.contract.capabilities import Capabilities
 
 Severity = Literal["error", "warning"]
 KUBERNETES = frozenset({"hyperpod-eks", "kubeflow"})
@@ -33,6 +35,11 @@ class Context:
     cluster: ClusterConfig | None = None
     target: str | None = None
     """None: the spec alone is checked, whatever it is for."""
+
+    @property
+    def capabilities(self) -> Capabilities | None:
+        """Of the target, where the job is for one that is known."""
+        return get_target(self.target).capabilities() if self.target in TARGETS else None
 
     def may_be(self, *targets: str) -> bool:
         """Whether the job is for one of `targets`, as far as is known."""

@@ -14,7 +14,6 @@ from hyperpod_ext.submit.contract.spec_annotation import note_of
 from hyperpod_ext.submit.kubernetes.mounts import is_below
 from hyperpod_ext.submit.rules import KUBERNETES, Context, rule
 
-_POD_SUFFIX = {"hyperpod-eks": "-nodes-00000", "kubeflow": "-worker-00000"}
 _MOUNTS: Path = ("kubernetes", "container", "volumeMounts")
 _SHARED_MEMORY = "/dev/shm"
 _MOST_BYTES = 256 * 1024
@@ -61,7 +60,7 @@ def governed_namespace_has_a_queue(context: Context) -> Iterator[Finding]:
     "Choose a shorter name.",
 )
 def pod_names_fit(context: Context) -> Iterator[Finding]:
-    suffix = _POD_SUFFIX.get(context.target or "", "")
+    suffix = context.capabilities.pod_suffix if context.capabilities else ""
     if suffix and len(context.job.name) + len(suffix) > 63:
         most = 63 - len(suffix)
         message = f"pods would be called `{context.job.name}{suffix}`, longer than 63 characters"

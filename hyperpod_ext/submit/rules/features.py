@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from hyperpod_ext.catalog.instances import instance
 from hyperpod_ext.config.files.checks import Finding
+from hyperpod_ext.submit.contract.targets import TARGETS, get_target
 from hyperpod_ext.submit.kubernetes.sizes import instance_type_of, node_share
 from hyperpod_ext.submit.rules import KUBERNETES, Context, rule
 
@@ -252,9 +253,6 @@ def elastic_with_autoscaling(context: Context) -> Iterator[Finding]:
         yield Finding(("elastic", "max_nodes"), "the cluster buys machines until there are this many", "set a quota")
 
 
-_ORCHESTRATORS = {"hyperpod-eks": "eks", "kubeflow": "eks", "hyperpod-slurm": "slurm"}
-
-
 @rule(
     "HPX123",
     "error",
@@ -263,10 +261,10 @@ _ORCHESTRATORS = {"hyperpod-eks": "eks", "kubeflow": "eks", "hyperpod-slurm": "s
     "Use --target hyperpod-slurm on clusters with Slurm, hyperpod-eks or kubeflow on those with EKS.",
 )
 def orchestrator_is_the_targets(context: Context) -> Iterator[Finding]:
-    cluster, needed = context.cluster, _ORCHESTRATORS.get(context.target or "")
-    if cluster is not None and needed is not None and cluster.orchestrator != needed:
+    cluster, needed = context.cluster, context.capabilities.orchestrator if context.capabilities else ""
+    if cluster is not None and needed and cluster.orchestrator != needed:
         message = f"cluster {cluster.name} is run by {cluster.orchestrator}; target {context.target} needs {needed}"
-        right = [target for target, found in _ORCHESTRATORS.items() if found == cluster.orchestrator]
+        right = [one for one in TARGETS if get_target(one).capabilities().orchestrator == cluster.orchestrator]
         yield Finding((), message, f"use --target {' or '.join(right)}")
 
 

@@ -27,6 +27,17 @@ if TYPE_CHECKING:
     from hyperpod_ext.submit.contract.targets import Target
 
 NAME = "hyperpod-slurm"
+PARTS = {
+    "move": "hyperpod_ext.submit.slurm.move",
+    "resize": "hyperpod_ext.submit.slurm.resize",
+    "shell": "hyperpod_ext.submit.slurm.inside",
+}
+INSTEAD = {
+    "faults": "write `chaos.inject` with `on_clusters: true` in the spec, or rehearse with --target local",
+    "leftovers": "Slurm forgets a job by itself; its files are in the folder that `hp-ext status` shows",
+    "ports": "ssh -L HERE:HOST:THERE, to the host that `squeue` shows",
+    "rehearsal": "`--dry-run` shows what would be submitted",
+}
 FILE = "job.sbatch"
 _TICK_S = 0.2
 _ASK_EVERY_S = 2.0
@@ -61,6 +72,7 @@ class Submitted:
 def capabilities() -> Capabilities:
     """What our agent does inside a step, and Slurm around it."""
     return Capabilities(
+        orchestrator="slurm",
         image=True,
         process_restart=True,
         spares=True,

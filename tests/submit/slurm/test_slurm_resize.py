@@ -16,6 +16,7 @@ from hyperpod_ext.submit.contract import records, resize
 from hyperpod_ext.submit.contract.handle import JobHandle
 from hyperpod_ext.submit.contract.render import check_shell
 from hyperpod_ext.submit.contract.run_files import Tail
+from hyperpod_ext.submit.contract.targets import MOVE, RESIZE
 from hyperpod_ext.submit.plan import make_plan
 from hyperpod_ext.submit.slurm import move as hyperpod_slurm_move
 from hyperpod_ext.submit.slurm import resize as hyperpod_slurm_resize
@@ -243,9 +244,9 @@ def test_a_job_that_cannot_be_resized_now_is_refused(running: Path) -> None:
 @pytest.mark.parametrize("target", ["kubeflow", "sagemaker"])
 def test_targets_whose_jobs_keep_their_nodes_say_what_to_do_instead(target: str) -> None:
     with pytest.raises(UnsupportedError, match="submit it again with other `nodes`"):
-        resize.get_resizer(target)
+        RESIZE.of(target)
     with pytest.raises(ConfigError, match="there is no target"):
-        resize.get_resizer("kubeflw")
+        RESIZE.of("kubeflw")
 
 
 # --- the ranks of a node to a spare ---------------------------------------------------------------
@@ -318,10 +319,10 @@ def test_a_move_that_cannot_be_is_refused_with_what_would_help(with_spare: Path)
 @pytest.mark.parametrize("target", ["hyperpod-eks", "kubeflow", "sagemaker"])
 def test_targets_whose_ranks_stay_say_what_to_do_instead(target: str) -> None:
     with pytest.raises(UnsupportedError, match="cannot move") as caught:
-        resize.get_mover(target)
+        MOVE.of(target)
     assert caught.value.problems[0].hint
     with pytest.raises(ConfigError, match="there is no target"):
-        resize.get_mover("kubeflw")
+        MOVE.of("kubeflw")
 
 
 def test_each_node_of_a_job_with_spares_says_its_name_for_the_drain() -> None:
