@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from observed import __main__, pool, record
+from observed import __main__, names, pool, record
 
 QUICK = ("examples", "specs", "wrong", "messages", "outputs", "options", "names")
 
@@ -67,3 +67,11 @@ def test_the_quick_part_misses_no_key_that_it_shows(made: dict[str, Any]) -> Non
     assert record.changed(["made"], fast=True) == []
     made["a"] = "other"
     assert len(record.changed(["made"], fast=True)) == 1
+
+
+def test_a_recorded_name_that_is_gone_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {"hyperpod_ext.errors:Nothing": "(a)", "hyperpod_ext.nowhere": "module"}
+    monkeypatch.setattr(record, "recorded", lambda _section: before)
+    now = {name: value for name, value in names.names(True) if name in before}
+    assert now == dict.fromkeys(before)
+    assert len(record.differences("names", before, now, fast=True)) == 2

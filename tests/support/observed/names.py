@@ -15,6 +15,7 @@ from observed import record
 from observed.pool import ROOT
 
 _PLACES = ("README.md", "docs/**/*.md", "examples/**/*.py", "examples/**/*.yaml", "templates/**/*")
+_GONE = "does not import"
 _IMPORTS = re.compile(
     r"from (hyperpod_ext[\w.]*) import (?:\(([^)]*)\)|(\w[\w, ]*))"
     r"|\bimport (hyperpod_ext[\w.]*\w)|-m (hyperpod_ext[\w.]*\w)"
@@ -22,9 +23,11 @@ _IMPORTS = re.compile(
 
 
 def names(_fast: bool) -> Iterator[tuple[str, Any]]:
-    """Each name with its kind and its parameters."""
-    for name in sorted({*_written(), *record.recorded("names")}):
-        yield name, _shown(name)
+    """Each name with its kind and its parameters; None for a recorded name that is gone from scripts and code."""
+    written = {*_written()}
+    for name in sorted({*written, *record.recorded("names")}):
+        shown = _shown(name)
+        yield name, None if name not in written and str(shown).startswith(_GONE) else shown
 
 
 def _written() -> Iterator[str]:
@@ -41,11 +44,11 @@ def _shown(name: str) -> Any:
     module, _, attribute = name.partition(":")
     try:
         if not attribute:
-            return "module" if importlib.util.find_spec(module) else "does not import"
+            return "module" if importlib.util.find_spec(module) else _GONE
         found = getattr(importlib.import_module(module), attribute, None)
         return _described(found if found is not None else importlib.import_module(f"{module}.{attribute}"))
     except ModuleNotFoundError as error:
-        return f"does not import: no module {error.name}"
+        return f"{_GONE}: no module {error.name}"
 
 
 def _described(found: Any) -> Any:

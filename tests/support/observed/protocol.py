@@ -92,9 +92,12 @@ def _parted(shape: Any, parts: dict[str, Any]) -> Any:
 
 def outputs(_fast: bool) -> Iterator[tuple[str, Any]]:
     """Shapes of outputs and of a cluster's spec. The schema of a job's spec is in examples/job.schema.json."""
+    parts: dict[str, Any] = {}
     with Place() as place:
         for name in ("cluster", *OUTPUTS):
-            yield name, shape_of(json.loads(place.run("schema", *name.split()).stdout))
+            shape = shape_of(json.loads(place.run("schema", *name.split()).stdout))
+            yield name, shape if name == "cluster" else _parted(shape, parts)
+    yield from parts.items()
 
 
 def shape_of(schema: dict[str, Any], definitions: dict[str, Any] | None = None) -> Any:
@@ -127,7 +130,7 @@ def shape_of(schema: dict[str, Any], definitions: dict[str, Any] | None = None) 
             return [inner(schema.get("items", {})), "..."]
         case kind:
             limits = [
-                f"{sign}{schema[name]}".replace(str(1 << 63), "2^63")
+                f"{sign}{schema[name]}".replace(str(1 << 63), "2^63").replace("000000000.0", "e9")
                 for name, sign in _RANGES.items()
                 if name in schema
             ]

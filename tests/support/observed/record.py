@@ -43,7 +43,7 @@ def recorded(section: str) -> dict[str, Any]:
 
 def write(section: str, found: dict[str, Any]) -> None:
     """Record a section, one key a line."""
-    lines = ",\n".join(f"{json.dumps(key)}: {compact(found[key])}" for key in sorted(found))
+    lines = ",\n".join(f"{json.dumps(key)}: {compact(found[key])}" for key in sorted(found) if found[key] is not None)
     (FOLDER / f"{section}.json").write_text(f"{{\n{lines}\n}}\n")
 
 
