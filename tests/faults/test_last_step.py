@@ -11,6 +11,7 @@ import pytest
 from command import hp_ext
 from event_log import events_in
 from nodes import memory_pid
+from small_disk import freezable
 from waiting import until
 
 pytestmark = [pytest.mark.slow]
@@ -118,3 +119,22 @@ def test_a_tier_that_refuses_the_last_step_is_named_with_what_is_missing(sharded
     shown = hp_ext("report", str(running.folder) + "/")
     assert (shown.code, f"{before}, in {folder}/tiny" in shown.stdout) == (0, True), shown.stdout
     assert f"warning: {line}" in shown.stderr
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_tier_that_is_frozen_holds_a_job_no_longer_than_its_finish_s(job: Any, tmp_path: Path, nodes: int) -> None:
+    """Processes that wait for a frozen file system cannot be ended: all others of the job end without them."""
+    folder = tmp_path / "durable"
+    with freezable(folder) as freeze:
+        secret = secret_in(tmp_path)
+        env = {"HPX_SECRET_FILE": str(secret), "HPX_TEST_HOLD": "[[1, 0, 12]]"}
+        settings = {"checkpoint": {"tiers": tiers_in(folder), "finish_s": 2.0}}
+        running = job(nodes=nodes, workers_per_node=1, settings=settings, env=env).start()
+        running.until("step", step=11, rank=0)
+        until(lambda: [*folder.glob("tiny/step-000000010*/manifest.json")])
+        freeze()
+        (running.folder / "let-go").touch()
+        report = running.wait()  # nothing thaws it
+        assert (report["state"], report["steps"], running.codes()) == ("succeeded", 12, [0] * nodes), report["error"]
+        (line,) = report["warnings"]
+        assert f"step 12 is not in {folder}/tiny, and the newest durable step there is 10" in line

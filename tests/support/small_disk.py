@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -38,6 +38,28 @@ def fill(folder: Path, *, but: int = 0) -> Path:
 def free(folder: Path) -> int:
     status = os.statvfs(folder)
     return status.f_bavail * status.f_bsize
+
+
+@contextlib.contextmanager
+def freezable(folder: Path) -> Iterator[Callable[[], None]]:
+    """`folder` as a file system that a call freezes until the end: processes that write there wait, and cannot be ended
+    by SIGKILL. Without the right to do that the test is skipped, unless this is CI."""
+    image = folder.with_suffix(".img")
+    folder.mkdir(parents=True)
+    with image.open("wb") as file:
+        file.truncate(256 << 20)  # sparse
+    try:
+        subprocess.run(["mkfs.ext4", "-q", str(image)], check=True, capture_output=True, text=True)
+        _mount("-o", "loop", str(image), str(folder))
+    except (OSError, subprocess.CalledProcessError) as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"a file system to freeze needs root and a loop device: {getattr(error, 'stderr', '') or error}")
+    try:
+        yield lambda: subprocess.run(["fsfreeze", "--freeze", str(folder)], check=True)
+    finally:
+        subprocess.run(["fsfreeze", "--unfreeze", str(folder)], check=False, capture_output=True)
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def make_read_only(folder: Path) -> None:
