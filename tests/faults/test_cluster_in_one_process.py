@@ -20,6 +20,11 @@ from cluster.cluster import run_faults, run_seed, run_seeds
 from cluster.event_loop import Process, SimulatedLoop
 from cluster.faults import Fault, Setting
 
+pytestmark = [
+    pytest.mark.filterwarnings("error:coroutine .* was never awaited:RuntimeWarning"),
+    pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning"),
+]
+
 ONE = os.environ.get("HPX_CLUSTER_SEED")
 SEEDS = int(os.environ.get("HPX_CLUSTER_SEEDS", "20000"))
 """How many seeds `make test-thorough` runs, beyond those of `make test`."""

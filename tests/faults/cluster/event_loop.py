@@ -215,10 +215,12 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         """What processes were doing when they were killed goes with them: nothing of it runs any more."""
         self.ready.clear()
         self._due.clear()
+        asyncio._set_running_loop(self)  # code that runs as if it were told to end may start tasks, which end here, too
         for task in self._tasks:
             if not task.done():
-                with contextlib.suppress(BaseException):  # of code that runs as if it were told to end
+                with contextlib.suppress(BaseException):
                     task.get_coro().close()  # type: ignore[union-attr]
+        asyncio._set_running_loop(None)
         self._tasks.clear()
         self.ready.clear()
         self.close()
