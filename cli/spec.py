@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .output import say
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hyperpod_ext.config.files.document import Document
     from hyperpod_ext.config.files.load import Loaded
     from hyperpod_ext.config.files.overrides import Override
+    from hyperpod_ext.config.files.rule import Registry
     from hyperpod_ext.config.job.job import JobConfig
     from hyperpod_ext.errors import Problem
     from hyperpod_ext.submit.plan import Plan
@@ -73,16 +74,16 @@ class Specs:
     def _spec_checks(self) -> list[Check]:
         """What would be found once single fields are right, told beside their mistakes."""
         from hyperpod_ext.config.files.checks import Check
-        from hyperpod_ext.submit.plan import plan_checks
-        from hyperpod_ext.submit.rules import spec_checks
+        from hyperpod_ext.submit.plan import draft_checks
 
-        checks = spec_checks(self._ignored)
-        if not self._cluster_is_known:
-            return checks
-        checks += plan_checks(
-            self.cluster, self._target, self._ignored, lambda job: self._with_outputs(job, self._target)
+        checks = draft_checks(
+            self.cluster,
+            self._target,
+            self._ignored,
+            lambda job: self._with_outputs(job, self._target),
+            alone=not self._cluster_is_known,
         )
-        return [*checks, Check(((),), self._note_that_all_ran)]
+        return [*checks, Check(((),), self._note_that_all_ran)] if self._cluster_is_known else checks
 
     def _note_that_all_ran(self, _job: JobConfig, _files: object) -> Iterator[Finding]:
         """The last check: it reads everything, so that it runs where all others do."""
@@ -145,7 +146,8 @@ class Specs:
         self._check_folder(folder)
         with own_templates(folder):
             here, locate = Path(self._file).parent, self._loaded.locate
-            plan = make_plan(self.job_on(target), self.cluster, target, here, self._ignored, locate)
+            job = self.job_on(target)
+            plan = make_plan(job, self.cluster, target, here, self._ignored, locate, checked=True)
         for warning in plan.warnings:
             say(f"warning: {warning}")
         return plan
@@ -182,16 +184,18 @@ class Specs:
 
 def _known(ignored: Sequence[str]) -> tuple[str, ...]:
     """Ids of rules, each checked: a misspelt one would ignore nothing, and nobody would notice."""
-    import click
-
     if not ignored:
         return ()
-    from hyperpod_ext.config.files.nearest import suggest
-    from hyperpod_ext.submit.rules import all_rules
+    from hyperpod_ext.submit.rules import REGISTRY
 
-    rules = all_rules()
-    for name in ignored:
-        if name not in rules:
-            hint = suggest(name, rules)
-            raise click.BadParameter(f"there is no rule {name}: {hint if len(hint) < 80 else 'see hp-ext explain'}")
-    return tuple(ignored)
+    return known_ids(REGISTRY, ignored)
+
+
+def known_ids(registry: Registry[Any], ids: Sequence[str]) -> tuple[str, ...]:
+    """Ids of a registry's rules; an unknown one is wrong usage."""
+    import click
+
+    try:
+        return registry.check_ids(ids)
+    except KeyError as error:
+        raise click.BadParameter(error.args[0]) from None

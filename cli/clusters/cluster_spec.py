@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ..output import say
+from ..spec import known_ids
 
 if TYPE_CHECKING:
     from hyperpod_ext.config.clusters.cluster import ClusterConfig
@@ -40,15 +41,9 @@ def ignore_option(function: F) -> F:
 def _known(names: tuple[str, ...]) -> tuple[str, ...]:
     if not names:
         return names
-    from hyperpod_ext.clusters.checks import all_checks
-    from hyperpod_ext.config.files.nearest import nearest
+    from hyperpod_ext.clusters.checks import REGISTRY
 
-    for name in names:
-        if name not in all_checks():
-            near = nearest(name, all_checks())
-            hint = f"did you mean {near}?" if near else "see hp-ext explain"
-            raise click.BadParameter(f"there is no check {name} of clusters: {hint}")
-    return names
+    return known_ids(REGISTRY, names)
 
 
 def say_warnings(loaded: Loaded[ClusterConfig], ignored: Sequence[str]) -> None:

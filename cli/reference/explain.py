@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,7 +11,7 @@ from ..output import columns, print_result
 
 if TYPE_CHECKING:
     from hyperpod_ext.catalog.aws_terms import Term
-    from hyperpod_ext.submit.rules import Rule
+    from hyperpod_ext.config.files.rule import Rule
 
 
 @click.command(
@@ -31,9 +31,10 @@ def command(what: str | None, output: str) -> None:
 
     tier-1 to tier-4 are the tiers of AWS's launch article.
     """
+    from hyperpod_ext.clusters.checks import all_checks
     from hyperpod_ext.submit.rules import all_rules
 
-    rules = {**_checks(), **all_rules(), **_cluster_checks()}
+    rules = {**_checks(), **all_rules(), **all_checks()}
     if what is None:
         listed = [{"id": one.id, "severity": one.severity, "title": one.title} for one in rules.values()]
         print_result(
@@ -67,26 +68,15 @@ def _explain_terms(found: list[Term], output: str) -> None:
     print_result([asdict(one) for one in found], output, "\n\n\n".join(parts))
 
 
-def _checks() -> dict[str, Rule]:
+def _checks() -> dict[str, Rule[Any]]:
     """The checks of specs, as rules."""
     from hyperpod_ext.config.files.check_texts import TEXTS
-    from hyperpod_ext.submit.rules import Rule
+    from hyperpod_ext.config.files.rule import Rule
 
     return {name: Rule(name, "error", *texts, find=lambda _context: iter(())) for name, texts in TEXTS.items()}
 
 
-def _cluster_checks() -> dict[str, Rule]:
-    """The checks of clusters, as rules."""
-    from hyperpod_ext.clusters.checks import all_checks
-    from hyperpod_ext.submit.rules import Rule
-
-    return {
-        one.id: Rule(one.id, one.severity, one.title, one.cause, one.fix, find=lambda _context: iter(()))
-        for one in all_checks().values()
-    }
-
-
-def _explain_rule(name: str, rules: dict[str, Rule], output: str) -> None:
+def _explain_rule(name: str, rules: dict[str, Rule[Any]], output: str) -> None:
     from hyperpod_ext.config.files.nearest import nearest
     from hyperpod_ext.errors import NotFoundError
 

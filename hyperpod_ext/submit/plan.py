@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from hyperpod_ext.config.files.checks import Check, Finding, ListFiles
 from hyperpod_ext.config.files.document import Path
+from hyperpod_ext.config.files.rule import Rule
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import Problem, UnsupportedError
 from hyperpod_ext.submit.contract.capabilities import unsupported, unused
 from hyperpod_ext.submit.contract.plan_type import Plan as Plan
 from hyperpod_ext.submit.contract.targets import TARGETS, get_target
-from hyperpod_ext.submit.rules import Context, Rule, all_rules, findings
+from hyperpod_ext.submit.rules import Context, all_rules, findings
 
 if TYPE_CHECKING:
     from hyperpod_ext.config.clusters.cluster import ClusterConfig
@@ -29,17 +30,20 @@ def make_plan(
     source_dir: FilePath = FilePath(),
     ignore: Collection[str] = (),
     locate: Callable[[list[Problem]], list[Problem]] = list,
+    *,
+    checked: bool = False,
 ) -> Plan:
     """Check what only job, cluster and target together show, then render.
 
     Args:
         locate: fills in where the fields of warnings are written.
+        checked: `find_problems` has found nothing; it does not run again.
 
     Raises:
         UnsupportedError: holds every reason why this target cannot run this job.
         ConfigError: there is no such target.
     """
-    if problems := find_problems(job, cluster, target, ignore):
+    if problems := [] if checked else find_problems(job, cluster, target, ignore):
         raise UnsupportedError(problems)
     module = get_target(target)
     warned = (str(problem) for problem in locate(find_warnings(job, cluster, target, ignore)))
@@ -55,43 +59,52 @@ def make_plan(
 
 
 def find_problems(
-    job: JobConfig, cluster: ClusterConfig | None, target: str | None, ignore: Collection[str] = ()
+    job: JobConfig,
+    cluster: ClusterConfig | None,
+    target: str | None,
+    ignore: Collection[str] = (),
+    *,
+    rules: bool = True,
 ) -> list[Problem]:
-    """What only job, cluster and target together show to be wrong, but for the rules that are ignored."""
+    """Errors that only job, cluster and target together show, except those of the rules in `ignore`."""
     problems: list[Problem] = []
     if target is not None:
         problems += unsupported(job, target, get_target(target).capabilities())
         problems += get_target(target).problems(job)
     if cluster is not None:
         problems += _cluster_problems(job, cluster)
-    return problems + [one for one in findings(Context(job, cluster, target), "error") if one.rule not in ignore]
+    return problems + list(findings(Context(job, cluster, target), "error", ignore) if rules else ())
 
 
-def plan_checks(
+def draft_checks(
     cluster: ClusterConfig | None,
     target: str | None,
     ignore: Collection[str],
     complete: Callable[[JobConfig], JobConfig],
+    *,
+    alone: bool,
 ) -> list[Check]:
-    """`find_problems` for a spec with mistakes: what more than the spec alone shows, where all of it could be read.
+    """`find_problems` for a spec with mistakes in some fields: rules that read others run all the same.
 
     Args:
         complete: adds to a job what its cluster says.
+        alone: leave out all that a cluster or a target may change: the cluster cannot be read.
     """
 
     def by_target(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
-        if target in TARGETS:  # else it is told once the file is right
-            module, job = get_target(target), complete(job)
-            for one in (*unsupported(job, target, module.capabilities()), *module.problems(job)):
-                yield Finding(_parts(one.path), one.message, one.hint)
-        for one in _cluster_problems(job, cluster) if cluster is not None else ():
+        for one in find_problems(complete(job), cluster, target if target in TARGETS else None, rules=False):
             yield Finding(_parts(one.path), one.message, one.hint)
 
-    def by_rule(known: Rule) -> Check:
-        return Check(_ALL, lambda job, _files: known.find(Context(complete(job), cluster, target)), known.id)
+    def by_rule(rule: Rule[Context]) -> Check:
+        def run(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
+            seen = Context(job) if rule.reads else Context(complete(job), cluster, target)
+            return (Finding(_parts(one.path), one.message, one.hint) for one in rule.problems(seen))
 
-    left = [one for one in all_rules().values() if one.severity == "error" and not one.reads and one.id not in ignore]
-    return [Check(_ALL, by_target), *map(by_rule, left)]
+        return Check(rule.reads or _ALL, run, rule.id)
+
+    rules = [one for one in all_rules().values() if one.severity == "error" and one.id not in ignore]
+    own = [by_rule(one) for one in rules if one.reads]
+    return own if alone else [*own, Check(_ALL, by_target), *(by_rule(one) for one in rules if not one.reads)]
 
 
 def _parts(path: str) -> Path:
@@ -102,7 +115,7 @@ def find_warnings(
     job: JobConfig, cluster: ClusterConfig | None, target: str | None, ignore: Collection[str] = ()
 ) -> list[Problem]:
     """What will work, and is probably not what was meant."""
-    return [one for one in findings(Context(job, cluster, target), "warning") if one.rule not in ignore]
+    return list(findings(Context(job, cluster, target), "warning", ignore))
 
 
 def _cluster_problems(job: JobConfig, cluster: ClusterConfig) -> Iterator[Problem]:

@@ -263,7 +263,7 @@ def test_a_new_network_is_checked_by_its_range_and_zones() -> None:
 def test_a_misspelt_check_is_not_ignored(tmp_path: Path) -> None:
     (tmp_path / "cluster.yaml").write_text(json.dumps(LEAST))
     done = call_hp_ext("create-cluster", "-f", "cluster.yaml", "--dry-run", "--ignore", "HPX2001", cwd=tmp_path)
-    assert (done.code, "did you mean HPX201?" in done.stderr or "hp-ext explain" in done.stderr) == (2, True)
+    assert (done.code, "did you mean `HPX201`?" in done.stderr) == (2, True)
 
 
 def test_the_page_has_a_row_for_every_check(root: Path) -> None:

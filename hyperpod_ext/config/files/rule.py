@@ -1,0 +1,95 @@
+"""Rules: what is right field by field, and would still fail, or waste machines.
+
+Each rule has a number, a cause and a fix, which `hp-ext explain` shows, and is a pure function of what it looks at. A
+registry has the rules of one kind of spec: those of jobs are in `submit.rules`, those of clusters in `clusters.checks`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, Literal, TypeVar
+
+from hyperpod_ext.config.files.checks import Finding
+from hyperpod_ext.config.files.document import Path, dotted
+from hyperpod_ext.config.files.nearest import suggest
+from hyperpod_ext.errors import Problem
+
+S = TypeVar("S")
+Severity = Literal["error", "warning"]
+Find = Callable[[S], Iterator[Finding] | Iterator[Problem]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule(Generic[S]):
+    """One mistake that a spec can have."""
+
+    id: str
+    severity: Severity
+    title: str
+    """The mistake, as a short sentence."""
+    cause: str
+    """What would happen, and why."""
+    fix: str
+    """What to do."""
+    find: Find[S]
+    reads: tuple[Path, ...] = ()
+    """All fields that the rule reads, if it reads nothing but the spec: it then runs next to mistakes in others."""
+
+    def problems(self, seen: S) -> Iterator[Problem]:
+        """What the rule finds, with its number."""
+        for found in self.find(seen):
+            if isinstance(found, Finding):
+                found = Problem(found.message, path=dotted(found.path), hint=found.hint)
+            yield replace(found, rule=self.id)
+
+
+class Registry(Generic[S]):
+    """The rules of one kind of spec.
+
+    Args:
+        package: loads `modules`, which enter their rules, when all are asked for.
+    """
+
+    def __init__(self, package: str, modules: Sequence[str]) -> None:
+        self._package, self._modules = package, modules
+        self._rules: dict[str, Rule[S]] = {}
+
+    def rule(
+        self, id: str, severity: Severity, title: str, cause: str, fix: str, *, reads: tuple[str, ...] = ()
+    ) -> Callable[[Find[S]], Find[S]]:
+        """Enter a function as the rule `id`."""
+
+        def enter(find: Find[S]) -> Find[S]:
+            if id in self._rules and self._rules[id].find.__qualname__ != find.__qualname__:
+                raise ValueError(f"two rules are called {id}")
+            fields = tuple(tuple(path.split(".")) for path in reads)
+            self._rules[id] = Rule(id, severity, title, cause, fix, find, fields)
+            return find
+
+        return enter
+
+    def all(self) -> dict[str, Rule[S]]:
+        """Every rule, by id."""
+        for name in self._modules:
+            importlib.import_module(f"{self._package}.{name}")
+        return dict(sorted(self._rules.items()))
+
+    def findings(self, seen: S, severity: Severity, ignore: Collection[str] = ()) -> Iterator[Problem]:
+        """What the rules of this severity find, except those in `ignore`."""
+        for rule in self.all().values():
+            if rule.severity == severity and rule.id not in ignore:
+                yield from rule.problems(seen)
+
+    def check_ids(self, ids: Collection[str]) -> tuple[str, ...]:
+        """Return ids of rules as they are.
+
+        Raises:
+            KeyError: one is unknown, and would ignore nothing; the text names the nearest.
+        """
+        for name in ids:
+            if name not in self.all():
+                hint = suggest(name, self.all())
+                raise KeyError(f"there is no rule {name}: {hint if len(hint) < 80 else 'see hp-ext explain'}")
+        return tuple(ids)
