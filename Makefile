@@ -26,7 +26,7 @@ READY := $(VENV)/.ready
 # most of what is installed is never imported, and need not be compiled
 PIP = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: catalog setup environments cdk collected ready ready-with-cdk run check static test test-thorough test-sdks test-integrations test-nixl soak bench bench-costs bench-recovery bench-rendezvous bench-resize bench-continue bench-parity bench-recovery-by-nodes bench-operator bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible bench-control-plane bench-store bench-tls bench-transport golden clean observed test-mutants test-series test-torch test-gpu bench-gpu
+.PHONY: catalog setup environments cdk collected ready ready-with-cdk run check static test test-thorough test-sdks test-integrations test-nixl soak bench bench-costs bench-recovery bench-rendezvous bench-resize bench-continue bench-parity bench-recovery-by-nodes bench-operator bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible bench-control-plane bench-store bench-tls bench-transport golden clean observed sample-mutants test-mutants test-series test-torch test-gpu bench-gpu
 
 setup: $(READY) environments
 
@@ -108,6 +108,11 @@ test-series: $(READY)
 # more than sixty small wrong changes, each of which a fast test must see; about two minutes. ARGS='--only "quorum.*"', --list, --help
 test-mutants: $(READY)
 	@PYTHONPATH=tests/support $(BIN)/python -m mutants $(ARGS)
+
+# 400 changes at random places of the product: share that the fast tests catch. The first run needs --cover, which runs
+# all fast tests under coverage. ARGS='--seed 1 --count 400 --cover', --only PATH, --help
+sample-mutants: $(READY)
+	@PYTHONPATH=tests/support $(BIN)/python -m mutants.sample $(ARGS)
 
 # what others can observe, compared with the record in tests/observed/: rendered files, messages, events, commands, names.
 # A minute. ARGS=--write records; ARGS='--against main' shows whole texts; --only SECTION, --help

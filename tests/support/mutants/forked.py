@@ -46,6 +46,8 @@ class Task:
     tests: tuple[str, ...]
     path: str = ""
     text: str = ""
+    whole: bool = False
+    """Go on after a test that fails."""
 
 
 @dataclass(slots=True)
@@ -171,7 +173,8 @@ class _Run:
         seen = _Seen(self.tree)
         import pytest
 
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-m", FAST, f"--timeout={_TEST_S}", "--tb=short"]
+        options = ["-q", "-p", "no:cacheprovider", "-m", FAST, f"--timeout={_TEST_S}", "--tb=short"]
+        options += [] if self.task.whole else ["-x"]
         code = int(pytest.main([*options, *self.task.tests], plugins=[seen]))
         self._report.write_text(json.dumps({"code": code, **seen.to_json()}))
         sys.stdout.flush()
