@@ -31,7 +31,8 @@ def described(script: Script, file: Path, *faults: str) -> dict[str, Any]:
     tiers = [{"kind": "memory", "every_steps": script.every_steps}]
     settings: dict[str, Any] = {"restart": {"preload": PRELOAD, **BUDGETS}}
     if script.lost_node is not None:  # shards of a lost node are in another's memory
-        tiers.append({"kind": "peer", "every_steps": script.every_steps})
+        # at a low priority, a copy may take longer than all steps before the loss if no core is idle
+        tiers.append({"kind": "peer", "every_steps": script.every_steps, "max_slowdown": 1.0})
     if script.lost_node is not None and faults:
         node, step = script.lost_node
         settings["chaos"] = {"faults": [{"node": node, "step": step}]}
