@@ -62,6 +62,7 @@ def test_validate_loads_neither_templates_nor_torch(root: Path) -> None:
     loaded = loaded_by(LOADED_BY_COMMAND, "validate", str(root / "examples" / "01-local" / "job.yaml"))
     assert {"pydantic", "yaml"} <= loaded
     assert loaded & {"jinja2", "torch", "rich", "boto3"} == set()
+    assert loaded & {f"hyperpod_ext.config.job.pods.{name}" for name in ("models", "values")} == set()
 
 
 def test_templates_of_a_cluster_are_made_in_another_process(root: Path, tmp_path: Path) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import functools
 import json
 from pathlib import Path
+from typing import Any
 
-_FILE = Path(__file__).with_name("pod_schema.json")
+DIRECTIVE = "$patch"
+RETAIN = "$retainKeys"
+"""Keys of a strategic merge patch that are no fields."""
 
 MERGE_KEYS = {
     "containers": "name",
@@ -27,8 +30,24 @@ MERGE_KEYS = {
 As the API reference of Kubernetes publishes them (`patch strategy: merge`, `patch merge key`)."""
 
 
-@functools.cache
 def pod_types() -> dict[str, dict[str, str]]:
     """Types by name, each with its fields: `string`, a type's name, `[]T` for a list of T, `{}T` for a mapping to T."""
-    types: dict[str, dict[str, str]] = json.loads(_FILE.read_text(encoding="utf-8"))["types"]
+    types: dict[str, dict[str, str]] = _read("pod_schema.json")["types"]
     return types
+
+
+def required_fields() -> dict[str, list[str]]:
+    """Fields that must be there, by the name of the type."""
+    required: dict[str, list[str]] = _read("pod_schema.json")["required"]
+    return required
+
+
+def field_text(kind: str, field: str) -> str:
+    """The first sentence of Kubernetes' own documentation of a field."""
+    return str(_read("pod_texts.json")["texts"].get(kind, {}).get(field, ""))
+
+
+@functools.cache
+def _read(name: str) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+    return facts

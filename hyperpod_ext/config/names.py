@@ -36,3 +36,10 @@ InstanceType = Annotated[str, Field(pattern=r"^ml\.[a-z0-9-]+\.[a-z0-9-]+$")]
 """SageMaker instance type, `ml.p5.48xlarge`."""
 AbsolutePath = Annotated[str, Field(pattern=r"^/[^\x00:]*$")]
 """Path from the root, without colons: they part sources from targets in mounts."""
+
+
+def stays_below(text: str) -> str:
+    """A path without `..`, for AfterValidator."""
+    if ".." in text.split("/"):
+        raise ValueError(f"`{text}` leads out of the volume by `..`; write a path below it")
+    return text

@@ -15,7 +15,7 @@ import pytest
 import sbatch_options
 from botocore.loaders import Loader
 from botocore.model import ServiceModel
-from spec_keys import MORE, at, job, keys, value_of
+from spec_keys import MORE, OF_CONTAINER, OF_POD, at, job, keys, value_of
 
 from hyperpod_ext.catalog.pod_fields import pod_types
 from hyperpod_ext.config.job.job import JobConfig
@@ -30,51 +30,6 @@ from hyperpod_ext.submit.slurm import script as slurm
 
 PAGE = "docs/fields.md"
 Rendered = Mapping[str, Any]
-EXEC = {"exec": {"command": ["true"]}}
-OF_POD: dict[str, Any] = {
-    "affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]}},
-    "containers": [{"name": "log", "image": "repo/log:1"}],
-    "dnsConfig": {"nameservers": ["10.0.0.2"]},
-    "dnsPolicy": "Default",
-    "ephemeralContainers": [{"name": "debug", "image": "repo/debug:1"}],
-    "hostAliases": [{"ip": "10.0.0.1", "hostnames": ["store"]}],
-    "imagePullSecrets": [{"name": "registry"}],
-    "initContainers": [{"name": "fetch", "image": "repo/fetch:1"}],
-    "nodeSelector": {"disk": "fast"},
-    "os": {"name": "linux"},
-    "overhead": {"cpu": "1"},
-    "preemptionPolicy": "Never",
-    "readinessGates": [{"conditionType": "example.com/ready"}],
-    "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "gpu"}],
-    "resources": {"limits": {"cpu": "1"}},
-    "restartPolicy": "Never",
-    "schedulingGates": [{"name": "example.com/wait"}],
-    "schedulingGroup": {"podGroupName": "a"},
-    "securityContext": {"fsGroup": 1000},
-    "tolerations": [{"operator": "Exists"}],
-    "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}],
-    "volumes": [{"name": "more", "emptyDir": {}}],
-}
-"""Least values of fields of a pod that are no plain word, number or yes."""
-OF_CONTAINER: dict[str, Any] = {
-    "env": [{"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
-    "envFrom": [{"configMapRef": {"name": "settings"}}],
-    "imagePullPolicy": "Always",
-    "lifecycle": {"preStop": EXEC},
-    "livenessProbe": EXEC,
-    "ports": [{"containerPort": 9000}],
-    "readinessProbe": EXEC,
-    "resizePolicy": [{"resourceName": "cpu", "restartPolicy": "NotRequired"}],
-    "resources": {"claims": [{"name": "gpu"}]},
-    "restartPolicy": "Never",
-    "restartPolicyRules": [{"action": "Restart", "exitCodes": {"operator": "In", "values": [1]}}],
-    "securityContext": {"readOnlyRootFilesystem": True},
-    "startupProbe": EXEC,
-    "terminationMessagePolicy": "File",
-    "volumeDevices": [{"name": "disk", "devicePath": "/dev/a"}],
-    "volumeMounts": [{"name": "more", "mountPath": "/more"}],
-}
-"""Least values of fields of a container."""
 PLAIN = {"string": "a", "integer": 1, "boolean": True, "[]string": ["a"], "{}string": {"a": "b"}}
 TEXTS = (
     *("a", "1K", "s3://bucket/a", "arn:aws:iam::123456789012:role/training"),
@@ -214,7 +169,7 @@ def patched() -> str:
     lines = []
     for section, kind in (("pod", "PodSpec"), ("container", "Container")):
         known = values(kind) | ({"initContainers": [{"name": "fetch", "env": []}]} if section == "pod" else {})
-        taken = [name for name in known if not _of_pod(section, {name: known[name]}, "PodSpecPatch")]
+        taken = [name for name in sorted(known) if not _of_pod(section, {name: known[name]}, "PodSpecPatch")]
         lines.append(f"- `overlay.kubernetes.{section}`: {', '.join(f'`{name}`' for name in taken)}")
     return "\n".join(lines) + "\n"
 
@@ -324,10 +279,10 @@ def _members() -> tuple[str, ...]:
 
 SCHEMAS = {
     "PodSpec": Schema(
-        tuple(pod_types()["PodSpec"]), _pod, lambda field: _of_pod("pod", {field: values("PodSpec")[field]})
+        tuple(sorted(pod_types()["PodSpec"])), _pod, lambda field: _of_pod("pod", {field: values("PodSpec")[field]})
     ),
     "Container": Schema(
-        tuple(pod_types()["Container"]),
+        tuple(sorted(pod_types()["Container"])),
         _container,
         lambda field: _of_pod("container", {field: values("Container")[field]}),
     ),

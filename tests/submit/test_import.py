@@ -155,9 +155,8 @@ def test_a_config_of_hyp_becomes_a_spec_and_nothing_of_it_is_lost_in_silence(tmp
         ("host", "/data", False),
         ("claim", "/out", True),
     ]
-    assert job.kubernetes.container.resources is not None
-    assert job.kubernetes.container.resources.limits == {"memory": "120Gi"}
-    assert job.kubernetes.pod.schedulerName == "volcano"
+    assert job.kubernetes.container["resources"] == {"limits": {"memory": "120Gi"}}
+    assert job.kubernetes.pod["schedulerName"] == "volcano"
     assert job.scheduling.node_selector == {"team": "a", "sagemaker.amazonaws.com/deep-health-check-status": "Passed"}
     assert "not carried over" not in done.stderr
     assert "note: config.yaml: fields without a value: required_topology" in done.stderr
@@ -195,8 +194,7 @@ def test_fields_of_hyp_1_1_are_carried() -> None:
     assert (job.elastic.min_nodes, job.elastic.max_nodes, job.elastic.step) == (4, 8, 2)
     assert (job.elastic.graceful_shutdown_s, job.elastic.scaling_timeout_s) == (180, 60)
     assert job.relaunch.scale_up_pause_s == 600
-    assert job.kubernetes.container.resources is not None
-    assert job.kubernetes.container.resources.limits == {"cpu": "180"}
+    assert job.kubernetes.container["resources"]["limits"] == {"cpu": "180"}
     assert found.left_out == ["config.yaml:19: no_such_field: is no field of hyp that import knows"]
 
 

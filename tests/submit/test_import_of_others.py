@@ -15,7 +15,6 @@ from hyperpod_ext.config.job.overlay import KubernetesOverlay
 from hyperpod_ext.errors import ConfigError
 from hyperpod_ext.submit.import_any import import_file
 from hyperpod_ext.submit.imports.report import Imported
-from hyperpod_ext.submit.kubernetes.own_words import own_words
 from hyperpod_ext.submit.plan import make_plan
 
 TEMPLATE = """\
@@ -56,9 +55,9 @@ def test_a_template_is_filled_and_each_loss_is_named_with_its_line() -> None:
     assert [volume.path for volume in job.volumes] == ["/data"]
     assert job.overlay.kubernetes == KubernetesOverlay(job={"spec": {"elasticPolicy": {"rdzvBackend": "etcd"}}})
     assert job.working_dir is None
-    assert own_words(job.kubernetes.pod) == {"initContainers": [{"name": "fetch", "image": "busybox"}]}
+    assert job.kubernetes.pod == {"initContainers": [{"name": "fetch", "image": "busybox"}]}
     node = {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
-    assert own_words(job.kubernetes.container) == {"env": [node]}
+    assert job.kubernetes.container == {"env": [node]}
     named = "\n".join(found.left_out)
     assert "initContainers" not in named
     assert "NODE:" not in named
@@ -71,7 +70,7 @@ def test_what_mounts_a_volume_that_is_not_there_or_breaks_a_promise_stays_named(
     mounting = init.replace("busybox}", "busybox, volumeMounts: [{name: other, mountPath: /data}]}")
     text = TEMPLATE.replace(init, mounting + "\n          hostname: one\n          hostIPC: true")
     found = import_file(text, "tiny.yaml", {"NUM_NODES": "4", "IMAGE": "repo/tiny:1"})
-    assert own_words(found.job.kubernetes.pod) == {"hostIPC": True}
+    assert found.job.kubernetes.pod == {"hostIPC": True}
     named = "\n".join(found.left_out)
     assert "tiny.yaml:15: spec.pytorchReplicaSpecs.Worker.template.spec.initContainers" in named
     assert "spec.hostname" in named
@@ -82,7 +81,7 @@ def test_affinity_of_both_kinds_is_carried() -> None:
     text = TEMPLATE.replace("          initContainers", f"          {affinity}\n          initContainers")
     found = import_file(text, "tiny.yaml", {"NUM_NODES": "4", "IMAGE": "repo/tiny:1"})
     rule = {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]}
-    assert own_words(found.job.kubernetes.pod)["affinity"] == {"podAffinity": rule}
+    assert found.job.kubernetes.pod["affinity"] == {"podAffinity": rule}
     assert "ffinity" not in "\n".join(found.left_out)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from hyperpod_ext.config.base import Config
+from hyperpod_ext.config.files.schema_path import annotation_of
 from hyperpod_ext.config.job.job import JobConfig
 
 FILES = {"kind": "file-system", "id": "fs-0123456789abcdef0", "directory": "/fsx", "access": "rw"}
@@ -35,6 +36,51 @@ MORE: dict[str, dict[str, Any]] = {
     "relaunch.max_process_restarts": {"elastic": {"min_nodes": 1, "max_nodes": 3}},
 }
 """What a key needs beside itself to change anything."""
+EXEC = {"exec": {"command": ["true"]}}
+OF_POD: dict[str, Any] = {
+    "affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]}},
+    "containers": [{"name": "log", "image": "repo/log:1"}],
+    "dnsConfig": {"nameservers": ["10.0.0.2"]},
+    "dnsPolicy": "Default",
+    "ephemeralContainers": [{"name": "debug", "image": "repo/debug:1"}],
+    "hostAliases": [{"ip": "10.0.0.1", "hostnames": ["store"]}],
+    "imagePullSecrets": [{"name": "registry"}],
+    "initContainers": [{"name": "fetch", "image": "repo/fetch:1"}],
+    "nodeSelector": {"disk": "fast"},
+    "os": {"name": "linux"},
+    "overhead": {"cpu": "1"},
+    "preemptionPolicy": "Never",
+    "readinessGates": [{"conditionType": "example.com/ready"}],
+    "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "gpu"}],
+    "resources": {"limits": {"cpu": "1"}},
+    "restartPolicy": "Never",
+    "schedulingGates": [{"name": "example.com/wait"}],
+    "schedulingGroup": {"podGroupName": "a"},
+    "securityContext": {"fsGroup": 1000},
+    "tolerations": [{"operator": "Exists"}],
+    "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}],
+    "volumes": [{"name": "more", "emptyDir": {}}],
+}
+"""Least values of fields of a pod that are no plain word, number or yes."""
+OF_CONTAINER: dict[str, Any] = {
+    "env": [{"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
+    "envFrom": [{"configMapRef": {"name": "settings"}}],
+    "imagePullPolicy": "Always",
+    "lifecycle": {"preStop": EXEC},
+    "livenessProbe": EXEC,
+    "ports": [{"containerPort": 9000}],
+    "readinessProbe": EXEC,
+    "resizePolicy": [{"resourceName": "cpu", "restartPolicy": "NotRequired"}],
+    "resources": {"claims": [{"name": "gpu"}]},
+    "restartPolicy": "Never",
+    "restartPolicyRules": [{"action": "Restart", "exitCodes": {"operator": "In", "values": [1]}}],
+    "securityContext": {"readOnlyRootFilesystem": True},
+    "startupProbe": EXEC,
+    "terminationMessagePolicy": "File",
+    "volumeDevices": [{"name": "disk", "devicePath": "/dev/a"}],
+    "volumeMounts": [{"name": "more", "mountPath": "/more"}],
+}
+"""Least values of fields of a container."""
 VALUES: dict[str, Any] = {
     "name": "b",
     "script": "other.py",
@@ -81,12 +127,14 @@ VALUES: dict[str, Any] = {
     "slurm.sbatch": {"mail-type": "END"},
 }
 """Values that do not follow from the key's type."""
+VALUES |= {f"kubernetes.pod.{name}": value for name, value in OF_POD.items()}
+VALUES |= {f"kubernetes.container.{name}": value for name, value in OF_CONTAINER.items()}
 
 
 def keys(model: type[Config] = JobConfig, above: str = "") -> Iterator[tuple[str, FieldInfo]]:
     """Every key that holds a value, by its path; the overlay, which is in the target's own words, is left out."""
     for name, field in model.model_fields.items():
-        kind = field.annotation
+        kind = annotation_of(field)
         if isinstance(kind, type) and issubclass(kind, Config):
             if above + name != "overlay":
                 yield from keys(kind, f"{above}{name}.")

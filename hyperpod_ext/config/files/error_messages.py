@@ -36,6 +36,12 @@ def translate(error: Mapping[str, Any], model: type[BaseModel], document: Docume
     return document.problem(path, message, _for_a_shell(path, hint) if place.source.startswith("--set ") else hint)
 
 
+def in_words(error: Mapping[str, Any], model: type[BaseModel]) -> tuple[Path, str, str]:
+    """Path, message and hint of one pydantic error in a value that has no document."""
+    expected = expected_at(model, tuple(error["loc"]))
+    return expected.path, *_explain(error, expected, None, model)
+
+
 _WRITE = re.compile(r"write (?P<value>[\[\"].*?[\]\"])(?: in quotes)?")
 """A hint that says what to write, where that has quotes of YAML."""
 
@@ -89,15 +95,15 @@ def _explain(
             return f"is empty: {_sentence(expected.description)}", ""
         case "int_type" | "int_from_float" | "float_type":
             what = "a number" if kind == "float_type" else "a whole number"
-            return f"{what} belongs here, not {_named(value)}", _hint_for_number(value, _most(expected), expected.path)
+            return f"{what} belongs here, not {named(value)}", _hint_for_number(value, _most(expected), expected.path)
         case "string_type":
-            return f"text belongs here, not {_named(value)}", _hint_for_text(value, written)
+            return f"text belongs here, not {named(value)}", _hint_for_text(value, written)
         case "bool_type":
-            return f"true or false belongs here, not {_named(value)}", _hint_for_bool(value)
+            return f"true or false belongs here, not {named(value)}", _hint_for_bool(value)
         case "tuple_type" | "list_type":
-            return f"a list belongs here, not {_named(value)}", _hint_for_list(value)
+            return f"a list belongs here, not {named(value)}", _hint_for_list(value)
         case "dict_type" | "model_type" | "model_attributes_type":
-            return f"fields belong here, not {_named(value)}", _hint_for_fields(value, expected)
+            return f"fields belong here, not {named(value)}", _hint_for_fields(value, expected)
         case "value_error":
             return str(context["error"]), ""  # pydantic's own text begins with "Value error"
     if kind in _BOUNDS:
@@ -238,7 +244,7 @@ def _as_the_one_field(value: str, kinds: Mapping[str, type[BaseModel]]) -> str |
     return f"{{kind: {found[0][0]}, {found[0][1]}: {value}}}"
 
 
-def _named(value: object) -> str:
+def named(value: object) -> str:
     """The value with what it is, for a message."""
     match value:
         case None:

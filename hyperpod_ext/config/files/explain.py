@@ -12,7 +12,7 @@ from pydantic_core import PydanticUndefined
 
 from hyperpod_ext.config.files.field_docs import description
 from hyperpod_ext.config.files.nearest import suggest
-from hyperpod_ext.config.files.schema_path import item_type, kinds_of, models_in
+from hyperpod_ext.config.files.schema_path import annotation_of, item_type, kinds_of, models_in
 from hyperpod_ext.errors import NotFoundError
 
 
@@ -34,7 +34,7 @@ def explain(model: type[BaseModel], path: str) -> dict[str, Any]:
             place = ".".join(walked) or model.__name__
             raise NotFoundError(f"`{place}` has no field `{part}`", hint=suggest(part, dict.fromkeys(names)))
         walked.append(part)
-        holders = _models_below(asked[0].model_fields[part].annotation)
+        holders = _models_below(annotation_of(asked[0].model_fields[part]))
     below = list(dict.fromkeys(name for holder in holders for name in holder.model_fields))
     if not asked:
         of_model = {"path": model.__name__, "description": _words(model.__doc__)}

@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from hyperpod_ext.config.files.document import Path
 from hyperpod_ext.config.files.field_docs import description
 from hyperpod_ext.config.files.nearest import known_as, nearest
+from hyperpod_ext.config.job.pods.fields import pod_fields
 
 _KEY_MARK = "[key]"
 
@@ -52,7 +53,7 @@ def expected_at(model: type[BaseModel], location: tuple[str | int, ...]) -> Expe
             return Expected((*found.path, part), description=_documented(_key_type(annotation)), is_key=True)
         info = members[0].model_fields.get(str(part)) if len(members) == 1 else None
         if info is not None:
-            annotation, examples = info.annotation, info.examples
+            annotation, examples = annotation_of(info), info.examples
             described = description(members[0], str(part))
         else:
             annotation, examples = item_type(annotation), None
@@ -65,6 +66,12 @@ def expected_at(model: type[BaseModel], location: tuple[str | int, ...]) -> Expe
             examples=tuple(examples or ()),
         )
     return found
+
+
+def annotation_of(info: FieldInfo) -> Any:
+    """The type of a field: of a section with Kubernetes' own fields, the model that checks it."""
+    published = pod_fields(info)
+    return info.annotation if published is None else published.model()
 
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:
@@ -82,8 +89,10 @@ def field_paths(model: type[BaseModel], prefix: Path = ()) -> Iterator[Path]:
     for name in model.model_fields:
         yield (*prefix, name)
     for name, info in model.model_fields.items():
-        members = models_in(info.annotation)
-        if len(members) == 1:
+        members = models_in(annotation_of(info))
+        if pod_fields(info) is not None:
+            yield from ((*prefix, name, field) for field in members[0].model_fields)
+        elif len(members) == 1:
             yield from field_paths(members[0], (*prefix, name))
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PositiveInt
 
 from hyperpod_ext.config.base import Config
-from hyperpod_ext.config.job.pods.containers import TrainingContainer
-from hyperpod_ext.config.job.pods.later import Later
-from hyperpod_ext.config.job.pods.pod import TrainingPod
+from hyperpod_ext.config.job.pods.fields import PodFields
 from hyperpod_ext.config.names import DnsLabel, ObjectName
 
 
@@ -83,7 +81,9 @@ class Kubernetes(Config):
     """The operator's `workloadMode`, passed on as it is."""
     termination_grace_s: PositiveInt | None = None
     """Seconds between SIGTERM and SIGKILL of a pod. Default: what checkpoint.grace_s needs."""
-    container: Annotated[TrainingContainer, Later(TrainingContainer)] = TrainingContainer.model_construct()
-    """What the container that trains is told besides, in Kubernetes' own words."""
-    pod: Annotated[TrainingPod, Later(TrainingPod)] = TrainingPod.model_construct()
-    """What each pod is told besides, in Kubernetes' own words."""
+    container: Annotated[dict[str, Any], PodFields("TrainingContainer")] = {}
+    """Further fields of the container that trains, those of Kubernetes' Container: `lifecycle`, `livenessProbe`. All
+    are in https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/#Container."""
+    pod: Annotated[dict[str, Any], PodFields("TrainingPod")] = {}
+    """Further fields of each pod, those of Kubernetes' PodSpec: `initContainers`, `affinity`, `volumes`. All are in
+    https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/#PodSpec."""

@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, PositiveInt
 
 from hyperpod_ext.config.base import Config
-from hyperpod_ext.config.job.pods.mounts import stays_below
-from hyperpod_ext.config.names import AbsolutePath, ObjectName
+from hyperpod_ext.config.names import AbsolutePath, ObjectName, stays_below
 
 _Path = Annotated[AbsolutePath, Field(examples=["/data"])]
 

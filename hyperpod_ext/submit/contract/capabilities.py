@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hyperpod_ext.config.base import Config
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import Problem
 
@@ -107,11 +106,6 @@ def unused(job: JobConfig, target: str, can: Capabilities) -> Iterator[str]:
 
 
 def _in_words(job: JobConfig) -> str:
-    """What of it is said in Kubernetes' own words, field by field."""
-    parts = [(section, getattr(job.kubernetes, section)) for section in ("container", "pod")]
-    found = [f"{section}.{name}" for section, part in parts for name in _written(part)]
+    """Fields of the sections with Kubernetes' own fields, one by one."""
+    found = [f"{section}.{name}" for section in ("container", "pod") for name in getattr(job.kubernetes, section)]
     return f": {', '.join(found)} among it" if found else ""
-
-
-def _written(config: Config) -> Iterator[str]:
-    return (name for name, info in type(config).model_fields.items() if getattr(config, name) != info.default)

@@ -128,7 +128,8 @@ def _of_variables(job: JobConfig) -> Iterator[Problem]:
     only, overlaid = job.kubernetes, job.overlay.kubernetes.container.get("env")
     named = [(f"env.{name}", name) for name in job.env]
     named += [(f"kubernetes.secret_env.{index}.name", one.name) for index, one in enumerate(only.secret_env)]
-    named += [(f"kubernetes.container.env.{index}.name", one.name) for index, one in enumerate(only.container.env)]
+    own = enumerate(only.container.get("env", ()))
+    named += [(f"kubernetes.container.env.{index}.name", one["name"]) for index, one in own]
     for index, one in enumerate(overlaid if isinstance(overlaid, list) else ()):
         named.append(
             (

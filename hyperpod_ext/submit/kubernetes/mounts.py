@@ -80,7 +80,7 @@ def own_names(job: JobConfig) -> set[str]:
 
 
 def _mounted(job: JobConfig) -> list[str]:
-    by_name = [one.mountPath for one in job.kubernetes.container.volumeMounts]
+    by_name = [one["mountPath"] for one in job.kubernetes.container.get("volumeMounts", ())]
     return [*by_name, *(volume.path for volume in job.volumes)]
 
 

@@ -1,4 +1,4 @@
-"""What a spec says of pods in Kubernetes' own words, beside what it has fields of its own for. Pure."""
+"""Sections with Kubernetes' own fields, merged with what follows from the rest of a spec. Pure."""
 
 from __future__ import annotations
 
@@ -7,21 +7,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hyperpod_ext.config.job.job import JobConfig
-from hyperpod_ext.config.job.pods.later import PodPart
-from hyperpod_ext.submit.contract.spec_annotation import without_defaults
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
-def own_words(part: PodPart) -> dict[str, Any]:
-    """The part as Kubernetes has it: what is said, and no more."""
-    return without_defaults(part)
-
-
 def written(job: JobConfig) -> Iterator[str]:
-    """Paths of all that the spec says so."""
+    """Paths of the fields in both sections."""
     for section in ("container", "pod"):
-        for field in own_words(getattr(job.kubernetes, section)):
+        for field in getattr(job.kubernetes, section):
             yield f"kubernetes.{section}.{field}"
 
 

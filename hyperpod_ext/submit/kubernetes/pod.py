@@ -18,7 +18,7 @@ from hyperpod_ext.config.job.secret_variables import secrets_last
 from hyperpod_ext.submit.contract.efa import efa_environment
 from hyperpod_ext.submit.contract.yaml_text import literal
 from hyperpod_ext.submit.kubernetes.mounts import Mounts, job_mounts
-from hyperpod_ext.submit.kubernetes.own_words import both_affinities, own_words, with_limits
+from hyperpod_ext.submit.kubernetes.own_words import both_affinities, with_limits
 from hyperpod_ext.submit.kubernetes.sizes import NodeShare, instance_type_of, node_share, spans_nodes
 
 CONTAINER = "worker"
@@ -84,7 +84,7 @@ def pod_spec(job: JobConfig, start: Start, group: NodeGroup | None, name: str, f
     share = node_share(job, group)
     mounts = job_mounts(job, keeps_addresses=start.keeps_addresses, projected=for_hyp)
     only = job.kubernetes
-    words = own_words(only.pod)
+    words = dict(only.pod)
     spec: dict[str, Any] = {
         "serviceAccountName": only.service_account,
         "automountServiceAccountToken": None if only.service_account else False,
@@ -109,7 +109,7 @@ def pod_spec(job: JobConfig, start: Start, group: NodeGroup | None, name: str, f
 def container(job: JobConfig, start: Start, share: NodeShare, mounts: Mounts, name: str) -> dict[str, Any]:
     """The container that trains."""
     only = job.kubernetes
-    words = own_words(only.container)
+    words = dict(only.container)
     resources = with_limits({"requests": share.requests(), "limits": share.limits()}, words.pop("resources", {}))
     may = {"privileged": True} if only.privileged else {"allowPrivilegeEscalation": False}
     own = filled(
@@ -157,7 +157,7 @@ def runtime_environment(job: JobConfig) -> dict[str, str]:
 
 def agent_environment(job: JobConfig) -> dict[str, str]:
     """What our agent reads: besides, the file for its last word, where the pod names another one than usual."""
-    file = job.kubernetes.container.terminationMessagePath
+    file = job.kubernetes.container.get("terminationMessagePath")
     return runtime_environment(job) | ({"HPX_TERMINATION_LOG": file} if file is not None else {})
 
 

@@ -100,8 +100,8 @@ def mounts_are_apart(context: Context) -> Iterator[Finding]:
         seen.setdefault(place, f"volume {index}")
         if place == "/":
             yield from _instead_of_memory(("volumes", index, "path"), place)
-    for index, mount in enumerate(context.job.kubernetes.container.volumeMounts):
-        if (place := mount.mountPath.rstrip("/") or "/") in seen:
+    for index, mount in enumerate(context.job.kubernetes.container.get("volumeMounts", ())):
+        if (place := mount["mountPath"].rstrip("/") or "/") in seen:
             yield Finding((*_MOUNTS, index, "mountPath"), f"`{place}` is taken by {seen[place]}", "choose another path")
         if place == "/":
             yield from _instead_of_memory((*_MOUNTS, index, "mountPath"), place)
@@ -118,11 +118,11 @@ def _of_more_than_the_pod(job: JobConfig) -> Iterator[tuple[Path, str, str]]:
         if not isinstance(volume, ScratchVolume):
             on_node = volume.host_path if isinstance(volume, HostVolume) else ""
             yield ("volumes", index, "path"), volume.path, on_node
-    named = {one.name: one for one in job.kubernetes.pod.volumes}
-    for index, mount in enumerate(job.kubernetes.container.volumeMounts):
-        if (found := named.get(mount.name)) is not None and found.emptyDir is None:
-            on_node = found.hostPath.path if found.hostPath is not None else ""
-            yield (*_MOUNTS, index, "mountPath"), mount.mountPath, on_node
+    named = {one["name"]: one for one in job.kubernetes.pod.get("volumes", ())}
+    for index, mount in enumerate(job.kubernetes.container.get("volumeMounts", ())):
+        if (found := named.get(mount["name"])) is not None and "emptyDir" not in found:
+            on_node = found.get("hostPath", {}).get("path", "")
+            yield (*_MOUNTS, index, "mountPath"), mount["mountPath"], on_node
 
 
 def _instead_of_memory(path: Path, place: str) -> Iterator[Finding]:
@@ -247,11 +247,12 @@ def variables_are_written_once(context: Context) -> Iterator[Finding]:
         if entry.name.startswith("HPX_"):
             yield Finding(path, "names that start with HPX_ are set by the launcher", "choose another name")
         seen.add(entry.name)
-    for index, variable in enumerate(context.job.kubernetes.container.env):
-        if variable.name in seen:
+    for index, variable in enumerate(context.job.kubernetes.container.get("env", ())):
+        name = variable["name"]
+        if name in seen:
             at = ("kubernetes", "container", "env", index, "name")
-            yield Finding(at, f"{variable.name} is written twice", "keep one of the two")
-        seen.add(variable.name)
+            yield Finding(at, f"{name} is written twice", "keep one of the two")
+        seen.add(name)
 
 
 @rule(

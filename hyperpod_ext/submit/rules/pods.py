@@ -1,21 +1,21 @@
-"""Pods in Kubernetes' own words: what they name, what does not go together, and what a job relies on."""
+"""Sections with Kubernetes' own fields: names that must exist, fields that contradict others, promises to the job."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from hyperpod_ext.catalog import labels
 from hyperpod_ext.config.files.checks import Finding
 from hyperpod_ext.config.files.document import Path
 from hyperpod_ext.config.job.job import JobConfig
-from hyperpod_ext.config.job.pods.containers import SideContainer, TrainingContainer
-from hyperpod_ext.config.job.pods.words import size_of
 from hyperpod_ext.submit.contract.rank_variables import is_of_ranks
 from hyperpod_ext.submit.kubernetes.mounts import own_names
 from hyperpod_ext.submit.kubernetes.own_words import written
 from hyperpod_ext.submit.kubernetes.pod import grace_s
 from hyperpod_ext.submit.kubernetes.sizes import node_share
 from hyperpod_ext.submit.rules import KUBERNETES, Context, rule
+from hyperpod_ext.submit.rules.pod_parts import contradictions, size_of
 
 _CONTAINER: Path = ("kubernetes", "container")
 _POD: Path = ("kubernetes", "pod")
@@ -26,7 +26,7 @@ _OF_TRAINJOB = {
     *(f"kubernetes.container.{name}" for name in ("env", "resources", "securityContext", "volumeMounts")),
     *(f"kubernetes.pod.{name}" for name in ("affinity", "schedulingGates", "securityContext", "volumes")),
 }
-"""What a TrainJob may change of its runtime's pods, of what is said in Kubernetes' own words."""
+"""Fields of both sections that a TrainJob may change in its runtime's pods."""
 _WRITES = "/tmp"
 """Where launchers and our runtime write: logs, sockets, the state of a run."""
 _WITH_LIMITS = ("cpu", "memory", "ephemeral-storage")
@@ -45,22 +45,17 @@ _GRACE_S = 30
 )
 def what_is_named_is_there(context: Context) -> Iterator[Finding]:
     pod = context.job.kubernetes.pod
-    volumes = {one.name for one in pod.volumes}
-    claims = {one.name for one in pod.resourceClaims}
+    volumes, claims = ({one["name"] for one in pod.get(field, ())} for field in ("volumes", "resourceClaims"))
     for path, container in _containers(context.job):
-        for index, mount in enumerate(container.volumeMounts):
-            if mount.name not in volumes:
-                at = (*path, "volumeMounts", index, "name")
-                yield Finding(at, f"there is no volume `{mount.name}`", "add it to kubernetes.pod.volumes")
-        for index, device in enumerate(container.volumeDevices):
-            if device.name not in volumes:
-                at = (*path, "volumeDevices", index, "name")
-                yield Finding(at, f"there is no volume `{device.name}`", "add it to kubernetes.pod.volumes")
-        used = container.resources.claims if container.resources is not None else ()
-        for index, claim in enumerate(used):
-            if claim.name not in claims:
+        for field in ("volumeMounts", "volumeDevices"):
+            for index, one in enumerate(container.get(field, ())):
+                if (name := one["name"]) not in volumes:
+                    at = (*path, field, index, "name")
+                    yield Finding(at, f"there is no volume `{name}`", "add it to kubernetes.pod.volumes")
+        for index, claim in enumerate(container.get("resources", {}).get("claims", ())):
+            if (name := claim["name"]) not in claims:
                 at = (*path, "resources", "claims", index, "name")
-                yield Finding(at, f"there is no claim `{claim.name}`", "add it to kubernetes.pod.resourceClaims")
+                yield Finding(at, f"there is no claim `{name}`", "add it to kubernetes.pod.resourceClaims")
 
 
 @rule(
@@ -72,23 +67,23 @@ def what_is_named_is_there(context: Context) -> Iterator[Finding]:
     reads=("kubernetes.container", "kubernetes.pod", "overlay.kubernetes.pod", "mode", "volumes"),
 )
 def promises_are_kept(context: Context) -> Iterator[Finding]:
-    job, only = context.job, context.job.kubernetes
-    for index, variable in enumerate(only.container.env):
-        if is_of_ranks(variable.name):
-            message = f"{variable.name} is set by the launcher: ranks know by it who they are"
+    job, own, pod = context.job, context.job.kubernetes.container, context.job.kubernetes.pod
+    for index, variable in enumerate(own.get("env", ())):
+        if is_of_ranks(name := variable["name"]):
+            message = f"{name} is set by the launcher: ranks know by it who they are"
             yield Finding((*_CONTAINER, "env", index, "name"), message, "choose another name")
     ours = own_names(job)
-    for index, volume in enumerate(only.pod.volumes):
-        if volume.name in ours:
-            message = f"`{volume.name}` is a volume that the job itself has"
+    for index, volume in enumerate(pod.get("volumes", ())):
+        if (name := volume["name"]) in ours:
+            message = f"`{name}` is a volume that the job itself has"
             yield Finding((*_POD, "volumes", index, "name"), message, "choose another name")
-    for index, mount in enumerate(only.container.volumeMounts):
-        if job.mode == "ours" and _is_below(labels.SECRET_DIR, mount.mountPath):
+    mounted = [one["mountPath"] for one in own.get("volumeMounts", ())]
+    for index, place in enumerate(mounted):
+        if job.mode == "ours" and _is_below(labels.SECRET_DIR, place):
             at = (*_CONTAINER, "volumeMounts", index, "mountPath")
             yield Finding(at, "would hide the job's secret", "mount it elsewhere")
-    may = only.container.securityContext
-    places = [*(one.path for one in job.volumes), *(one.mountPath for one in only.container.volumeMounts)]
-    if may is not None and may.readOnlyRootFilesystem and _WRITES not in places:
+    read_only = own.get("securityContext", {}).get("readOnlyRootFilesystem")
+    if read_only and _WRITES not in (*mounted, *(one.path for one in job.volumes)):
         message = f"the launcher writes below {_WRITES}, which nothing can then"
         hint = "add `{kind: scratch, path: /tmp}` to volumes"
         yield Finding((*_CONTAINER, "securityContext", "readOnlyRootFilesystem"), message, hint)
@@ -104,38 +99,10 @@ def promises_are_kept(context: Context) -> Iterator[Finding]:
     reads=("kubernetes.container", "kubernetes.pod", "kubernetes.host_network", "kubernetes.privileged"),
 )
 def fields_go_together(context: Context) -> Iterator[Finding]:
-    job, only, pod = context.job, context.job.kubernetes, context.job.kubernetes.pod
-    may = only.container.securityContext
-    if only.privileged and may is not None and may.allowPrivilegeEscalation is False:
-        at = (*_CONTAINER, "securityContext", "allowPrivilegeEscalation")
-        yield Finding(at, "a privileged container may escalate", "remove it, or kubernetes.privileged")
-    if may is not None and may.procMount == "Unmasked" and pod.hostUsers is not False:
-        at = (*_CONTAINER, "securityContext", "procMount")
-        yield Finding(at, "`Unmasked` goes with users of the pod's own", "add kubernetes.pod.hostUsers: false")
-    nobody = may is not None and may.runAsNonRoot and may.runAsUser is None
-    if nobody and pod.securityContext is not None and pod.securityContext.runAsUser == 0:
-        at = (*_CONTAINER, "securityContext", "runAsNonRoot")
-        yield Finding(at, "the pod's runAsUser is 0, which is root", "give the container a runAsUser of its own")
-    if only.host_network and pod.hostUsers is False:
-        yield Finding((*_POD, "hostUsers"), "`false` does not go with the node's network", "remove it, or host_network")
-    settings = pod.securityContext.sysctls if pod.securityContext is not None else ()
-    for index, setting in enumerate(settings):
-        if only.host_network and setting.name.replace("/", ".").startswith("net."):
-            at = (*_POD, "securityContext", "sysctls", index, "name")
-            yield Finding(at, "the node's network keeps its own settings", "remove it, or kubernetes.host_network")
-    for path, container in _containers(job):
-        privileged = (
-            only.privileged if path == _CONTAINER else bool(getattr(container.securityContext, "privileged", 0))
-        )
-        for index, mount in enumerate(container.volumeMounts):
-            if mount.mountPropagation == "Bidirectional" and not privileged:
-                at = (*path, "volumeMounts", index, "mountPropagation")
-                yield Finding(at, "`Bidirectional` needs a privileged container", "write HostToContainer")
-        for index, port in enumerate(container.ports):
-            if only.host_network and port.hostPort not in (None, port.containerPort):
-                at = (*path, "ports", index, "hostPort")
-                message = f"on the node's network port {port.containerPort} is that of the node"
-                yield Finding(at, message, f"remove it, or write {port.containerPort}")
+    yield from contradictions(context.job)
+    yield from _of_security(context.job)
+    for path, container in _containers(context.job):
+        yield from _of_node(context.job, path, container)
 
 
 @rule(
@@ -148,17 +115,19 @@ def fields_go_together(context: Context) -> Iterator[Finding]:
 def names_and_ports_are_apart(context: Context) -> Iterator[Finding]:
     reserved = {name for target, names in _TRAINING.items() if context.may_be(target) for name in names}
     for path, side in _side_containers(context.job):
-        if side.name in reserved:
+        if side["name"] in reserved:
             message = "the container that trains is called so: commands and the operator find it by its name"
             yield Finding((*path, "name"), message, "choose another name")
     seen = {labels.AGENT_PORT: "the job's own: the operator reaches it there"} if context.target == _EKS else {}
     for path, container in _containers(context.job):
-        for index, port in enumerate(container.ports):
-            if port.protocol in (None, "TCP") and port.containerPort in seen:
-                message = f"{port.containerPort} is {seen[port.containerPort]}"
-                yield Finding((*path, "ports", index, "containerPort"), message, "choose another port")
-            if port.protocol in (None, "TCP"):
-                seen.setdefault(port.containerPort, "a port of the pod already")
+        for index, one in enumerate(container.get("ports", ())):
+            port = one["containerPort"]
+            if one.get("protocol", "TCP") != "TCP":
+                continue
+            if port in seen:
+                at = (*path, "ports", index, "containerPort")
+                yield Finding(at, f"{port} is {seen[port]}", "choose another port")
+            seen.setdefault(port, "a port of the pod already")
 
 
 @rule(
@@ -190,8 +159,7 @@ def trainjob_has_no_field(context: Context) -> Iterator[Finding]:
         ("kubernetes", "pull_policy"): only.pull_policy,
         ("scheduling", "pod_priority_class"): job.scheduling.pod_priority_class,
         ("timeouts", "keep_s"): job.timeouts.keep_s,
-        ("kubernetes", "container", "resources", "claims"): only.container.resources
-        and only.container.resources.claims,
+        ("kubernetes", "container", "resources", "claims"): only.container.get("resources", {}).get("claims"),
     }
     found = [path for path, value in asked.items() if value]
     found += [tuple(path.split(".")) for path in written(job) if path not in _OF_TRAINJOB]
@@ -199,16 +167,53 @@ def trainjob_has_no_field(context: Context) -> Iterator[Finding]:
         yield Finding(path, "is not among what a TrainJob may change", "set it in the TrainingRuntime")
 
 
-def _containers(job: JobConfig) -> Iterator[tuple[Path, TrainingContainer | SideContainer]]:
-    """The container that trains, and those beside it."""
+def _containers(job: JobConfig) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """The container that trains, and those next to it."""
     yield _CONTAINER, job.kubernetes.container
     yield from _side_containers(job)
 
 
-def _side_containers(job: JobConfig) -> Iterator[tuple[Path, SideContainer]]:
+def _side_containers(job: JobConfig) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     for field in ("initContainers", "containers"):
-        for index, one in enumerate(getattr(job.kubernetes.pod, field)):
+        for index, one in enumerate(job.kubernetes.pod.get(field, ())):
             yield (*_POD, field, index), one
+
+
+def _of_security(job: JobConfig) -> Iterator[Finding]:
+    """What the container that trains may do, and what the pod or the job does not let it."""
+    only, pod = job.kubernetes, job.kubernetes.pod
+    may, above = (one.get("securityContext", {}) for one in (only.container, pod))
+    at = (*_CONTAINER, "securityContext")
+    if only.privileged and may.get("allowPrivilegeEscalation") is False:
+        hint = "remove it, or kubernetes.privileged"
+        yield Finding((*at, "allowPrivilegeEscalation"), "a privileged container may escalate", hint)
+    if may.get("procMount") == "Unmasked" and pod.get("hostUsers") is not False:
+        hint = "add kubernetes.pod.hostUsers: false"
+        yield Finding((*at, "procMount"), "`Unmasked` goes with users of the pod's own", hint)
+    if may.get("runAsNonRoot") and "runAsUser" not in may and above.get("runAsUser") == 0:
+        hint = "give the container a runAsUser of its own"
+        yield Finding((*at, "runAsNonRoot"), "the pod's runAsUser is 0, which is root", hint)
+    if only.host_network and pod.get("hostUsers") is False:
+        yield Finding((*_POD, "hostUsers"), "`false` does not go with the node's network", "remove it, or host_network")
+    for index, setting in enumerate(above.get("sysctls", ())):
+        if only.host_network and setting["name"].replace("/", ".").startswith("net."):
+            place = (*_POD, "securityContext", "sysctls", index, "name")
+            yield Finding(place, "the node's network keeps its own settings", "remove it, or kubernetes.host_network")
+
+
+def _of_node(job: JobConfig, path: Path, container: Mapping[str, Any]) -> Iterator[Finding]:
+    """Mounts that are seen on the node, and ports of the node."""
+    only, may = job.kubernetes, container.get("securityContext", {})
+    privileged = only.privileged if path == _CONTAINER else may.get("privileged")
+    for index, mount in enumerate(container.get("volumeMounts", ())):
+        if mount.get("mountPropagation") == "Bidirectional" and not privileged:
+            at = (*path, "volumeMounts", index, "mountPropagation")
+            yield Finding(at, "`Bidirectional` needs a privileged container", "write HostToContainer")
+    for index, one in enumerate(container.get("ports", ())):
+        port = one["containerPort"]
+        if only.host_network and one.get("hostPort", port) != port:
+            message = f"on the node's network port {port} is that of the node"
+            yield Finding((*path, "ports", index, "hostPort"), message, f"remove it, or write {port}")
 
 
 def _is_below(place: str, above: str) -> bool:
@@ -218,13 +223,13 @@ def _is_below(place: str, above: str) -> bool:
 
 def _unread_secret(job: JobConfig) -> Iterator[Finding]:
     """A user besides root who would not be let near the job's secret, which is of root and of the pod's group."""
-    own, above = job.kubernetes.container.securityContext, job.kubernetes.pod.securityContext
+    own, above = (one.get("securityContext") for one in (job.kubernetes.container, job.kubernetes.pod))
     overlaid = job.overlay.kubernetes.pod.get("securityContext")
-    group = (above.fsGroup if above is not None else None) or (isinstance(overlaid, dict) and overlaid.get("fsGroup"))
+    group = (above or {}).get("fsGroup") or (isinstance(overlaid, dict) and overlaid.get("fsGroup"))
     if job.mode != "ours" or group:
         return
     found: list[tuple[Path, int | None, bool | None]] = [
-        (path, one.runAsUser, one.runAsNonRoot) for path, one in ((_CONTAINER, own), (_POD, above)) if one is not None
+        (path, one.get("runAsUser"), one.get("runAsNonRoot")) for path, one in ((_CONTAINER, own), (_POD, above)) if one
     ]
     for path, user, nonroot in found:
         field = "runAsUser" if user else "runAsNonRoot"
@@ -238,11 +243,8 @@ def _unread_secret(job: JobConfig) -> Iterator[Finding]:
 
 def _limits(job: JobConfig) -> Iterator[Finding]:
     """Limits below what `resources` asks for, and limits of what it has fields for."""
-    asked = job.kubernetes.container.resources
-    if asked is None:
-        return
     groups = job.node_groups or (None,)
-    for name, most in asked.limits.items():
+    for name, most in job.kubernetes.container.get("resources", {}).get("limits", {}).items():
         path = (*_CONTAINER, "resources", "limits", name)
         for group in groups:
             share = node_share(job, group)
@@ -261,10 +263,9 @@ def _limits(job: JobConfig) -> Iterator[Finding]:
 
 
 def _pause(job: JobConfig) -> Iterator[Finding]:
-    life = job.kubernetes.container.lifecycle
-    pause = life.preStop.sleep if life is not None and life.preStop is not None else None
+    pause = job.kubernetes.container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
     grace = job.kubernetes.termination_grace_s or grace_s(job) or _GRACE_S
-    if pause is not None and pause.seconds > grace:
+    if pause > grace:
         at = (*_CONTAINER, "lifecycle", "preStop", "sleep", "seconds")
         yield Finding(at, f"the pod has {grace} s to end", "write less, or more as kubernetes.termination_grace_s")
 
@@ -289,10 +290,10 @@ def hyp_can_read_it(context: Context) -> Iterator[Finding]:
             yield Finding((*path, "fault_on_match"), message, hint)
         if one.threshold is not None and one.threshold != int(one.threshold):
             yield Finding((*path, "threshold"), message, "write a whole number, or leave it out")
-    rules = context.job.kubernetes.pod.affinity
+    pod = context.job.kubernetes.pod
     for field in ("podAffinity", "podAntiAffinity"):
-        if rules is not None and getattr(rules, field) is not None:
+        if field in pod.get("affinity", {}):
             yield Finding((*_POD, "affinity", field), message, hint)
-    for index, volume in enumerate(context.job.kubernetes.pod.volumes):
-        if volume.secret is not None:
+    for index, volume in enumerate(pod.get("volumes", ())):
+        if "secret" in volume:
             yield Finding((*_POD, "volumes", index, "secret"), message, "write it as a projected volume")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hyperpod_ext.config.checkpoint import DurableTier
 from hyperpod_ext.config.files.checks import Finding
 from hyperpod_ext.config.job.job import JobConfig
-from hyperpod_ext.config.job.pods.mounts import NamedVolume
 from hyperpod_ext.config.job.volumes import ClaimVolume, HostVolume, ScratchVolume, Volume
 from hyperpod_ext.submit.kubernetes.mounts import is_below
 from hyperpod_ext.submit.rules import KUBERNETES, Context, rule
@@ -65,11 +65,11 @@ def _places(job: JobConfig) -> Iterator[_Place]:
     """Every folder that the spec mounts."""
     for index, volume in enumerate(job.volumes):
         yield _Place(volume.path, f"volumes.{index}, of kind {volume.kind}", _wrong_with(volume))
-    named = {one.name: one for one in job.kubernetes.pod.volumes}
-    for mount in job.kubernetes.container.volumeMounts:
-        if (found := named.get(mount.name)) is not None:  # else HPX155 tells of it
-            wrong = _READ_ONLY if mount.readOnly else _wrong_with_named(found)
-            yield _Place(mount.mountPath, f"volume `{mount.name}` of kubernetes.pod.volumes", wrong)
+    named = {one["name"]: one for one in job.kubernetes.pod.get("volumes", ())}
+    for mount in job.kubernetes.container.get("volumeMounts", ()):
+        if (found := named.get(mount["name"])) is not None:  # else HPX155 reports it
+            wrong = _READ_ONLY if mount.get("readOnly") else _wrong_with_named(found)
+            yield _Place(mount["mountPath"], f"volume `{mount['name']}` of kubernetes.pod.volumes", wrong)
 
 
 def _wrong_with(volume: Volume) -> str:
@@ -81,11 +81,11 @@ def _wrong_with(volume: Volume) -> str:
     return _READ_ONLY
 
 
-def _wrong_with_named(volume: NamedVolume) -> str:
-    if volume.emptyDir is not None or volume.ephemeral is not None:
+def _wrong_with_named(volume: Mapping[str, Any]) -> str:
+    if "emptyDir" in volume or "ephemeral" in volume:
         return _GOES
-    stores = (volume.persistentVolumeClaim, volume.nfs, volume.csi)
-    written = volume.hostPath is not None or any(one is not None and not one.readOnly for one in stores)
+    stores = [volume[kind] for kind in ("persistentVolumeClaim", "nfs", "csi") if kind in volume]
+    written = "hostPath" in volume or any(not one.get("readOnly") for one in stores)
     return "" if written else _READ_ONLY
 
 

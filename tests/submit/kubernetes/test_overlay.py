@@ -132,8 +132,14 @@ def test_import_gives_the_overlay_back(target: str) -> None:
             "secret",
         ),
         ("container: {lifecicle: {}}", "container.lifecicle", "did you mean `lifecycle`"),
-        ("container: {tty: 'yes'}", "container.tty", "of type boolean"),
-        ("container: {livenessProbe: {exec: {command: [1]}}}", "container.livenessProbe.exec.command.0", "of type str"),
+        ("container: {tty: 'yes'}", "container.tty", "true or false belongs here"),
+        (
+            "container: {livenessProbe: {exec: {command: [1]}}}",
+            "container.livenessProbe.exec.command.0",
+            "text belongs",
+        ),
+        ("container: {tty: true, $match: a}", "container.$match", "is not a field here"),
+        ("container: {env: [{name: A, $patch: remove}]}", "container.env.0.$patch", "valid: replace, delete, merge"),
         ("container: {ports: [{containerPort: 8080, $patch: delete}]}", "container.ports.0", "a port of the job"),
         ("pod: {containers: [{name: worker, command: [sh]}]}", "pod.containers.0.command", "ranks who they are"),
         ("pod: {containers: [{$patch: replace}]}", "pod.containers.0", "container that trains"),
@@ -165,7 +171,7 @@ def test_what_would_break_a_job_is_refused_where_it_is_written(line: str, path: 
 def test_a_trainjob_takes_only_what_its_runtime_may_be_changed_in() -> None:
     text = "kubernetes: {kubeflow_api: trainjob}\noverlay:\n  kubernetes:\n    container: {tty: true}\n"
     (found,) = told(text, "kubeflow")
-    assert found.startswith("job.yaml:9: overlay.kubernetes.container.tty: is no field of ContainerPatch")
+    assert found.startswith("job.yaml:9: overlay.kubernetes.container.tty: is not a field here (valid: env,")
 
 
 @pytest.mark.parametrize(
@@ -200,7 +206,8 @@ def test_lists_are_merged_as_kubernetes_does(before: Any, patch: Any, after: Any
 def test_what_a_pod_may_say_is_what_kubernetes_publishes() -> None:
     import pod_schema  # which imports all models of Kubernetes: a second that only this test needs
 
-    assert pod_schema.FILE.read_text(encoding="utf-8") == pod_schema.text()
+    assert pod_schema.FILE.read_text(encoding="utf-8") == pod_schema.text(pod_schema.pod_schema())
+    assert pod_schema.TEXTS.read_text(encoding="utf-8") == pod_schema.text(pod_schema.pod_texts())
     lists = {name for fields in (pod_types()["PodSpec"], pod_types()["Container"]) for name in fields}
     assert set(MERGE_KEYS) <= lists
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from functools import cache
@@ -13,17 +14,13 @@ from crds import SPECS, unknown
 from hypothesis import HealthCheck, given, settings
 from pod_words import OF_TRAINJOB, pods
 
-from hyperpod_ext.catalog.pod_fields import pod_types
 from hyperpod_ext.config.files.load import read_text
 from hyperpod_ext.config.job.job import JobConfig
-from hyperpod_ext.config.job.pods.containers import TrainingContainer
-from hyperpod_ext.config.job.pods.later import PodPart
-from hyperpod_ext.config.job.pods.pod import TrainingPod
+from hyperpod_ext.config.job.pods import values
 from hyperpod_ext.errors import ConfigError
 from hyperpod_ext.submit.contract.spec_annotation import ANNOTATION
 from hyperpod_ext.submit.contract.yaml_text import read_all, to_yaml
 from hyperpod_ext.submit.kubernetes.imports.import_job import import_job
-from hyperpod_ext.submit.kubernetes.own_words import own_words
 from hyperpod_ext.submit.kubernetes.schemas import check_yaml
 from hyperpod_ext.submit.plan import find_problems, make_plan
 
@@ -44,36 +41,31 @@ def told(text: str) -> list[str]:
     [
         ("livenessProbe: {periodSeconds: 3}", "livenessProbe", "needs one of exec, httpGet, tcpSocket, grpc"),
         ("livenessProbe: {exec: {command: [a]}, grpc: {port: 1}}", "livenessProbe", "exec and grpc; keep one"),
-        ("livenessProbe: {exec: {command: [a]}, successThreshold: 2}", "", "successThreshold of a livenessProbe is 1"),
         ("livenessProbe: {exec: {command: [a]}, periodSeconds: 0}", "livenessProbe.periodSeconds", "at least 1"),
-        ("livenessProbe: {httpGet: {port: web}}", "", "no port of the container is called so"),
+        ("livenessProbe: {exec: {command: []}}", "livenessProbe.exec.command", "is empty: Command is the command line"),
         ("livenessProbe: {httpGet: {port: 70000}}", "livenessProbe.httpGet.port", "from 1 to 65535"),
-        ("readinessProbe: {exec: {command: [a]}, terminationGracePeriodSeconds: 1}", "", "ends nothing"),
         ("lifecycle: {preStop: {}}", "lifecycle.preStop", "needs one of"),
         ("lifecicle: {}", "lifecicle", "did you mean `lifecycle`"),
-        ("ports: [{containerPort: 1, name: a}, {containerPort: 2, name: a}]", "", "two ports are called a"),
+        ("image: a", "image", "did you mean `image`"),
+        ("imagePullPolicy: Always", "imagePullPolicy", "did you mean `kubernetes.pull_policy`"),
         ("env: [{name: A, valueFrom: {}}]", "env.0.valueFrom", "needs one of configMapKeyRef"),
-        ("env: [{name: A, valueFrom: {fieldRef: {fieldPath: spec.x}}}]", "env.0.valueFrom", "spec.nodeName"),
         ("env: [{name: A, valueFrom: {fieldRef: {fieldPath: metadata.name}}, value: b}]", "env.0.value", "not a field"),
-        (
-            "env: [{name: A, valueFrom: {resourceFieldRef: {resource: limits.x}}}]",
-            "env.0.valueFrom.resourceFieldRef",
-            "not told to containers",
-        ),
+        ("env: [{name: A-B, valueFrom: {fieldRef: {fieldPath: a}}}]", "env.0.name", "`A_B` would do"),
         ("envFrom: [{prefix: A_}]", "envFrom.0", "needs one of configMapRef, secretRef"),
         ("securityContext: {privileged: true}", "securityContext.privileged", "did you mean `kubernetes.privileged`"),
-        ("securityContext: {runAsUser: 0, runAsNonRoot: true}", "securityContext", "starts no root"),
-        ("securityContext: {seccompProfile: {type: Localhost}}", "securityContext.seccompProfile", "localhostProfile"),
+        ("securityContext: {runAsUser: -1}", "securityContext.runAsUser", "at least 0"),
         ("resources: {limits: {cpu: many}}", "resources.limits.cpu", "no amount of Kubernetes"),
+        ("resources: {limits: {'!': 1}}", "resources.limits.!", "the name `!` does not have the right form"),
+        ("resources: {requests: {cpu: 1}}", "resources.requests", "is not a field here"),
         ("volumeMounts: [{name: a, mountPath: /a, subPath: ../b}]", "volumeMounts.0.subPath", "leads out"),
-        ("volumeMounts: [{name: a, mountPath: /a}, {name: b, mountPath: /a/}]", "", "two mounts are at /a"),
+        ("volumeMounts: [{mountPath: /a}]", "volumeMounts.0.name", "is missing: This must match the Name of a Volume"),
+        ("volumeMounts: [{name: a, mountPath: b}]", "volumeMounts.0.mountPath", "write the path from the root, as /b"),
+        ("tty: 1", "tty", "true or false belongs here"),
+        ("stdin: null\n    ports:", "ports", "a list belongs here, not nothing"),
     ],
 )
-def test_what_is_wrong_in_a_container_is_told_where_it_is_written(line: str, path: str, says: str) -> None:
-    found = told(f"  container:\n    {line}\n")[0]
-    line_of = 7 if not path else 8
-    assert found.startswith(f"job.yaml:{line_of}: kubernetes.container{'.' if path else ''}{path}: ")
-    assert says in found
+def test_a_wrong_field_of_the_container_is_reported_where_it_is_written(line: str, path: str, says: str) -> None:
+    _assert_reported("container", line, path, says)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +73,7 @@ def test_what_is_wrong_in_a_container_is_told_where_it_is_written(line: str, pat
     [
         ("volumes: [{name: a}]", "volumes.0", "needs one of emptyDir"),
         ("volumes: [{name: a, emptyDir: {}, nfs: {server: s, path: /}}]", "volumes.0", "emptyDir and nfs"),
-        ("volumes: [{name: a, emptyDir: {}}, {name: a, emptyDir: {}}]", "", "two of volumes are called a"),
+        ("volumes: [{name: a, iscsi: {iqn: a, lun: 0}}]", "volumes.0.iscsi.targetPortal", "is missing"),
         ("volumes: [{name: a, projected: {sources: [{}]}}]", "volumes.0.projected.sources.0", "needs one of"),
         ("volumes: [{name: a, secret: {secretName: s, defaultMode: 512}}]", "volumes.0.secret.defaultMode", "511"),
         ("affinity: {podAffinity: {required: []}}", "affinity.podAffinity.required", "is not a field here"),
@@ -91,58 +83,199 @@ def test_what_is_wrong_in_a_container_is_told_where_it_is_written(line: str, pat
             "affinity.podAntiAffinity.preferredDuringSchedulingIgnoredDuringExecution.0.weight",
             "at most 100",
         ),
-        (
-            "topologySpreadConstraints: "
-            "[{maxSkew: 1, topologyKey: a, whenUnsatisfiable: ScheduleAnyway, minDomains: 2}]",
-            "topologySpreadConstraints.0",
-            "minDomains only goes with",
-        ),
         ("hostAliases: [{ip: 10.0.0, hostnames: [a]}]", "hostAliases.0.ip", "does not appear to be"),
-        ("dnsPolicy: None", "", "needs dnsConfig.nameservers"),
+        ("hostAliases: [{ip: 10.0.0.1}]", "hostAliases.0.hostnames", '(add `hostnames: ["store"]`)'),
+        ("dnsConfig: {nameservers: [1.1.1.1, 1.1.1.2, 1.1.1.3, 1.1.1.4]}", "dnsConfig.nameservers", "at most 3"),
         ("dnsPolicy: Cluster", "dnsPolicy", "valid: ClusterFirst"),
         ("resourceClaims: [{name: a}]", "resourceClaims.0", "needs one of"),
         ("containers: [{name: log}]", "containers.0.image", "is missing"),
-        ("initContainers: [{name: a, image: b, lifecycle: {}}]", "initContainers.0", "restartPolicy: Always alone"),
-        ("initContainers: [{name: a, image: b}, {name: a, image: b}]", "", "two of containers are called a"),
-        (
-            "containers: [{name: a, image: b, resources: {requests: {cpu: 2}, limits: {cpu: 1500m}}}]",
-            "containers.0.resources",
-            "asks for 2 of cpu, and may take 1500m",
-        ),
-        ("{hostPID: true, shareProcessNamespace: true}", "", "does not go with hostPID"),
+        ("containers: [{name: a, image: b, restartPolicy: Always}]", "containers.0.restartPolicy", "not a field here"),
+        ("initContainers: [{name: a, image: b, restartPolicy: Never}]", "initContainers.0.restartPolicy", "Always"),
+        ("nodeSelector: {a: b}", "nodeSelector", "did you mean `scheduling.node_selector`"),
         ("securityContext: {sysctls: [{name: Net, value: '1'}]}", "securityContext.sysctls.0.name", "right form"),
     ],
 )
-def test_what_is_wrong_in_a_pod_is_told_where_it_is_written(line: str, path: str, says: str) -> None:
-    found = told(f"  pod:\n    {line}\n")[0]
-    line_of = 7 if not path else 8
-    assert found.startswith(f"job.yaml:{line_of}: kubernetes.pod{'.' if path else ''}{path}: ")
-    assert says in found
+def test_a_wrong_field_of_the_pod_is_reported_where_it_is_written(line: str, path: str, says: str) -> None:
+    _assert_reported("pod", line, path, says)
 
 
-def test_every_field_is_one_of_kubernetes() -> None:
-    """Names are those of the published models, all the way down."""
-    for model, kind in ((TrainingPod, "PodSpec"), (TrainingContainer, "Container")):
-        assert list(_strangers(model, kind)) == []
+NODES = "affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{%s}]}}}"
+NODE = "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms.0"
+SPREAD = "topologySpreadConstraints: [{maxSkew: 1, topologyKey: a, whenUnsatisfiable: ScheduleAnyway%s}]"
 
 
-def _strangers(model: type[PodPart], kind: str) -> Any:
-    known = pod_types()[kind]
-    for name, info in model.model_fields.items():
-        if name not in known:
-            yield f"{kind}.{name}"
-            continue
-        below = known[name].removeprefix("[]")
-        for inner in _models(info.annotation):
-            if below in pod_types():
-                yield from _strangers(inner, below)
+@pytest.mark.parametrize(
+    ("section", "line", "path", "says"),
+    [
+        (
+            "container",
+            "startupProbe: {exec: {command: [a]}, successThreshold: 2}",
+            "startupProbe.successThreshold",
+            "is 1",
+        ),
+        (
+            "container",
+            "livenessProbe: {httpGet: {port: web}}",
+            "livenessProbe.httpGet.port",
+            "no port of the container",
+        ),
+        ("container", "lifecycle: {preStop: {tcpSocket: {port: web}}}", "lifecycle.preStop.tcpSocket.port", "no port"),
+        (
+            "container",
+            "readinessProbe: {exec: {command: [a]}, terminationGracePeriodSeconds: 1}",
+            "readinessProbe.terminationGracePeriodSeconds",
+            "ends nothing",
+        ),
+        ("container", "ports: [{containerPort: 1, name: a}, {containerPort: 2, name: a}]", "ports", "are called a"),
+        (
+            "container",
+            "env: [{name: A, valueFrom: {fieldRef: {fieldPath: spec.x}}}]",
+            "env.0.valueFrom.fieldRef.fieldPath",
+            "spec.nodeName",
+        ),
+        (
+            "container",
+            "env: [{name: A, valueFrom: {resourceFieldRef: {resource: limits.x}}}]",
+            "env.0.valueFrom.resourceFieldRef.resource",
+            "not told to containers",
+        ),
+        ("container", "securityContext: {runAsUser: 0, runAsNonRoot: true}", "securityContext.runAsNonRoot", "no root"),
+        (
+            "container",
+            "securityContext: {allowPrivilegeEscalation: false, capabilities: {add: [SYS_ADMIN]}}",
+            "securityContext.allowPrivilegeEscalation",
+            "capability SYS_ADMIN does not go with",
+        ),
+        (
+            "container",
+            "securityContext: {seccompProfile: {type: Localhost}}",
+            "securityContext.seccompProfile",
+            "localhostProfile",
+        ),
+        ("container", "volumeMounts: [{name: a, mountPath: /a}, {name: b, mountPath: /a/}]", "volumeMounts", "at /a"),
+        (
+            "container",
+            "volumeMounts: [{name: a, mountPath: /a, subPath: b, subPathExpr: c}]",
+            "volumeMounts.0.subPathExpr",
+            "two ways to say",
+        ),
+        (
+            "container",
+            "volumeMounts: [{name: a, mountPath: /a, recursiveReadOnly: Enabled}]",
+            "volumeMounts.0.recursiveReadOnly",
+            "needs readOnly: true",
+        ),
+        (
+            "pod",
+            "volumes: [{name: a, emptyDir: {}}, {name: a, emptyDir: {}}]",
+            "volumes",
+            "two of volumes are called a",
+        ),
+        (
+            "pod",
+            "volumes: [{name: a, downwardAPI: {items: [{path: b, fieldRef: {fieldPath: spec.nodeName}}]}}]",
+            "volumes.0.downwardAPI.items.0.fieldRef.fieldPath",
+            "no field that a file can have",
+        ),
+        (
+            "pod",
+            "volumes: [{name: a, downwardAPI: {items: [{path: b, resourceFieldRef: {resource: limits.cpu}}]}}]",
+            "volumes.0.downwardAPI.items.0.resourceFieldRef",
+            "needs the containerName",
+        ),
+        ("pod", "initContainers: [{name: a, image: b, lifecycle: {}}]", "initContainers.0.lifecycle", "Always alone"),
+        ("pod", "initContainers: [{name: a, image: b}, {name: a, image: b}]", "containers", "two of containers are"),
+        (
+            "pod",
+            "containers: [{name: a, image: b, resources: {requests: {cpu: 2}, limits: {cpu: 1500m}}}]",
+            "containers.0.resources.requests.cpu",
+            "asks for 2 of cpu, and may take 1500m",
+        ),
+        (
+            "pod",
+            "containers: [{name: a, image: b, env: [{name: A, value: b, valueFrom: {fieldRef: {fieldPath: a}}}]}]",
+            "containers.0.env.0.value",
+            "has value or valueFrom",
+        ),
+        (
+            "pod",
+            "containers: [{name: a, image: b, securityContext: {privileged: true, allowPrivilegeEscalation: false}}]",
+            "containers.0.securityContext.allowPrivilegeEscalation",
+            "privileged does not go with",
+        ),
+        ("pod", "dnsPolicy: None", "dnsPolicy", "needs dnsConfig.nameservers"),
+        ("pod", "{hostPID: true, shareProcessNamespace: true}", "shareProcessNamespace", "does not go with hostPID"),
+        ("pod", "{hostIPC: true, hostUsers: false}", "hostUsers", "does not go with hostPID or hostIPC"),
+        ("pod", SPREAD % ", minDomains: 2", "topologySpreadConstraints.0.minDomains", "minDomains only goes with"),
+        (
+            "pod",
+            SPREAD % ", matchLabelKeys: [a]",
+            "topologySpreadConstraints.0.matchLabelKeys",
+            "needs a labelSelector",
+        ),
+        (
+            "pod",
+            SPREAD % "}, {maxSkew: 2, topologyKey: a, whenUnsatisfiable: ScheduleAnyway",
+            "topologySpreadConstraints",
+            "keep one",
+        ),
+        (
+            "pod",
+            NODES % "matchExpressions: [{key: a, operator: In}]",
+            f"{NODE}.matchExpressions.0",
+            "`In` needs values",
+        ),
+        (
+            "pod",
+            NODES % "matchExpressions: [{key: a, operator: Exists, values: [b]}]",
+            f"{NODE}.matchExpressions.0.values",
+            "`Exists` takes no values",
+        ),
+        (
+            "pod",
+            NODES % "matchExpressions: [{key: a, operator: Gt, values: [b]}]",
+            f"{NODE}.matchExpressions.0",
+            "`Gt` needs one whole number",
+        ),
+        (
+            "pod",
+            NODES % "matchFields: [{key: a, operator: In, values: [b]}]",
+            f"{NODE}.matchFields.0",
+            "`metadata.name`",
+        ),
+    ],
+)
+def test_fields_that_contradict_each_other_are_reported_where_they_are_written(
+    section: str, line: str, path: str, says: str
+) -> None:
+    _assert_reported(section, line, path, says)
 
 
-def _models(annotation: Any) -> Any:
-    if isinstance(annotation, type) and issubclass(annotation, PodPart):
-        yield annotation
-    for part in getattr(annotation, "__args__", ()):
-        yield from _models(part)
+def _assert_reported(section: str, line: str, path: str, says: str) -> None:
+    found = told(f"  {section}:\n    {line}\n")
+    assert any(f" kubernetes.{section}.{path}: " in one and says in one for one in found), found
+    written = not path.endswith("containers") or path in line
+    assert all(one.startswith(f"job.yaml:{8 + line.count(chr(10)) if written else 7}: ") for one in found), found
+
+
+def test_each_form_is_of_a_field_that_kubernetes_has() -> None:
+    types = values.all_types()
+    named = {*values.FILLED, *values.MOST_ITEMS, *values.forms(), *values.key_forms()}
+    named |= {f"{kind}.{field}" for kind in values.ONE_OF for field in values.ONE_OF[kind].split()}
+    named |= {f"{kind}.{field}" for kind in types for field in values.required(kind)}
+    assert [one for one in sorted(named) if one.partition(".")[2] not in types.get(one.partition(".")[0], {})] == []
+
+
+def test_a_section_is_rendered_in_the_order_of_its_type_without_what_says_nothing() -> None:
+    text = "  pod:\n    volumes: [{emptyDir: {sizeLimit: 2, medium: null}, name: a}]\n"
+    text += "    hostAliases: []\n    affinity: {}\n    containers: [{image: b, name: c, env: []}]\n"
+    assert json.dumps(read_text(JobConfig, SPEC + text, "job.yaml").config.kubernetes.pod) == json.dumps(
+        {
+            "containers": [{"name": "c", "image": "b"}],
+            "volumes": [{"name": "a", "emptyDir": {"sizeLimit": "2"}}],
+            "affinity": {},
+        }
+    )
 
 
 @pytest.mark.parametrize("kind", sorted(TARGETS))
@@ -179,7 +312,7 @@ def _go_round(kind: str, examples: int) -> int:
             (found,) = check_yaml("job.yaml", text)
             assert unknown(found["spec"], _schema(found["kind"])) == []
             for part, shown in zip(("pod", "container"), _rendered(found["spec"]), strict=True):
-                for name, value in own_words(getattr(job.kubernetes, part)).items():
+                for name, value in getattr(job.kubernetes, part).items():
                     assert name == "affinity" or _holds(shown.get(name), value), name
             again = import_job(text, "job.yaml")
             assert (again.job, again.left_out) == (job, [])
@@ -232,9 +365,9 @@ def _read_after_a_change(found: dict[str, Any], job: JobConfig) -> None:
     assert again.volumes == job.volumes
 
 
-def _shown(part: PodPart) -> dict[str, Any]:
+def _shown(part: dict[str, Any]) -> dict[str, Any]:
     """What it says, but for what every job says: no empty parts, and no escalation."""
-    found = own_words(part)
+    found = copy.deepcopy(part)
     if found.get("securityContext", {}).get("allowPrivilegeEscalation") is False:
         del found["securityContext"]["allowPrivilegeEscalation"]
     found["affinity"] = {name: rule for name, rule in found.get("affinity", {}).items() if rule}

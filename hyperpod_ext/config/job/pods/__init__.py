@@ -1,1 +1,1 @@
-"""What a pod and its containers can be told, in Kubernetes' own words: as deep as something can be wrong."""
+"""Sections in Kubernetes' own field names, checked by its published types."""

@@ -1,9 +1,8 @@
-"""What of somebody else's pods a spec has no short field for: in Kubernetes' own words where the spec takes them, else
-as its overlay; only what is certain to mean the same. Pure."""
+"""Fields of somebody else's pods that a spec has no short field for: in the sections with Kubernetes' own fields, or in
+the overlay if those refuse the value; only what is certain to mean the same. Pure."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -11,16 +10,13 @@ from pydantic import ValidationError
 
 from hyperpod_ext.catalog import labels
 from hyperpod_ext.catalog.pod_fields import pod_types
-from hyperpod_ext.config.base import ContradictionError
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.overlay import KubernetesOverlay, Overlay
-from hyperpod_ext.config.job.pods.containers import TrainingContainer
-from hyperpod_ext.config.job.pods.later import PodPart
-from hyperpod_ext.config.job.pods.pod import TrainingPod
+from hyperpod_ext.config.job.pods.fields import checked, fits
 from hyperpod_ext.submit.contract.targets import get_target
 from hyperpod_ext.submit.kubernetes.imports.trainer import trainer_pod
 from hyperpod_ext.submit.kubernetes.overlays.check import REFUSED_OF_CONTAINER, REFUSED_OF_POD
-from hyperpod_ext.submit.kubernetes.own_words import own_words, without_ours
+from hyperpod_ext.submit.kubernetes.own_words import without_ours
 from hyperpod_ext.submit.kubernetes.pod import affinity as affinity_of
 from hyperpod_ext.submit.kubernetes.sizes import node_share
 
@@ -34,9 +30,9 @@ _READ_OF_CONTAINER |= REFUSED_OF_CONTAINER.keys()
 """Fields that the spec itself has: what reads them names their losses."""
 _TOKEN = "automountServiceAccountToken"
 _MOUNTS = ("volumeMounts", "volumeDevices")
-_MODELS: dict[str, type[PodPart]] = {"container": TrainingContainer, "pod": TrainingPod}
+_KINDS = {"container": "TrainingContainer", "pod": "TrainingPod"}
 _RULES = ("HPX145", "HPX150", "HPX154", "HPX155", "HPX156", "HPX157", "HPX158", "HPX159")
-"""What is wrong with pods in Kubernetes' own words."""
+"""Rules about both sections."""
 
 
 def carried(job: JobConfig, target: str, found: Mapping[str, Any]) -> JobConfig:
@@ -64,13 +60,11 @@ def carried(job: JobConfig, target: str, found: Mapping[str, Any]) -> JobConfig:
 def is_carried(text: str, job: JobConfig) -> bool:
     """Whether a loss is none any more: the spec has this variable, or this resource."""
     only, overlaid = job.kubernetes.container, job.overlay.kubernetes.container.get("env")
-    variables = {one.name for one in only.env}
-    variables |= {
-        str(one.get("name")) for one in (overlaid if isinstance(overlaid, list) else ()) if isinstance(one, dict)
-    }
-    resources = only.resources.limits if only.resources is not None else {}
+    entries = [*only.get("env", ()), *(overlaid if isinstance(overlaid, list) else ())]
+    variables = {str(one.get("name")) for one in entries if isinstance(one, dict)}
     return any(text.startswith(f"variable {name}: its value comes from") for name in variables) or any(
-        text == f"resource {name}" or text.startswith(f"resource {name}:") for name in resources
+        text == f"resource {name}" or text.startswith(f"resource {name}:")
+        for name in only.get("resources", {}).get("limits", ())
     )
 
 
@@ -79,69 +73,34 @@ def _wrong(job: JobConfig, target: str) -> Iterator[Key]:
     from hyperpod_ext.submit.rules import Context, all_rules
 
     for problem in get_target(target).problems(job):
-        parts = problem.path.split(".")[2:4]
-        yield parts[0], parts[-1]
+        section, _, below = problem.path.removeprefix("overlay.").removeprefix("kubernetes.").partition(".")
+        yield section, below.partition(".")[0]
     rules = all_rules()
     for name in _RULES:
         for finding in rules[name].find(Context(job, None, target)):
-            if finding.path[0] == "kubernetes" and finding.path[1] in _MODELS:
+            if finding.path[0] == "kubernetes" and finding.path[1] in _KINDS:
                 yield str(finding.path[1]), str(finding.path[2])
 
 
-def _in_own_words(parts: Parts) -> set[Key]:
-    """Which of these the spec takes as they are."""
-    found: set[Key] = set()
-    for section, model in _MODELS.items():
-        fields = {field: value for (where, field), value in parts.items() if where == section}
-        fields = {field: value for field, value in fields.items() if field in model.model_fields}
-        while fields:
-            try:
-                model.model_validate_json(json.dumps(fields))
-            except TypeError:
-                break
-            except ValidationError as error:
-                wrong = {_field_of(one) for one in error.errors(include_url=False)}
-                fields = (
-                    {field: value for field, value in fields.items() if field not in wrong}
-                    if wrong & fields.keys()
-                    else {}
-                )
-            else:
-                found |= {(section, field) for field in fields}
-                break
-    return found
-
-
-def _field_of(error: Any) -> str | None:
-    """The field of the pod or container that an error is about."""
-    if error["loc"]:
-        return str(error["loc"][0])
-    contradiction = error.get("ctx", {}).get("error")
-    return contradiction.field if isinstance(contradiction, ContradictionError) else None
-
-
 def _with(job: JobConfig, parts: Parts) -> JobConfig:
-    """`job` with these: in Kubernetes' own words where that can be, else in its overlay."""
-    words = _in_own_words(parts)
-    only: dict[str, PodPart] = {}
-    patches: dict[str, dict[str, Any]] = {}
-    for section, model in _MODELS.items():
-        fields = {field: value for (where, field), value in parts.items() if where == section}
-        patches[section] = {field: value for field, value in fields.items() if (section, field) not in words}
-        known = own_words(getattr(job.kubernetes, section)) | {
-            field: value for field, value in fields.items() if (section, field) in words
-        }
-        only[section] = model.model_validate_json(json.dumps(known))
+    """`job` with these: in its sections if those take them, else in its overlay."""
+    only = {section: getattr(job.kubernetes, section) for section in _KINDS}
+    patches: dict[str, dict[str, Any]] = {section: {} for section in _KINDS}
+    for (section, field), value in parts.items():
+        into = only if fits(_KINDS[section], {field: value}) else patches
+        into[section] = into[section] | {field: value}
+    only = {section: checked(kind, only[section]) for section, kind in _KINDS.items()}
     overlay = Overlay(kubernetes=KubernetesOverlay.model_validate(patches))
     return job.model_copy(update={"overlay": overlay, "kubernetes": job.kubernetes.model_copy(update=only)})
 
 
 def _without(job: JobConfig, keys: Iterable[Key]) -> JobConfig:
-    only: dict[str, PodPart] = {}
-    for section, model in _MODELS.items():
-        known = own_words(getattr(job.kubernetes, section))
-        left = {field: value for field, value in known.items() if (section, field) not in keys}
-        only[section] = model.model_validate_json(json.dumps(left))
+    only = {
+        section: {
+            field: value for field, value in getattr(job.kubernetes, section).items() if (section, field) not in keys
+        }
+        for section in _KINDS
+    }
     return job.model_copy(update={"kubernetes": job.kubernetes.model_copy(update=only)})
 
 
@@ -159,7 +118,7 @@ def _pods(found: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 def _parts(pod: Mapping[str, Any], job: JobConfig, target: str) -> Parts:
     """What the pod says, besides what short fields of the spec say."""
     first, *others = pod["containers"]
-    named = {one.name for one in job.kubernetes.pod.volumes}
+    named = {one["name"] for one in job.kubernetes.pod.get("volumes", ())}
     found: Parts = {}
     for name, value in pod.items():
         if name in pod_types()["PodSpec"] and name not in _READ_OF_POD and _stands_alone(name, value, named):

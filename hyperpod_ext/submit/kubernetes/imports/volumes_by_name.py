@@ -1,4 +1,4 @@
-"""Volumes of somebody else's pod that a spec keeps by name, in Kubernetes' own words. Pure.
+"""Volumes of somebody else's pod that a spec keeps by name, in `kubernetes.pod.volumes`. Pure.
 
 `volumes` of a spec says the usual ones more shortly. Those that it has no words for, and those that other containers
 mount, too, keep their names.
@@ -6,15 +6,11 @@ mount, too, keep their names.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError
-
 from hyperpod_ext.catalog import labels
-from hyperpod_ext.config.job.pods.later import PodPart
-from hyperpod_ext.config.job.pods.mounts import Mount, NamedVolume
+from hyperpod_ext.config.job.pods.fields import fits
 from hyperpod_ext.submit.kubernetes.mounts import is_ours
 
 Items = list[dict[str, Any]]
@@ -54,7 +50,7 @@ def take_named(pod: Mapping[str, Any], ours: bool) -> tuple[Items, Items]:
         its = [mount for mount in mounts if mount.get("name") == name]
         shared = name in elsewhere | devices
         named = not is_ours(name) if ours else shared or not _is_plain(volume, its)
-        if named and _fits(NamedVolume, [volume]) and _fits(Mount, its):
+        if named and fits("TrainingPod", {"volumes": [volume]}) and fits("TrainingContainer", {"volumeMounts": its}):
             kept.append(volume)
     names = {one["name"] for one in kept}
     return kept, [mount for mount in mounts if mount.get("name") in names]
@@ -74,15 +70,6 @@ def _is_plain(volume: Mapping[str, Any], mounts: Items) -> bool:
     if kind == "secret" and "defaultMode" not in source and volume["name"] != labels.SECRET_VOLUME:
         return False  # ours lets only its owner read it
     return all(mount.keys() <= _PLAIN_MOUNT.get(kind, {"name", "mountPath"}) for mount in mounts)
-
-
-def _fits(model: type[PodPart], items: Iterable[object]) -> bool:
-    try:
-        for one in items:
-            model.model_validate_json(json.dumps(one))
-    except (ValidationError, TypeError):
-        return False
-    return True
 
 
 def _items(value: Any) -> Items:

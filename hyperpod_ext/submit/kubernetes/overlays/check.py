@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
 from hyperpod_ext.catalog import labels
-from hyperpod_ext.catalog.pod_fields import MERGE_KEYS, pod_types
-from hyperpod_ext.config.files.nearest import nearest
+from hyperpod_ext.catalog.pod_fields import DIRECTIVE, RETAIN, pod_types
+from hyperpod_ext.config.files.error_messages import in_words, named
 from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.job.pods.models import model_of
 from hyperpod_ext.errors import Problem
 from hyperpod_ext.submit.contract.rank_variables import is_of_ranks
 from hyperpod_ext.submit.contract.spec_annotation import ANNOTATION
-from hyperpod_ext.submit.kubernetes.overlays.merge import DIRECTIVE, RETAIN
 
 _HERE = "overlay.kubernetes"
 _SPEC_FIELD = "the spec has a field for it"
@@ -76,58 +79,15 @@ def problems(job: JobConfig, container: str, pod_type: str = "PodSpec") -> Itera
     yield from _promises_of_job(overlay.job)
 
 
-def _typed(kind: str, value: Any, path: str, key: str = "") -> Iterator[Problem]:
+def _typed(kind: str, patch: Mapping[str, Any], path: str) -> Iterator[Problem]:
     """Fields that do not exist, and values of another type."""
-    if value is None or kind == "any":
-        return
-    if kind.startswith("[]"):
-        if not isinstance(value, list):
-            yield Problem(f"a list belongs here, not {_kind_of(value)}", path=path, hint="begin each item with a dash")
-            return
-        for index, one in enumerate(value):
-            yield from _typed(kind.removeprefix("[]"), one, f"{path}.{index}")
-            if key and isinstance(one, Mapping) and key not in one and DIRECTIVE not in one:
-                message = f"has no {key}, by which items of this list are told apart"
-                yield Problem(message, path=f"{path}.{index}", hint=f"write its `{key}`")
-    elif kind.startswith("{}"):
-        if not isinstance(value, Mapping):
-            yield Problem(f"fields belong here, not {_kind_of(value)}", path=path)
-            return
-        for name, one in value.items():
-            yield from _typed(kind.removeprefix("{}"), one, f"{path}.{name}")
-    elif kind in pod_types():
-        if not isinstance(value, Mapping):
-            yield Problem(f"fields belong here, not {_kind_of(value)}", path=path)
-            return
-        yield from _fields(kind, value, path)
-    elif _kind_of(value) != kind and not (kind == "number" and _kind_of(value) == "integer"):
-        hint = "put it in quotes" if kind == "string" else ""
-        yield Problem(f"a value of type {kind} belongs here, not {_kind_of(value)}", path=path, hint=hint)
-
-
-def _fields(kind: str, value: Mapping[str, Any], path: str) -> Iterator[Problem]:
-    fields = pod_types()[kind]
-    for name, one in value.items():
-        if name in fields:
-            yield from _typed(fields[name], one, f"{path}.{name}", MERGE_KEYS.get(name, ""))
-        elif name == DIRECTIVE and one in ("replace", "delete", "merge"):
-            continue
-        elif name == RETAIN:
-            yield from _typed("[]string", one, f"{path}.{name}")
-        elif name.startswith("$"):
-            hint = f"{DIRECTIVE}: delete or replace, {RETAIN}, or null for a field"
-            yield Problem("is no directive that is applied here", path=f"{path}.{name}", hint=hint)
-        else:
-            found = nearest(name, fields)
-            hint = f"did you mean `{found}`?" if found else f"valid: {', '.join(fields)}"
-            yield Problem(f"is no field of {kind}", path=f"{path}.{name}", hint=hint)
-
-
-def _kind_of(value: Any) -> str:
-    if isinstance(value, bool):
-        return "boolean"
-    names = {str: "string", int: "integer", float: "number", list: "list", dict: "mapping"}
-    return names.get(type(value), type(value).__name__)
+    model = model_of(kind, patch=True)
+    try:
+        model.model_validate_json(json.dumps(patch))
+    except ValidationError as error:
+        for one in error.errors(include_url=False):
+            place, message, hint = in_words(one, model)
+            yield Problem(message, path=".".join([path, *map(str, place)]), hint=hint)
 
 
 def _refused(table: Mapping[str, tuple[str, str]], patch: Mapping[str, Any], path: str) -> Iterator[Problem]:
@@ -209,7 +169,7 @@ def _promises_of_job(patch: Mapping[str, Any]) -> Iterator[Problem]:
     path = f"{_HERE}.job"
     for name in ("metadata", "spec"):
         if name in patch and not isinstance(patch[name], Mapping):
-            yield Problem(f"fields belong here, not {_kind_of(patch[name])}", path=f"{path}.{name}")
+            yield Problem(f"fields belong here, not {named(patch[name])}", path=f"{path}.{name}")
     yield from _complete(patch, path)
     for field, (why, hint) in REFUSED_OF_JOB.items():
         parts = field.split(".", 2)

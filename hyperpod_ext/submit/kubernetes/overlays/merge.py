@@ -6,10 +6,8 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from hyperpod_ext.catalog.pod_fields import MERGE_KEYS
+from hyperpod_ext.catalog.pod_fields import DIRECTIVE, MERGE_KEYS, RETAIN
 
-DIRECTIVE = "$patch"
-RETAIN = "$retainKeys"
 _KEYS = {**MERGE_KEYS, "replicaSpecs": "name"}
 
 
