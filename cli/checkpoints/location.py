@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -143,12 +142,9 @@ def _local_job(text: str) -> Submission | None:
 
 
 def _places_of_local(submission: Submission) -> list[CheckpointLocation]:
-    from hyperpod_ext.config.checkpoint import CheckpointPolicy
-
-    job = json.loads(submission.job_file.read_text())
-    policy = CheckpointPolicy.model_validate_json(json.dumps(job["checkpoint"]))
+    job = submission.read_job()
     secret = submission.folder.parent / "secret"
-    places = places_of(policy, str(job["name"]))
+    places = places_of(job.checkpoint, job.name)
     return [replace(place, secret_file=secret) for place in places] if secret.exists() else places
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -33,7 +32,7 @@ def nodes_of(submission: Submission) -> list[int]:
     from ..job_events import nodes_in, read_events_of
 
     members = nodes_in(read_events_of(str(submission.folder))).members
-    return sorted(members) or [*range(int(json.loads(submission.job_file.read_text())["nodes"]))]
+    return sorted(members) or [*range(submission.read_job().nodes)]
 
 
 def _ask(node: int, scratch: Path) -> dict[str, Any]:

@@ -140,12 +140,10 @@ def _submit_and_wait(plan: Plan, output: str, timeout: float | None, follow: boo
 
 def _is_command(handle: JobHandle) -> bool:
     """Whether a local job runs something else than a script: it makes no steps."""
-    import json
-
     from hyperpod_ext.submit.local.store import latest
 
     found = latest(handle.name) if handle.target == "local" else None
-    return found is not None and json.loads(found.job_file.read_text()).get("command") is not None
+    return found is not None and found.read_job().command is not None
 
 
 def wait_for_end(handle: JobHandle, output: str, timeout: float | None, follow: bool) -> None:

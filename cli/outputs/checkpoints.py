@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from .base import Defect, ErrorDetails, Output
+from hyperpod_ext.submit.job_files.job_report import ErrorDetails, Output
+
+from .base import Defect
 
 
 class DamagedClaim(Output):

@@ -7,8 +7,9 @@ from typing import Literal
 from hyperpod_ext.catalog.prices import Price, Source
 from hyperpod_ext.clusters.cdk.changes import Effect, FieldChange
 from hyperpod_ext.clusters.changes import RequestChange
+from hyperpod_ext.submit.job_files.job_report import Output
 
-from .base import Output, Request
+from .base import Request
 
 
 class CreateRequest(Output):

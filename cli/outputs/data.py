@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .base import Defect, Output
+from hyperpod_ext.submit.job_files.job_report import Output
+
+from .base import Defect
 
 Read = Literal["mapped in place", "converted"]
 

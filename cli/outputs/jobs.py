@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from .base import ErrorDetails, Number, Output, Seconds
-from .report import ReportOutput
+from hyperpod_ext.submit.job_files.job_report import ErrorDetails, Number, Output, ReportOutput, Seconds
 
 
 class StatusOutput(Output):

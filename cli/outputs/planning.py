@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from hyperpod_ext.config.scales import Scale
-
-from .base import Output, Seconds
+from hyperpod_ext.submit.job_files.job_report import Output, Seconds
 
 
 class TierEstimate(Output):

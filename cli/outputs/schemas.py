@@ -12,11 +12,11 @@ from hyperpod_ext.config.files.schema import json_schema
 from hyperpod_ext.runtime.events.kinds import THEMES, declared_in
 from hyperpod_ext.submit.contract.differences import FieldDifference
 from hyperpod_ext.submit.doctor import Examined
+from hyperpod_ext.submit.job_files.job_report import Output, ReportOutput
 from hyperpod_ext.submit.own_templates import TemplateDifference
 
 from . import checkpoints, clusters, data, jobs, planning, reference
-from .base import ErrorOutput, Output
-from .report import ReportOutput
+from .base import ErrorOutput
 
 OUTPUTS: dict[str, Any] = {
     "error": ErrorOutput,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -46,7 +45,7 @@ def look_at_job(job: str) -> dict[str, Any]:
     status = get_target(handle.target).status(handle)
     submission = latest(handle.name)
     assert submission is not None, "it has a status"
-    spec = json.loads(submission.job_file.read_text())
+    spec = submission.read_job().model_dump(mode="json")
     try:
         result = read_result(handle)
     except NotFoundError:  # it has not begun

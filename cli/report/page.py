@@ -34,7 +34,7 @@ def make_page(result: Mapping[str, Any]) -> str:
     from hyperpod_ext.submit.contract.render import render
 
     over_time = result.get("over_time") or {"part_s": 0.0, "shares": {}}
-    phases = result.get("phases") or {}
+    phases, shares = result.get("phases") or {}, over_time["shares"]
     seen = {phase for of_rank in phases.values() for phase, seconds in of_rank.items() if seconds}
     order = [*(phase for phase in _ORDER if phase in seen), *sorted(seen - set(_ORDER))]
     shown = result["recoveries"][:_MOST_TIMELINES]
@@ -43,8 +43,8 @@ def make_page(result: Mapping[str, Any]) -> str:
         result=result,
         nothing=NOTHING_TO_CHANGE,
         figures=_figures(result),
-        over_time=charts.stacked({phase: over_time["shares"][phase] for phase in order}, over_time["part_s"])
-        if over_time["shares"]
+        over_time=charts.stacked({phase: shares[phase] for phase in order if phase in shares}, over_time["part_s"])
+        if shares
         else "",
         phases=order,
         ranks=dict(list(phases.items())[:_MOST_ROWS]),

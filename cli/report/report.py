@@ -201,7 +201,8 @@ def _recovery(recovery: Mapping[str, Any]) -> str:
 def _resize(resize: Mapping[str, Any]) -> str:
     kept = "processes kept" if resize["pids_kept"] else "processes replaced"
     moved = f"{resize['bytes_moved'] / (1 << 20):.1f} MiB from other nodes"
-    head = f"{resize['of']} -> {resize['nodes']} nodes after step {resize['step']} ({_WHY[resize['cause']]}): "
+    why = _WHY.get(resize["cause"], resize["cause"])
+    head = f"{resize['of']} -> {resize['nodes']} nodes after step {resize['step']} ({why}): "
     return f"{head}{resize['pause_s']:.2f} s without a step, {moved}, {kept}"
 
 
@@ -216,9 +217,8 @@ def _figures(result: Mapping[str, Any]) -> str:
         ("share of time kept", f"{100 * result['goodput']:.1f} % ({of})"),
     ]
     if wall:
-        rest = [
-            f"{name.replace('startup', 'start-up')} {seconds[name]:.1f} s" for name in ("startup", "recovery", "other")
-        ]
+        others = [name for name in ("startup", "recovery", "other") if name in seconds]
+        rest = [f"{name.replace('startup', 'start-up')} {seconds[name]:.1f} s" for name in others]
         rows.append(("where the rest went", ", ".join(rest)))
     if phases := _phases(result.get("phases") or {}):
         rows.append(("each rank's time, on average", phases))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +16,12 @@ if TYPE_CHECKING:
 
     from ..checkpoints.location import CheckpointLocation
 
-_NOT_COMPARED = {"loss_equal": None, "weights_equal": None, "undisturbed": None}
 _LONG_BYTES = 64 << 20
 """A larger log takes seconds to read: how far it is, is shown."""
-_OWN = ("name", "target", "handle", "state", "error", "starts", "slurm_job_id")
+_OWN = (
+    *("name", "target", "handle", "state", "error", "starts", "slurm_job_id"),
+    *("loss_equal", "weights_equal", "undisturbed"),
+)
 """What a target says of a job itself, whatever the event log has."""
 _REPORTS = ("result.json", "report.json")
 KEPT_BY = (
@@ -46,7 +47,7 @@ def read_run(run: str) -> dict[str, Any]:
 def _completed(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
     from hyperpod_ext.submit.local.result import EMPTY_REPORT
 
-    return EMPTY_REPORT | {"name": name, "faults": []} | _NOT_COMPARED | dict(result)
+    return EMPTY_REPORT | {"name": name, "faults": []} | dict(result)
 
 
 def compare(result: Mapping[str, Any], undisturbed: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,7 +132,7 @@ def read_result(handle: JobHandle) -> dict[str, Any]:
         return {**logged, "name": handle.name, "state": status.state}
     if result.get("world_size") or (logged := _logged(handle, events)) is None:
         return result
-    own = {key: result[key] for key in (*_OWN, *_NOT_COMPARED) if key in result}
+    own = {key: result[key] for key in _OWN if key in result}
     if result.get("losses"):  # of all starts
         own["losses"] = result["losses"]
     if "error" in own:
@@ -235,7 +236,8 @@ def list_kept(url: str) -> list[JobStatus]:
 
 def _read_file(path: Path) -> Mapping[str, Any]:
     from hyperpod_ext.errors import NotFoundError
-    from hyperpod_ext.files import read_regular
+    from hyperpod_ext.submit.job_files.job_report import ReportOutput
+    from hyperpod_ext.submit.job_files.json_files import read_checked
 
     if path.is_dir():
         found = [path / name for name in (*_REPORTS, "events.jsonl") if (path / name).is_file()]
@@ -245,14 +247,11 @@ def _read_file(path: Path) -> Mapping[str, Any]:
         path = found[0]
     if path.suffix == ".jsonl" and path.is_file():
         return _of_events(path)
+    hint = "name a report.json or result.json of ours, or the events.jsonl next to it"
     try:
-        report = json.loads(read_regular(path).decode(errors="replace"))
+        report = read_checked(path, ReportOutput, hint)
     except FileNotFoundError:
         raise NotFoundError(f"there is no file {path}", hint="a job is named without a slash or suffix") from None
-    except (ValueError, RecursionError):
-        raise _damaged(path, "is no JSON", "it was cut off; name the events.jsonl beside it") from None
-    if not isinstance(report, dict) or not {"state", "recoveries", "seconds"} <= report.keys():
-        raise _damaged(path, "is not the report of a run", "name a report.json or result.json of ours")
     return {"name": path.resolve().parent.name, **report}
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -179,8 +181,8 @@ def test_a_job_that_was_cut_short_has_a_report_and_a_page(tmp_path: Path, count:
         ("events.jsonl", "", "holds no event"),
         ("events.jsonl", '{"t": 1.0, "event"\n{"t": 2.0, "event": "step"}\n', "is not an event"),
         ("events.jsonl", '{"t": 1.0, "event": "step"}\n', "is not an event: step: field `generation` is missing"),
-        ("report.json", '{"state": "succ', "is no JSON"),
-        ("report.json", "[1, 2]", "is not the report of a run"),
+        ("report.json", '{"state": "succ', "is not JSON"),
+        ("report.json", "[1, 2]", "is not a JSON object"),
     ],
 )
 def test_a_file_that_is_no_run_is_one_error(tmp_path: Path, name: str, text: str, told: str) -> None:
@@ -189,6 +191,67 @@ def test_a_file_that_is_no_run_is_one_error(tmp_path: Path, name: str, text: str
     assert (done.code, done.stdout) == (3, "")
     assert told in done.stderr
     assert name in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("steps", "3", "steps: a whole number belongs here"),
+        ("steps", 10**400, "steps: "),
+        ("recoveries", {"a": 1}, "recoveries: a list belongs here"),
+        ("losses", {"one": 1.0}, "losses.one: the name `one` does not have the right form"),
+        ("losses", {"1": "low"}, "losses.1: a number belongs here"),
+        ("goodput", 1e308, "goodput: `1e+308` is out of range"),
+        ("over_time", {"part_s": 1.0, "shares": {"step": [1.0], "data": []}}, "lists of different lengths"),
+        ("state", None, "state: text belongs here"),
+    ],
+)
+def test_a_report_with_a_wrong_field_is_an_error_that_names_it(log: Path, field: str, value: Any, told: str) -> None:
+    report = hp_ext("report", log, "-o", "json").json
+    file = log.with_name("report.json")
+    file.write_text(json.dumps(report | {field: value}))
+    done = hp_ext("report", file)
+    assert (done.code, done.stdout) == (3, "")
+    assert str(file) in done.stderr
+    assert told in done.stderr
+    assert "name a report.json or result.json of ours" in done.stderr
+
+
+def test_a_report_of_a_later_version_may_have_more_fields(log: Path) -> None:
+    report = hp_ext("report", log, "-o", "json").json
+    log.with_name("report.json").write_text(json.dumps(report | {"later": {"a": 1}, "faults": []}))
+    assert hp_ext("report", log.with_name("report.json")).code == 0
+
+
+WRONG = ("x\x1b[31m", 10**400, -1, 1.5, 1e308, [], [1], {}, {"a": 1}, None, True)
+
+
+def _places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield at
+    inner = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    for key, below in inner:
+        yield from _places(below, (*at, key))
+
+
+def _changed(value: Any, at: tuple[Any, ...], wrong: Any) -> Any:
+    if not at:
+        return wrong
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[at[0]] = _changed(value[at[0]], at[1:], wrong)
+    return copy
+
+
+def test_a_report_with_any_value_anywhere_is_shown_or_refused(log: Path, tmp_path: Path) -> None:
+    report = hp_ext("report", log, "-o", "json").json
+    places = list(_places(report))
+    rng = random.Random(1)
+    file, page = tmp_path / "report.json", tmp_path / "page.html"
+    codes = set()
+    for _ in range(400):
+        file.write_text(json.dumps(_changed(report, rng.choice(places), rng.choice(WRONG))))
+        done = hp_ext("report", file, *rng.choice([("-o", "json"), ("--page", page)]))
+        codes.add(done.code)
+    assert codes == {0, 3}
 
 
 def test_what_is_not_there_is_told(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from hyperpod_ext.config.files.nearest import suggest
 from hyperpod_ext.errors import NotFoundError
 from hyperpod_ext.files import write_atomically
 from hyperpod_ext.submit.contract.home import home
+from hyperpod_ext.submit.job_files.json_files import read_object
 
 
 def remember(target: str, name: str, record: dict[str, Any]) -> None:
@@ -28,13 +29,13 @@ def recall(target: str, name: str) -> dict[str, Any]:
 
     Raises:
         NotFoundError: it submitted none.
+        ConfigError: its file is damaged.
     """
     try:
-        record: dict[str, Any] = json.loads((_folder(target) / f"{name}.json").read_text())
+        return read_object(_folder(target) / f"{name}.json")
     except FileNotFoundError:
         hint = suggest(name, names(target)) or "`hp-ext create-job` makes one"
         raise NotFoundError(f"no {target} job named {name} was submitted from here", hint=hint) from None
-    return record
 
 
 def names(target: str) -> list[str]:

@@ -65,13 +65,13 @@ def nodes_of_job(events: Iterable[Mapping[str, Any]]) -> JobNodes:
     """The job's nodes after these events. Pure."""
     size, members = 0, set[int]()
     for event in events:
-        match event.get("event"):
-            case "job_started" | "world":
-                size = int(event["nodes"])
-            case "node_joined":
-                members.add(int(event["node"]))
-            case "node_left" | "node_lost":
-                members.discard(int(event["node"]))
+        match event:
+            case {"event": "job_started" | "world", "nodes": int(nodes)}:
+                size = nodes
+            case {"event": "node_joined", "node": int(node)}:
+                members.add(node)
+            case {"event": "node_left" | "node_lost", "node": int(node)}:
+                members.discard(node)
     return JobNodes(size, frozenset(members))
 
 
@@ -133,8 +133,12 @@ def outcome(
 
 def came_to(events: Iterable[Mapping[str, Any]], name: str) -> int | None:
     """The node that has the ranks which order `name` moved. Pure."""
-    begun = [one for one in events if one.get("event") == "resize_begun" and one.get("order") == name]
-    return int(begun[-1]["joining"][0]) if begun and begun[-1]["joining"] else None
+    came = None
+    for event in events:
+        match event:
+            case {"event": "resize_begun", "order": order, "joining": [*joining]} if order == name:
+                came = next((node for node in joining if isinstance(node, int)), None)
+    return came
 
 
 def wait_until_left(job: JobConfig, start: Path, leaving: Mapping[int, str], runs: Callable[[], bool]) -> None:

@@ -61,4 +61,7 @@ def read_event(line: bytes | str) -> dict[str, Any]:
 
 def tells_step(event: dict[str, Any]) -> bool:
     """Whether it says how far a job is: a step was made, or a rank begins its steps after one that was made before."""
-    return event.get("event") in ("step", "begun")
+    match event:
+        case {"event": "step" | "begun", "step": int()}:
+            return isinstance(event.get("of"), int | None)
+    return False

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from hyperpod_ext.config.fault_injection import ORDERS, ChaosOrder, InjectedFault, NodeFault
 from hyperpod_ext.errors import ConflictError, NotFoundError
 from hyperpod_ext.files import make_private_folder, write_atomically
@@ -25,8 +23,8 @@ def order(handle: JobHandle, fault: InjectedFault | NodeFault) -> str:
         raise NotFoundError(f"there is no local job named {handle.name}", hint="`hp-ext status` lists them")
     if not submission.is_running():
         raise ConflictError(f"{handle.name} does not run", hint="`hp-ext create-job` starts it again")
-    job = json.loads(submission.job_file.read_text())
-    check(fault, job["nodes"] * job["workers_per_node"], job["nodes"] + job.get("spares", 0))
+    job = submission.read_job()
+    check(fault, job.world_size, job.nodes + job.spares)
     folder = submission.run_dir("main") / ORDERS
     make_private_folder(folder)
     earlier = len(list(folder.glob("*.json")))

@@ -106,7 +106,7 @@ def _running(handle: JobHandle) -> tuple[local_store.Submission, JobConfig]:
     submission = _find(handle)
     if not submission.is_running() or submission.read_status()["state"] != "running":
         raise ConflictError(f"{handle.name} does not run", hint="`hp-ext create-job` starts it again")
-    return submission, JobConfig.model_validate_json(submission.job_file.read_bytes())
+    return submission, submission.read_job()
 
 
 def _leave(submission: local_store.Submission, job: str, order: Order) -> PendingResize:

@@ -34,6 +34,9 @@ EMPTY_REPORT: JobReport = {
     "weights": "",
     "durable": [],
     "warnings": [],
+    "loss_equal": None,
+    "weights_equal": None,
+    "undisturbed": None,
 }
 
 

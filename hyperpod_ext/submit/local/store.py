@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hyperpod_ext.errors import HyperpodExtError
 from hyperpod_ext.files import (
@@ -36,7 +36,11 @@ from hyperpod_ext.files import (
     write_atomically,
 )
 from hyperpod_ext.submit.contract.home import home
+from hyperpod_ext.submit.job_files.json_files import read_checked, read_model, read_object
 from hyperpod_ext.submit.local.result import NodeEnd, without_numbers
+
+if TYPE_CHECKING:
+    from hyperpod_ext.config.job.job import JobConfig
 
 _RESULT = "result.json"
 KEPT = 10
@@ -91,29 +95,47 @@ class Submission:
         return self.folder / run
 
     def read_status(self) -> dict[str, Any]:
-        """What the engine said last."""
-        status: dict[str, Any] = json.loads(self.status_file.read_text())
+        """What the engine said last.
+
+        Raises:
+            ConfigError: the file is damaged.
+        """
+        from hyperpod_ext.submit.job_files.job_report import StatusFile
+
+        status = read_checked(self.status_file, StatusFile)
         if status["state"] not in _ENDED and (result := self._result_elsewhere(status)) is not None:
             status |= {"state": result["state"], "error": result["error"]}
         return status
 
+    def read_job(self) -> JobConfig:
+        """The job's spec.
+
+        Raises:
+            ConfigError: the file is damaged.
+        """
+        from hyperpod_ext.config.job.job import JobConfig
+
+        return read_model(self.job_file, JobConfig)
+
     def write_status(self, **changes: object) -> None:
         """Change some of the status."""
-        _write(self.status_file, self.read_status() | changes)
+        _write(self.status_file, read_object(self.status_file) | changes)
 
     def read_result(self) -> dict[str, Any]:
         """How it ended.
 
         Raises:
             FileNotFoundError: it has not, or nothing could be written.
+            ConfigError: the file is damaged.
         """
+        from hyperpod_ext.submit.job_files.job_report import ReportOutput
+
         try:
-            result: dict[str, Any] = json.loads(self.result_file.read_text())
+            return read_checked(self.result_file, ReportOutput)
         except FileNotFoundError:
             if (kept := self._result_elsewhere(self.read_status())) is None:
                 raise
             return kept
-        return result
 
     def end(self, result: Mapping[str, Any]) -> None:
         """Write how it ended: the result first, so that readers of the status find it.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import signal
 import socket
@@ -18,7 +17,7 @@ from hyperpod_ext.config.clusters.cluster import ClusterConfig
 from hyperpod_ext.config.files.nearest import suggest
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.runtime import RuntimeConfig
-from hyperpod_ext.errors import ConflictError, HyperpodExtError, JobFailedError, NotFoundError, Problem
+from hyperpod_ext.errors import ConfigError, ConflictError, HyperpodExtError, JobFailedError, NotFoundError, Problem
 from hyperpod_ext.files import open_private, write_atomically
 from hyperpod_ext.submit.contract.capabilities import Capabilities
 from hyperpod_ext.submit.contract.handle import JobHandle
@@ -26,6 +25,7 @@ from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
 from hyperpod_ext.submit.contract.render import render as fill
 from hyperpod_ext.submit.local import store as local_store
 from hyperpod_ext.submit.local import watch as local_watch
+from hyperpod_ext.submit.local.result import EMPTY_REPORT
 
 if TYPE_CHECKING:
     from hyperpod_ext.submit.contract.plan_type import Plan
@@ -98,7 +98,15 @@ def submit(plan: Plan) -> JobHandle:
 
 def list_jobs() -> list[JobStatus]:
     """The newest submission of every name."""
-    return [status(JobHandle("local", "localhost", name)) for name in local_store.names()]
+    return [_listed(JobHandle("local", "localhost", name)) for name in local_store.names()]
+
+
+def _listed(handle: JobHandle) -> JobStatus:
+    """`status`, or why a damaged file does not say it: the other jobs are listed all the same."""
+    try:
+        return status(handle)
+    except ConfigError as error:
+        return JobStatus(handle.name, str(handle), "unknown", error=error.to_json())
 
 
 def status(handle: JobHandle) -> JobStatus:
@@ -115,8 +123,7 @@ def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[StatusUpdate]
 def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> Iterator[str]:
     """Lines of all ranks, or of one."""
     submission = _find(handle)
-    ranks = json.loads(submission.job_file.read_text())
-    world_size = ranks["nodes"] * ranks["workers_per_node"]
+    world_size = submission.read_job().world_size
     if rank is not None and rank >= world_size:
         raise NotFoundError(f"{handle.name} has no rank {rank}", hint=f"ranks go from 0 to {world_size - 1}")
     return local_watch.follow_logs(submission, rank, follow)
@@ -125,7 +132,7 @@ def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> It
 def cancel(handle: JobHandle) -> JobStatus:
     """SIGTERM to the engine, then wait until all it started is gone. An ended job is left as it is."""
     submission = _find(handle)
-    grace_s = json.loads(submission.job_file.read_text())["checkpoint"]["grace_s"]
+    grace_s = submission.read_job().checkpoint.grace_s
     deadline = time.monotonic() + _CANCEL_TIMEOUT_S + grace_s
     if submission.is_running() and not submission.has_ended():  # else a later run holds the name, whose folder is gone
         # killed, or its folder is being removed: then the engine is ending the job by itself
@@ -142,7 +149,7 @@ def result(handle: JobHandle) -> Mapping[str, Any]:
     """The engine's result.json."""
     submission = _find(handle)
     try:
-        return submission.read_result()
+        return EMPTY_REPORT | {"name": handle.name} | submission.read_result()
     except FileNotFoundError:
         hint = f"`hp-ext status {handle.name}` shows how far it is"
         raise NotFoundError(f"{handle.name} has no result yet", hint=hint) from None

@@ -221,9 +221,10 @@ def result(handle: JobHandle) -> Mapping[str, Any]:
         raise NotFoundError(f"{handle.name} has no result yet", hint=f"`hp-ext status {handle}` shows how far it is")
     found = EMPTY_REPORT | {"state": now.state, "error": now.error, "name": handle.name, "target": NAME}
     found |= {"handle": str(handle), "training_job": described["TrainingJobName"]}
-    found["seconds"] = {"billed": described.get("BillableTimeInSeconds")}
+    billed = described.get("BillableTimeInSeconds")
+    found["seconds"] = {} if billed is None else {"billed": billed}
     found["model"] = described.get("ModelArtifacts", {}).get("S3ModelArtifacts")
-    return found | {"loss_equal": None, "weights_equal": None, "undisturbed": None}
+    return found
 
 
 def _status(handle: JobHandle, described: Mapping[str, Any]) -> JobStatus:

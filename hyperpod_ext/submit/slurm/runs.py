@@ -8,14 +8,17 @@ RUNS/NAME/JOBID/0.1/           the step was started again; the first number coun
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ext.errors import ConfigError
 from hyperpod_ext.submit.contract.job_status import FINAL_STATES
 from hyperpod_ext.submit.contract.run_files import LogReader, Tail, read_event, tells_step
+from hyperpod_ext.submit.job_files.job_report import ReportOutput
+from hyperpod_ext.submit.job_files.json_files import read_checked
 from hyperpod_ext.submit.local.result import EMPTY_REPORT, JobReport
 
 _START = re.compile(r"(\d+)\.(\d+)")
@@ -100,8 +103,12 @@ def reported_state(job_dir: Path) -> str | None:
 
 
 def _losses(folder: Path) -> dict[str, Any]:
-    steps = (event for event in _events(folder) if event.get("event") == "step" and event.get("rank") == 0)
-    return {str(event["step"]): event.get("loss") for event in steps if "loss" in event}
+    losses = {}
+    for event in _events(folder):
+        match event:
+            case {"event": "step", "rank": 0, "step": int(step), "loss": None | int() | float() as loss}:
+                losses[str(step)] = loss
+    return losses
 
 
 def _events(folder: Path) -> list[dict[str, Any]]:
@@ -109,11 +116,9 @@ def _events(folder: Path) -> list[dict[str, Any]]:
 
 
 def _report(folder: Path) -> JobReport | None:
-    try:
-        report: JobReport = json.loads((folder / "report.json").read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
-        return None
-    return report
+    with suppress(FileNotFoundError, ConfigError):
+        return read_checked(folder / "report.json", ReportOutput)
+    return None
 
 
 def _tail(file: Path) -> list[str]:

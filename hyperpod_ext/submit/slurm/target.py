@@ -243,7 +243,7 @@ def result(handle: JobHandle) -> Mapping[str, Any]:
     about = {"name": job.name, "target": NAME, "handle": str(handle), "slurm_job_id": job.id}
     if now.error is not None:  # which has Slurm's own word for it
         found = found | {"error": now.error}
-    return found | about | {"loss_equal": None, "weights_equal": None, "undisturbed": None}
+    return found | about
 
 
 def _record(name: str) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from hyperpod_ext.cli.job.resize import _sentence
 
 from hyperpod_ext.config.resize import has_already
 from hyperpod_ext.errors import ConflictError
-from hyperpod_ext.submit.contract.resize import outcome
+from hyperpod_ext.submit.contract.resize import came_to, nodes_of_job, outcome
 from hyperpod_ext.submit.contract.run_files import Tail
 
 
@@ -28,3 +28,12 @@ def test_a_job_that_has_so_many_nodes_is_as_was_ordered(tmp_path: Path) -> None:
 def test_any_other_refusal_is_a_failure(tmp_path: Path) -> None:
     with pytest.raises(ConflictError, match="tiny stays as it is: the job is over"):
         outcome("tiny", refused(tmp_path, "the job is over"), "a", lambda: "")
+
+
+@pytest.mark.parametrize("wrong", ["x", None, [], {}, 1.5])
+def test_an_event_with_a_wrong_field_counts_for_nothing(wrong: object) -> None:
+    begun = {"event": "job_started", "nodes": 2}, {"event": "node_joined", "node": 1}
+    damaged = {"event": "world", "nodes": wrong}, {"event": "node_joined", "node": wrong}
+    damaged += {"event": "node_lost", "node": wrong}, {"event": "node_left"}
+    assert nodes_of_job([*begun, *damaged]) == nodes_of_job(begun)
+    assert came_to([{"event": "resize_begun", "order": "a", "joining": wrong}], "a") is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -18,7 +19,7 @@ from stand_in import SLEEPING, plan_of, reporting
 from stopped import stopped
 from waiting import until
 
-from hyperpod_ext.errors import ConflictError, JobFailedError, NotFoundError
+from hyperpod_ext.errors import ConfigError, ConflictError, JobFailedError, NotFoundError
 from hyperpod_ext.submit.contract.handle import JobHandle
 from hyperpod_ext.submit.contract.job_status import JobStatus
 from hyperpod_ext.submit.local import store as local_store
@@ -225,6 +226,32 @@ def test_a_result_that_is_not_there_yet_says_so(place: LocalPlace) -> None:
     with pytest.raises(NotFoundError, match="no result yet"):
         local.result(HANDLE)
     local.cancel(HANDLE)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "told"),
+    [
+        ("status.json", "", "is not JSON"),
+        ("status.json", '{"name": "a", "state": 1, "submitted_at": "", "error": null}', "state: text belongs here"),
+        (
+            "status.json",
+            '{"state": "failed", "name": "a", "submitted_at": "", "error": {}}',
+            "error.message",
+        ),
+        ("job.json", "[1]", "is not a JSON object"),
+        ("job.json", '{"name": "a", "script": "a.py", "nodes": "2"}', "nodes: a whole number belongs here"),
+        ("result.json", '{"state": "succeeded", "recoveries": 1}', "recoveries: a list belongs here"),
+    ],
+)
+def test_a_damaged_file_of_a_job_is_an_error_that_names_it(place: LocalPlace, file: str, text: str, told: str) -> None:
+    run(reporting())
+    run(reporting(), name="b")
+    (newest().folder / file).write_text(text)
+    read = {"status.json": local.status, "job.json": local.logs, "result.json": local.result}[file]
+    with pytest.raises(ConfigError, match=re.escape(f"{file}: {told}")):
+        read(HANDLE)
+    listed = {status.name: status.state for status in local.list_jobs()}
+    assert listed == {"a": "unknown" if file == "status.json" else "succeeded", "b": "succeeded"}
 
 
 NODES = """\

@@ -1,8 +1,66 @@
-"""The report of a job, of `hp-ext report` and in report.json."""
+"""Model of a job's report, which report.json holds and `hp-ext report -o json` prints."""
 
 from __future__ import annotations
 
-from .base import Count, ErrorDetails, Number, Output, Seconds, Share
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
+
+_LONGEST_S = 1e12
+
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+Number = FiniteFloat
+Seconds = Annotated[float, Field(ge=-_LONGEST_S, le=_LONGEST_S)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Losses = dict[Annotated[str, Field(pattern=r"^\d{1,18}$", description="Number of a step.")], Number | None]
+"""By step."""
+
+
+class Output(BaseModel):
+    """An object that a command prints."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class ProblemOutput(Output):
+    """One mistake in the user's input."""
+
+    message: str
+    path: str
+    """Dotted path of the field, `checkpoint.tiers.1.every_steps`; empty: no single field."""
+    source: str
+    """File or option that the value comes from."""
+    line: int | None
+    """Line in `source`, from 1."""
+    hint: str
+    """How to fix it."""
+    rule: str
+    """`hp-ext explain RULE` explains it; empty: no rule."""
+
+
+class ErrorDetails(Output):
+    """Why a command or a job failed."""
+
+    code: str
+    """Name of the error's class, `ConfigError`."""
+    message: str
+    hint: str
+    """The next thing to do."""
+    exit_code: int | None = None
+    """Exit code of the command."""
+    problems: list[ProblemOutput] | None = None
+    """Every mistake, for a ConfigError."""
+
+
+class StatusFile(Output):
+    """status.json of a local job."""
+
+    name: str
+    state: str
+    submitted_at: str
+    error: ErrorDetails | None
+    ended_at: str | None = None
+    scratch: str | None = None
 
 
 class FaultReport(Output):
@@ -99,13 +157,45 @@ class AdviceReport(Output):
     gain_usd: Number | None = None
 
 
+def _of_equal_length(shares: dict[str, list[float]]) -> dict[str, list[float]]:
+    if len({len(each) for each in shares.values()}) > 1:
+        raise ValueError("its phases have lists of different lengths")
+    return shares
+
+
 class OverTime(Output):
     """Where the time went, over equal parts of the job."""
 
     part_s: Seconds
     """Seconds of one part."""
-    shares: dict[str, list[Number]]
-    """By phase: its share of each part, 0 to 1."""
+    shares: Annotated[dict[str, list[Share]], AfterValidator(_of_equal_length)]
+    """By phase: its share of each part."""
+
+
+class Restores(Output):
+    """State that ranks restored from one source."""
+
+    restores: Count
+    bytes_moved: Count
+    """Bytes from other nodes."""
+    bytes_local: Count
+
+
+class Snapshots(Output):
+    """Snapshots that ranks made."""
+
+    count: Count
+    mean_s: Seconds
+    """Seconds that a rank waited for one."""
+
+
+class Capacity(Output):
+    """Nodes of the job."""
+
+    nodes: Count
+    spares: Count
+    missing_node_s: Seconds
+    """Node-seconds of lost nodes, and of all nodes while they waited for another one."""
 
 
 class DurableTier(Output):
@@ -123,7 +213,7 @@ class Undisturbed(Output):
     steps: Count
     goodput: Share
     seconds: Seconds | None
-    losses: dict[str, Number | None] = {}
+    losses: Losses = {}
 
 
 class ReportOutput(Output):
@@ -158,7 +248,7 @@ class ReportOutput(Output):
     steps_lost: Count
     goodput: Share
     """Share of wall time that went into kept steps, 0 to 1."""
-    seconds: dict[str, Seconds | None]
+    seconds: dict[str, Seconds]
     """Wall time and its parts."""
     recoveries: list[RecoveryReport]
     resizes: list[ResizeReport] = []
@@ -170,24 +260,23 @@ class ReportOutput(Output):
     faults: list[FaultReport] = []
     skipped: list[Count] = []
     """Steps left out by the NaN guard."""
-    losses: dict[str, Number | None]
-    """By step."""
+    losses: Losses
     metrics: dict[str, Number | None] = {}
     """Values logged for the whole run."""
     differs_by_rank: list[str] = []
     """Values that ranks logged differently."""
     weights: str
     """Digest of the final weights; empty: not known of every rank."""
-    capacity: dict[str, Number] = {}
+    capacity: Capacity | None = None
     pids: dict[str, Count] = {}
     """Process id of each rank, the last one."""
     phases: dict[str, dict[str, Seconds]] = {}
     """By rank: seconds of each phase."""
     over_time: OverTime | None = None
     tiers: list[TierReport] = []
-    traffic: dict[str, dict[str, Count]] = {}
-    """Bytes that ranks restored, by source."""
-    snapshots: dict[str, Number] = {}
+    traffic: dict[str, Restores] = {}
+    """By source."""
+    snapshots: Snapshots | None = None
     durable: list[DurableTier] = []
     in_no_snapshot: list[str] = []
     """Objects that changed and are in no snapshot."""

@@ -1,0 +1,1 @@
+"""JSON files that a job leaves on a machine, and the checks before they are used."""

@@ -1,0 +1,84 @@
+"""JSON files of jobs. A full disk may have cut them off, and anybody may have changed them: check before use."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hyperpod_ext.errors import ConfigError, Problem
+from hyperpod_ext.files import read_regular
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+M = TypeVar("M", bound="BaseModel")
+
+_MOST_NAMED = 10
+"""Wrong fields that one error names."""
+_HINT = "it was cut off or changed: restore it, or remove it"
+
+
+def read_object(file: Path, hint: str = _HINT) -> dict[str, Any]:
+    """Return the JSON object in a file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ConfigError: it is not a JSON object.
+    """
+    try:
+        found = json.loads(read_regular(file).decode(errors="replace"))
+    except (ValueError, RecursionError):
+        raise ConfigError([Problem("is not JSON", source=str(file), hint=hint)]) from None
+    if not isinstance(found, dict):
+        raise ConfigError([Problem("is not a JSON object", source=str(file), hint=hint)])
+    return found
+
+
+def read_model(file: Path, model: type[M], hint: str = _HINT) -> M:
+    """Return the file's content as `model`.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ConfigError: names each field that is missing, unknown or has a wrong value.
+    """
+    from pydantic import ValidationError
+
+    found = read_object(file, hint)
+    try:
+        return model.model_validate_json(json.dumps(found))
+    except ValidationError as error:
+        raise _located(error.errors(include_url=False), model, str(file), found, hint) from None
+
+
+def read_checked(file: Path, model: type[BaseModel], hint: str = _HINT) -> dict[str, Any]:
+    """Return the JSON object in a file, if its fields have the types of `model`. Later versions may add others.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ConfigError: names each field that is missing or has a wrong value.
+    """
+    from pydantic import ValidationError
+
+    found = read_object(file, hint)
+    try:
+        model.model_validate_json(json.dumps(found), strict=True)
+    except ValidationError as error:
+        if wrong := [one for one in error.errors(include_url=False) if one["type"] != "extra_forbidden"]:
+            raise _located(wrong, model, str(file), found, hint) from None
+    return found
+
+
+def _located(
+    wrong: Sequence[Any], model: type[BaseModel], source: str, found: Mapping[str, Any], hint: str
+) -> ConfigError:
+    from hyperpod_ext.config.files.document import Document
+    from hyperpod_ext.config.files.error_messages import translate
+
+    document = Document(source, found)
+    problems = [replace(translate(one, model, document), line=None) for one in wrong[:_MOST_NAMED]]
+    if len(wrong) > _MOST_NAMED:
+        problems.append(Problem(f"{len(wrong) - _MOST_NAMED} more fields are wrong", source=source))
+    return ConfigError(problems, hint=hint)
