@@ -60,6 +60,7 @@ def planning_options(function: F) -> F:
             help="Seconds to go on after a dead process.  [default: 5, more with many nodes]",
         ),
         click.option("--durable-gbs", type=number, help="GB/s of one node to S3 or a shared directory."),
+        click.option("--disk-gbs", type=number, help="GB/s of one node to its own disk.  [default: 2]"),
         click.option("--peer-gbs", type=number, help="GB/s of one node to another's memory."),
         click.option("--copy-gbs", type=number, help="GB/s of one worker into shared memory."),
         click.option(

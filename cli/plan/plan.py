@@ -75,7 +75,7 @@ def command(plot: str | None, output: str, **options: Any) -> None:
 def _settings(question: Question, estimate: GoodputEstimate) -> list[str]:
     """The best intervals as changes of the spec."""
     every = estimate.every()
-    kinds = [tier.kind if tier.kind in ("memory", "peer") else "durable" for tier in question.policy.tiers]
+    kinds = [tier.level for tier in question.policy.tiers]
     return [f"checkpoint.tiers.{index}.every_steps={every[kind]}" for index, kind in enumerate(kinds) if kind in every]
 
 

@@ -83,7 +83,7 @@ class _Reader:
             spread,
             self._step_s(history),
             self._rates(history).of_job(spread.nodes),
-            frozenset({tier.kind if tier.kind in ("memory", "peer") else "durable" for tier in policy.tiers}),
+            frozenset({tier.level for tier in policy.tiers}),
             speeds=self._speeds(catalogued(self._machine, policy)),
             recovery=self._recovery(history, spread.nodes),
             overlap=policy.overlap,
@@ -248,9 +248,9 @@ class _Reader:
     def _speeds(self, found: Any) -> Any:
         from dataclasses import replace
 
-        given = {name: self._o[f"{name}_gbs"] for name in ("copy", "peer", "durable")}
+        given = {name: self._o[f"{name}_gbs"] for name in ("copy", "peer", "durable", "disk")}
         changes: dict[str, Any] = {name: value * 1e9 for name, value in given.items() if value is not None}
-        self._notes.append(f"speeds: {found.source}" if len(changes) < 3 else "speeds: given")
+        self._notes.append(f"speeds: {found.source}" if len(changes.keys() - {"disk"}) < 3 else "speeds: given")
         return replace(found, **changes)
 
     def _recovery(self, history: JobHistory | None, nodes: int) -> Any:
@@ -316,6 +316,5 @@ def _written(policy: CheckpointPolicy) -> dict[str, int] | None:
     for tier in policy.tiers:
         if getattr(tier, "auto", False) or getattr(tier, "every_seconds", None) is not None:
             return None
-        kind = tier.kind if tier.kind in ("memory", "peer") else "durable"
-        found[kind] = min(found.get(kind, tier.every_steps), tier.every_steps)
+        found[tier.level] = min(found.get(tier.level, tier.every_steps), tier.every_steps)
     return found

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union
 
 from pydantic import Field, PositiveFloat, PositiveInt, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from hyperpod_ext.config import tier_file, tier_s3  # noqa: F401  (a new tier: its file's name, here)
+from hyperpod_ext.config import tier_disk, tier_file, tier_s3  # noqa: F401  (a new tier: its file's name, here)
 from hyperpod_ext.config.base import Config, ContradictionError
 from hyperpod_ext.config.tier import DURABLE as DURABLE
 from hyperpod_ext.config.tier import DurableTier as DurableTier
@@ -19,6 +19,7 @@ class MemoryTier(Tuned):
     """Memory of the node itself: survives the death of every worker process on it."""
 
     survives = frozenset({"process"})
+    level = "memory"
     kind: Literal["memory"] = "memory"
     every_steps: EverySteps = 1
     """Take a snapshot each time this many steps have been made. `auto`: each; under our agent, after each fault what
@@ -32,6 +33,7 @@ class PeerTier(Tuned):
     """Memory of other nodes: survives the loss of `replicas` nodes at once; by `parity`, of one node of each group."""
 
     survives = frozenset({"process", "node"})
+    level = "peer"
     kind: Literal["peer"] = "peer"
     every_steps: EverySteps = 10
     """Copy the newest snapshot to peers each time this many steps have been made.
@@ -120,6 +122,15 @@ class CheckpointPolicy(Config):
     def durable(self) -> tuple[DurableTier, ...]:
         """The durable tiers of this policy, nearest first."""
         return tuple(tier for tier in self.tiers if isinstance(tier, DurableTier))
+
+    def shared(self) -> tuple[DurableTier, ...]:
+        """Those of them in which all nodes see the same."""
+        return tuple(tier for tier in self.durable() if not tier.on_node)
+
+    def on_one_machine(self) -> Self:
+        """The policy where several nodes share a machine."""
+        tiers = tuple(tier.on_one_machine() if isinstance(tier, DurableTier) else tier for tier in self.tiers)
+        return self.model_copy(update={"tiers": tiers})
 
     def due(self, step: int) -> bool:
         """Whether some tier wants a snapshot of `step`. Tiers that go by time take what the others leave."""

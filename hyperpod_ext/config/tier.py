@@ -56,6 +56,8 @@ class Tuned(Config):
 
     survives: ClassVar[frozenset[Loss]]
     """Losses after which snapshots in this tier can still be read."""
+    level: ClassVar[str]
+    """What the planner takes it for."""
 
     @field_validator("every_steps", mode="wrap", check_fields=False)
     @classmethod
@@ -78,6 +80,7 @@ class DurableTier(Tuned):
     """A place that outlives every process of the job."""
 
     survives = frozenset({"process", "node", "job"})
+    level = "durable"
     schemes: ClassVar[tuple[str, ...]]
     """Schemes of the URLs of its checkpoints; empty: a path."""
     store: ClassVar[str]
@@ -125,9 +128,22 @@ class DurableTier(Tuned):
         return None
 
     @property
+    def mounted(self) -> str | None:
+        """Directory that every node needs: `folder`, or the one above a part that differs from node to node."""
+        return self.folder
+
+    @property
     def options(self) -> Mapping[str, Any]:
         """What its store is opened with."""
         return {}
+
+    def on_one_machine(self) -> Self:
+        """The tier where several nodes share a machine."""
+        return self
+
+    def on(self, node: int) -> Self:
+        """The tier as this node sees it."""
+        return self
 
     def url(self, job: str) -> str:
         """Place of the checkpoints of one job."""

@@ -14,7 +14,7 @@ class FileTier(DurableTier):
 
     schemes = ("file", "")
     store = "hyperpod_ext.runtime.storage.file:FileStore"
-    distance = 4
+    distance = 6
     kind: Literal["file"] = "file"
     path: Annotated[str, Field(min_length=1, examples=["/fsx/checkpoints"])]
     """Directory that every node sees under this path: in pods, on a volume that they share. Checkpoints go under

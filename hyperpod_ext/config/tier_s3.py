@@ -22,7 +22,7 @@ class S3Tier(DurableTier):
 
     schemes = ("s3",)
     store = "hyperpod_ext.runtime.storage.s3:S3Store"
-    distance = 5
+    distance = 7
     kind: Literal["s3"] = "s3"
     uri: Annotated[
         str,

@@ -30,6 +30,8 @@ class Speeds:
     """To the memory of another node, all connections together."""
     durable: float = 1e9
     """To S3 or a shared directory."""
+    disk: float = 2e9
+    """To the node's own disk."""
     durable_total: float = 100e9
     """Of all nodes together, to and from there."""
     slowdown: float = _SLOWDOWN
@@ -37,7 +39,7 @@ class Speeds:
     source: str = "assumed; give measured ones with --copy-gbs, --peer-gbs and --durable-gbs"
 
     def __post_init__(self) -> None:
-        for name in ("copy", "peer", "durable", "durable_total"):
+        for name in ("copy", "peer", "durable", "disk", "durable_total"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: {getattr(self, name)} bytes per second; it must be above 0")
 
@@ -133,6 +135,12 @@ def durable_cost(spread: Spread, speeds: Speeds) -> TierCost:
     speed = min(speeds.durable, speeds.durable_total / spread.nodes)
     write = spread.distinct_node_bytes / speed
     return TierCost(write * speeds.slowdown, write, spread.node_bytes / speed)
+
+
+def disk_cost(spread: Spread, speeds: Speeds) -> TierCost:
+    """Of snapshots on each node's own disk, where each part of the state is written once a node."""
+    write = min(spread.node_bytes, float(spread.state_bytes)) / speeds.disk
+    return TierCost(write * speeds.slowdown, write, write)
 
 
 def memory_per_node(spread: Spread, policy: CheckpointPolicy) -> float:

@@ -12,6 +12,7 @@ from hyperpod_ext.planner.costs import (
     Speeds,
     Spread,
     TierCost,
+    disk_cost,
     durable_cost,
     group_size,
     memory_cost,
@@ -21,12 +22,12 @@ from hyperpod_ext.planner.levels import Level
 from hyperpod_ext.planner.rates import Rates
 from hyperpod_ext.planner.waits import Waits, waits_for_nodes
 
-Kind = Literal["live", "memory", "peer", "durable", "nothing"]
+Kind = Literal["live", "memory", "disk", "peer", "durable", "nothing"]
 FailureClass = Literal["process", "node", "correlated"]
 _LEAST_TOGETHER = 0.03
 """Of racks that fail in a large job, those that take a node with its copy (`hp-ext simulate`: 0.03 to 0.04 of them, on
 4,096 and on 16,384 nodes). Nodes that come for a lost rack often are one rack again, and hold each other's copies."""
-NEAREST_FIRST: tuple[Kind, ...] = ("live", "memory", "peer", "durable", "nothing")
+NEAREST_FIRST: tuple[Kind, ...] = ("live", "memory", "disk", "peer", "durable", "nothing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class Scenario:
     rates: Rates
     """Of the whole job, per second."""
     tiers: frozenset[str]
-    """Of `memory`, `peer`, `durable`."""
+    """Of `memory`, `disk`, `peer`, `durable`."""
     speeds: Speeds = field(default_factory=Speeds)
     recovery: Recovery = field(default_factory=Recovery)
     overlap: bool = True
@@ -87,12 +88,14 @@ def tier_of(failure: FailureClass, scenario: Scenario) -> Kind:
     """The nearest tier that survives every failure of this class."""
     live = scenario.spread.redundant and scenario.in_process
     survives: Mapping[FailureClass, tuple[Kind, ...]] = {
-        "process": ("live", "memory", "peer", "durable"),
-        "node": ("live", "peer", "durable"),
+        "process": ("live", "memory", "disk", "peer", "durable"),
+        # the disks of other nodes have the same state, where those hold it
+        "node": ("live", *(("disk",) if scenario.spread.redundant else ()), "peer", "durable"),
         "correlated": ("live", "peer", "durable") if scenario.domains else ("durable",),
     }
     # a job that is started again begins with empty memory
-    there = {*scenario.tiers, *(["live"] if live else [])} if scenario.in_process else {*scenario.tiers} & {"durable"}
+    there = {*scenario.tiers, *(["live"] if live else [])}
+    there = there if scenario.in_process else there & {"disk", "durable"}
     if scenario.spread.nodes == 1:
         there.discard("peer")
     return next((kind for kind in survives[failure] if kind in there), "nothing")
@@ -147,6 +150,7 @@ def costs_of(scenario: Scenario) -> dict[str, TierCost]:
         "live": TierCost(0.0, 0.0, spread.node_bytes / speeds.peer),
         "memory": memory_cost(spread, speeds, overlap=scenario.overlap),
         "peer": peer_cost(spread, speeds, scenario.replicas, scenario.max_slowdown, scenario.parity),
+        "disk": disk_cost(spread, speeds),
         "durable": durable_cost(spread, speeds),
         "nothing": TierCost(0.0, 0.0, 0.0),
     }

@@ -58,7 +58,7 @@ checkpoint:
         (3, "nodez", "did you mean `nodes`?"),
         (4, "workers_per_node", "write 2 without quotes"),
         (5, "global_batch_size", "write 12 or 16"),
-        (8, "checkpoint.tiers.0.kind", "did you mean `memory`? valid: memory, peer, s3, file"),
+        (8, "checkpoint.tiers.0.kind", "did you mean `memory`? valid: memory, peer, s3, file, disk"),
         (9, "checkpoint.tiers.0.every_steps", "it must be at least 1"),
     ]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import launched
 import pytest
 
@@ -65,3 +67,18 @@ def test_a_tier_that_goes_by_time_is_written_to(tmp_path):
     by_time = saved - {400}  # the last step is saved whatever the time
     assert 400 in saved
     assert 1 <= len(by_time) <= (max(times) - min(times)) / 0.5 + 1, "no more often than was asked for"
+
+
+@pytest.mark.thorough
+def test_a_job_whose_processes_have_all_ended_resumes_from_the_nodes_disk(tmp_path, undisturbed):
+    first = launched.Launched(tmp_path / "job", durable=True, kind="disk", steps=8)
+    assert first.torchrun().returncode == 0
+    again = launched.Launched(tmp_path / "again", durable=True, kind="disk")
+    again.folder.mkdir()
+    shutil.copy(first.folder / "secret", again.folder / "secret")
+    (again.folder / "durable").symlink_to(first.folder / "durable")
+    ended = again.torchrun()
+    assert ended.returncode == 0, ended.stderr
+    assert again.went_on_from() == [8]
+    assert {(e["source"], e["tier"]) for e in again.events() if e["event"] == "restored"} == {("durable", "disk")}
+    assert again.report()["weights"] == undisturbed["weights"]

@@ -53,6 +53,17 @@ def test_each_class_of_failure_falls_back_to_the_nearest_tier_that_survives_it()
     assert tier_of("node", scenario(nodes=1)) == "durable"
 
 
+def test_a_nodes_disk_survives_its_processes_and_not_the_node() -> None:
+    both = frozenset({"disk", "durable"})
+    sharded, replicated = scenario(tiers=both), replace(scenario(per_copy=64, tiers=both), in_process=False)
+    assert [tier_of(one, sharded) for one in ("process", "node", "correlated")] == ["disk", "durable", "durable"]
+    assert [tier_of(one, replicated) for one in ("process", "node")] == ["disk", "disk"]  # other nodes have the same
+    assert tier_of("process", replace(sharded, tiers=both | {"memory"})) == "memory"
+    assert tier_of("process", replace(sharded, tiers=both | {"memory"}, in_process=False)) == "disk"
+    costs = costs_of(sharded)
+    assert costs["disk"].read_s == pytest.approx(sharded.spread.node_bytes / 2e9)
+
+
 def test_what_is_not_trained_costs_no_save_to_memory_and_peers_but_every_restore() -> None:
     whole = scenario()
     adapters = replace(whole, spread=replace(whole.spread, trained=0.01))

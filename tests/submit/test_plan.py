@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from hyperpod_ext.config.clusters.cluster import ClusterConfig, InstanceGroup
 from hyperpod_ext.config.files.load import load
@@ -76,14 +78,16 @@ TIERS = [
     {"kind": "peer"},
     {"kind": "s3", "uri": "s3://bucket/a"},
     {"kind": "file", "path": "/x"},
+    {"kind": "disk", "path": "/nvme"},
 ]
 
 
 def test_everything_a_target_cannot_do_is_refused_at_once() -> None:
     spec = job(nodes=3, checkpoint={"tiers": TIERS}, chaos={"faults": [{"rank": 0, "step": 1}]})
-    problems = list(unsupported(spec, "islet", Capabilities()))
+    problems = list(unsupported(spec, "islet", Capabilities(no_node_disk="its disks are read-only")))
     paths = [problem.path for problem in problems]
-    assert paths == ["chaos"]
+    assert paths == ["checkpoint.tiers.4", "chaos"]
+    assert "target islet has no disk tier: its disks are read-only" in str(problems[0])
     assert all(problem.hint for problem in problems)
 
 
@@ -154,3 +158,40 @@ def test_shell_that_does_not_parse_is_not_sent() -> None:
     check_shell("node.sh", "echo fine\n")
     with pytest.raises(HyperpodExtError, match=r"node\.sh is not valid shell"):
         check_shell("node.sh", "if true; then\n")
+
+
+@pytest.mark.parametrize("target", ["hyperpod-eks", "kubeflow"])
+def test_pods_mount_the_nodes_folder_for_a_tier_on_its_disk(target: str) -> None:
+    def volumes(spec: JobConfig) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
+        text = make_plan(spec, target=target).files["job.yaml"]
+        (pod,) = [pod for pod in pods_in(yaml.safe_load(text)) if pod["containers"]]
+        return pod["volumes"], pod["containers"][0]["volumeMounts"]
+
+    disk = {
+        "image": "repo/train:1",
+        "checkpoint": {"tiers": [{"kind": "memory"}, {"kind": "disk", "path": "/nvme/ck"}]},
+    }
+    source = {"path": "/nvme/ck", "type": "DirectoryOrCreate"}
+    made, mounted = volumes(job(**disk))
+    assert {"name": "hyperpod-ext-disk-0", "hostPath": source} in made
+    assert {"name": "hyperpod-ext-disk-0", "mountPath": "/nvme/ck"} in mounted
+    made, mounted = volumes(job(**disk, volumes=[{"kind": "host", "path": "/nvme", "host_path": "/mnt/k8s-disks/0"}]))
+    assert [one["mountPath"] for one in mounted if str(one["mountPath"]).startswith("/nvme")] == ["/nvme"]
+
+
+def pods_in(value: object) -> Iterator[dict[str, Any]]:
+    """Every pod spec of a manifest."""
+    if isinstance(value, dict):
+        if "containers" in value:
+            yield value
+        for inner in value.values():
+            yield from pods_in(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from pods_in(inner)
+
+
+def test_nodes_that_share_this_machine_have_disks_of_their_own() -> None:
+    spec = job(nodes=2, checkpoint={"tiers": [{"kind": "memory"}, {"kind": "disk", "path": "/nvme/ck"}]})
+    assert '"path":"/nvme/ck/node-{node}"' in make_plan(spec, target="local").files["node.sh"]
+    assert "{node}" not in make_plan(spec, target="hyperpod-slurm").files["job.sbatch"]

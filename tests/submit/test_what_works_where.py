@@ -107,7 +107,7 @@ IN_PLACE = "elastic: fewer nodes, or more, and no process begins anew"
 RESTARTED = "elastic: fewer nodes, or more, with processes that begin anew"
 MEMORY, PEER = "tier: this node's memory", "tier: a peer's memory"
 PARITY = "tier: parity of a group of nodes"
-FILE, S3 = "tier: a shared directory", "tier: S3"
+FILE, S3, DISK = "tier: a shared directory", "tier: S3", "tier: the node's own disk"
 MANAGED, CHECKPOINTLESS = "AWS's managed tier", "AWS's checkpointless recovery"
 CHAOS, REPLAY = "faults are rehearsed (`chaos`)", "faults of an earlier run are made again (replay)"
 ORDERED = "`hp-ext chaos`: a fault in a job that runs"
@@ -133,6 +133,7 @@ ASKED: dict[str, dict[str, Any]] = {
     PARITY: {"nodes": 3, "checkpoint": {"tiers": [_MEMORY, {"kind": "peer", "parity": 3}]}},
     FILE: {"checkpoint": {"tiers": [_MEMORY, {"kind": "file", "path": "/x"}]}},
     S3: {"checkpoint": {"tiers": [_MEMORY, {"kind": "s3", "uri": "s3://bucket/a"}]}},
+    DISK: {"checkpoint": {"tiers": [_MEMORY, {"kind": "disk", "path": "/nvme"}]}},
     MANAGED: {"mode": "aws-managed-tier"},
     CHECKPOINTLESS: {"mode": "aws-checkpointless"},
     CHAOS: {"chaos": {"inject": [{"kind": "sigkill", "rank": 0, "step": 1}], "on_clusters": True}},
@@ -318,6 +319,14 @@ SHOWN: dict[str, dict[str, Shown]] = {
         "local": "tests/faults/test_checkpoint_nodes.py::test_a_lost_pair_is_restored_from_the_durable_tier",
         "hyperpodrun": COLUMNS["hyperpodrun"].test,
         "torchrun": _LAST_DURABLE,
+    },
+    DISK: {
+        "local": "tests/faults/test_disk.py::test_shards_come_back_from_the_disks_bit_for_bit",
+        "ours": _LOCAL,
+        "kubeflow": _LOCAL,
+        "hyperpod-slurm": _LOCAL,
+        "torchrun": f"{_TORCHRUN}test_a_job_whose_processes_have_all_ended_resumes_from_the_nodes_disk",
+        "hyperpodrun": As("torchrun"),
     },
     S3: {
         **_EVERYWHERE,

@@ -31,6 +31,8 @@ class Launched:
     every: dict[str, float] = field(default_factory=lambda: {"every_steps": 4})
     """How often it gets one."""
     steps: int = 12
+    kind: str = "file"
+    """Of the durable tier; `disk`: the node's own."""
 
     def env(self) -> dict[str, str]:
         """What every process of the job is told."""
@@ -42,7 +44,7 @@ class Launched:
         # at once, not beside the next step: a rank that dies while it copies loses that step
         tiers: list[dict[str, Any]] = [{"kind": "memory"}]
         if self.durable:
-            tiers.append({"kind": "file", "path": str(self.folder / "durable"), **self.every})
+            tiers.append({"kind": self.kind, "path": str(self.folder / "durable"), **self.every})
         policy = {"overlap": False, "tiers": tiers}
         runtime = {"name": "tiny", "nodes": 2, "workers_per_node": 2, "checkpoint": policy}
         return {

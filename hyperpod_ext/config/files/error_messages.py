@@ -232,14 +232,16 @@ def _hint_for_fields(value: object, expected: Expected) -> str:
 
 
 def _as_the_one_field(value: str, kinds: Mapping[str, type[BaseModel]]) -> str | None:
-    """The entry, where `value` looks like the one field that one kind alone needs: `s3://bkt/p` is a tier's uri."""
+    """The entry, where `value` looks like the one field that a kind needs: `s3://bkt/p` is a tier's uri. Of several
+    kinds with such a field of one name the first."""
     found = [
         (kind, name, member)
         for kind, member in kinds.items()
         for name, info in member.model_fields.items()
         if info.examples and "/" in value and str(info.examples[0]).partition("/")[0] == value.partition("/")[0]
     ]
-    if len(found) != 1 or sum(info.is_required() for info in found[0][2].model_fields.values()) != 1:
+    names = {name for _, name, _ in found}
+    if len(names) != 1 or sum(info.is_required() for info in found[0][2].model_fields.values()) != 1:
         return None
     return f"{{kind: {found[0][0]}, {found[0][1]}: {value}}}"
 

@@ -25,6 +25,7 @@ class Gathering:
         self._joins: dict[int, c.Join] = {}
         self._held: tuple[c.HeldSnapshot, ...] = ()
         self._pieces: tuple[c.HeldPiece, ...] = ()
+        self._disk = c.DiskState()
         self._restored: dict[int, c.Restored] = {}
         self._have_joined: set[int] = set()
         """Ranks whose join was sent, or waits here."""
@@ -33,10 +34,15 @@ class Gathering:
         self._timer: asyncio.TimerHandle | None = None
 
     def join(
-        self, rank: int, join: c.Join, held: tuple[c.HeldSnapshot, ...], pieces: tuple[c.HeldPiece, ...] = ()
+        self,
+        rank: int,
+        join: c.Join,
+        held: tuple[c.HeldSnapshot, ...],
+        pieces: tuple[c.HeldPiece, ...] = (),
+        disk: c.DiskState = c.DiskState(),  # noqa: B008  (it never changes)
     ) -> None:
-        """`rank` waits for a generation. `held`, `pieces`: what the node's memory has now."""
-        self._joins[rank], self._held, self._pieces = join, held, pieces
+        """`rank` waits for a generation. `held`, `pieces`, `disk`: what the node's memory and disks have now."""
+        self._joins[rank], self._held, self._pieces, self._disk = join, held, pieces, disk
         self._have_joined.add(rank)
         self._wait_for_others(self._have_joined)
 
@@ -71,7 +77,7 @@ class Gathering:
         joins, self._joins = self._joins, {}
         restored, self._restored = self._restored, {}
         if joins:
-            self._send(node_join(joins, self._held, 0, self._pieces))
+            self._send(node_join(joins, self._held, 0, self._pieces, self._disk))
         if restored:
             rank, first = min(restored.items())
             self._send(first.model_copy(update={"rank": rank, "ranks": tuple(sorted(restored))}))

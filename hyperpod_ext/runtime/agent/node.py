@@ -291,8 +291,8 @@ class Node:
         self._election.lead_to(coordinator)
         coordinator.show()
         self._show_where()
-        if self._settings.keep_events and (durable := self._config.checkpoint.durable()):
-            place = partial(open_tier, durable[0], self._config.name)
+        if self._settings.keep_events and (shared := self._config.checkpoint.shared()):
+            place = partial(open_tier, shared[0], self._config.name)
             self._log_upload = LogUpload(coordinator.events.path, place, self._settings.node)
 
     def _show_where(self) -> None:
@@ -468,7 +468,7 @@ class Node:
         # not at the abort: what ranks saved before they left, or died, is still on its way then
         if isinstance(order, c.BeginGeneration):
             self._workers.keep_only(self._own_ranks)
-        await self._memory.ask(r.Fence(generation=self._workers.generation))
+        await self._memory.ask(r.Fence(generation=self._workers.generation, run=order.run))
         if isinstance(order, c.BeginGeneration):
             await self._memory.ask(r.PeerSchedule(step=order.peer_step))
         if self._config.elastic is not None or self._config.restart.policy == "continue":

@@ -125,6 +125,8 @@ class Workers:
         self.exited: dict[int, int] = {}
         """Exit codes of those that ended when their training was done."""
         self.master_port = 0
+        self._disk_problems: set[str] = set()
+        """Those that were reported."""
         self._addresses = NodeAddressBook(settings.config.workers_per_node, self._ask_addresses)
 
     @property
@@ -517,7 +519,11 @@ class Workers:
             if worker.joining:
                 self._tell(own)
             else:
-                self._gathering.join(rank, own, held_snapshots(held.snapshots), held_pieces(held.pieces))
+                disk = c.DiskState.model_validate(held.disk)
+                new = [problem for problem in disk.problems if problem not in self._disk_problems]
+                sys.stderr.writelines(f"warning: {problem}\n" for problem in new)
+                self._disk_problems.update(new)
+                self._gathering.join(rank, own, held_snapshots(held.snapshots), held_pieces(held.pieces), disk)
 
 
 def held_snapshots(snapshots: Iterable[Mapping[str, Any]]) -> tuple[c.HeldSnapshot, ...]:

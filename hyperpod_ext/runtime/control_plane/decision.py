@@ -22,11 +22,12 @@ class RestoreCoordinator:
 
     Args:
         nodes: node of each rank.
-        ask_durable: what the durable tiers hold, besides what was refused; None: there are none.
+        ask_durable: what the durable tiers that nodes share hold, besides what was refused; None: there are none.
+        run: this run of the job.
     """
 
-    def __init__(self, nodes: Mapping[int, int], ask_durable: AskTiers | None = None) -> None:
-        self._nodes, self._ask_durable = nodes, ask_durable
+    def __init__(self, nodes: Mapping[int, int], ask_durable: AskTiers | None = None, run: str = "") -> None:
+        self._nodes, self._ask_durable, self._run = nodes, ask_durable, run
         self._restoring = RestoreNegotiation(durable=ask_durable is not None, outlives_run=True)
         self._committed, self._began = 0, dict[int, int]()
         self.generation = 0
@@ -48,7 +49,9 @@ class RestoreCoordinator:
             node = self._nodes[rank]
             live = one["live"] and Offer("live", rank=rank, node=node, **one["live"])
             self._restoring.join(rank, live)
-            held.setdefault(node, []).extend(Offer.of_memory(summary, node) for summary in one["held"])
+            its = held.setdefault(node, [])
+            its += [Offer.of_memory(summary, node) for summary in one["held"]]
+            its += [Offer.of_disk(summary, node, self._run) for summary in one.get("disk", ())]
             self._committed = max(self._committed, int(one["committed"]))
             self._began |= {int(generation): int(step) for generation, step in one["began"].items()}
         for node, offers in held.items():

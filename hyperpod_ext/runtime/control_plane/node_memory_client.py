@@ -66,8 +66,9 @@ class NodeMemoryClient:
             )
         self._client, self._place, self._pid = client, place, server.pid
 
-    def held(self, pids: Sequence[int]) -> list[dict[str, Any]]:
-        """Whole snapshots, once all that earlier processes had asked for is done. `pids`: the workers of now.
+    def held(self, pids: Sequence[int]) -> r.Snapshots:
+        """Whole snapshots in memory and on disks, once all that earlier processes had asked for is done. `pids`: the
+        workers of now.
 
         Raises:
             ConflictError: somebody else trains under the job's name.
@@ -78,7 +79,7 @@ class NodeMemoryClient:
                 f"process {others[0]} saves as job {self._settings.config.name}, too",
                 hint="End it, or choose another name for this job.",
             )
-        return list(self._ask(r.Held()).snapshots)
+        return self._ask(r.Held())
 
     def listen(self, host: str) -> list[Any]:
         """Where other nodes reach the server, and what fails together with this one: host, port, domain."""

@@ -207,6 +207,7 @@ class Members(ABC):
             "began": self._began,
             "generation": self._generation,
             "held": [],
+            "disk": [],
             "peer": None,
             "error": None,
         }
@@ -217,16 +218,21 @@ class Members(ABC):
             try:
                 self._node.connect(self._node.place(self._nodes.index(number)), number)
                 host = self._round.addresses[self._round.rank][0]
-                mine |= {"held": self._node.held(pids), "peer": [number, *self._node.listen(host)]}
+                held = self._node.held(pids)
+                mine |= {"held": held.snapshots, "peer": [number, *self._node.listen(host)]}
+                mine |= {"disk": held.disk.get("snapshots", [])}
+                mine["generation"] = max(self._generation, int(held.disk.get("generation", 0)))
+                for problem in held.disk.get("problems", ()):
+                    self._say(f"warning: node {number}: {problem}")
             except HyperpodExtError as error:  # the others wait for this rank's word
                 mine["error"] = error.to_json()
         return mine
 
     def _begin(self, ranks: Sequence[Any]) -> dict[str, Any]:
         """Rank 0: what all go on from."""
-        durable = bool(self.settings.config.checkpoint.durable()) and self._node is not None
+        durable = bool(self.settings.config.checkpoint.shared()) and self._node is not None
         self._restoring = RestoreCoordinator(
-            self._nodes.node_of, self._node.durable if durable and self._node else None
+            self._nodes.node_of, self._node.durable if durable and self._node else None, self._run
         )
         decision = self._restoring.begin(ranks)
         peers = {one["peer"][0]: one["peer"][1:] for one in ranks if one["peer"] is not None}

@@ -107,7 +107,7 @@ class Coordinator:
     def first(cls, config: RuntimeConfig, node: int, run_dir: Path, master_port: int) -> Self:
         """That of a job which begins."""
         nodes = {rank: rank // config.workers_per_node for rank in range(config.world_size)}
-        durable, budgets = bool(config.checkpoint.durable()), Budgets.of(config.restart)
+        durable, budgets = bool(config.checkpoint.shared()), Budgets.of(config.restart)
         membership = Membership(
             nodes, budgets, durable=durable, scale=_scale(config), reserve=config.spares, continues=_continues(config)
         )
@@ -141,7 +141,7 @@ class Coordinator:
         membership, actions = Membership.revived(
             job_state["membership"],
             Budgets.of(config.restart),
-            durable=bool(config.checkpoint.durable()),
+            durable=bool(config.checkpoint.shared()),
             generation=max(handshake.generation for handshake in handshakes),
             committed=max(handshake.committed for handshake in handshakes),
             scale=_scale(config),

@@ -83,9 +83,7 @@ class Outbox:
         """To every agent what its ranks need of a decision; those that need the same are sent the same bytes."""
         for part, nodes in decision.parts(self._members.agents):
             sources = (source for several in part.sources.values() for source in several)
-            named = {
-                source.node for source in sources if source.kind in ("peer", "parity")
-            } & self._members.members.keys()
+            named = {source.node for source in sources if source.kind != "memory"} & self._members.members.keys()
             peers = {node: tuple(self._members.members[node]["peer"]) for node in sorted(named)}
             self._to(nodes, frame_of(order(part, peers)))
 

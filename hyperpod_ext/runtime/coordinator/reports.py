@@ -88,7 +88,12 @@ class Reports:
         elif isinstance(report, c.Event):
             self._event(node, report)
         elif isinstance(report, c.NodeJoin):
-            self._join(node, joins_of(report), HeldOffers(report.held, node, report.pieces))
+            disk = [Offer.of_disk(encode(one), node, self._run.name) for one in report.disk.snapshots]
+            self._membership.restoring.look_at_disk(node, report.disk.generation, report.disk.problems)
+            if report.disk.problems:
+                steps = sorted({offer.step for offer in disk})
+                self._log("durable", node=node, steps=steps, problems=report.disk.problems)
+            self._join(node, joins_of(report), HeldOffers(report.held, node, report.pieces, disk))
         elif report.rank < 0:
             self._of_node(node, report)
         elif self._membership.nodes.get(report.rank) == node:  # else it has the rank no more

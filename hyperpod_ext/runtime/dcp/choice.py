@@ -14,7 +14,7 @@ from hyperpod_ext.runtime.dcp.state import Contents, contents_of
 from hyperpod_ext.runtime.membership.node_map import Nodes
 from hyperpod_ext.runtime.snapshot.layout_plan import read_plan
 from hyperpod_ext.runtime.snapshot.manifest import check_manifest
-from hyperpod_ext.runtime.snapshot.select import Decision, Offer, OfferKey, Source, choose_step, place_of
+from hyperpod_ext.runtime.snapshot.select import Decision, Offer, OfferKey, Source, began_on_disk, choose_step, place_of
 from hyperpod_ext.runtime.snapshot.snapshot import Snapshot
 
 
@@ -147,13 +147,16 @@ class Choice:
             return replace(source, kind="peer", node=there)
         if source.kind == "peer" and source.node == here:
             return replace(source, kind="memory")
+        if source.kind == "durable" and source.node not in (-1, here):
+            return replace(source, url="", folder="")
         return source
 
     def _refusal(self, owner: int, error: Exception) -> Refused:
         source = self._source(owner)
         nodes = self._tiers.nodes.node_of
         here = replace(source, node=nodes[self._tiers.rank]) if source.kind == "memory" else source
-        where = {"memory": "memory", "peer": f"memory of node {source.node}"}.get(source.kind, source.url)
+        where = {"memory": "memory", "peer": f"memory of node {source.node}"}.get(source.kind)
+        where = where or source.url or f"{source.tier} of node {source.node}"
         message = error.message if isinstance(error, HyperpodExtError) else str(error)
         return Refused(
             place_of(replace(here, rank=owner), nodes), f"step {self.step} of rank {owner} in {where}: {message}"
@@ -166,7 +169,8 @@ def choose(
     """The newest commit that nobody refused, or `step`'s; else what there is, in words."""
     bad = {one.place for one in refused}
     usable = [offer for offer in offers if offer.key not in bad]
-    if (decision := choose_step([o for o in usable if step is None or o.step == step], nodes)) is not None:
+    wanted = [offer for offer in usable if step is None or offer.step == step]
+    if (decision := choose_step(wanted, nodes, began_on_disk(usable))) is not None:
         return decision
     return explain(offers, usable, refused, nodes, step)
 

@@ -170,11 +170,13 @@ class Tiers:
 
         def newest() -> int:
             self._node.quiet()
-            held = [int(summary["generation"]) for summary in self._client.ask(r.Held()).snapshots]
+            answer = self._client.ask(r.Held())
+            held = [int(summary["generation"]) for summary in answer.snapshots]
+            held += [int(answer.disk.get("generation", 0))]
             if self.rank != 0:
                 return max([self._history.generation, *held])
             stored = self._stored()
-            if self._unreadable and not stored["checkpoints"] and not held:
+            if self._unreadable and not stored["checkpoints"] and not any(held):
                 raise _none(
                     "No checkpoint that can be loaded, and the first save would give up what is there.",
                     self._unreadable,
@@ -265,9 +267,11 @@ class Tiers:
         def ask() -> dict[str, Any]:
             self._node.quiet()
             stored = self._stored()["checkpoints"] if self.rank == 0 else []
-            return {"held": self._client.ask(r.Held()).snapshots, "stored": stored}
+            held = self._client.ask(r.Held())
+            return {"held": held.snapshots, "disk": held.disk.get("snapshots", []), "stored": stored}
 
-        answers = self._ranks.all_gather("held", self._node.for_node("offers", ask) or {"held": [], "stored": []})
+        nothing: dict[str, Any] = {"held": [], "disk": [], "stored": []}
+        answers = self._ranks.all_gather("held", self._node.for_node("offers", ask) or nothing)
         if self.rank != 0:
             return []
         of_memory = [
@@ -275,7 +279,12 @@ class Tiers:
             for rank, each in enumerate(answers)
             for summary in each["held"]
         ]
-        return of_memory + [Offer.of_all(summary) for summary in answers[0]["stored"]]
+        on_disk = [
+            Offer.of_disk(summary, self.nodes.node_of[rank], self._run)
+            for rank, each in enumerate(answers)
+            for summary in each["disk"]
+        ]
+        return of_memory + on_disk + [Offer.of_all(summary) for summary in answers[0]["stored"]]
 
     def _stored(self) -> dict[str, Any]:
         """What the durable tiers have. By rank 0."""
@@ -302,11 +311,14 @@ class Tiers:
         match source.kind:
             case "memory":
                 return self._checkpointer.load(source.rank, source.save_id)
-            case "peer":
+            case "durable" if source.on_another_disk and source.node == self._node.node:
+                return self._checkpointer.load(source.rank, source.save_id)
+            case "durable" if not source.on_another_disk:
+                return self._checkpointer.fetch(source.url, source.folder, source.rank)
+            case _:
                 if source.node not in self._node.addresses:
                     raise NotFoundError(f"it is in the memory of node {source.node}, which serves no other nodes")
                 return self._checkpointer.read_peer(self._node.addresses[source.node], source.rank, source.save_id)
-        return self._checkpointer.fetch(source.url, source.folder, source.rank)
 
     def loaded(self, step: int) -> None:
         """The state is that of `step`: what is saved next follows it. By each rank for itself."""

@@ -28,11 +28,12 @@ def check_node(config: RuntimeConfig, script: Path, *, shm: Path = Path("/dev/sh
 
 def check_tiers(config: RuntimeConfig) -> None:
     """Raise where checkpoints could not be written: a bucket that is not there or denies, a directory that is full.
+    Without a node's own disk the job starts all the same.
 
     Raises:
         UnreachableError: what the tier says, with what to do.
     """
-    for tier in config.checkpoint.durable():
+    for tier in config.checkpoint.shared():
         open_tier(tier, config.name, deadline_s=_TIER_S).check()
 
 

@@ -31,6 +31,8 @@ class Durable(ByCoordinator):
     """The durable tiers were searched for checkpoints."""
 
     event: Literal["durable"] = "durable"
+    node: Count | None = None
+    """The node whose own disks were; null: those that all nodes share."""
     steps: Listed[Count]
     """Steps of the complete checkpoints."""
     problems: Listed[str]

@@ -14,6 +14,7 @@ from hyperpod_ext.runtime.events.breakdown import breakdown
 from hyperpod_ext.runtime.events.capacity import capacity_of, differences, find_continued, find_resizes
 from hyperpod_ext.runtime.events.durable_steps import durable_steps, left_out
 from hyperpod_ext.runtime.events.event import Event, Events
+from hyperpod_ext.runtime.events.of_checkpoints import Durable
 from hyperpod_ext.runtime.events.of_faults import Aborted, Fault, FaultMissed, FaultOrdered, Injected, Killed
 from hyperpod_ext.runtime.events.of_nodes import Network, NodeLost, RanksReassigned
 from hyperpod_ext.runtime.events.of_training import (
@@ -91,6 +92,7 @@ def make_report(events: Events, *, state: str, error: Any, world_size: int) -> d
             *left_out(events),
             *differences(continued),
             *map(_beyond_parity, events.of(ParityShort)),
+            *_of_disks(events),
             *([_begun_anew(unsaved)] if unsaved and recoveries else []),
             *([f"{unseeded_text(unseeded)} {GIVE_A_GENERATOR}"] if unseeded else []),
             *([OWN_LOSS] if "loss" in differs else []),
@@ -101,6 +103,12 @@ def make_report(events: Events, *, state: str, error: Any, world_size: int) -> d
             *_never_due(events),
         ],
     }
+
+
+def _of_disks(events: Events) -> list[str]:
+    """What nodes could not read or write on their own disks."""
+    found = [(event.node, why) for event in events.of(Durable) if event.node is not None for why in event.problems]
+    return list(dict.fromkeys(f"node {node}: {why}" for node, why in found))
 
 
 def _other_scripts(events: Events) -> list[str]:

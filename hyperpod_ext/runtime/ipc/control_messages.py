@@ -83,6 +83,36 @@ class HeldCommit(Declared):
     """One for all of the ranks, or one for each."""
 
 
+class OnDisk(Declared, extra="ignore"):
+    """One rank's snapshot on a disk of the node."""
+
+    rank: Count
+    step: Count
+    save_id: SaveId
+    world_size: Count
+    own_digest: str
+    sharing: Shared
+    content: str
+    tier: str
+    """The tier's kind."""
+    url: str
+    folder: str
+    run: str
+    """The run of the job that saved it."""
+    began: Count
+    """Step at which its generation began."""
+
+
+class DiskState(Declared):
+    """What the disks of a node have."""
+
+    snapshots: Listed[OnDisk] = ()
+    generation: Count = 0
+    """The newest that any of them has seen."""
+    problems: Listed[str] = ()
+    """What cannot be read there."""
+
+
 class HeldPiece(Declared, extra="ignore"):
     """One whole parity piece in a node's memory."""
 
@@ -386,6 +416,7 @@ class NodeJoin(Report):
     """What the node's memory has."""
     pieces: Listed[HeldPiece] = ()
     """Parity that it keeps of other nodes' snapshots."""
+    disk: DiskState = DiskState()
 
 
 class AskJobState(Report):

@@ -17,6 +17,7 @@ def node_join(
     held: Collection[c.HeldSnapshot],
     generation: int,
     pieces: Collection[c.HeldPiece] = (),
+    disk: c.DiskState = c.DiskState(),  # noqa: B008  (it never changes)
 ) -> c.NodeJoin:
     """One message of the joins of these ranks."""
     ranks = tuple(sorted(joins))
@@ -28,6 +29,7 @@ def node_join(
         lives=_once([joins[rank].live for rank in ranks]),
         held=held_commits(held),
         pieces=tuple(pieces),
+        disk=disk,
     )
 
 
@@ -76,16 +78,22 @@ def held_commits(held: Collection[c.HeldSnapshot]) -> tuple[c.HeldCommit, ...]:
 
 
 class HeldOffers(Collection[Offer]):
-    """What the memory of `node` offers; offers are made of it when somebody goes through them."""
+    """What `node` offers, in its memory and on its disks; offers are made of it when somebody goes through them."""
 
-    def __init__(self, commits: Sequence[c.HeldCommit], node: int, pieces: Sequence[c.HeldPiece] = ()) -> None:
-        self.commits, self._node, self.pieces = commits, node, pieces
+    def __init__(
+        self,
+        commits: Sequence[c.HeldCommit],
+        node: int,
+        pieces: Sequence[c.HeldPiece] = (),
+        on_disk: Sequence[Offer] = (),
+    ) -> None:
+        self.commits, self._node, self.pieces, self.on_disk = commits, node, pieces, on_disk
         for commit in commits:
             _each(commit.own_digests, len(commit.ranks))
             _each(commit.contents, len(commit.ranks))
 
     def __len__(self) -> int:
-        return sum(len(commit.ranks) for commit in self.commits) + len(self.pieces)
+        return sum(len(commit.ranks) for commit in self.commits) + len(self.pieces) + len(self.on_disk)
 
     def __contains__(self, offer: object) -> bool:
         return any(offer == one for one in self)
@@ -107,6 +115,7 @@ class HeldOffers(Collection[Offer]):
                 )
         for piece in self.pieces:
             yield Offer.of_piece(piece.model_dump(), self._node)
+        yield from self.on_disk
 
 
 def _once(values: Sequence[T]) -> tuple[T, ...]:

@@ -174,6 +174,8 @@ class Membership:
 
     def _decide(self) -> list[Action]:
         """Have all restore, or try the next best; ask the durable tiers first where they may have more."""
+        if self.phase is JobPhase.FORMING:
+            self.generation = max(self.generation, self.restoring.newest_generation + 1)
         decided = self.restoring.decide(self.nodes, self.began, self.committed)
         if isinstance(decided, AskDurable):
             return [decided]

@@ -18,6 +18,7 @@ from hyperpod_ext.runtime.snapshot.select import (
     Decision,
     Offer,
     OfferKey,
+    began_on_disk,
     choose_step,
     commit_of,
     given_up_by,
@@ -40,6 +41,9 @@ class RestoreNegotiation:
     decision: Decision | None = None
     attempt: int = 0
     """Number of the decision."""
+    newest_generation: int = 0
+    """Of earlier runs, on the disks of nodes: what is saved from now on is of a later one."""
+    _disk_problems: dict[int, tuple[str, ...]] = field(default_factory=dict)
     _restored: set[int] = field(default_factory=set)
     _held: dict[int, Collection[Offer]] = field(default_factory=dict)
     """What the memory of each node holds."""
@@ -63,6 +67,11 @@ class RestoreNegotiation:
     def hold(self, node: int, held: Collection[Offer]) -> None:
         """What the memory of `node` holds."""
         self._held[node] = held
+
+    def look_at_disk(self, node: int, generation: int, problems: tuple[str, ...]) -> None:
+        """The newest generation that the disks of `node` have seen, and what cannot be read there."""
+        self.newest_generation = max(self.newest_generation, generation)
+        self._disk_problems[node] = problems
 
     def forget_ranks(self, ranks: Collection[int]) -> None:
         """The processes of these ranks are gone."""
@@ -163,9 +172,11 @@ class RestoreNegotiation:
         in_memory += [offer for held in self._held.values() for offer in held]
         offers = in_memory + (self._stored or [])
         allowed = [offer for offer in offers if offer.key not in self._refused]
-        if (decided := choose_step(allowed, nodes, began)) is not None:
+        on_disk = began_on_disk(in_memory)
+        if (decided := choose_step(allowed, nodes, on_disk | {**began})) is not None:
             return decided
-        lost = committed or self._is_unasked or self._refused or self._problems or (self.outlives_run and in_memory)
+        kept = on_disk or (self.outlives_run and in_memory)
+        lost = committed or self._is_unasked or self._refused or self._problems or kept
         if not lost:
             return start_fresh(nodes)
         return self._nothing(offers, len(nodes), committed, short_parity(in_memory, began, -1))
@@ -197,7 +208,8 @@ class RestoreNegotiation:
         self, offers: Collection[Offer], ranks: int, committed: int, short: tuple[int, tuple[int, ...]] | None
     ) -> Fail:
         seen = ", ".join(sorted({_seen(offer) for offer in offers})) or "nothing"
-        problems = f" Not readable: {'; '.join(self._problems)}." if self._problems else ""
+        wrong = [*self._problems, *(f"node {n}: {one}" for n, its in self._disk_problems.items() for one in its)]
+        problems = f" Not readable: {'; '.join(wrong)}." if wrong else ""
         newest = f"the newest committed was {committed}" if committed else "none was committed in this run"
         last = f" The last try: {self._last_error}" if self._last_error else ""
         if short is not None:
@@ -206,7 +218,7 @@ class RestoreNegotiation:
             "NoCheckpointError",
             f"No step that all {ranks} ranks can restore; {newest}. Seen: {seen}.{problems}{last}",
             "Look at the tiers with `hp-ext checkpoints list`; to start from nothing, give the job another name."
-            if self.durable or self.outlives_run
+            if self.durable or self.outlives_run or any(offer.tier == "durable" for offer in offers)
             else "Start the job again; add a durable tier to checkpoint.tiers to survive this.",
         )
 

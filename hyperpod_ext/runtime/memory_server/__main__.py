@@ -122,7 +122,7 @@ def _serve_workers() -> None:
         encrypted=config.encrypted,
     )
     if arguments.lock and (memory.uploaders or config.metrics is not None):
-        store = memory.uploaders[0].checkpoints.store if memory.uploaders else None
+        store = next((each.checkpoints.store for each in memory.uploaders if not each.tier.on_node), None)
         directory, secret = arguments.socket.with_suffix(EVENTS), read_secret(Path(os.environ[ENV_SECRET_FILE]))
         memory.event_log = NodeEventLog(directory, store, lambda: memory.number, NodeNumbers(config, store, secret))
     idle_exit = IdleExit(arguments.socket, arguments.lock, arguments.idle_exit_s) if arguments.lock else None

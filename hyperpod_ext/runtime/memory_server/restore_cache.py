@@ -42,12 +42,12 @@ class RestoreCache:
         problems: list[str] = []
         unreachable: list[str] = []
         generation = 0
-        for uploader in self._uploaders:
+        for uploader in (each for each in self._uploaders if not each.tier.on_node):
             try:
                 generation = max(generation, uploader.checkpoints.newest_generation())
                 found = uploader.checkpoints.found()
             except HyperpodExtError as error:
-                problems.append(_in_line(error))
+                problems.append(in_line(error))
                 unreachable.append(problems[-1])
                 continue
             for one in found:
@@ -56,7 +56,7 @@ class RestoreCache:
                 try:
                     manifest = uploader.checkpoints.read(one)
                 except HyperpodExtError as error:
-                    problems.append(_in_line(error))
+                    problems.append(in_line(error))
                     if not isinstance(error, CorruptSnapshotError | NotFoundError):
                         if not any(offer["url"] == uploader.url for offer in offers):
                             unreachable.append(problems[-1])
@@ -83,6 +83,15 @@ class RestoreCache:
         Raises:
             NotFoundError, CorruptSnapshotError, UnreachableError: it cannot be had, or the job has not written it.
         """
+        manifest, plan, bound, region = self._region(url, folder, rank)
+        return manifest, plan, 0, os.open(f"/proc/self/fd/{region.fd}", os.O_RDONLY | os.O_CLOEXEC), bound
+
+    def image(self, url: str, folder: str, rank: int) -> tuple[Manifest, Plan, memoryview]:
+        """The same for another node: a view of its bytes, which lives on when they are forgotten."""
+        manifest, plan, _, region = self._region(url, folder, rank)
+        return manifest, plan, region.view(0, int(manifest["nbytes"]))
+
+    def _region(self, url: str, folder: str, rank: int) -> tuple[Manifest, Plan, bool, Region]:
         uploader = self._uploader(url)
         manifest, plan, bound = self.head(url, folder, rank)
         checkpoint = self._checkpoint(uploader, folder)
@@ -102,8 +111,7 @@ class RestoreCache:
                     self._budget.give_back(region.nbytes)
                     raise
                 self._fetched[url, folder, name] = region
-            fd = os.open(f"/proc/self/fd/{region.fd}", os.O_RDONLY | os.O_CLOEXEC)
-        return manifest, plan, 0, fd, bound
+        return manifest, plan, bound, region
 
     def head(self, url: str, folder: str, rank: int) -> tuple[Manifest, Plan, bool]:
         """What is known of a rank's snapshot of a durable checkpoint before its bytes are read: manifest, layout, and
@@ -156,7 +164,7 @@ def _some(problems: Sequence[str]) -> tuple[str, ...]:
     return (*problems[:_MOST_PROBLEMS], *([f"{left} more"] if left > 0 else []))
 
 
-def _in_line(error: HyperpodExtError) -> str:
+def in_line(error: HyperpodExtError) -> str:
     """An error's words on one line, without the full stop."""
     sentences = [" ".join(text.split()).removesuffix(".") for text in (error.message, error.hint) if text]
     return ". ".join(sentences)

@@ -181,7 +181,7 @@ class Server:
                 if request.owner is not None:
                     self._wait_earlier(request.owner, request.pid)
                 held, pieces = self._memory.held(), self._memory.held_pieces()
-                return r.Snapshots(snapshots=tuple(held), pieces=tuple(pieces)), None
+                return r.Snapshots(snapshots=tuple(held), pieces=tuple(pieces), disk=self._memory.disk.state()), None
             case r.WaitOthers():
                 return r.Others(others=self._wait_others(request.pids, request.timeout_s)), None
             case r.Durable():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy
 from hyperpod_ext.errors import MemoryTierFullError, NotFoundError
+from hyperpod_ext.runtime.memory_server.node_disk import NodeDisk
 from hyperpod_ext.runtime.memory_server.plans import Plans
 from hyperpod_ext.runtime.memory_server.protocol.requests import (
     DurableCheckpoints,
@@ -118,6 +119,7 @@ class NodeMemory:
         self._departed: set[int] = set()
         """Ranks whose memory here is given back as soon as nobody copies from it."""
         self._restore_cache = RestoreCache(self.uploaders, self._budget, self.plans)
+        self.disk = NodeDisk(self.uploaders, self._restore_cache, self.plans)
 
     def _plans_in_use(self) -> set[str]:
         """Digests of the plans of all that is held."""
@@ -197,6 +199,7 @@ class NodeMemory:
 
         `step` None: where it begins is not certain yet. Older writers are refused, and nothing is given up.
         """
+        self.disk.run = run or self.disk.run
         self.own.fence(generation, step)
         self.replicas.fence(generation, step)
         if self.parts is not None:
@@ -207,7 +210,7 @@ class NodeMemory:
 
     def enter(self, order: Enter) -> None:
         """A generation begins on a node without an agent."""
-        self.number = order.node
+        self.number, self.disk.run = order.node, order.run
         if self.event_log is not None:
             self.event_log.enter(order.first)
         for uploader in self.uploaders:
@@ -266,6 +269,8 @@ class NodeMemory:
         try:
             manifest, offset, fd = self.own.open(owner, save_id)
         except NotFoundError:
+            if self.disk.has(owner, save_id):
+                return self._restore_cache.fetch(*self.disk.place(owner, save_id))[:4]
             manifest, offset, fd = self.replicas.open(owner, save_id)
         return manifest, self.plans[str(manifest["plan"])], offset, fd
 
@@ -287,6 +292,7 @@ class NodeMemory:
                 host=host,
                 encrypted=self._encrypted,
                 nixl=self._nixl,
+                disk=self.disk,
             )
             if self.event_log is not None:
                 self.peer_server.on_events = self.event_log.receive
@@ -333,7 +339,8 @@ class NodeMemory:
     def check_tiers(self) -> None:
         """Raise where checkpoints could not be written: a bucket that is not there or denies, for example."""
         for uploader in self.uploaders:
-            uploader.checkpoints.store.check()
+            if not uploader.tier.on_node:  # what is wrong with a disk is said with what it holds
+                uploader.checkpoints.store.check()
 
     def schedule_copy(self, step: int, kind: str | None) -> None:
         """Have `step` copied to the tiers of this kind, or to every durable one, once it is saved."""

@@ -19,7 +19,7 @@ from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest
 from hyperpod_ext.runtime.storage.checkpoints import CheckpointProgress, Checkpoints
 from hyperpod_ext.runtime.storage.mac import Mac
-from hyperpod_ext.runtime.storage.names import folder_of
+from hyperpod_ext.runtime.storage.names import folder_of, parse_folder
 from hyperpod_ext.runtime.storage.object_store import Cancelled
 from hyperpod_ext.runtime.storage.upload_split import partition_uploads
 
@@ -38,6 +38,7 @@ class Upload:
     Args:
         regions: this node's own snapshots.
         plan_of: plan by digest.
+        of_node: each node has a checkpoint of its own ranks.
         on_bytes: hears of bytes handed over, and of as many negative ones when they must be sent again.
     """
 
@@ -49,7 +50,9 @@ class Upload:
         queue: UploadQueue,
         *,
         on_bytes: Callable[[int], None],
+        of_node: bool = False,
     ) -> None:
+        self._of_node = of_node
         self._checkpoints, self._regions, self._plan_of, self._queue = checkpoints, regions, plan_of, queue
         self._on_bytes = on_bytes
         self.entered: dict[int, tuple[int, str]] = {}
@@ -83,7 +86,7 @@ class Upload:
         records = self._all_records(task, folder, checkpoints)
         everyone = {int(manifest["rank"]): manifest for each in records.values() for manifest in each}
         of = max((int(manifest["world_size"]) for manifest in everyone.values()), default=0)
-        if len(everyone) < of:  # nodes have left since it was saved
+        if len(everyone) < of and not self._of_node:  # nodes have left since it was saved
             raise HyperpodExtError(f"only {len(everyone)} of {of} ranks' parts of step {task.step} are there")
         files, uploads = partition_uploads(records)
         # of images that are equal one is brought, by one node
@@ -99,9 +102,21 @@ class Upload:
             task.brought = True
         most = max(sum(int(everyone[rank]["nbytes"]) for rank in ranks) for ranks in uploads.values())
         committed = self._see_committed(task, folder, everyone, files, macs, checkpoints, most)
+        if self._of_node and not committed:
+            self._check_own(folder, everyone, checkpoints)
         for manifest in manifests:
             self._regions.mark(int(manifest["rank"]), task.save_id, State.DURABLE)
         return committed
+
+    def _check_own(self, folder: str, everyone: Mapping[int, Manifest], checkpoints: Checkpoints) -> None:
+        """Raise if the checkpoint there is another node's."""
+        found = parse_folder(folder)
+        there = checkpoints.read(found)["ranks"] if found is not None else {}
+        if there.keys() != {str(rank) for rank in everyone}:
+            raise HyperpodExtError(
+                f"{self._checkpoints.store.url}/{folder} has ranks {', '.join(sorted(there))}, of another node",
+                hint="Write a path on a disk of each node's own. `kind: file` is for storage that nodes share.",
+            )
 
     # --- what others are told -------------------------------------------------------------------
 

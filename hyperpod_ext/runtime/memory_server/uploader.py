@@ -52,17 +52,20 @@ class Uploader:
         owners: int,
         when_busy: WhenBusy,
     ) -> None:
+        tier = tier.on(node)
         self.tier, self.url = tier, tier.url(job)
         self.checkpoints = Checkpoints(open_tier(tier, job), job=job, secret=secret)
         self._queue = UploadQueue(
             tier,
             lambda owner, save_id: regions.pin(owner, save_id, f"upload {self.url}", hold=Hold.WAITING),
-            node=node,
-            nodes=nodes,
+            node=0 if tier.on_node else node,
+            nodes=1 if tier.on_node else nodes,
             owners=owners,
             when_busy=when_busy,
         )
-        self._upload = Upload(self.checkpoints, regions, plan_of, self._queue, on_bytes=self._count)
+        self._upload = Upload(
+            self.checkpoints, regions, plan_of, self._queue, on_bytes=self._count, of_node=tier.on_node
+        )
         self._changed = threading.Condition()
         self._lost: UploadTask | None = None
         """The newest that did not arrive."""
@@ -79,6 +82,8 @@ class Uploader:
             "last_error": None,
             "taken_over": False,
         }
+        self.on_change: Callable[[Uploader], None] = lambda uploader: None
+        """Called when a checkpoint has come or gone, in the thread that uploads."""
         threading.Thread(target=self._work, name=f"upload {self.url}", daemon=True).start()
 
     # --- what is due ----------------------------------------------------------------------------
@@ -106,7 +111,7 @@ class Uploader:
     def resize(self, node: int, nodes: int, owners: int) -> None:
         """The job goes on with another number of nodes, or of ranks on this one."""
         with self._changed:
-            self._queue.resize(node, nodes, owners)
+            self._queue.resize(*((0, 1) if self.tier.on_node else (node, nodes)), owners)
 
     def ask(self, step: int) -> None:
         """Have the snapshot of `step` uploaded, too, whether it is due by the policy or not."""
@@ -172,6 +177,7 @@ class Uploader:
                 self._status["seconds"] += time.monotonic() - began
                 if committed:  # whoever committed it deletes what need not be kept any more
                     self._prune(task)
+                self.on_change(self)
             except Cancelled:
                 self._status["superseded"] += 1
                 self._lost, task.error = task, "it was given up, on this node or another one"
@@ -199,7 +205,7 @@ class Uploader:
 
     def _note(self, task: UploadTask, error: Exception) -> None:
         self._status["failed"] += 1
-        self._status["taken_over"] |= isinstance(error, StaleGenerationError)
+        self._status["taken_over"] |= isinstance(error, StaleGenerationError) and not self.tier.on_node
         message = _in_words(error)
         self._status["last_error"] = f"step {task.step}: {message}"
         self._lost, task.error = task, message

@@ -73,7 +73,7 @@ class Outcome:
         }
 
 
-_FAR = ("self", "live", "memory", "peer", "parity", "s3", "fresh")
+_FAR = ("self", "live", "memory", "disk", "peer", "parity", "s3", "fresh")
 _WHYS = 3
 
 

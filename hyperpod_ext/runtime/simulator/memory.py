@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from hyperpod_ext.runtime.membership.parity_groups import Group, place_groups
 from hyperpod_ext.runtime.membership.placement import Placement, place_replicas
@@ -108,10 +109,12 @@ class Memory:
         return tuple(dict.fromkeys((*self._placed[self._block_of(rank)].get(node, ()), *left)))
 
     def own(self, node: int, rank: int) -> list[Offer]:
-        """What the node's memory has of its own rank: its newest snapshots, and those that have copies."""
+        """What the node has of its own rank: its newest snapshots, those that have copies, and those on its disk."""
         logs = (*self._log.get("memory", ()), *self._log.get("peer", ()))
         born = self._born.get(node, -1.0)
-        return [self._offer(held, node, rank) for held in dict.fromkeys(logs) if held.captured_at > born]
+        offers = [self._offer(held, node, rank) for held in dict.fromkeys(logs) if held.captured_at > born]
+        on_disk = (self._offer(held, node, rank) for held in self._log.get("disk", ()) if held.captured_at > born)
+        return offers + [replace(one, tier="durable", name="disk", url="simulated") for one in on_disk]
 
     def copies(self, owner: int, holder: int, rank: int, moment: float) -> list[Offer]:
         """What `holder` has of the snapshots of `rank`, whose node was `owner`: copies, where there are such."""

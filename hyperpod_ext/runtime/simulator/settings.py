@@ -76,7 +76,7 @@ def simulated(scenario: Scenario, every: Mapping[str, int], **more: Any) -> Simu
     """The simulation of what a planner looked at, with these steps between saves."""
     costs = costs_of(scenario)
     tiers: dict[str, SimulatedTier] = {}
-    for kind in ("memory", "peer", "durable"):
+    for kind in ("memory", "disk", "peer", "durable"):
         if kind not in every or (kind == "peer" and (scenario.spread.redundant or scenario.spread.nodes == 1)):
             continue
         cost = costs[kind]

@@ -41,6 +41,17 @@ def save_id_of(generation: int, step: int) -> str:
     return f"g{generation}-s{step}"
 
 
+def save_id_in(save_id: str, run: str) -> str:
+    """Name of a commit of another run of the job, where both are on disks; empty `run`: of this one."""
+    return f"{save_id}@{run}" if run else save_id
+
+
+def without_run(save_id: str) -> tuple[str, str]:
+    """Save id as the run called it, and the run; empty: this one."""
+    own, _, run = save_id.partition("@")
+    return own, run
+
+
 @functools.lru_cache(maxsize=4096)
 def generation_of(save_id: str) -> int:
     """The generation in a save id."""

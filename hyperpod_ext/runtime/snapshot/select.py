@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any, Literal, Protocol
 
 from hyperpod_ext.config.checkpoint import DURABLE
-from hyperpod_ext.runtime.snapshot.manifest import generation_of
+from hyperpod_ext.runtime.snapshot.manifest import generation_of, save_id_in
 from hyperpod_ext.runtime.snapshot.sharing import Sharing
 
 OfferTier = Literal["live", "memory", "parity", "durable"]
@@ -32,7 +32,7 @@ class Offer:
     tier: OfferTier
     """`live`: in a training process now. `memory`: whole in a node's memory server, that node's own or a
     replica. `parity`: a whole parity piece, which says nothing alone. `durable`: a checkpoint of all ranks that has its
-    manifest."""
+    manifest, or one rank's snapshot on the disk of `node`."""
     step: int
     rank: int
     """Rank whose state it is, or whose node keeps the piece; -1 for a checkpoint of all."""
@@ -53,17 +53,26 @@ class Offer:
     """Where a checkpoint of all lies."""
     name: str = ""
     """Kind of the durable tier."""
+    began: int = -1
+    """Of a disk: step at which the snapshot's generation began, which gives up what earlier ones made after it."""
     stripe: tuple[int, ...] = ()
     """Of a parity piece: the ranks whose images protect each other."""
 
     @property
     def key(self) -> OfferKey:
-        return (self.tier, self.rank, self.node, self.save_id, self.url)
+        return (self.tier, self.rank, self.node, self.save_id, self.url if self.node < 0 else "")
 
     @classmethod
     def of_memory(cls, summary: Mapping[str, Any], node: int) -> Offer:
         """What a node's memory server says of one snapshot."""
         return cls("memory", node=node, **{key: summary[key] for key in _OF_MEMORY})
+
+    @classmethod
+    def of_disk(cls, summary: Mapping[str, Any], node: int, run: str) -> Offer:
+        """What a node's memory server says of one snapshot on the node's disk, in this `run` of the job."""
+        given = {key: summary[key] for key in (*_OF_MEMORY, "url", "folder", "began")}
+        given["save_id"] = save_id_in(summary["save_id"], summary["run"] if summary["run"] != run else "")
+        return cls("durable", node=node, name=summary["tier"], **given)
 
     @classmethod
     def of_piece(cls, summary: Mapping[str, Any], node: int) -> Offer:
@@ -91,11 +100,17 @@ class Source:
     rank: int
     save_id: str = ""
     node: int = -1
-    """Node of a peer's memory."""
+    """Node of a peer's memory, or whose disk it is."""
     url: str = ""
     folder: str = ""
+    """Of a durable tier. None on the disk of another node, whose memory server reads it."""
     tier: str = ""
     """Kind of the durable tier."""
+
+    @property
+    def on_another_disk(self) -> bool:
+        """Whether it is read through the memory server of the node that has it on its disk."""
+        return self.kind == "durable" and self.node >= 0 and not self.url
 
     @property
     def name(self) -> str:
@@ -110,8 +125,10 @@ def place_of(source: Source, nodes: Mapping[int, int]) -> OfferKey:
             return ("memory", source.rank, source.node, source.save_id, "")
         case "parity":
             return ("parity", source.rank, source.node, source.save_id, "")
+        case "durable" if source.node >= 0:
+            return ("durable", source.rank, source.node, source.save_id, "")
         case "durable":
-            return (source.kind, -1, -1, source.save_id, source.url)
+            return ("durable", -1, -1, source.save_id, source.url)
         case _:
             return ("live", source.rank, nodes[source.rank], source.save_id, "")
 
@@ -238,6 +255,11 @@ def given_up_by(began: Mapping[int, int]) -> Callable[[OfCommit], bool]:
     return lambda one: given_up(one.save_id, one.step)
 
 
+def began_on_disk(offers: Collection[Offer]) -> dict[int, int]:
+    """Step at which each generation began that saved something on a disk. A node that was not in it does not know."""
+    return {generation_of(offer.save_id): offer.began for offer in offers if offer.began >= 0}
+
+
 _Holders = frozenset[int] | None
 """Ranks that are said to hold the same state; None: all of them."""
 
@@ -355,8 +377,8 @@ class _Commit:
     def nearest(self, rank: int, wanted: int, node: int, resized: bool) -> list[Source]:
         """Where `rank` can get the state of rank `wanted`, the cheapest place first.
 
-        In order: memory of its node, a live peer, memory of another node, parity, a shared directory, S3. Its own state
-        comes before another's that is equal, and load spreads by rank among equals.
+        In order: memory of its node, a live peer, the node's disk, memory of another node, its disk, parity, a shared
+        directory, S3. Its own state comes before another's that is equal, and load spreads by rank among equals.
         """
         own = [*self._own.get(wanted, ()), *self._everybody]
         others = self._equals(None if None in self.serving else wanted).near(rank, wanted, node)
@@ -368,7 +390,7 @@ class _Commit:
             cost = (place, offer.rank != wanted, offer.node != node, (offer.rank - rank) % 1_000_000)
             found[source] = min(cost, found.get(source, cost))
         ordered = sorted(found, key=found.__getitem__)
-        if self._pieces and not resized and (not ordered or ordered[0].kind == "durable"):
+        if self._pieces and not resized and (not ordered or (ordered[0].kind == "durable" and ordered[0].node < 0)):
             ordered = self._rebuilt(wanted) or ordered
         return [source for source in ordered if source.kind == ordered[0].kind]
 
@@ -398,7 +420,11 @@ def _source(offer: Offer, rank: int, wanted: int, node: int, resized: bool) -> t
         return Source("self" if itself else "live", offer.rank, offer.save_id), 0 if itself else 2
     if offer.tier == "memory":
         kind: Literal["memory", "peer"] = "memory" if near else "peer"
-        return Source(kind, offer.rank, offer.save_id, node=offer.node), 1 if near else 3
+        return Source(kind, offer.rank, offer.save_id, node=offer.node), 1 if near else 4
+    if offer.node >= 0:
+        there = {"url": offer.url, "folder": offer.folder} if near else {}
+        source = Source("durable", offer.rank, offer.save_id, node=offer.node, tier=offer.name, **there)
+        return source, DURABLE[offer.name].distance + (0 if near else 2)
     source = Source("durable", wanted, offer.save_id, url=offer.url, folder=offer.folder, tier=offer.name)
     return source, DURABLE[offer.name].distance
 

@@ -277,6 +277,14 @@ class Checkpoints:
             if fence["run"] != run:
                 raise StaleGenerationError(f"generation {later} of another run has followed generation {generation}")
 
+    def claim(self, found: Found) -> dict[str, Any]:
+        """Who began the generation of a checkpoint, and where.
+
+        Raises:
+            NotFoundError, CorruptSnapshotError: its claim is not there, or is not this job's.
+        """
+        return self._read_fence(found.generation, [found])
+
     def fence_of(self, generation: int) -> dict[str, Any] | None:
         """Who claimed a generation, and where it began; None when nobody has, or the claim is not this job's."""
         try:
@@ -454,11 +462,14 @@ class Checkpoints:
             raise CorruptSnapshotError(f"{self.store.url}/{folder}: nobody has said the MAC of {min(missing)}")
         digests = {str(manifest["plan"]) for manifest in manifests.values()}
         plans = {digest: known(digest) or self.read_plan(folder, digest) for digest in digests}
-        parts = [RankFile(r, plans[str(m["plan"])], m["values"], files[r]) for r, m in sorted(manifests.items())]
-        derived = derive(parts, VALUES)
         files_of_torch: dict[str, dict[str, object]] = {}
         all_macs = dict(macs)
-        for name, data in ((VALUES, derived.values_file), (METADATA_FILE, derived.metadata)):
+        torchs: tuple[tuple[str, bytes], ...] = ()
+        if len(manifests) == int(one["world_size"]):  # else it is one node's part, which torch cannot load
+            parts = [RankFile(r, plans[str(m["plan"])], m["values"], files[r]) for r, m in sorted(manifests.items())]
+            derived = derive(parts, VALUES)
+            torchs = (VALUES, derived.values_file), (METADATA_FILE, derived.metadata)
+        for name, data in torchs:
             checksum = crc_text(crc64nvme(data))
             self.store.put(f"{folder}/{name}", memoryview(data), checksum)
             files_of_torch[name] = {"nbytes": len(data), "crc64nvme": checksum}
@@ -481,7 +492,7 @@ class Checkpoints:
                 hint="It holds what is no tensor of each rank's state: make large lists of numbers tensors.",
             )
         wanted: dict[str, int | None] = {files[rank]: int(m["nbytes"]) for rank, m in manifests.items()}
-        wanted |= {VALUES: len(derived.values_file), METADATA_FILE: len(derived.metadata)}
+        wanted |= {name: len(data) for name, data in torchs}
         there = self._require(folder, wanted | {plan_name(digest): None for digest in digests})
         created = self.store.put_new(f"{folder}/{MANIFEST}", signed)
         self.store.delete([f"{folder}/{name}" for name in there if NOTE.fullmatch(name)])

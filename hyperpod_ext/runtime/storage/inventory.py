@@ -283,7 +283,7 @@ def _examine(manifest: Manifest, found: Found, files: Mapping[str, int], secret:
             read_mac(manifest["macs"].get(name))
         except (KeyError, ValueError) as error:
             yield Defect(MANIFEST, f"its MAC of {quote(name)} is {error}")
-    for name in (VALUES, METADATA_FILE):
+    for name in (VALUES, METADATA_FILE) if not is_of_node(manifest) else ():
         yield from _check_size(files, name, int(known[name]["nbytes"]) if name in known else None)
 
 
@@ -312,6 +312,11 @@ def plans(manifest: Manifest) -> dict[str, str]:
     """Files of a checkpoint's plans, with their digests."""
     digests = {str(snapshot["plan"]) for snapshot in manifest["ranks"].values()}
     return {plan_name(digest): digest for digest in digests}
+
+
+def is_of_node(manifest: Manifest) -> bool:
+    """Whether it has one node's ranks alone, as on the disk of a node; torch cannot load it."""
+    return len(manifest["ranks"]) < int(manifest["world_size"])
 
 
 def derived(manifest: Manifest) -> dict[str, Any]:

@@ -12,7 +12,15 @@ from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest
 from hyperpod_ext.runtime.snapshot.tree import leaf_paths
 from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
-from hyperpod_ext.runtime.storage.inventory import NOT_A_MANIFEST, Defect, InventoryEntry, derived, images, plans
+from hyperpod_ext.runtime.storage.inventory import (
+    NOT_A_MANIFEST,
+    Defect,
+    InventoryEntry,
+    derived,
+    images,
+    is_of_node,
+    plans,
+)
 from hyperpod_ext.runtime.storage.mac import Expected, Reading
 from hyperpod_ext.runtime.storage.names import MANIFEST, VALUES
 from hyperpod_ext.runtime.storage.object_store import MIB, ObjectStore, ignore
@@ -126,7 +134,8 @@ def _check_plans(
             yield Defect(MANIFEST, f"rank {rank}: its plain values are not those of its plan")
             continue
         parts.append(RankFile(int(rank), plan, values, str(manifest["files"][rank])))
-    if not derived(manifest) and len(parts) == len(manifest["ranks"]) and not seen.defects:
+    complete = not is_of_node(manifest)
+    if complete and not derived(manifest) and len(parts) == len(manifest["ranks"]) and not seen.defects:
         yield from _compare_derived(checkpoints.store, seen, parts)
 
 

@@ -182,10 +182,10 @@ class JobLink:
             match source.kind:
                 case "memory":
                     snapshot = self._checkpointer.load(source.rank, source.save_id)
-                case "peer":
-                    snapshot = self._checkpointer.read_peer(self._peers[source.node], source.rank, source.save_id)
-                case _:
+                case "durable" if not source.on_another_disk:
                     snapshot = self._checkpointer.fetch(source.url, source.folder, source.rank)
+                case _:
+                    snapshot = self._checkpointer.read_peer(self._peers[source.node], source.rank, source.save_id)
             found.append(snapshot)
         return found
 
@@ -198,7 +198,7 @@ class JobLink:
 
         def others() -> list[Snapshot]:
             ranks = [rank for rank in range(world_size) if rank != source.rank]
-            if source.kind == "durable":
+            if source.kind == "durable" and source.node < 0:
                 return self._read([replace(source, rank=rank) for rank in ranks])
             return [self._checkpointer.find(rank, source.save_id, self._peers.values()) for rank in ranks]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from hyperpod_ext.config.checkpoint import DurableTier
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import Problem
 
@@ -23,6 +24,8 @@ class Capabilities:
     """Which orchestrator of HyperPod clusters starts its jobs: eks or slurm; empty: none."""
     pod_suffix: str = ""
     """Longest end that its pods' names add to the job's; empty: it has no pods."""
+    no_node_disk: str = ""
+    """Why no disk of a node outlives the job's processes, as a sentence; empty: one does."""
     chaos: bool = False
     """Faults may be rehearsed there without being asked whether that is meant: machines cost nothing."""
     image: bool = False
@@ -45,6 +48,13 @@ class Capabilities:
 
 def unsupported(job: JobConfig, target: str, can: Capabilities) -> Iterator[Problem]:
     """Everything that `job` asks for and `target` cannot do."""
+    for index, tier in enumerate(job.checkpoint.tiers):
+        if can.no_node_disk and isinstance(tier, DurableTier) and tier.on_node:
+            yield Problem(
+                f"target {target} has no {tier.kind} tier: {can.no_node_disk}",
+                path=f"checkpoint.tiers.{index}",
+                hint="use a tier of kind s3",
+            )
     with_agents = "network" in can.reads and job.mode == "ours"
     if job.network is not None and job.network.tls and not with_agents:
         where = f"mode {job.mode}" if job.mode != "ours" else f"target {target}"

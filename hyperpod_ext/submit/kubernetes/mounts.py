@@ -1,4 +1,5 @@
-"""Volumes of a pod and where its container sees them: those of `volumes`, /dev/shm, and the job's secret. Pure.
+"""Volumes of a pod and where its container sees them: those of `volumes`, /dev/shm, nodes' disks that tiers are on,
+and the job's secret. Pure.
 
 Volumes that the spec names itself, in `kubernetes.pod.volumes`, come after these; none has a name of these.
 """
@@ -16,7 +17,7 @@ from hyperpod_ext.config.job.volumes import ClaimVolume, ConfigVolume, HostVolum
 _OWNER_ONLY = 0o400
 """The runtime refuses a secret that others can read."""
 _SHARED_MEMORY = "shm"
-_NUMBERED = re.compile(r"(claim|host|scratch|config|secret)-[0-9]+")
+_NUMBERED = re.compile(r"(claim|host|scratch|config|secret|hyperpod-ext-disk)-[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ def job_mounts(job: JobConfig, *, keeps_addresses: bool = False, projected: bool
     if _needs_shared_memory(job):
         limit = {"sizeLimit": f"{job.shared_memory_mib}Mi"} if job.shared_memory_mib else {}
         mounts.add(_SHARED_MEMORY, {"emptyDir": {"medium": "Memory"} | limit}, "/dev/shm")
+    for number, path in enumerate(_disks(job)):
+        mounts.add(f"{labels.DISK_VOLUME}-{number}", {"hostPath": {"path": path, "type": "DirectoryOrCreate"}}, path)
     if keeps_addresses and not any(is_below(labels.ADDRESSES_DIR, path) for path in _mounted(job)):
         mounts.add(labels.ADDRESSES_VOLUME, {"emptyDir": {}}, labels.ADDRESSES_DIR)
     if job.mode == "ours":
@@ -77,6 +80,14 @@ def own_names(job: JobConfig) -> set[str]:
     found = {f"{volume.kind}-{index}" for index, volume in enumerate(job.volumes)}
     found |= {labels.ADDRESSES_VOLUME, *([_SHARED_MEMORY] if _needs_shared_memory(job) else [])}
     return found | ({labels.SECRET_VOLUME} if job.mode == "ours" else set())
+
+
+def _disks(job: JobConfig) -> list[str]:
+    """Folders of the node for tiers on its disk that are on no volume of the spec."""
+    if job.mode != "ours":
+        return []
+    wanted = [tier.mounted for tier in job.checkpoint.durable() if tier.on_node]
+    return [path for path in wanted if path and not any(is_below(path, place) for place in _mounted(job))]
 
 
 def _mounted(job: JobConfig) -> list[str]:

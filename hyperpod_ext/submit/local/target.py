@@ -61,6 +61,8 @@ def render(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
     """`node.sh`, which the engine starts once for each node."""
     del cluster  # this machine is the cluster
     runtime = RuntimeConfig.of(job)
+    if job.nodes + job.spares > 1:
+        runtime = runtime.model_copy(update={"checkpoint": runtime.checkpoint.on_one_machine()})
     if job.command is not None:  # it makes no steps that anything could be concluded from
         hang = runtime.restart.hang.model_copy(update={"enabled": False})
         runtime = runtime.model_copy(update={"restart": runtime.restart.model_copy(update={"hang": hang})})

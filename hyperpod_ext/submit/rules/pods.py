@@ -74,7 +74,7 @@ def promises_are_kept(context: Context) -> Iterator[Finding]:
             yield Finding((*_CONTAINER, "env", index, "name"), message, "choose another name")
     ours = own_names(job)
     for index, volume in enumerate(pod.get("volumes", ())):
-        if (name := volume["name"]) in ours:
+        if (name := volume["name"]) in ours or name.startswith(labels.DISK_VOLUME):
             message = f"`{name}` is a volume that the job itself has"
             yield Finding((*_POD, "volumes", index, "name"), message, "choose another name")
     mounted = [one["mountPath"] for one in own.get("volumeMounts", ())]

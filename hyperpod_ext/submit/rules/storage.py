@@ -27,14 +27,16 @@ class _Place:
     """How the spec calls it."""
     wrong: str = ""
     """Why no checkpoint would be kept there."""
+    shared: bool = False
+    """All pods see the same files."""
 
 
 @rule(
     "HPX128",
     "error",
     "a durable tier on what goes with its pod",
-    "A tier of kind file is there for the loss of every node. A folder that is on no volume, or on one of the pod "
-    "alone, is lost with the pod; on one that is read-only nothing can be saved.",
+    "A tier of kind file is there for the loss of every node, one of kind disk for the loss of every pod. A folder "
+    "on no volume, or on one of the pod alone, is lost with the pod; on one that is read-only nothing can be saved.",
     "Mount storage that all nodes share, as `{kind: claim, path: /fsx, claim: fsx-claim}` in volumes, and have the "
     "tier's path below it.",
 )
@@ -43,16 +45,22 @@ def durable_tiers_are_on_shared_volumes(context: Context) -> Iterator[Finding]:
     if context.target not in KUBERNETES or job.mode != "ours":
         return
     for index, tier in enumerate(job.checkpoint.tiers):
-        if not isinstance(tier, DurableTier) or tier.folder is None or tier.on_node:
+        if not isinstance(tier, DurableTier) or tier.mounted is None:
             continue
         at = ("checkpoint", "tiers", index, "path")
-        path = posixpath.normpath(posixpath.join(job.working_dir or "", tier.folder))
+        path = posixpath.normpath(posixpath.join(job.working_dir or "", tier.mounted))
         if not path.startswith("/"):
-            message = f"`{tier.folder}` is a folder of the container itself, and goes with it"
+            message = f"`{tier.mounted}` is a folder of the container itself, and goes with it"
             yield Finding(at, message, f"write the path from the root, as /fsx/{path}, and a volume that holds it")
+            continue
+        if path == "/":
+            yield Finding(at, "the root of the container is no volume", "write a folder below it")
             continue
         holders = [place for place in _places(job) if is_below(path, place.path)]
         nearest = max(holders, key=lambda place: len(place.path.rstrip("/")), default=None)
+        if tier.on_node:
+            yield from _on_the_node(nearest, path, at)
+            continue
         claim = f"{{kind: claim, path: /{path.split('/')[1] or 'fsx'}, claim: NAME}}"
         if nearest is None and not _may_be_mounted_elsewhere(job, path):
             yield Finding(at, f"no volume that nodes share holds {path}", f"add `{claim}` to volumes")
@@ -61,15 +69,25 @@ def durable_tiers_are_on_shared_volumes(context: Context) -> Iterator[Finding]:
             yield Finding(at, message, "write a path on a claim that may be written to")
 
 
+def _on_the_node(nearest: _Place | None, path: str, at: tuple[str | int, ...]) -> Iterator[Finding]:
+    """Of a tier on each node's own disk; on no volume of the spec it gets one."""
+    if nearest is not None and (nearest.wrong or nearest.shared):
+        wrong = nearest.wrong or "all nodes would write into one folder"
+        hint = "write a path on no volume, or on one of kind host; `kind: file` is for storage that nodes share"
+        yield Finding(at, f"{path} is on {nearest.volume}: {wrong}", hint)
+
+
 def _places(job: JobConfig) -> Iterator[_Place]:
     """Every folder that the spec mounts."""
     for index, volume in enumerate(job.volumes):
-        yield _Place(volume.path, f"volumes.{index}, of kind {volume.kind}", _wrong_with(volume))
+        shared = isinstance(volume, ClaimVolume)
+        yield _Place(volume.path, f"volumes.{index}, of kind {volume.kind}", _wrong_with(volume), shared)
     named = {one["name"]: one for one in job.kubernetes.pod.get("volumes", ())}
     for mount in job.kubernetes.container.get("volumeMounts", ()):
         if (found := named.get(mount["name"])) is not None:  # else HPX155 reports it
             wrong = _READ_ONLY if mount.get("readOnly") else _wrong_with_named(found)
-            yield _Place(mount["mountPath"], f"volume `{mount['name']}` of kubernetes.pod.volumes", wrong)
+            shared = "persistentVolumeClaim" in found or "nfs" in found
+            yield _Place(mount["mountPath"], f"volume `{mount['name']}` of kubernetes.pod.volumes", wrong, shared)
 
 
 def _wrong_with(volume: Volume) -> str:

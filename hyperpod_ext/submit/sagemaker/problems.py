@@ -126,7 +126,7 @@ def _combinations(job: JobConfig) -> Iterator[Problem]:
     if options.network_isolation and options.install:
         yield Problem("an isolated job cannot install anything", path="sagemaker.install", hint="put it in the image")
     for index, tier in enumerate(job.checkpoint.tiers):
-        on_disk = isinstance(tier, DurableTier) and tier.folder is not None
+        on_disk = isinstance(tier, DurableTier) and tier.folder is not None and not tier.on_node
         if on_disk and not any(c.kind == "file-system" and c.access == "rw" for c in options.channels.values()):
             hint = "add a channel of kind file-system with access: rw, or use the s3 tier"
             yield Problem("no file system is mounted that it could be on", path=f"checkpoint.tiers.{index}", hint=hint)

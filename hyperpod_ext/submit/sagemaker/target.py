@@ -68,6 +68,7 @@ _MOST_PAGES = 10
 def capabilities() -> Capabilities:
     """What our agent does inside the container; nodes of a running job are not replaced."""
     return Capabilities(
+        no_node_disk="the disks of a training job's nodes end with the job",
         image=True,
         process_restart=True,
         reads=frozenset(

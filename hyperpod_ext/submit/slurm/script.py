@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.overlay import Overlay
@@ -340,6 +340,9 @@ def _mounts(job: JobConfig) -> list[str]:
     """`from:to` for the shell: folders of the job itself, then the spec's volumes."""
     own = ['"$HPX_SOURCE_DIR:$HPX_SOURCE_DIR"', '"$HPX_RUNS_DIR:$HPX_RUNS_DIR"']
     volumes = [volume for volume in job.volumes if volume.kind == "host"]
+    disks = [tier.mounted for tier in job.checkpoint.durable() if tier.on_node and tier.mounted]
+    disks = [path for path in disks if not any(PurePosixPath(path).is_relative_to(v.path) for v in volumes)]
+    own += [_quoted(f"{path}:{path}") for path in disks]
     return own + [_quoted(f"{v.host_path}:{v.path}{':ro' if v.read_only else ''}") for v in volumes]
 
 

@@ -74,6 +74,10 @@ def tier(path: str, *mounted: dict[str, Any]) -> dict[str, Any]:
     return {"checkpoint": {"tiers": [{"kind": "file", "path": path}]}, "volumes": list(mounted)}
 
 
+def disk(path: str, *mounted: dict[str, Any]) -> dict[str, Any]:
+    return {"checkpoint": {"tiers": [{"kind": "disk", "path": path}]}, "volumes": list(mounted)}
+
+
 def limits(name: str, most: object) -> dict[str, Any]:
     return inside(resources={"limits": {name: most}})
 
@@ -163,6 +167,14 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         tier("/fsx/ck", CLAIM | {"read_only": True}, CLAIM | {"path": "/fsx/ck"}),
         "checkpoint.tiers.0.path",
     ),
+    ("HPX128", disk("nvme/ck"), disk("/nvme/ck"), "checkpoint.tiers.0.path"),
+    (
+        "HPX128",
+        disk("/scratch/ck", {"kind": "scratch", "path": "/scratch"}),
+        disk("/nvme/ck", {"kind": "host", "path": "/nvme", "host_path": "/mnt/k8s-disks/0"}),
+        "checkpoint.tiers.0.path",
+    ),
+    ("HPX128", disk("/fsx/ck", CLAIM), tier("/fsx/ck", CLAIM), "checkpoint.tiers.0.path"),
     ("HPX128", tier("/fsx/../x", CLAIM), tier("/x/../fsx", CLAIM), "checkpoint.tiers.0.path"),
     ("HPX128", mounting("/fsx") | tier("/fsx/ck"), store(nfs=NFS) | tier("/fsx/ck"), "checkpoint.tiers.0.path"),
     (

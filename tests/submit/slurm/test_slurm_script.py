@@ -176,6 +176,14 @@ def test_containers_see_the_folders_of_the_job_and_the_volumes() -> None:
     assert f"--container-mounts={own},/fsx:/data:ro " in step
 
 
+def test_containers_see_the_folder_of_a_tier_on_the_nodes_disk() -> None:
+    tiers = [{"kind": "memory"}, {"kind": "disk", "path": "/opt/dlami/nvme/ck"}]
+    disk = {"checkpoint": {"tiers": tiers}, "image": "a.sqsh"}
+    assert ",/opt/dlami/nvme/ck:/opt/dlami/nvme/ck " in step_of(job_script(job(**disk)))
+    volume = {"kind": "host", "host_path": "/opt/dlami/nvme", "path": "/opt/dlami/nvme"}
+    assert "nvme/ck" not in step_of(job_script(job(**disk, volumes=[volume])))
+
+
 def test_enroot_starts_the_same_file_inside_the_image(tmp_path: Path) -> None:
     enroot = tmp_path / "enroot"
     enroot.write_text(

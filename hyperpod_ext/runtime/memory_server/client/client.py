@@ -21,7 +21,7 @@ from hyperpod_ext.runtime.memory_server.protocol import requests as r
 from hyperpod_ext.runtime.memory_server.protocol.request import A, Request, read_answer
 from hyperpod_ext.runtime.memory_server.slots.region import map_memory, populate
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan, read_plan
-from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_manifest
+from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_manifest, without_run
 
 _START_S = 60.0
 _REPLACED_S = 1.0
@@ -231,7 +231,7 @@ class MemoryClient:
         """
         request = r.Open(owner=owner, save_id=save_id, known_plan=plan.digest if plan else "")
         held = self._map_image(request, secret, job, mapped, plan)
-        if held.manifest.get("rank") != owner or held.manifest.get("save_id") != save_id:
+        if held.manifest.get("rank") != owner or held.manifest.get("save_id") != without_run(save_id)[0]:
             raise errors.CorruptSnapshotError(f"another snapshot came than {save_id} of rank {owner}")
         return held
 

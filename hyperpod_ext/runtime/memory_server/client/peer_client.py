@@ -24,7 +24,7 @@ from hyperpod_ext.runtime.memory_server.protocol.peer_requests import (
 )
 from hyperpod_ext.runtime.memory_server.protocol.request import A, Request, read_answer
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan, read_plan
-from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_manifest, crc_text, join_checksums
+from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_manifest, crc_text, join_checksums, without_run
 
 _VERIFIED_A_SECOND = 256 << 20
 """Bytes that any node verifies in a second, while somebody waits for its answer."""
@@ -74,7 +74,7 @@ class PeerClient:
     def _verified(self, manifest: Manifest, document: dict[str, Any], owner: int, save_id: str, job: str) -> Plan:
         """The plan of a manifest, once both are what they should be."""
         check_manifest(manifest, self._secret, job=job)
-        if manifest.get("rank") != owner or manifest.get("save_id") != save_id:
+        if manifest.get("rank") != owner or manifest.get("save_id") != without_run(save_id)[0]:
             raise CorruptSnapshotError(f"{self}: another snapshot came than {save_id} of rank {owner}")
         plan = read_plan(document, manifest["plan"])
         if plan.nbytes != manifest["nbytes"]:

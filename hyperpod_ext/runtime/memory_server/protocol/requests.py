@@ -213,6 +213,8 @@ class Snapshots(Declared):
     pieces: Listed[dict[str, Any]] = ()
     """Of each whole parity piece: rank of this node in its stripe, world_size, step, save_id, generation, nbytes, and
     the stripe, the ranks whose images protect each other."""
+    disk: dict[str, Any] = {}
+    """What the node's disks have: snapshots, newest generation, problems; see `DiskState`."""
 
 
 class Held(Request[Snapshots]):

@@ -9,7 +9,7 @@ import functools
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Protocol, assert_never
 
 from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, NotFoundError
@@ -42,6 +42,14 @@ class Plans(Protocol):
     def add(self, document: dict[str, Any], digest: str) -> Plan: ...
 
 
+class Disk(Protocol):
+    """Snapshots of this node on its disks; see `node_disk.py`."""
+
+    def has(self, owner: int, save_id: str) -> bool: ...
+
+    def pin(self, owner: int, save_id: str, who: str, *, restoring: bool = False) -> AbstractContextManager[Any]: ...
+
+
 class PeerServer:
     """What one node's memory server answers to those of other nodes."""
 
@@ -61,8 +69,9 @@ class PeerServer:
         places: int = _UNPROVEN,
         encrypted: bool = False,
         nixl: NixlTransfer | None = None,
+        disk: Disk | None = None,
     ) -> None:
-        self._nixl = nixl
+        self._nixl, self._disk = nixl, disk
         self._certificate = tls.own_certificate() if encrypted else None
         self._own, self._replicas, self._plans = own, replicas, plans
         self._secret, self._job, self._timeout_s = secret, job, timeout_s
@@ -338,6 +347,8 @@ class PeerServer:
                 with data[start : start + nbytes] as part:
                     connection.sendall(part)
 
-    def _where(self, owner: int, save_id: str) -> Regions:
-        held = any(summary["rank"] == owner and summary["save_id"] == save_id for summary in self._own.held())
-        return self._own if held else self._replicas
+    def _where(self, owner: int, save_id: str) -> Regions | Disk:
+        for place in (self._own, self._replicas):
+            if any((held["rank"], held["save_id"]) == (owner, save_id) for held in place.held()):
+                return place
+        return self._disk if self._disk is not None and self._disk.has(owner, save_id) else self._replicas

@@ -259,7 +259,11 @@ class Regions:
     def held(self) -> list[dict[str, Any]]:
         """All whole snapshots, in brief."""
         with self._changed:
-            return [_summary(slot) for owner in self._regions for _, slot in self._sealed(owner)]
+            return [
+                {**summary_of(slot.manifest), "state": slot.state.name.lower()}
+                for owner in self._regions
+                for _, slot in self._sealed(owner)
+            ]
 
     def manifests(self) -> list[Manifest]:
         """Those of all whole snapshots."""
@@ -347,13 +351,12 @@ class Regions:
         return regions[-1]
 
 
-def _summary(slot: s.Slot) -> dict[str, Any]:
-    manifest = slot.manifest
+def summary_of(manifest: Manifest) -> dict[str, Any]:
+    """What offers need of a snapshot's manifest."""
     keys = ("rank", "world_size", "step", "save_id", "nbytes", "crc64nvme", "plan", "own_digest", "saved_at")
     return {
         **{key: manifest.get(key) for key in keys},
-        "generation": generation_of(slot.save_id),
+        "generation": generation_of(str(manifest["save_id"])),
         "content": content_of(manifest),
         "sharing": manifest.get("extras", {}).get("sharing", "shard"),
-        "state": slot.state.name.lower(),
     }

@@ -309,6 +309,9 @@ def mebibytes(text: str) -> int:
         raise ConfigError([Problem(f"{text[:40]!r} is no amount of memory", path="resources")]) from None
 
 
+_OURS = (labels.ADDRESSES_VOLUME, labels.SECRET_VOLUME, labels.DISK_VOLUME)
+
+
 def _volumes(
     volumes: list[dict[str, Any]], mounts: list[dict[str, Any]], document: dict[str, Any], left_out: list[str]
 ) -> None:
@@ -322,7 +325,7 @@ def _volumes(
         elif path == "/dev/shm" and one["kind"] == "scratch" and one.get("in_memory"):
             if one.get("size_mib"):
                 document["shared_memory_mib"] = one["size_mib"]
-        elif mount.get("name") not in (labels.ADDRESSES_VOLUME, labels.SECRET_VOLUME) and path != labels.SECRET_DIR:
+        elif not str(mount.get("name")).startswith(_OURS) and path != labels.SECRET_DIR:
             found.append(one)
     if found:
         document["volumes"] = found

@@ -104,7 +104,7 @@ def test_a_server_refuses_by_name_and_goes_on_with_the_connection(tmp_path: Path
         assert told[0] == "begin: field `slot` is missing"
         assert told[1] == "'dance' is no request to a memory server"
         assert told[2] == "held: field `owner` should be a valid integer, not '0'"
-        assert told[3] == {"snapshots": [], "pieces": []}
+        assert told[3] == {"snapshots": [], "pieces": [], "disk": {"snapshots": [], "generation": 0, "problems": []}}
 
 
 def test_a_process_of_another_version_is_told_so(tmp_path: Path) -> None:

@@ -1,0 +1,51 @@
+"""Checkpoints on each node's own disk."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, PositiveInt
+
+from hyperpod_ext.config.tier import DurableTier, EverySteps
+
+_NODE = "{node}"
+
+
+class DiskTier(DurableTier):
+    """A directory on each node's own disk, NVMe for example: survives the end of every process and pod of the node,
+    not the loss of the node."""
+
+    survives = frozenset({"process", "job"})
+    level = "disk"
+    schemes = ()
+    store = "hyperpod_ext.runtime.storage.file:FileStore"
+    distance = 3
+    on_node = True
+    kind: Literal["disk"] = "disk"
+    every_steps: EverySteps = 10
+    """Write the newest snapshot each time this many steps have been made.
+    `auto`: the running job finds the best interval, from what saves cost it and how often it fails."""
+    keep: PositiveInt = 2
+    """Newest snapshots that each node keeps; older ones are deleted."""
+    path: Annotated[str, Field(min_length=1, examples=["/mnt/nvme/checkpoints"])]
+    """Directory on a disk of the node, which nothing else clears. Snapshots go under `path/NAME-OF-THE-JOB/`. `{node}`
+    stands for the node's number, for several nodes of a test that share one machine."""
+
+    @property
+    def place(self) -> str:
+        return self.path
+
+    @property
+    def folder(self) -> str:
+        return self.path
+
+    @property
+    def mounted(self) -> str:
+        return self.path.partition(_NODE)[0].rpartition("/")[0] if _NODE in self.path else self.path
+
+    def on_one_machine(self) -> Self:
+        """The tier where several nodes share a machine."""
+        return self if _NODE in self.path else self.model_copy(update={"path": f"{self.path}/node-{_NODE}"})
+
+    def on(self, node: int) -> Self:
+        return self.model_copy(update={"path": self.path.replace(_NODE, str(node))})

@@ -1,0 +1,133 @@
+"""Snapshots of this node's ranks on its own disks: offered to restore from, and read for other nodes, as memory is.
+
+Each rank that joins asks what is there, so the answer comes from an index: a disk that hangs holds nobody up.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from hyperpod_ext.errors import HyperpodExtError, NotFoundError
+from hyperpod_ext.runtime.memory_server.plans import Plans
+from hyperpod_ext.runtime.memory_server.restore_cache import RestoreCache, in_line
+from hyperpod_ext.runtime.memory_server.slots.regions import summary_of
+from hyperpod_ext.runtime.memory_server.uploader import Uploader
+from hyperpod_ext.runtime.snapshot.layout_plan import Plan
+from hyperpod_ext.runtime.snapshot.manifest import Manifest, without_run
+
+_FIRST_LOOK_S = 10.0
+"""How long the first look at a disk is waited for: a disk that takes longer counts as unreadable."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What one disk has."""
+
+    snapshots: tuple[dict[str, Any], ...] = ()
+    generation: int = 0
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSnapshot:
+    """A snapshot that was read from a disk and verified."""
+
+    manifest: Manifest
+    plan: Plan
+    data: memoryview
+
+
+class NodeDisk:
+    """The tiers that are on the node itself."""
+
+    def __init__(self, uploaders: Sequence[Uploader], cache: RestoreCache, plans: Plans) -> None:
+        self._cache, self._plans = cache, plans
+        self.run = ""
+        """This run of the job, once the node is in it."""
+        self._looks: dict[str, _Look] = {}
+        self._looked = threading.Condition()
+        self._uploaders = [uploader for uploader in uploaders if uploader.tier.on_node]
+        for uploader in self._uploaders:
+            uploader.on_change = self._look_at
+            threading.Thread(target=self._look_at, args=(uploader, True), name="disk", daemon=True).start()
+
+    def state(self) -> dict[str, Any]:
+        """Snapshots, newest generation and problems of all disks, as `DiskState` has them."""
+        with self._looked:
+            self._looked.wait_for(lambda: len(self._looks) == len(self._uploaders), _FIRST_LOOK_S)
+            looks = [self._looks.get(each.url, _silent(each)) for each in self._uploaders]
+        return {
+            "snapshots": [one for look in looks for one in look.snapshots],
+            "generation": max((look.generation for look in looks), default=0),
+            "problems": [problem for look in looks for problem in look.problems],
+        }
+
+    def has(self, owner: int, save_id: str) -> bool:
+        """Whether a rank's snapshot is here. The save id of another run than this one names it."""
+        return self._find(owner, save_id) is not None
+
+    def place(self, owner: int, save_id: str) -> tuple[str, str, int]:
+        """URL, folder and rank by which `RestoreCache` reads it.
+
+        Raises:
+            NotFoundError: it is on no disk here.
+        """
+        if (found := self._find(owner, save_id)) is None:
+            raise NotFoundError(f"{save_id} of rank {owner} is not held on this node")
+        return found["url"], found["folder"], owner
+
+    @contextmanager
+    def pin(self, owner: int, save_id: str, who: str, *, restoring: bool = False) -> Iterator[OpenSnapshot]:
+        """Read a snapshot for another node; see `Regions.pin`."""
+        manifest, plan, data = self._cache.image(*self.place(owner, save_id))
+        self._plans.add(plan.to_json(), plan.digest)
+        with data:
+            yield OpenSnapshot(manifest, plan, data)
+
+    def _find(self, owner: int, save_id: str) -> dict[str, Any] | None:
+        own, run = without_run(save_id)
+        every = (one for look in self._looks.values() for one in look.snapshots)
+        wanted = owner, own, run or self.run
+        return next((one for one in every if (one["rank"], one["save_id"], one["run"]) == wanted), None)
+
+    def _look_at(self, uploader: Uploader, check: bool = False) -> None:
+        """Read the manifests on a disk again. A checkpoint that cannot be believed is a problem, and no offer.
+
+        check: see whether the disk can be written, too. One that cannot may still have what to resume from.
+        """
+        generation, snapshots, problems = 0, list[dict[str, Any]](), list[str]()
+        try:
+            if check:
+                uploader.checkpoints.store.check()
+        except HyperpodExtError as error:
+            problems.append(f"nothing can be saved there: {in_line(error)}")
+        try:
+            generation = uploader.checkpoints.newest_generation()
+            for found in uploader.checkpoints.found():
+                try:
+                    manifest = uploader.checkpoints.read(found)
+                    fence = uploader.checkpoints.claim(found)
+                except HyperpodExtError as error:
+                    problems.append(in_line(error))
+                    continue
+                known = {"tier": uploader.tier.kind, "url": uploader.url, "folder": found.folder}
+                known |= {"run": fence["run"], "began": fence["step"]}
+                snapshots += [{**summary_of(one), **known} for one in manifest["ranks"].values()]
+        except HyperpodExtError as error:
+            problems.append(in_line(error))
+        except Exception as error:  # whatever is on the disk: a look that ends without an answer is waited for
+            problems.append(f"{uploader.url}: {error!r}")
+        with self._looked:
+            self._looks[uploader.url] = _Look(tuple(snapshots), generation, tuple(problems[:_MOST_PROBLEMS]))
+            self._looked.notify_all()
+
+
+_MOST_PROBLEMS = 5
+
+
+def _silent(uploader: Uploader) -> _Look:
+    return _Look(problems=(f"{uploader.url} has not answered in {_FIRST_LOOK_S:.0f} s",))
