@@ -42,6 +42,12 @@ def required_fields() -> dict[str, list[str]]:
     return required
 
 
+def choices() -> dict[str, list[str]]:
+    """Values of the fields that are a choice, by `Type.field`."""
+    found: dict[str, list[str]] = _read("pod_schema.json")["choices"]
+    return found
+
+
 def field_text(kind: str, field: str) -> str:
     """The first sentence of Kubernetes' own documentation of a field."""
     return str(_read("pod_texts.json")["texts"].get(kind, {}).get(field, ""))

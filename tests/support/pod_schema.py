@@ -28,13 +28,15 @@ ROOTS = {
 _PREFIXES = ("IoK8sApiCoreV1", "IoK8sApimachineryPkgApisMetaV1", "IoK8sApimachineryPkgApi", "TrainerV1alpha1")
 _UNIONS = {"IoK8sApimachineryPkgApiResourceQuantity": "quantity"}
 _UNIONS["IoK8sApimachineryPkgUtilIntstrIntOrString"] = "port-or-name"  # in pods, only ports are of this type
+_CHOICE = re.compile(r'- `"([^"`]*)"`')
 _SHORT = len("Deprecated.")
 """Sentences that say nothing alone."""
 Model = type[BaseModel]
 
 
 def pod_schema() -> dict[str, Any]:
-    """Types by name, each with its fields; `[]T` is a list of T, `{}T` a mapping to T. And which fields must be there.
+    """Types by name, each with its fields; `[]T` is a list of T, `{}T` a mapping to T. Fields that must be there, and
+    the values of those that are a choice.
 
     Fields keep the order of the file, which is the one in which they are rendered; new ones come last.
     """
@@ -42,7 +44,13 @@ def pod_schema() -> dict[str, Any]:
     found = {name: _ordered(_fields(one), known.get("types", {}).get(name, {})) for name, one in _all_models().items()}
     needed = {name: [field for field, info in _infos(one) if info.is_required()] for name, one in _all_models().items()}
     required = {name: sorted(fields) for name, fields in needed.items() if fields}
-    return _dated(known, {"types": found, "required": required})
+    choices = {
+        f"{name}.{field}": listed
+        for name, one in _all_models().items()
+        for field, info in sorted(_infos(one))
+        if (listed := _CHOICE.findall((info.description or "").partition("Possible enum values:")[2]))
+    }
+    return _dated(known, {"types": found, "required": required, "choices": choices})
 
 
 def pod_texts() -> dict[str, Any]:

@@ -9,9 +9,9 @@ import re
 from functools import cache
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeInt, PlainValidator, PositiveInt
+from pydantic import AfterValidator, Field, PlainValidator
 
-from hyperpod_ext.catalog.pod_fields import pod_types, required_fields
+from hyperpod_ext.catalog.pod_fields import choices, pod_types, required_fields
 from hyperpod_ext.config.names import AbsolutePath, DnsLabel, EnvName, LabelKey, LabelValue, ObjectName, stays_below
 
 _AMOUNT = re.compile(r"[0-9]+(\.[0-9]*)?([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?|\.[0-9]+([KMGTPE]i|[numkMGTPE])?")
@@ -40,13 +40,6 @@ def _address(text: str) -> str:
     ipaddress.ip_address(text)
     return text
 
-
-RelativePath = Annotated[
-    str, Field(pattern=r"^[^/\x00:][^\x00:]*$", examples=["part/of-it"]), AfterValidator(stays_below)
-]
-"""A path below, without `..`."""
-_PULL = Literal["Always", "IfNotPresent", "Never"]
-_PROFILE = Literal["RuntimeDefault", "Unconfined", "Localhost"]
 
 PLAIN: dict[str, Any] = {
     "string": str,
@@ -121,6 +114,15 @@ FILLED = frozenset(
 """Lists and mappings that must not be empty."""
 MOST_ITEMS = {"PodDNSConfig.nameservers": 3, "PodDNSConfig.searches": 32}
 
+
+def _text(pattern: str, example: str, most: int | None = None) -> Any:
+    return Annotated[str, Field(pattern=pattern, max_length=most, examples=[example])]
+
+
+def _number(least: int, most: int | None = None, example: int = 1) -> Any:
+    return Annotated[int, Field(ge=least, le=most, examples=[example])]
+
+
 _VALUES: tuple[tuple[Any, str], ...] = (
     (
         Annotated[DnsLabel, Field(examples=["work"])],
@@ -149,126 +151,66 @@ _VALUES: tuple[tuple[Any, str], ...] = (
         "VolumeMount.mountPath",
     ),
     (
-        RelativePath,
+        Annotated[_text(r"^[^/\x00:][^\x00:]*$", "part/of-it"), AfterValidator(stays_below)],
         "DownwardAPIVolumeFile.path KeyToPath.path ServiceAccountTokenProjection.path VolumeMount.subPath "
         "VolumeMount.subPathExpr",
     ),
+    (Annotated[str, AfterValidator(_address), Field(examples=["10.0.0.2"])], "HostAlias.ip PodDNSConfig.nameservers"),
     (Annotated[EnvName, Field(examples=["LEVEL"])], "EnvVar.name"),
     (
-        Annotated[str, Field(pattern=r"^[-._a-zA-Z0-9]{1,253}$", examples=["config.yaml"])],
+        _text(r"^[-._a-zA-Z0-9]{1,253}$", "config.yaml"),
         "ConfigMapKeySelector.key KeyToPath.key SecretKeySelector.key",
     ),
+    (_text(r"^(limits|requests)\.[-./a-zA-Z0-9]+$", "limits.memory"), "ResourceFieldSelector.resource"),
+    (_text(r"^[-._a-zA-Z][-._a-zA-Z0-9]*$", "APP_"), "EnvFromSource.prefix"),
+    (_text(r"^([a-z0-9]+-)*[a-z0-9]*[a-z][a-z0-9]*(-[a-z0-9]+)*$", "http", 15), "ContainerPort.name"),
+    (_text(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$", "store"), "HostAlias.hostnames"),
+    (_text(r"^[A-Z][A-Z0-9_]*$", "IPC_LOCK"), "Capabilities.add Capabilities.drop"),
+    (_text(r"^[-!#$%&'*+.^_`|~0-9A-Za-z]+$", "Accept"), "HTTPHeader.name"),
     (
-        Annotated[str, Field(pattern=r"^(limits|requests)\.[-./a-zA-Z0-9]+$", examples=["limits.memory"])],
-        "ResourceFieldSelector.resource",
-    ),
-    (Annotated[str, Field(pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$", examples=["APP_"])], "EnvFromSource.prefix"),
-    (
-        Annotated[
-            str,
-            Field(
-                pattern=r"^([a-z0-9]+-)*[a-z0-9]*[a-z][a-z0-9]*(-[a-z0-9]+)*$",
-                max_length=15,
-                description="lower-case letters, digits and dashes, at most 15",
-                examples=["http"],
-            ),
-        ],
-        "ContainerPort.name",
-    ),
-    (
-        Annotated[
-            str,
-            Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$", examples=["store"]),
-        ],
-        "HostAlias.hostnames",
-    ),
-    (
-        Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$", examples=["IPC_LOCK"])],
-        "Capabilities.add Capabilities.drop",
-    ),
-    (Annotated[str, Field(pattern=r"^[-!#$%&'*+.^_`|~0-9A-Za-z]+$", examples=["Accept"])], "HTTPHeader.name"),
-    (
-        Annotated[
-            str,
-            Field(
-                pattern=r"^[a-z0-9]([-_a-z0-9]*[a-z0-9])?([./][a-z0-9]([-_a-z0-9]*[a-z0-9])?)*$",
-                max_length=253,
-                examples=["net.ipv4.tcp_keepalive_time"],
-            ),
-        ],
+        _text(r"^[a-z0-9]([-_a-z0-9]*[a-z0-9])?([./][a-z0-9]([-_a-z0-9]*[a-z0-9])?)*$", "net.ipv4.tcp_syncookies", 253),
         "Sysctl.name",
     ),
     (Annotated[str, Field(min_length=1, examples=["repo/log:1"])], "Container.image ImageVolumeSource.reference"),
     (
         Annotated[str, Field(min_length=1)],
-        "AppArmorProfile.localhostProfile NFSVolumeSource.server "
-        "ObjectFieldSelector.fieldPath PodDNSConfigOption.name SeccompProfile.localhostProfile",
+        "AppArmorProfile.localhostProfile NFSVolumeSource.server ObjectFieldSelector.fieldPath PodDNSConfigOption.name "
+        "SeccompProfile.localhostProfile",
     ),
+    (_number(1, 65535, 8000), "ContainerPort.containerPort ContainerPort.hostPort GRPCAction.port"),
     (
-        Annotated[str, AfterValidator(_address), Field(examples=["10.0.0.2"])],
-        "HostAlias.ip PodDNSConfig.nameservers",
-    ),
-    (
-        Annotated[int, Field(ge=1, le=65535, examples=[8000])],
-        "ContainerPort.containerPort ContainerPort.hostPort GRPCAction.port",
-    ),
-    (
-        Annotated[int, Field(ge=1, le=2**31 - 1)],
+        _number(1, 2**31 - 1),
         "Probe.periodSeconds Probe.terminationGracePeriodSeconds Probe.timeoutSeconds",
     ),
     (
-        Annotated[int, Field(ge=0, le=2**31 - 1)],
+        _number(0, 2**31 - 1, 1000),
         "PodSecurityContext.fsGroup PodSecurityContext.runAsGroup PodSecurityContext.runAsUser "
         "PodSecurityContext.supplementalGroups SecurityContext.runAsGroup SecurityContext.runAsUser",
     ),
     (
-        Annotated[int, Field(ge=0, le=0o777)],  # Kubernetes counts in tens: YAML's 0440 is 288
+        _number(0, 0o777, 0o400),  # Kubernetes counts in tens: YAML's 0440 is 288
         "ConfigMapVolumeSource.defaultMode DownwardAPIVolumeFile.mode DownwardAPIVolumeSource.defaultMode "
         "KeyToPath.mode ProjectedVolumeSource.defaultMode SecretVolumeSource.defaultMode",
     ),
     (
-        Annotated[PositiveInt, Field(examples=[1])],
+        _number(1),
         "PodSpec.activeDeadlineSeconds Probe.failureThreshold Probe.successThreshold TopologySpreadConstraint.maxSkew "
         "TopologySpreadConstraint.minDomains",
     ),
-    (NonNegativeInt, "Probe.initialDelaySeconds SleepAction.seconds"),
-    (
-        Annotated[int, Field(ge=1, le=100, examples=[1])],
-        "PreferredSchedulingTerm.weight WeightedPodAffinityTerm.weight",
-    ),
-    (Annotated[int, Field(ge=600, le=2**32, examples=[3600])], "ServiceAccountTokenProjection.expirationSeconds"),
-    (_PULL, "Container.imagePullPolicy ImageVolumeSource.pullPolicy"),
-    (_PROFILE, "AppArmorProfile.type SeccompProfile.type"),
+    (_number(0), "Probe.initialDelaySeconds SleepAction.seconds"),
+    (_number(1, 100), "PreferredSchedulingTerm.weight WeightedPodAffinityTerm.weight"),
+    (_number(600, 2**32, 3600), "ServiceAccountTokenProjection.expirationSeconds"),
+    (Literal["RuntimeDefault", "Unconfined", "Localhost"], "AppArmorProfile.type SeccompProfile.type"),
     (Literal["Always"], "Container.restartPolicy"),
-    (Literal["File", "FallbackToLogsOnError"], "Container.terminationMessagePolicy"),
-    (Literal["TCP", "UDP", "SCTP"], "ContainerPort.protocol"),
     (Literal["cpu", "memory"], "ContainerResizePolicy.resourceName"),
     (Literal["NotRequired", "RestartContainer"], "ContainerResizePolicy.restartPolicy"),
     (Literal["", "Memory"], "EmptyDirVolumeSource.medium"),
-    (Literal["HTTP", "HTTPS"], "HTTPGetAction.scheme"),
-    (
-        Literal["", "DirectoryOrCreate", "Directory", "FileOrCreate", "File", "Socket", "CharDevice", "BlockDevice"],
-        "HostPathVolumeSource.type",
-    ),
     (Literal["In", "NotIn", "Exists", "DoesNotExist"], "LabelSelectorRequirement.operator"),
-    (Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"], "NodeSelectorRequirement.operator"),
     (
         Literal["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"],
         "PersistentVolumeClaimSpec.accessModes",
     ),
-    (Literal["Filesystem", "Block"], "PersistentVolumeClaimSpec.volumeMode"),
-    (Literal["Always", "OnRootMismatch"], "PodSecurityContext.fsGroupChangePolicy"),
     (Literal["MountOption", "Recursive"], "PodSecurityContext.seLinuxChangePolicy"),
-    (Literal["Merge", "Strict"], "PodSecurityContext.supplementalGroupsPolicy"),
-    (Literal["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"], "PodSpec.dnsPolicy"),
-    (Literal["PreemptLowerPriority", "Never"], "PodSpec.preemptionPolicy"),
-    (Literal["Default", "Unmasked"], "SecurityContext.procMount"),
-    (
-        Literal["Honor", "Ignore"],
-        "TopologySpreadConstraint.nodeAffinityPolicy TopologySpreadConstraint.nodeTaintsPolicy",
-    ),
-    (Literal["DoNotSchedule", "ScheduleAnyway"], "TopologySpreadConstraint.whenUnsatisfiable"),
-    (Literal["None", "HostToContainer", "Bidirectional"], "VolumeMount.mountPropagation"),
     (Literal["Disabled", "Enabled", "IfPossible"], "VolumeMount.recursiveReadOnly"),
 )
 _KEYS: tuple[tuple[Any, str], ...] = (
@@ -310,8 +252,9 @@ def form_of(kind: str, field: str) -> Any:
 
 @cache
 def forms() -> dict[str, Any]:
-    """Forms of values, by `Type.field`."""
-    return {place: form for form, places in _VALUES for place in places.split()}
+    """Forms of values, by `Type.field`: published choices, and those of `_VALUES`."""
+    published = {place: Literal[tuple(listed)] for place, listed in choices().items()}
+    return published | {place: form for form, places in _VALUES for place in places.split()}
 
 
 @cache
