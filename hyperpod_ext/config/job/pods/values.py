@@ -214,10 +214,10 @@ _VALUES: tuple[tuple[Any, str], ...] = (
     (Literal["Disabled", "Enabled", "IfPossible"], "VolumeMount.recursiveReadOnly"),
 )
 _KEYS: tuple[tuple[Any, str], ...] = (
+    (Annotated[LabelKey, Field(examples=["memory"])], "ResourceRequirements.limits ResourceRequirements.requests"),
     (
-        LabelKey,
-        "LabelSelector.matchLabels ObjectMeta.annotations ObjectMeta.labels ResourceRequirements.limits "
-        "ResourceRequirements.requests",
+        Annotated[LabelKey, Field(examples=["team"])],
+        "LabelSelector.matchLabels ObjectMeta.annotations ObjectMeta.labels",
     ),
     (Literal["storage"], "VolumeResourceRequirements.limits VolumeResourceRequirements.requests"),
 )

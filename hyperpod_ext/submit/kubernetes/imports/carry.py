@@ -3,7 +3,7 @@ the overlay if those refuse the value; only what is certain to mean the same. Pu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -41,20 +41,21 @@ def carried(job: JobConfig, target: str, found: Mapping[str, Any]) -> JobConfig:
     if not pods:
         return job
     parts = [_parts(pod, job, target) for pod in pods]
-    common = {key: value for key, value in parts[0].items() if all(one.get(key) == value for one in parts)}
+    common = {
+        (section, field): value for section in _KINDS for field, value in getattr(job.kubernetes, section).items()
+    }
+    common |= {key: value for key, value in parts[0].items() if all(one.get(key) == value for one in parts)}
     while True:
         try:
             changed = _with(job, common)
-        except (ValidationError, TypeError):
+        except ValidationError:
             return job  # values that JSON has no words for
         wrong = set(_wrong(changed, target))
         if not wrong:
             return changed
-        left = {key: value for key, value in common.items() if key not in wrong}
-        fewer = _without(job, wrong - common.keys())
-        if left == common and fewer == job:
+        if not wrong & common.keys():
             return job
-        common, job = left, fewer
+        common = {key: value for key, value in common.items() if key not in wrong}
 
 
 def is_carried(text: str, job: JobConfig) -> bool:
@@ -83,25 +84,14 @@ def _wrong(job: JobConfig, target: str) -> Iterator[Key]:
 
 
 def _with(job: JobConfig, parts: Parts) -> JobConfig:
-    """`job` with these: in its sections if those take them, else in its overlay."""
-    only = {section: getattr(job.kubernetes, section) for section in _KINDS}
-    patches: dict[str, dict[str, Any]] = {section: {} for section in _KINDS}
+    """`job` with these alone: in its sections if those take them, else in its overlay."""
+    only, patches = ({section: dict[str, Any]() for section in _KINDS} for _ in range(2))
     for (section, field), value in parts.items():
         into = only if fits(_KINDS[section], {field: value}) else patches
-        into[section] = into[section] | {field: value}
-    only = {section: checked(kind, only[section]) for section, kind in _KINDS.items()}
+        into[section][field] = value
+    sections = {section: checked(kind, only[section]) for section, kind in _KINDS.items()}
     overlay = Overlay(kubernetes=KubernetesOverlay.model_validate(patches))
-    return job.model_copy(update={"overlay": overlay, "kubernetes": job.kubernetes.model_copy(update=only)})
-
-
-def _without(job: JobConfig, keys: Iterable[Key]) -> JobConfig:
-    only = {
-        section: {
-            field: value for field, value in getattr(job.kubernetes, section).items() if (section, field) not in keys
-        }
-        for section in _KINDS
-    }
-    return job.model_copy(update={"kubernetes": job.kubernetes.model_copy(update=only)})
+    return job.model_copy(update={"overlay": overlay, "kubernetes": job.kubernetes.model_copy(update=sections)})
 
 
 def _pods(found: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
