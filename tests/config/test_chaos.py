@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,7 @@ def test_orders_are_read_until_they_are_taken_and_rubbish_is_left_alone(tmp_path
     (folder / "001-b.json").write_text('{"fault": {"kind": "sigkill", "node": 1}}')
     (folder / "002-c.json").write_text('{"fault": {"kind": "rm -rf", "rank": 1}}')
     (folder / "003-d.json").write_text("half a fi")
+    os.mkfifo(folder / "004-e.json")  # reading it would never end
     found = read_orders(tmp_path)
     assert {name: type(fault) for name, fault in found.items()} == {"000-a": InjectedFault, "001-b": NodeFault}
     assert take(tmp_path, "000-a")

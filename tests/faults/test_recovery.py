@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from nodes import memory_pid
 
 from hyperpod_ext.processes import descendants
 
@@ -38,6 +40,21 @@ def test_a_fork_server_that_is_killed_is_started_again_and_forks_the_next_worker
     assert_equal_to(undisturbed, report)
     assert [recovery["fault"]["rank"] for recovery in report["recoveries"]] == [3]
     assert [event for event in running.events() if event["event"] == "node_lost"] == []
+
+
+@pytest.mark.parametrize("what", ["rank", "memory server"])
+def test_sockets_that_somebody_removes_are_made_again(job, undisturbed, sockets, what):
+    """As those do who clean the temporary directory. Until then no process could be started, and none saved."""
+    running = job(env={"HPX_TEST_HOLD": "[[1, 3, 5]]", "HPX_SOCKET_DIR": str(sockets)}).start()
+    pid = running.until("worker_started", rank=3)["pid"]
+    running.until("step", step=4)
+    victim = memory_pid(running, 1) if what == "memory server" else pid
+    shutil.rmtree(sockets)
+    os.kill(victim, signal.SIGKILL)
+    if what == "memory server":
+        running.until("memory_back")
+    (running.folder / "let-go").touch()
+    assert_equal_to(undisturbed, running.wait())
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def _disk_errors() -> Iterator[None]:
             raise
         raise JobFailedError(
             f"{error.filename}: {error.strerror}",
-            hint="The node needs this file: free space there, or mount it for writing.",
+            hint="The node needs it: let this user write there, and see that the disk has room.",
         ) from error
 
 

@@ -189,9 +189,10 @@ class MemoryServer:
     """Whether its end has been dealt with."""
 
     def __init__(
-        self, path: Path, node: int, environ: Mapping[str, str], process: MemoryServerProcess | None = None
+        self, path: Path, later: Path, node: int, environ: Mapping[str, str], process: MemoryServerProcess | None = None
     ) -> None:
-        arguments = ["--socket", str(path), "--node", str(node), "--parent", str(os.getpid())]
+        """`path`: its socket, which may be renamed to `later`."""
+        arguments = ["--socket", str(path), "--later", str(later), "--node", str(node), "--parent", str(os.getpid())]
         if process is not None:
             self.pid, self._reading = process.pid, process.output
             process.begin(arguments, environ)

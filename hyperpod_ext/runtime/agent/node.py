@@ -18,7 +18,7 @@ from typing import Any
 
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME
 from hyperpod_ext.errors import ConflictError, HyperpodExtError, JobFailedError
-from hyperpod_ext.files import write_atomically
+from hyperpod_ext.files import make_private_folder, write_atomically
 from hyperpod_ext.ports import free_port
 from hyperpod_ext.processes import become_subreaper, describe_exit, kill_descendants, process_state
 from hyperpod_ext.runtime.agent.children import (
@@ -65,6 +65,8 @@ _COORDINATOR_LOST = "the coordinator is gone"
 _FAILED = JobFailedError.__name__
 _MEMORY_SILENT_S = 15.0
 """How long a memory server may be silent that is asked something it can answer at once."""
+_SOCKET_S = 1.0
+"""How often it is looked whether the agent's socket exists."""
 _DIES_S = 2.0
 """How long the end of a process is waited for that was killed: one that waits for a disk ends when that answers."""
 _LAST_WORD_S = 5.0
@@ -188,6 +190,7 @@ class Node:
         }
         self._coordinator_client.send_handshake()
         self._spawn(self._memory.watch())
+        self._spawn(self._watch_socket())
         if self._log_watch.has_rules:
             self._spawn(self._log_watch.run())
         self._event("network", interface=interface, address=address)
@@ -308,12 +311,10 @@ class Node:
         settings = self._settings
         if settings.others:
             return next(self._others)
-        try:
-            if settings.rejoin:
+        if settings.rejoin:
+            with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # it is missing, or was cut off
                 host, port = json.loads((settings.run_dir / _WHERE).read_text())["address"]
                 return str(host), int(port)
-        except FileNotFoundError:
-            pass
         return settings.host, settings.port
 
     def _coordinator_broke(self, why: str) -> None:
@@ -536,6 +537,7 @@ class Node:
             lost = len(self._forks_lost)
             try:
                 await asyncio.shield(self._ready)
+                await self._mend_socket()
                 await self._workers.start(rank, start, self._fork_server, next_world_size)
                 return
             except ForkServerEndedError:
@@ -599,8 +601,10 @@ class Node:
     # --- the memory server ----------------------------------------------------------------------
 
     def _start_memory_server(self, socket_path: Path, process: MemoryServerProcess | None = None) -> None:
+        make_private_folder(socket_path.parent)
         socket_path.unlink(missing_ok=True)
-        server = self._memory_server = MemoryServer(socket_path, self._settings.node, self._worker_environ(), process)
+        number, environ = self._settings.node, self._worker_environ()
+        server = self._memory_server = MemoryServer(socket_path, self._memory_socket, number, environ, process)
         on_exit(server.pid, lambda status: self._spawn(self._memory_server_ended(server, status)))
 
     def _memory_silent(self, why: str) -> None:
@@ -664,6 +668,21 @@ class Node:
         if (ends := len(earlier) + 1) > restart.max_restarts:
             return f"; {ends} times, the job goes on after {restart.max_restarts} (restart.max_restarts)"
         return None
+
+    # --- the socket -----------------------------------------------------------------------------
+
+    async def _watch_socket(self) -> None:
+        while not self._over:
+            await asyncio.sleep(_SOCKET_S)
+            await self._mend_socket()
+
+    async def _mend_socket(self) -> None:
+        """Make the agent's socket again if somebody has removed it, as by cleaning the temporary directory. The memory
+        server does the same for its own."""
+        if not self._agent_socket.exists():
+            sys.stderr.write(f"hyperpod_ext: {self._agent_socket} was removed, and is made again\n")
+            make_private_folder(self._agent_socket.parent)
+            await self._listener.listen_unix(self._agent_socket)
 
     # --- odds and ends --------------------------------------------------------------------------
 

@@ -16,8 +16,9 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from hyperpod_ext.config.resize import LEFT, RESIZES, WANTED, Order, ResizeOrder
-from hyperpod_ext.files import json_files, write_atomically
+from hyperpod_ext.files import json_files, read_regular, write_atomically
 
+_LARGEST = 1 << 20
 _ORDER: TypeAdapter[Order] = TypeAdapter(Order)
 
 
@@ -26,7 +27,7 @@ def read_orders(run_dir: Path) -> dict[str, Order]:
     found = {}
     for file in json_files(run_dir / RESIZES):
         try:
-            found[file.stem] = _ORDER.validate_json(file.read_bytes())
+            found[file.stem] = _ORDER.validate_json(read_regular(file, _LARGEST))
         except (OSError, ValueError):  # none of ours
             continue
     return found

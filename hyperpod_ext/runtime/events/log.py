@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import json
 import os
@@ -145,10 +144,18 @@ class EventLog:
     def reporter(self, *, state: str, error: Any, world_size: int) -> Callable[[], dict[str, Any]]:
         """What makes the job's report of all that is written so far, in whichever thread; see `report_on`."""
         self._flush()
-        nbytes = self._file.seek(0, os.SEEK_END) if self._file is not None else None
-        # read once, at the end: a process should not keep a month's events while the job runs
-        make = functools.partial(report_on, self.path, state=state, error=error, world_size=world_size)
-        return functools.partial(make, nbytes=nbytes, lost=(self._lost, self._why))
+        path, nbytes, lost, notes = self.path, None, (self._lost, self._why), list[str]()
+        if self._file is not None:
+            nbytes = self._file.seek(0, os.SEEK_END)
+            if not os.fstat(self._file.fileno()).st_nlink:
+                path, notes = Path(f"/proc/self/fd/{self._file.fileno()}"), [f"{path} was removed while the job ran"]
+
+        def make() -> dict[str, Any]:
+            # read once, at the end: a process should not keep a month's events while the job runs
+            report = report_on(path, state=state, error=error, world_size=world_size, nbytes=nbytes, lost=lost)
+            return report | {"warnings": [*notes, *report["warnings"]]}
+
+        return make
 
     def _keep(self, lines: bytes, count: int = 1) -> None:
         """A full disk loses events, and no node. A line between those before and after says so."""

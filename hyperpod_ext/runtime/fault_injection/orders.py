@@ -9,7 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from hyperpod_ext.config.fault_injection import ORDERS, ChaosOrder, InjectedFault, NodeFault
-from hyperpod_ext.files import json_files, make_private_folder
+from hyperpod_ext.files import json_files, make_private_folder, read_regular
+
+_LARGEST = 1 << 20
 
 
 def orders_folder(run_dir: Path) -> Path:
@@ -27,7 +29,7 @@ def read_orders(run_dir: Path) -> dict[str, InjectedFault | NodeFault]:
         try:
             if (injected_folder(run_dir) / file.stem).exists():
                 continue
-            found[file.stem] = ChaosOrder.model_validate_json(file.read_bytes()).fault
+            found[file.stem] = ChaosOrder.model_validate_json(read_regular(file, _LARGEST)).fault
         except (OSError, ValueError):  # half a file, or none of ours
             continue
     return found

@@ -28,7 +28,9 @@ class Listener:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def listen_unix(self, path: Path) -> None:
-        """Listen on a Unix socket that only this user can open."""
+        """Listen on a Unix socket that only this user can open; no longer on one before that."""
+        if self._server is not None:
+            self._server.close()
         self._server = await serve_unix(self._accept, path)
 
     async def close(self) -> None:

@@ -100,6 +100,7 @@ def _parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
 def _serve_workers() -> None:
     parser = _parser()
     parser.add_argument("--socket", type=Path, required=True, help="Unix socket to listen on")
+    parser.add_argument("--later", type=Path, help="what that may be renamed to")
     parser.add_argument("--node", type=int, default=0, help="number of this node")
     parser.add_argument(_API, action="store_true", help="see --help with it")
     parser.add_argument("--idle-exit-s", type=float, help="end after this long without a connection; needs --lock")
@@ -126,7 +127,7 @@ def _serve_workers() -> None:
         directory, secret = arguments.socket.with_suffix(EVENTS), read_secret(Path(os.environ[ENV_SECRET_FILE]))
         memory.event_log = NodeEventLog(directory, store, lambda: memory.number, NodeNumbers(config, store, secret))
     idle_exit = IdleExit(arguments.socket, arguments.lock, arguments.idle_exit_s) if arguments.lock else None
-    Server(arguments.socket, memory, config, idle_exit).serve()
+    Server(arguments.socket, memory, config, idle_exit, arguments.later).serve()
 
 
 def _ignore_signals(arguments: argparse.Namespace) -> None:

@@ -15,6 +15,7 @@ from typing import NoReturn, assert_never
 
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.errors import HyperpodExtError
+from hyperpod_ext.files import make_private_folder
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.declared import Declared, checked_version, encode
 from hyperpod_ext.runtime.memory_server.idle_exit import IdleExit
@@ -26,6 +27,8 @@ from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest
 
 _BREATH_S = 0.05
+_LOOK_S = 1.0
+"""How often it is looked whether the socket exists, while nobody comes."""
 
 Answer = tuple[Declared, int | None]
 """An answer and the descriptor that goes with it, which is closed once sent."""
@@ -54,12 +57,19 @@ class Server:
     Args:
         config: what this process was started with.
         idle_exit: when to end without being told; None: never.
+        later: what `path` may be renamed to. If somebody removes both, this one is made again.
     """
 
     def __init__(
-        self, path: Path, memory: NodeMemory, config: RuntimeConfig, idle_exit: IdleExit | None = None
+        self,
+        path: Path,
+        memory: NodeMemory,
+        config: RuntimeConfig,
+        idle_exit: IdleExit | None = None,
+        later: Path | None = None,
     ) -> None:
         self._path, self._memory, self._config, self._idle_exit = path, memory, config, idle_exit
+        self._later = later
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._connections: set[_Connection] = set()
         self._writers: set[tuple[int, int]] = set()
@@ -67,22 +77,38 @@ class Server:
 
     def serve(self) -> NoReturn:
         """Answer until this process is ended."""
-        self._listener.bind(str(self._path))
-        self._path.chmod(0o600)
-        self._listener.listen(128)
+        self._listen(self._path)
         if self._idle_exit is not None:
             self._idle_exit.start(lambda: self._memory.wait_idle(0))
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # out of descriptors: what is held is worth more than who waits outside
-                time.sleep(_BREATH_S)
+            except OSError as error:  # nobody came; or out of descriptors: what is held is worth more than who waits
+                if not isinstance(error, TimeoutError):
+                    time.sleep(_BREATH_S)
+                self._listen_again()
                 continue
             try:
                 threading.Thread(target=self._converse, args=(connection,), daemon=True).start()
             except RuntimeError:  # out of threads: the same
                 connection.close()
                 time.sleep(_BREATH_S)
+
+    def _listen(self, path: Path) -> None:
+        self._listener.bind(str(path))
+        path.chmod(0o600)
+        self._listener.listen(128)
+        self._listener.settimeout(_LOOK_S if self._later is not None else None)
+
+    def _listen_again(self) -> None:
+        """Make the socket again if somebody has removed it, as those do who clean the temporary directory."""
+        if self._later is None or self._path.exists() or self._later.exists():
+            return
+        self._listener.close()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with contextlib.suppress(OSError):  # the disk is full: the next look tries again
+            make_private_folder(self._later.parent)
+            self._listen(self._later)
 
     def _converse(self, sock: socket.socket) -> None:
         connection = _Connection(sock)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,7 @@ def test_orders_are_read_in_the_order_in_which_they_came(tmp_path: Path) -> None
     (tmp_path / "resizes" / "2.json").write_text('{"nodes": 4, "joining": [2, 3]}')
     (tmp_path / "resizes" / "1.json").write_text('{"nodes": 1}')
     (tmp_path / "resizes" / "3.json").write_text('{"nodes": 1, "joining": [-1]}')
+    os.mkfifo(tmp_path / "resizes" / "000.json")  # reading it would never end
     assert [(name, order.nodes, order.joining) for name, order in read_orders(tmp_path).items()] == [
         ("1", 1, ()),
         ("2", 4, (2, 3)),

@@ -135,6 +135,18 @@ def test_another_coordinator_begins_where_nothing_can_be_written_and_the_log_whe
     log.close()
 
 
+def test_a_log_that_somebody_removes_is_in_the_report_all_the_same(tmp_path: Path) -> None:
+    log = EventLog(tmp_path, fresh=True)
+    log.write(**entry(1.0, "job_started"))
+    log.write(**entry(2.0, "generation"))
+    whole = log.reporter(state="succeeded", error=None, world_size=1)()
+    log.path.unlink()
+    report = log.reporter(state="succeeded", error=None, world_size=1)()
+    assert report == whole | {"warnings": [f"{log.path} was removed while the job ran"]}
+    assert report["seconds"]["wall"] > 0
+    log.close()
+
+
 def test_events_that_are_lost_when_a_job_ends_are_in_its_report(tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", "256k") as disk:
         log = EventLog(disk, fresh=True)

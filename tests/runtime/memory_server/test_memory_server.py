@@ -408,7 +408,7 @@ def test_a_process_that_was_started_before_anybody_knew_whose_it_is_becomes_a_me
     prepared = MemoryServerProcess.start(dict(os.environ))
     unused = MemoryServerProcess.start(dict(os.environ))
     served = Served(tmp_path / "memory", prepared.pid)
-    MemoryServer(served.path, 3, environ_of(tmp_path, MEMORY), prepared)
+    MemoryServer(served.path, served.path, 3, environ_of(tmp_path, MEMORY), prepared)
     until(lambda: answers(served.path))
     assert served.ask("held", owner=0, pid=os.getpid())["snapshots"] == []
     os.close(unused.orders)
