@@ -9,17 +9,27 @@ from __future__ import annotations
 import dis
 import functools
 import gc
-from collections.abc import Callable, Iterable, Iterator
-from types import CodeType, FrameType, FunctionType, GeneratorType
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import CodeType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any, NamedTuple
 
-from hyperpod_ext.runtime.state.unsaved.reachable import Named, enclosed, is_ours, locals_of
+from hyperpod_ext.runtime.state.unsaved.reachable import (
+    Named,
+    enclosed,
+    has_opcode,
+    is_of_script,
+    is_ours,
+    locals_of,
+    named_by,
+)
 
 _ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"})
 _ALWAYS = frozenset({"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"})
 _JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
-_STORES_GLOBAL = dis.opmap["STORE_GLOBAL"]
 _ITERATORS = frozenset({"builtins", "itertools"})
+_SETTING = frozenset({"update", "append", "extend", "insert", "add", "clear"})
+_NEAR = 8
+"""Instructions from where a dict is named to where its item is read or set."""
 _DEPTH = 6
 _MOST = 100
 """Objects that one iterator is followed to."""
@@ -33,6 +43,13 @@ class _Instruction(NamedTuple):
     """Indices of the instructions that may come next."""
 
 
+class Global(NamedTuple):
+    """A variable of a module."""
+
+    of: Mapping[str, Any]
+    name: str
+
+
 def carried(frame: FrameType) -> list[Named]:
     """Variables of a function that stands in a loop, which the next pass may read as this one left them."""
     seen = locals_of(frame)
@@ -40,15 +57,64 @@ def carried(frame: FrameType) -> list[Named]:
 
 
 def set_outside(function: FunctionType) -> list[Named]:
-    """Variables of others that a function sets: `nonlocal` ones and globals."""
-    code = function.__code__
-    found: list[Named] = []
-    if code.co_freevars or _STORES_GLOBAL in code.co_code[::2]:
-        names = {
-            str(each.argval) for each in dis.get_instructions(code) if each.opname in ("STORE_DEREF", "STORE_GLOBAL")
-        }
-        found += [each for each in enclosed(function) if each[0] in names]
-        found += [(name, function.__globals__[name]) for name in sorted(names) if name in function.__globals__]
+    """Variables of the functions around it that a function sets."""
+    names = _stored("STORE_DEREF", function.__code__) if function.__code__.co_freevars else frozenset()
+    return [each for each in enclosed(function) if each[0] in names]
+
+
+def globals_set(code: CodeType, known: Mapping[str, Any]) -> list[Global]:
+    """Globals that code sets, its own module's and those of the script's other modules."""
+    found = [Global(known, name) for name in _stored("STORE_GLOBAL", code) if name in known]
+    if attributes := _stored("STORE_ATTR", code):
+        modules = [each for _, each in named_by(code, known) if isinstance(each, ModuleType)]
+        places = [vars(each) for each in modules if is_of_script(each.__name__)]
+        found += [Global(place, name) for place in places for name in attributes if name in place]
+    return found
+
+
+@functools.cache
+def _stored(how: str, code: CodeType) -> frozenset[str]:
+    if not has_opcode(code, how):
+        return frozenset()
+    return frozenset(str(each.argval) for each in dis.get_instructions(code) if each.opname == how)
+
+
+def is_only_set(codes: Iterable[CodeType], name: str) -> bool:
+    """Whether items of a dict or list are set by code that names it, and never from what they were: results of the
+    newest step, as a hook keeps them."""
+    each_code = [_accesses_of_items(code, name) for code in codes if name in _all_names(code)]
+    updated = any(
+        how == "read" and later == "set" and (None in (key, other) or key == other)
+        for found in each_code
+        for index, (how, key) in enumerate(found)
+        for later, other in found[index + 1 :]
+    )
+    return not updated and any(how == "set" for found in each_code for how, _ in found)
+
+
+def _all_names(code: CodeType) -> frozenset[str]:
+    return frozenset({*code.co_names, *code.co_varnames, *code.co_freevars, *code.co_cellvars})
+
+
+def _accesses_of_items(code: CodeType, name: str) -> list[tuple[str, Any]]:
+    """Whether each access reads or sets an item, in the order of the code, and its key; None: any key."""
+    found: list[tuple[str, Any]] = []
+    listed = [(each.opname, each.argval) for each in dis.get_instructions(code)]
+    for index, (does, loaded) in enumerate(listed):
+        if not does.startswith("LOAD") or name not in (loaded if isinstance(loaded, tuple) else (loaded,)):
+            continue
+        following = listed[index + 1 : index + 1 + _NEAR]
+        if following and following[0][0] in ("LOAD_METHOD", "LOAD_ATTR"):
+            found += [("set", None)] if following[0][1] in _SETTING else [("read", None)]
+            continue
+        until = next((place for place, (does, _) in enumerate(following) if does.endswith("_SUBSCR")), None)
+        if until is None:
+            continue
+        others = [each for each in following[:until] if each[0] not in ("COPY", "LOAD_CONST")]
+        key = following[0][1] if until and not others else None
+        found.append(("set" if following[until][0] == "STORE_SUBSCR" else "read", key))
+        if any(does == "COPY" for does, _ in following[:until]):  # `state[key] += 1`
+            found.append(("set", key))
     return found
 
 

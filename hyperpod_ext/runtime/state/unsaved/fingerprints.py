@@ -21,6 +21,8 @@ _WINDOW = 64 << 10
 _NEAR_S, _NEAR = 600.0, 0.1
 """How far from a clock a number is still taken for its time: so many seconds, and this share of the clock. After a
 boot the monotonic clock is small, and so are most numbers of a training."""
+_last_look = time.monotonic()
+"""When numbers were compared last: a time that was read since is one however long the step took."""
 _MOST = 100
 """Items of a tuple that are looked at."""
 
@@ -56,6 +58,12 @@ def of_array(array: Any) -> Hashable:
 def is_array(value: Any) -> bool:
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.ndarray) and value.size > 1 and value.dtype != object
+
+
+def end_look() -> None:
+    """All numbers were compared: the next step begins."""
+    global _last_look
+    _last_look = time.monotonic()
 
 
 def is_number(value: Any) -> bool:
@@ -101,4 +109,5 @@ def of_iterator(iterator: Any, saved: Set[int]) -> Hashable:
 
 def _is_time(value: float) -> bool:
     clocks = time.time(), time.monotonic()
-    return any(abs(value - now) < min(_NEAR_S, _NEAR * now) for now in clocks)
+    near = any(abs(value - now) < min(_NEAR_S, _NEAR * now) for now in clocks)
+    return near or _last_look <= value <= clocks[1]

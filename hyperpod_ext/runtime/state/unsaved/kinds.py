@@ -7,14 +7,14 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, Literal
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from hyperpod_ext.runtime.state.unsaved import generators
-from hyperpod_ext.runtime.state.unsaved.carried import carried, iterated, set_outside
+from hyperpod_ext.runtime.state.unsaved.carried import carried, globals_set, iterated, set_outside
 from hyperpod_ext.runtime.state.unsaved.fingerprints import (
     address_of,
     is_array,
@@ -26,9 +26,12 @@ from hyperpod_ext.runtime.state.unsaved.fingerprints import (
 )
 from hyperpod_ext.runtime.state.unsaved.library_objects import hook_states
 from hyperpod_ext.runtime.state.unsaved.reachable import (
+    MAPPINGS,
     Named,
     anything,
+    class_values,
     is_of_script,
+    is_own,
     mentioned,
     of_script,
     own_values,
@@ -56,6 +59,10 @@ class Candidate:
     alive: Callable[[], Any]
     twice: bool = False
     """Whether it must change in two steps in a row to count."""
+    items: Mapping[str, int] | None = None
+    """Of a dict or list: ids of its items, by part."""
+    doubtful: bool = False
+    """Whether it may as well be results of the newest step, which nothing reads later."""
 
     def __str__(self) -> str:
         return f"{self.name} ({self.kind})" if self.kind not in self.name else self.name
@@ -82,11 +89,13 @@ def candidates(
     handed = [*saved.items(), *(("", each) for each in left_out)]
     mentions = [each for _, value in saved.items() for each in _mentions(value)]
     known = {
-        id(value) for _, value in reachable([*handed, *mentions], anything, most=100_000)
+        id(value) for _, value in reachable([*handed, *mentions], anything, most=100_000) if not isinstance(value, type)
     } | generators.seeded_each_step()
-    reached = [(name, value) for name, value in reachable(roots, of_script) if id(value) not in known]
+    everything = list(reachable(roots, of_script))
+    reached = [(name, value) for name, value in everything if id(value) not in known]
     found: dict[Hashable, Candidate] = _of_objects(reached, known, memory)
-    found |= _of_variables(frame, [value for _, value in reached if isinstance(value, FunctionType)], memory)
+    found |= _of_variables(frame, reached, memory)
+    found |= _of_classes(everything, memory) | _of_modules(everything, {id(each) for each in left_out})
     for hook in hook_states((value for _, value in reached), known, memory):
         kind = type(hook.owner).__name__
         found[id(hook.owner)] = Candidate(hook.name, kind, "error", {"": hook.mark}, _reference(hook.owner))
@@ -111,22 +120,69 @@ def _of_objects(reached: Sequence[Named], known: set[int], memory: set[int]) -> 
         if isinstance(value, torch.nn.Module):
             inside |= {id(each) for each in value.modules()}
         candidate = _candidate(name, value, memory, known)
-        if candidate is not None and candidate.values:
+        if candidate is not None:
             found[id(value)] = candidate
     return found
 
 
-def _of_variables(
-    frame: FrameType | None, functions: Sequence[FunctionType], memory: set[int]
-) -> dict[Hashable, Candidate]:
+def _of_variables(frame: FrameType | None, reached: Sequence[Named], memory: set[int]) -> dict[Hashable, Candidate]:
     """Variables that a pass of the loop finds as the one before left them."""
-    owned = [(each.f_code, name, value) for each in script_frames(frame) for name, value in carried(each)]
-    owned += [(each.__code__, name, value) for each in functions for name, value in set_outside(each)]
+    frames, functions = list(script_frames(frame)), _functions(reached)
+    owned: list[tuple[Any, str, str, Any]] = []
+    owned += [(each.f_code, name, name, value) for each in frames for name, value in carried(each)]
+    owned += [(each.__code__, name, name, value) for each in functions for name, value in set_outside(each)]
+    found = {(id(owner), key): (owner, name, value) for owner, key, name, value in owned}
+    main = {id(each.f_globals) for each in frames}
+    for code, known in [
+        *((each.f_code, each.f_globals) for each in frames),
+        *((f.__code__, f.__globals__) for f in functions),
+    ]:
+        for variables, key in globals_set(code, known):
+            name = key if id(variables) in main else f"{variables['__name__'].rpartition('.')[2]}.{key}"
+            found[id(variables), key] = (variables, name, variables[key])
     return {
-        (id(code), name): Candidate(name, type(value).__name__, "warning", {"": mark}, weakref.ref(code), twice=True)
-        for code, name, value in owned
+        at: Candidate(name, type(value).__name__, "warning", {"": mark}, _reference(owner), twice=True)
+        for at, (owner, name, value) in found.items()
         if (mark := of_plain(value, memory)) is not None
     }
+
+
+def _of_classes(reached: Sequence[Named], memory: set[int]) -> dict[Hashable, Candidate]:
+    """Attributes of the script's classes themselves: no `state_dict()` of an object has them."""
+    return {
+        (id(kind), key): _attribute(f"{kind.__name__}.{key}", value, mark, _reference(kind))
+        for _, kind in reached
+        if isinstance(kind, type)
+        for key, value in class_values(kind)
+        if type(value) not in (list, dict) and (mark := of_plain(value, memory)) is not None
+    }
+
+
+def _of_modules(reached: Sequence[Named], left_out: set[int]) -> dict[Hashable, Candidate]:
+    """Numbers in attributes of the script's modules: their states have tensors alone."""
+    return {
+        (id(each), key): _attribute(f"{name}{'.' if path else ''}{path}.{key}", value, value, _reference(each))
+        for name, module in reversed(reached)  # the nearest path names it
+        if isinstance(module, torch.nn.Module) and id(module) not in left_out
+        for path, each in module.named_modules()
+        if is_own(each) and type(each).get_extra_state is torch.nn.Module.get_extra_state
+        for key, value in list(vars(each).items())
+        if is_number(value)
+    }
+
+
+def _attribute(name: str, value: Any, mark: Hashable, alive: Callable[[], Any]) -> Candidate:
+    severity: Severity = "note" if is_descriptive(name) else "warning"
+    return Candidate(name, type(value).__name__, severity, {"": mark}, alive, twice=True)
+
+
+def codes_of(frame: FrameType | None, reached: Sequence[Named]) -> list[CodeType]:
+    """Code of the script's functions that are being called, and of those among `reached`."""
+    return [each.f_code for each in script_frames(frame)] + [each.__code__ for each in _functions(reached)]
+
+
+def _functions(reached: Sequence[Named]) -> list[FunctionType]:
+    return [value for _, value in reached if isinstance(value, FunctionType) and is_of_script(value.__module__)]
 
 
 def _places(iterator: Any, known: set[int], memory: set[int]) -> Values:
@@ -152,8 +208,8 @@ def _candidate(name: str, value: Any, memory: set[int], known: set[int]) -> Cand
     """`value` if it is of a kind that counts, with what of it is in no snapshot."""
     kind = type(value).__name__
 
-    def of(severity: Severity, values: Values, *, twice: bool = False) -> Candidate:
-        return Candidate(name, kind, severity, values, _reference(value), twice)
+    def of(severity: Severity, values: Values, *, twice: bool = False, **more: Any) -> Candidate:
+        return Candidate(name, kind, severity, values, _reference(value), twice, **more)
 
     def sampled(tensors: Iterable[tuple[str, Any]]) -> Values:
         return {
@@ -172,42 +228,56 @@ def _candidate(name: str, value: Any, memory: set[int], known: set[int]) -> Cand
         return of("error", {"": repr(value.state_dict())})
     if (state := generators.state_of(value)) is not None:
         return of("error", {"": state}, twice=True)
-    if isinstance(value, deque):
+    if isinstance(value, deque | set):
         return _of_growing(value, of)
-    if type(value) in (list, dict):
+    if type(value) in (list, *MAPPINGS):
         return _of_container(value, of, sampled)
     if isinstance(value, Iterator):
         return of("warning", _places(value, known, memory), twice=True)
     own = own_values(value)
     numbers = {key: each for key, each in own if is_number(each)}
-    if any(part in kind.lower() for part in _HARMLESS):
-        return of("note", numbers, twice=True) if is_of_script(type(value).__module__) else None
+    if is_descriptive(kind):
+        return of("note", numbers, twice=True) if is_own(value) else None
     if _is_stateful(type(value)) and not type(value).__module__.startswith(("torch.", "torchdata.")):
-        inner = [(f"{key}.{name}", each) for key, held in own for name, each in _listed_tensors(held)]
+        inner = [(f"{key}.{name}", each) for key, held in own for name, each in _listed(held)]
         if values := sampled([*own, *inner]):
             return of("error", values, twice=True)
-    if is_of_script(type(value).__module__):
+    if is_own(value):
         arrays = {key: of_array(each) for key, each in own if is_array(each)}
         return of("warning", {**numbers, **arrays, **sampled(own)}, twice=True)
     return None
 
 
+def is_descriptive(name: str) -> bool:
+    """Whether a class or variable of this name describes training, which does not depend on it."""
+    return any(part in name.lower() for part in _HARMLESS)
+
+
 def _of_container(
     value: Any, of: Callable[..., Candidate], sampled: Callable[[Iterable[tuple[str, Any]]], Values]
-) -> Candidate | None:
-    items = _listed_tensors(value)
-    if 2 <= len(items) == len(value) and any(each.numel() > 1 or each.dim() == 0 for _, each in items):
-        return of("warning", sampled(items), twice=True)
-    return _of_growing(value, of) if type(value) is list else None
+) -> Candidate:
+    items = _listed(value)
+    tensors = [each for _, each in items if isinstance(each, torch.Tensor)]
+    tensors_only = 2 <= len(tensors) == len(value) and any(each.numel() > 1 or each.dim() == 0 for each in tensors)
+    if tensors_only or type(value) is not list:
+        numbers = {key: each for key, each in items if is_number(each)}
+        arrays = {key: of_array(each) for key, each in items if is_array(each)}
+        if values := {**sampled(items), **numbers, **arrays}:
+            ids = {key: id(each) for key, each in items if key not in numbers}
+            return of("warning", values, twice=True, items=ids, doubtful=not tensors_only)
+    return _of_growing(value, of)
 
 
-def _of_growing(value: list[Any] | deque[Any], of: Callable[..., Candidate]) -> Candidate | None:
-    return of("warning" if not value or _is_data(value[-1]) else "note", {"length": len(value)}, twice=True)
+def _of_growing(value: Any, of: Callable[..., Candidate]) -> Candidate:
+    items = value.values() if isinstance(value, dict) else value
+    data = not value or (not isinstance(value, set) and _is_data(next(reversed(items))))
+    doubtful = isinstance(value, dict)
+    return of("warning" if data else "note", {"length": len(value)}, twice=True, doubtful=doubtful)
 
 
-def _listed_tensors(value: Any) -> list[tuple[str, torch.Tensor]]:
-    items = value.items() if type(value) is dict else enumerate(value) if type(value) is list else ()
-    return [(str(key), each) for key, each in list(items) if isinstance(each, torch.Tensor)]
+def _listed(value: Any) -> list[tuple[str, Any]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if type(value) is list else ()
+    return [(str(key), each) for key, each in list(items)]
 
 
 def _is_data(value: Any) -> bool:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import sys
 import sysconfig
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import FrameType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import CodeType, FrameType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ _LOOP = "hyperpod_ext.runtime.training"
 """Our loop holds all that `run.keep` returned, and so does what holds the loop."""
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
 """Names of folders that packages are installed in."""
+_LEAVES = (str, bytes, int, float, complex, ModuleType, type(None))
+MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 
 
@@ -33,8 +36,7 @@ def variables(frame: FrameType | None) -> list[Named]:
     is ours: then the loop is a trainer's."""
     found: list[Named] = []
     for each in script_frames(frame):
-        found += locals_of(each).items()
-        found += [(name, each.f_globals[name]) for name in each.f_code.co_names if name in each.f_globals]
+        found += [*locals_of(each).items(), *named_by(each.f_code, each.f_globals)]
     return found
 
 
@@ -61,7 +63,7 @@ def reachable(roots: Iterable[Named], children: Children, most: int = _OBJECTS) 
     queue = deque((name, value, 0) for name, value in roots)
     while queue and len(seen) < most:
         name, value, depth = queue.popleft()
-        if id(value) in seen or isinstance(value, str | bytes | int | float | complex | type | ModuleType | None):
+        if id(value) in seen or isinstance(value, _LEAVES) or (isinstance(value, type) and not is_own(value)):
             continue
         seen.add(id(value))
         yield name, value
@@ -74,12 +76,15 @@ def of_script(name: str, value: Any) -> Iterable[Named]:
     if isinstance(value, torch.nn.Module):
         own = [value, *(each for each in value.modules() if is_of_script(type(each).__module__))]
         found = [(f"{name}.{key}", item) for each in own for key, item in list(vars(each).items()) if _is_extra(key)]
-        return [*found, *((f"a hook of {name}", hook) for hook in _hooks(value))]
+        hooks = [(f"a hook of {name}", hook) for hook in _hooks(value)]
+        return [*found, *hooks, *(one for each in own for one in _classes(type(each)))]
     if isinstance(value, FunctionType):
         return mentioned(value) if is_of_script(value.__module__) else ()
-    if type(value) in (dict, list, tuple, set, MethodType, functools.partial):
+    if isinstance(value, type):
+        return [(f"{name}.{key}", each) for key, item in class_values(value) for each in _functions(item)]
+    if type(value) in (*MAPPINGS, list, tuple, set, MethodType, functools.partial):
         return _inside(name, value)
-    return attributes(name, value) if is_of_script(type(value).__module__) else ()
+    return [*attributes(name, value), *_classes(type(value))] if is_own(value) else ()
 
 
 def _hooks(module: torch.nn.Module) -> Iterator[Any]:
@@ -125,8 +130,58 @@ def _slots(kind: Any) -> tuple[MemberDescriptorType, ...]:
 
 def mentioned(function: FunctionType) -> list[Named]:
     """Closure and globals of a function, those that its code names."""
-    known = function.__globals__
-    return enclosed(function) + [(name, known[name]) for name in function.__code__.co_names if name in known]
+    return enclosed(function) + named_by(function.__code__, function.__globals__)
+
+
+def named_by(code: CodeType, known: Mapping[str, Any]) -> list[Named]:
+    """Globals that code names, and globals of the script's modules: `utils.state`, `from utils import state`."""
+    names, imports = _names(code)
+    found = [(name, known[name]) for name in names if name in known]
+    if imports:
+        package = known.get("__package__")
+        modules = [each for name in names for each in (name, f"{package}.{name}") if each in sys.modules]
+        found += [(each.rpartition(".")[2], sys.modules[each]) for each in modules]
+    seen: set[int] = set()
+    for name, value in found:  # it grows, by `package.module.state`
+        if isinstance(value, ModuleType) and id(value) not in seen and is_of_script(value.__name__):
+            seen.add(id(value))
+            found += [(f"{name}.{each}", vars(value)[each]) for each in names if each in vars(value)]
+    return found
+
+
+@functools.cache
+def _names(code: CodeType) -> tuple[tuple[str, ...], bool]:
+    """Names of globals and attributes in code, with those of functions inside it; and whether it imports."""
+    inner = [_names(each) for each in code.co_consts if isinstance(each, CodeType)]
+    names = dict.fromkeys([*code.co_names, *(name for found, _ in inner for name in found)])
+    return tuple(names), has_opcode(code, "IMPORT_NAME") or any(imports for _, imports in inner)
+
+
+def has_opcode(code: CodeType, name: str) -> bool:
+    return dis.opmap[name] in code.co_code[::2]
+
+
+def class_values(kind: type) -> list[Named]:
+    """Attributes of a class, but for Python's own."""
+    return [(key, item) for key, item in list(vars(kind).items()) if not key.startswith("__")]
+
+
+def _classes(kind: type) -> list[Named]:
+    """A class, and those it inherits from, that are the script's."""
+    return [(each.__name__, each) for each in kind.__mro__ if is_own(each)]
+
+
+def is_own(value: Any) -> bool:
+    """Whether a class is of the script, or an object of such a class."""
+    kind = value if isinstance(value, type) else type(value)
+    return is_of_script(str(kind.__module__))
+
+
+def _functions(value: Any) -> list[Any]:
+    """What an attribute of a class calls; itself if it is no method."""
+    if isinstance(value, staticmethod | classmethod):
+        return [value.__func__]
+    return [value.fget, value.fset] if isinstance(value, property) else [value]
 
 
 def enclosed(function: FunctionType) -> list[Named]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from types import FrameType
+from dataclasses import replace
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -19,9 +20,10 @@ import torch
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.events.report import GIVE_A_GENERATOR, unseeded_text
 from hyperpod_ext.runtime.state.unsaved import generators
-from hyperpod_ext.runtime.state.unsaved.carried import neighbours
-from hyperpod_ext.runtime.state.unsaved.fingerprints import address_of, of_tensor
-from hyperpod_ext.runtime.state.unsaved.kinds import Candidate, candidates
+from hyperpod_ext.runtime.state.unsaved.carried import is_only_set, neighbours
+from hyperpod_ext.runtime.state.unsaved.definitions import first_set
+from hyperpod_ext.runtime.state.unsaved.fingerprints import address_of, end_look, of_tensor
+from hyperpod_ext.runtime.state.unsaved.kinds import Candidate, candidates, codes_of, is_descriptive
 from hyperpod_ext.runtime.state.unsaved.library_objects import unseeded_loaders
 from hyperpod_ext.runtime.state.unsaved.reachable import of_script, reachable, variables
 
@@ -97,43 +99,48 @@ class UnsavedState:
         roots = [*around, *((f"run.keep()[{index}]", value) for index, value in enumerate(kept))]
         with torch.no_grad():
             self._moments.append(candidates(frame, roots, self._neighbours, saved, tensors, self._left_out))
+            end_look()
             if not self.is_done:
                 return
-            changed = _changed(self._moments, tensors)
+            reached = list(reachable(roots, of_script))
+            changed = _changed(self._moments, tensors, codes_of(frame, reached))
         self._be_done()
         named = [str(each) for each, _ in changed if each.severity != "error"]
-        unseeded = unseeded_loaders(list(reachable(roots, of_script)), saved.values())
+        unseeded = unseeded_loaders(reached, saved.values())
         if named or unseeded:
             self._recorded(named, [str(each) for each, _ in changed if each.severity == "note"], unseeded)
         if unseeded:
             self._warn(f"hyperpod_ext: {unseeded_text(unseeded)} {GIVE_A_GENERATOR}\n")
-        if named := [str(each) for each, _ in changed if each.severity == "warning"]:
-            names = _listed(named)
+        if warned := [each for each, _ in changed if each.severity == "warning"]:
+            names = _listed([str(each) for each in warned])
+            places = first_set({each.name: each.alive() for each in warned[:_NAMED]}, frame)
             self._warn(
                 f"hyperpod_ext: {names} changed in the first two steps and is in no snapshot. If training depends on "
                 "it, hand it to run.restore, in an object with state_dict() and load_state_dict(); if not, call "
-                "run.leave_out with it, or with its name.\n"
+                f"run.leave_out with it, or with its name.{places}\n"
             )
         if errors := [(each, part) for each, part in changed if each.severity == "error"]:
             names = _listed([f"{each.name} ({each.kind}{f', {part}' if part else ''})" for each, part in errors])
+            places = first_set({each.name: each.alive() for each, _ in errors[:_NAMED]}, frame)
             first = errors[0][0].name.split("[")[0].split(".")[-1] or "state"
             raise JobFailedError(
                 f"{names} changes from step to step and is in no snapshot: after a fault it would be as at the start",
                 hint=f"Hand it to run.restore({first}=...), as an object with state_dict() and load_state_dict(); if "
-                "the script brings it to the step that run.restore returns by itself, call run.leave_out(...) with it.",
+                "the script brings it to the step that run.restore returns by itself, call run.leave_out(...) with it."
+                f"{places}",
             )
 
 
 def _changed(
-    moments: Sequence[Mapping[Hashable, Candidate]], tensors: Sequence[torch.Tensor]
+    moments: Sequence[Mapping[Hashable, Candidate]], tensors: Sequence[torch.Tensor], codes: Sequence[CodeType]
 ) -> list[tuple[Candidate, str]]:
     """Of what is the same object at the end as before: what has changed, and a part of it that has."""
     start, before, now = moments
     copies: set[Hashable] | None = None
     found = []
     for key, candidate in now.items():
-        parts = _differing(before.get(key), candidate)
-        if candidate.twice:
+        parts = [part for part in _differing(before.get(key), candidate) if part in before[key].values]
+        if candidate.twice:  # a part may have come in the first step
             parts = [part for part in parts if part in _differing(start.get(key), before.get(key))]
         if not parts:
             continue
@@ -143,15 +150,30 @@ def _changed(
             parts = [part for part in parts if candidate.values[part] not in copies]
         if candidate.kind in generators.KINDS or isinstance(candidate.alive(), random.Random):
             parts = parts if generators.goes_on(before[key].values[""], candidate.values[""]) else []
+        if parts and _may_be_results(parts[0], start.get(key), before[key], candidate, codes):
+            candidate = replace(candidate, severity="note")
         if parts:
             found.append((candidate, parts[0]))
     return found
 
 
+def _may_be_results(
+    part: str, start: Candidate | None, before: Candidate, now: Candidate, codes: Sequence[CodeType]
+) -> bool:
+    """Whether a part of a dict or list was replaced and not changed, by code that does not read it before: so hooks
+    keep outputs, and scripts their metrics."""
+    if now.severity != "warning" or not (now.doubtful or (now.items and start and part not in start.values)):
+        return False
+    if now.items and before.items and part in now.items and now.items[part] == before.items.get(part):
+        return False
+    variable = now.name.rpartition(".")[2]
+    return is_descriptive(variable) or is_only_set(codes, variable)
+
+
 def _differing(before: Candidate | None, now: Candidate | None) -> list[str]:
     if before is None or now is None or before.alive() is None or before.alive() is not now.alive():
         return []
-    return [part for part, value in now.values.items() if part in before.values and before.values[part] != value]
+    return [part for part, value in now.values.items() if part not in before.values or before.values[part] != value]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -28,10 +28,11 @@ from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime import Run, resilient
 from hyperpod_ext.runtime.data import ElasticDataLoader
 from hyperpod_ext.runtime.events.report import GIVE_A_GENERATOR, unseeded_text
-from hyperpod_ext.runtime.state.unsaved.fingerprints import is_number
+from hyperpod_ext.runtime.state.unsaved.fingerprints import end_look, is_number
 from hyperpod_ext.runtime.state.unsaved.reachable import is_of_script
 
 MODULE_LEVEL = np.random.default_rng(3)
+NUMBERS = itertools.count()
 
 
 class Ema:
@@ -434,6 +435,20 @@ def test_a_number_is_no_time_because_the_machine_has_just_booted(
         assert not is_number(moment)
 
 
+def test_a_time_that_was_read_in_the_step_is_one_however_long_the_step_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that has just booted, a busy one made a long step of it, and the time was taken for state."""
+    now = [50.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    end_look()
+    now[0] = 90.0
+    assert not is_number(52.0)
+    assert is_number(48.0)
+    end_look()
+    assert is_number(52.0)
+    monkeypatch.undo()
+    end_look()
+
+
 def evaluated_now_and_then(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
     generator = torch.Generator().manual_seed(0)
     return generator, lambda step: step % 2 or torch.rand(3, generator=generator.manual_seed(0))
@@ -551,6 +566,226 @@ def test_what_a_loop_carries_on_is_warned_of(body: Callable[[Run], object], told
     warned = capfd.readouterr().err
     found = re.search("hyperpod_ext: (.*) changed in the first two steps", warned)
     assert (found[1].split(", ") if found else []) == told
+
+
+class Annealed(nn.Module):
+    """Divides by a number that falls with each pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.temperature, self.size = nn.Linear(4, 2), 1.0, 3
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.temperature *= 0.9
+        out: torch.Tensor = self.inner(x) / self.temperature
+        return out
+
+
+class AnnealedAndSaved(Annealed):
+    def get_extra_state(self) -> Any:
+        return torch.tensor(self.temperature)
+
+    def set_extra_state(self, state: Any) -> None:
+        self.temperature = float(state)
+
+
+UTILS = """
+import collections
+import torch
+
+STATE = {"mean": 0.0}
+NESTED = {"of": {"count": 0}}
+TENSORS = {}
+COUNT = 0
+AVERAGE = torch.zeros(3)
+SEEN = collections.Counter()
+IN_A_METHOD = {"weight": 1.0}
+CONFIG = {"rate": 0.1, "layers": [1, 2, 3]}
+TABLES = {}
+OUTPUTS = {}
+METRICS = {"loss": 0.0}
+LATEST = {}
+
+
+class Temperature:
+    value = None
+    scale = 2.0
+    losses = {"value": 1.0}
+
+    @classmethod
+    def anneal(cls):
+        cls.value = 0.9 * (cls.value or 1.0)
+
+
+class Rewards:
+    def add(self):
+        weigh()
+
+
+REWARDS = Rewards()
+del Rewards
+
+
+class Position:
+    latest = 0
+
+
+def weigh():
+    IN_A_METHOD["weight"] *= 0.5
+
+
+def count():
+    global COUNT
+    COUNT += 1
+
+
+def average():
+    global AVERAGE
+    AVERAGE = 0.9 * AVERAGE + 1
+
+
+def follow(model):
+    for name, parameter in model.named_parameters():
+        if name not in TENSORS:
+            TENSORS[name] = parameter.detach().clone()
+        else:
+            TENSORS[name].mul_(0.9).add_(parameter.detach(), alpha=0.1)
+
+
+def smooth(model):
+    for name, parameter in model.named_parameters():
+        TENSORS[name] = 0.9 * TENSORS.get(name, 0.0) + parameter.detach()
+
+
+def table(size):
+    if size not in TABLES:
+        TABLES[size] = torch.arange(size)
+    return TABLES[size]
+
+
+def output(model, inputs, found):
+    OUTPUTS["first"], OUTPUTS["second"] = found.detach(), found.detach() * 2
+
+
+def measure(step):
+    METRICS["loss"] = 1.0 / step
+    LATEST["step"] = step
+    return LATEST["step"] + METRICS["loss"]
+"""
+
+
+SCRIPT = """
+import torch
+from torch import nn
+
+import {project}.others
+from {project} import utils
+
+
+def train(run):
+    model = run.keep(lambda: nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run.restore(model=model, optimizer=optimizer)
+    model.register_forward_hook(utils.output)
+    for step in run.steps(4):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+        {body}
+"""
+
+
+@pytest.fixture
+def train_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """A function that trains by a script of two modules, the loop of which ends with a statement."""
+
+    def train(statement: str) -> None:
+        project = tmp_path / f"project_{next(NUMBERS)}"
+        project.mkdir()
+        (project / "__init__.py").touch()
+        (project / "utils.py").write_text(UTILS)
+        (project / "others.py").write_text(UTILS)
+        (project / "train.py").write_text(SCRIPT.replace("{body}", statement).replace("{project}", project.name))
+        monkeypatch.syspath_prepend(str(tmp_path))
+        resilient(importlib.import_module(f"{project.name}.train").train)()
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("statement", "told"),
+    [
+        ('utils.STATE["mean"] = 0.9 * utils.STATE["mean"] + step', "utils.STATE (dict)"),
+        ('{project}.utils.STATE["mean"] += step', "utils.STATE (dict)"),
+        ('from .utils import STATE; STATE["mean"] += step', "STATE (dict)"),
+        ('from . import others; others.STATE["mean"] += step', "others.STATE (dict)"),
+        ('import {project}.others as more; more.STATE["mean"] += step', "others.STATE (dict)"),
+        ('utils.NESTED["of"]["count"] += 1', "utils.NESTED['of'] (dict)"),
+        ('utils.SEEN["rows"] += step', "utils.SEEN (Counter)"),
+        ("utils.COUNT += 1", "utils.COUNT (int)"),
+        ("utils.count()", "utils.COUNT (int)"),
+        ("[utils.count() for _ in range(2)]", "utils.COUNT (int)"),
+        ("utils.average()", "utils.AVERAGE (Tensor)"),
+        ("utils.Temperature.anneal()", "Temperature.value (float)"),
+        ("utils.Position.latest = step", "Position.latest (int)"),
+        ("utils.REWARDS.add()", "IN_A_METHOD (dict)"),
+        ("utils.follow(model)", "TENSORS (dict)"),
+        ("utils.smooth(model)", "TENSORS (dict)"),
+    ],
+)
+def test_state_in_another_module_of_the_script_and_in_classes_is_warned_of(
+    statement: str, told: str, train_with: Callable[[str], None], capfd: Any
+) -> None:
+    train_with(statement)
+    warned = capfd.readouterr().err
+    assert told in warned
+    assert warned.count("is in no snapshot") == 1
+    name = re.findall(r"[A-Za-z_]+", told.replace("['of']", ""))[-2]
+    line = 1 + next(n for n, line in enumerate(UTILS.splitlines()) if re.match(rf"(    )?{name} = ", line))
+    assert re.search(rf"at (utils|others)\.py:{line}\b", warned)
+
+
+def test_a_number_that_a_module_changes_in_its_passes_is_warned_of(capfd: Any) -> None:
+    def train(run: Run) -> None:
+        model = run.keep(Annealed)
+        run.restore(model=model)
+        for _ in run.steps(4):
+            model(torch.randn(8, 4))
+
+    resilient(train)()
+    warned = capfd.readouterr().err
+    assert "hyperpod_ext: model.temperature (float) changed in the first two steps" in warned
+    assert f"First set: model.temperature at {Path(__file__).name}:{train.__code__.co_firstlineno + 1}." in warned
+
+
+def test_what_a_module_saves_itself_and_what_was_left_out_is_not_warned_of(capfd: Any) -> None:
+    def train(run: Run) -> None:
+        saves, left_out = run.keep(lambda: (AnnealedAndSaved(), Annealed()))
+        run.restore(saves=saves)
+        run.leave_out(left_out)
+        for _ in run.steps(4):
+            saves(torch.randn(8, 4))
+            left_out(torch.randn(8, 4))
+
+    resilient(train)()
+    assert "no snapshot" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "pass",
+        'utils.CONFIG["rate"]',
+        "utils.table(8)",
+        "utils.measure(step)",
+        "utils.Temperature.losses.update(value=1.0 / step)",
+    ],
+)
+def test_tables_settings_outputs_and_metrics_in_another_module_are_not_warned_of(
+    statement: str, train_with: Callable[[str], None], capfd: Any
+) -> None:
+    train_with(statement)
+    assert "no snapshot" not in capfd.readouterr().err
 
 
 class Compressed:
