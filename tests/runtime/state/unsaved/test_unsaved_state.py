@@ -594,7 +594,7 @@ import collections
 import torch
 
 STATE = {"mean": 0.0}
-NESTED = {"of": {"count": 0}}
+NESTED = collections.OrderedDict(of={"count": 0})
 TENSORS = {}
 COUNT = 0
 AVERAGE = torch.zeros(3)
@@ -615,6 +615,10 @@ class Temperature:
     @classmethod
     def anneal(cls):
         cls.value = 0.9 * (cls.value or 1.0)
+
+    @staticmethod
+    def add():
+        weigh()
 
 
 class Rewards:
@@ -729,6 +733,7 @@ def train_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
         ("utils.Temperature.anneal()", "Temperature.value (float)"),
         ("utils.Position.latest = step", "Position.latest (int)"),
         ("utils.REWARDS.add()", "IN_A_METHOD (dict)"),
+        ("utils.Temperature.add()", "IN_A_METHOD (dict)"),
         ("utils.follow(model)", "TENSORS (dict)"),
         ("utils.smooth(model)", "TENSORS (dict)"),
     ],
