@@ -107,7 +107,9 @@ def _accesses_of_items(code: CodeType, name: str) -> list[tuple[str, Any]]:
         if following and following[0][0] in ("LOAD_METHOD", "LOAD_ATTR"):
             found += [("set", None)] if following[0][1] in _SETTING else [("read", None)]
             continue
-        until = next((place for place, (does, _) in enumerate(following) if does.endswith("_SUBSCR")), None)
+        until = next(
+            (place for place, (does, _) in enumerate(following) if does in ("BINARY_SUBSCR", "STORE_SUBSCR")), None
+        )
         if until is None:
             continue
         others = [each for each in following[:until] if each[0] not in ("COPY", "LOAD_CONST")]

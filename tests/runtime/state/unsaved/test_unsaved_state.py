@@ -28,6 +28,7 @@ from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime import Run, resilient
 from hyperpod_ext.runtime.data import ElasticDataLoader
 from hyperpod_ext.runtime.events.report import GIVE_A_GENERATOR, unseeded_text
+from hyperpod_ext.runtime.state.unsaved.carried import is_only_set
 from hyperpod_ext.runtime.state.unsaved.fingerprints import end_look, is_number
 from hyperpod_ext.runtime.state.unsaved.reachable import is_of_script
 
@@ -621,6 +622,17 @@ class Temperature:
         weigh()
 
 
+class Kept:
+    def __init__(self):
+        self.kind = Temperature
+
+    def state_dict(self):
+        return {"kind": self.kind.__name__}
+
+    def load_state_dict(self, state):
+        pass
+
+
 class Rewards:
     def add(self):
         weigh()
@@ -689,7 +701,7 @@ from {project} import utils
 def train(run):
     model = run.keep(lambda: nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    run.restore(model=model, optimizer=optimizer)
+    run.restore(model=model, optimizer=optimizer, kept=utils.Kept())
     model.register_forward_hook(utils.output)
     for step in run.steps(4):
         optimizer.zero_grad()
@@ -791,6 +803,55 @@ def test_tables_settings_outputs_and_metrics_in_another_module_are_not_warned_of
 ) -> None:
     train_with(statement)
     assert "no snapshot" not in capfd.readouterr().err
+
+
+ITEMS: dict[str, float] = {}
+
+
+def replaced(value: float) -> None:
+    ITEMS["value"] = value
+
+
+def replaced_and_read(value: float) -> float:
+    ITEMS["loss"] = value
+    ITEMS["rate"] = value / 2
+    return ITEMS["loss"]
+
+
+def read_of_another_item(value: float) -> None:
+    seen = ITEMS.keys() if value else ()
+    ITEMS["rate"] = value * len(seen)
+
+
+def of_another_item(value: float) -> None:
+    ITEMS["rate"] = ITEMS["loss"] * value
+
+
+def smoothed_item(name: str) -> None:
+    ITEMS[name] = 0.9 * ITEMS[name] + 1
+
+
+def counted_item(name: str) -> None:
+    ITEMS["rate"] = 0.0
+    ITEMS[name] += 1
+
+
+@pytest.mark.parametrize(
+    ("functions", "only_set"),
+    [
+        ([replaced], True),
+        ([replaced, replaced_and_read], True),
+        ([of_another_item], True),
+        ([read_of_another_item], False),
+        ([smoothed_item], False),
+        ([replaced, counted_item], False),
+        ([named], False),
+    ],
+)
+def test_items_are_only_set_if_no_function_reads_one_before_it_sets_it(
+    functions: list[Callable[..., Any]], only_set: bool
+) -> None:
+    assert is_only_set([each.__code__ for each in functions], "ITEMS") is only_set
 
 
 class Compressed:
