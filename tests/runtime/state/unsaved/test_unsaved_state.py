@@ -644,6 +644,7 @@ del Rewards
 
 class Position:
     latest = 0
+    rows = []
 
 
 def weigh():
@@ -684,7 +685,7 @@ def output(model, inputs, found):
 
 
 def measure(step):
-    METRICS["loss"] = 1.0 / step
+    METRICS["loss"] += 1.0 / step
     LATEST["step"] = step
     return LATEST["step"] + METRICS["loss"]
 """
@@ -795,6 +796,7 @@ def test_what_a_module_saves_itself_and_what_was_left_out_is_not_warned_of(capfd
         'utils.CONFIG["rate"]',
         "utils.table(8)",
         "utils.measure(step)",
+        "utils.Position.rows = [step]",
         "utils.Temperature.losses.update(value=1.0 / step)",
     ],
 )
