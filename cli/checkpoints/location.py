@@ -149,10 +149,10 @@ def _places_of_local(submission: Submission) -> list[CheckpointLocation]:
 
 
 def places_of(policy: CheckpointPolicy, job: str) -> list[CheckpointLocation]:
-    """The durable tiers of a job, nearest first."""
+    """The durable tiers of a job that all nodes see, nearest first. A disk is named by its path, on its node."""
     from hyperpod_ext.runtime.storage.open import open_tier
 
-    return [CheckpointLocation(open_tier(tier, job, deadline_s=_TIMEOUT_S), job, tier) for tier in policy.durable()]
+    return [CheckpointLocation(open_tier(tier, job, deadline_s=_TIMEOUT_S), job, tier) for tier in policy.shared()]
 
 
 def _explain_empty(place: CheckpointLocation) -> None:

@@ -103,11 +103,8 @@ def the_last_fault(events: Events, result: Mapping[str, Any]) -> dict[str, Any] 
 
 def _tiers(spec: Mapping[str, Any], places: Sequence[Any]) -> list[tuple[Mapping[str, Any], Any]]:
     """Each tier as the spec has it, and of a durable one what the place is known by."""
-    from hyperpod_ext.config.checkpoint import DURABLE
-
-    known = iter(place.tier for place in places)
-    tiers = spec["checkpoint"]["tiers"]
-    return [(tier, next(known, None) if tier["kind"] in DURABLE else None) for tier in tiers]
+    known = {place.tier.kind: place.tier for place in places if place.tier is not None}
+    return [(tier, known.get(tier["kind"])) for tier in spec["checkpoint"]["tiers"]]
 
 
 def _newest_durable(place: Any) -> tuple[int | None, str | None]:
@@ -129,7 +126,7 @@ def _held(
     name = spec.get("path") or spec.get("url") or spec["kind"]
     how_often = {key: spec[key] for key in ("every_steps", "every_s") if spec.get(key) is not None}
     if spec["kind"] in DURABLE:
-        newest, error = durable.get(place, (None, "it was not looked at"))
+        newest, error = durable.get(place, (None, "it is on each node's own disk"))
     elif memory is None:
         newest, error = None, "the job does not run: what its memory held is gone"
     else:

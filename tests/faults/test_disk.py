@@ -217,3 +217,28 @@ def test_disks_with_the_same_step_of_two_runs_are_never_mixed(job: Any, disks: D
     report = again(job, disks, settings).wait()
     assert report["state"] == "failed"
     assert "No step that all 4 ranks can restore" in report["error"]["message"]
+
+
+def test_a_snapshot_that_was_changed_on_a_disk_is_never_loaded(
+    job: Any, disks: Disks, undisturbed: dict[str, Any]
+) -> None:
+    settings = disks.settings()
+    killed(job, disks, settings)
+    (image,) = disks.of(1).glob("step-000000006-*/__2_0.distcp")
+    data = bytearray(image.read_bytes())
+    data[len(data) // 2] ^= 1
+    image.write_bytes(data)
+    second = again(job, disks, settings)
+    report = second.wait()
+    assert (report["state"], report["resumed_step"]) == ("succeeded", 4), report["error"]
+    assert report["weights"] == undisturbed["weights"]
+    refused = [event["error"] for event in second.events() if event["event"] == "restore_failed"]
+    assert any("__2_0.distcp: CRC64-NVME is" in error for error in refused), refused
+
+
+def test_two_nodes_that_write_into_one_folder_are_told(job: Any, disks: Disks) -> None:
+    settings = disks.settings(path=str(disks.folder))
+    report = again(job, disks, settings).wait()
+    assert (report["state"], report["steps"]) == ("succeeded", 12), report["error"]
+    errors = [tier["last_error"] for tier in report["tiers"] if tier["tier"].startswith(str(disks.folder))]
+    assert any(error and "of another node" in error for error in errors), errors

@@ -257,7 +257,12 @@ def given_up_by(began: Mapping[int, int]) -> Callable[[OfCommit], bool]:
 
 def began_on_disk(offers: Collection[Offer]) -> dict[int, int]:
     """Step at which each generation began that saved something on a disk. A node that was not in it does not know."""
-    return {generation_of(offer.save_id): offer.began for offer in offers if offer.began >= 0}
+    began: dict[int, int] = {}
+    for offer in offers:
+        if offer.began >= 0:  # two runs may both have numbered one so: the lower step gives up more
+            generation = generation_of(offer.save_id)
+            began[generation] = min(offer.began, began.get(generation, offer.began))
+    return began
 
 
 _Holders = frozenset[int] | None

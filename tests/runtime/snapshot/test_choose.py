@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +14,7 @@ from hyperpod_ext.runtime.snapshot.select import (
     Decision,
     Offer,
     Source,
+    began_on_disk,
     choose_step,
     is_replicated,
     place_of,
@@ -419,3 +423,57 @@ def test_another_number_of_ranks_is_not_rebuilt():
 def test_a_refused_source_names_its_piece():
     (first, _) = chosen(held_with_parity(8, {1}), SEVEN).sources[2]
     assert place_of(first, SEVEN) == piece(0, 8).key
+
+
+# --- disks of nodes -------------------------------------------------------------------------------
+
+
+def disk(rank: int, step: int, run: str = "now", generation: int = 1, began: int = 0, **more: Any) -> Offer:
+    """A rank's snapshot on the disk of its node, of a run of the job; `now` is the one that asks."""
+    summary = {"rank": rank, "step": step, "save_id": f"g{generation}-s{step}", "own_digest": f"own{rank}"}
+    summary |= {"sharing": "shard", "content": "", "world_size": 4, "tier": "disk", "url": "/nvme/j", "folder": "f"}
+    return Offer.of_disk(summary | {"run": run, "began": began} | more, NODES[rank], "now")
+
+
+def test_the_disk_of_its_node_is_nearer_than_memory_of_another_and_that_nearer_than_anothers_disk():
+    near, far = disk(0, 7, sharing="same", own_digest=""), disk(2, 7, sharing="same", own_digest="")
+    places = [durable(7, "file"), far, *(memory(rank, 7, node=9) for rank in NODES), near, live(1, 7)]
+    seen = [chosen(places[:count]).source(0).name for count in range(1, len(places) + 1)]
+    assert [name for name, _ in itertools.groupby(seen)] == ["file", "disk", "peer", "disk", "live"]
+    assert [chosen([one]).source(0).on_another_disk for one in (near, far)] == [False, True]
+
+
+def test_a_source_on_a_disk_is_refused_as_what_was_offered():
+    for rank, offer in ((0, disk(0, 7, sharing="same")), (0, disk(2, 7, sharing="same"))):
+        assert place_of(chosen([offer]).source(rank), NODES) == offer.key
+
+
+def test_shards_on_disks_and_in_memory_of_one_run_make_one_step():
+    in_memory = [memory(rank, 7, own=f"own{rank}", sharing="shard") for rank in (0, 1)]
+    decision = chosen([*in_memory, disk(2, 7), disk(3, 7), *(disk(rank, 6) for rank in NODES)])
+    assert (decision.step, kinds(decision)) == (7, {0: "memory", 1: "memory", 2: "disk", 3: "disk"})
+
+
+def test_the_same_step_of_two_runs_is_never_mixed():
+    """Runs that did not know of each other have numbered generations alike."""
+    both = [disk(0, 7, "one"), disk(1, 7, "one"), disk(2, 7, "other"), disk(3, 7, "other")]
+    assert choose_step(both, NODES) is None
+    assert choose_step([*both[:2], disk(2, 7), disk(3, 7)], NODES) is None
+    decision = chosen([*both, *(disk(rank, 5, "other") for rank in NODES)])
+    assert decision.step == 5
+    assert {source.save_id for (source,) in decision.sources.values()} == {"g1-s5@other"}
+
+
+def test_what_a_later_generation_gave_up_is_not_taken_from_a_node_that_was_not_in_it():
+    """All ranks hold the same: any disk would do."""
+    same = {"sharing": "same", "own_digest": ""}
+    given_up, later = disk(2, 9, generation=1, **same), disk(0, 8, generation=2, began=6, **same)
+    assert chosen([given_up, later]).step == 9
+    assert chosen([given_up, later], began=began_on_disk([given_up, later])).step == 8
+
+
+def test_a_group_is_not_rebuilt_where_a_shard_is_on_the_nodes_disk():
+    stripe = (0, 2)
+    pieces = [Offer("parity", 7, rank, NODES[rank], "g1-s7", sharing="shard", stripe=stripe) for rank in stripe]
+    others = [memory(rank, 7, own=f"own{rank}", sharing="shard", world_size=4) for rank in (1, 2, 3)]
+    assert chosen([*pieces, *others, disk(0, 7)]).source(0).name == "disk"
