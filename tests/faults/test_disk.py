@@ -242,3 +242,21 @@ def test_two_nodes_that_write_into_one_folder_are_told(job: Any, disks: Disks) -
     assert (report["state"], report["steps"]) == ("succeeded", 12), report["error"]
     errors = [tier["last_error"] for tier in report["tiers"] if tier["tier"].startswith(str(disks.folder))]
     assert any(error and "of another node" in error for error in errors), errors
+
+
+def test_a_node_whose_pod_comes_again_restores_from_its_disk_while_the_job_runs(job: Any, disks: Disks) -> None:
+    """The others have that step of the same run in their memory."""
+    settings = disks.settings() | {"restart": {"lease_s": 4.0}}
+    running = job("job", nodes=3, workers_per_node=1, settings=settings, env=env_of(disks, held=True)).start()
+    until(lambda: disks.has(6, (0, 1, 2)), running.logs)
+    kill_node(running, 2)
+    running.until("node_lost", node=2)
+    (running.folder / "let-go").touch()
+    running.agents[2].wait()
+    running.agents[2] = running.start_agent(2, "--rejoin")
+    report = running.wait()
+    assert report["state"] == "succeeded", report["error"]
+    assert report["recoveries"][0]["resumed_step"] == 6
+    restored = [event for event in running.events() if event["event"] == "restored" and event["generation"] == 2]
+    assert {event["rank"]: event.get("tier") or event["source"] for event in restored}[2] == "disk"
+    assert report["recoveries"][0]["source"] == "disk"

@@ -70,6 +70,11 @@ class NodeDisk:
         """Whether a rank's snapshot is here. The save id of another run than this one names it."""
         return self._find(owner, save_id) is not None
 
+    def may_have(self, uploader: Uploader, step: int) -> bool:
+        """Whether a tier that the job restored `step` from has it here: another node's disk may be the one."""
+        there = (one["step"] for one in self._looks.get(uploader.url, _Look()).snapshots)
+        return not uploader.tier.on_node or step in there
+
     def place(self, owner: int, save_id: str) -> tuple[str, str, int]:
         """URL, folder and rank by which `RestoreCache` reads it.
 

@@ -206,7 +206,8 @@ class NodeMemory:
             self.parts.fence(generation, step)
         if step is not None:
             for uploader in self.uploaders:
-                uploader.enter(generation, step, run, stored, again=again)
+                there = stored if self.disk.may_have(uploader, step) else ()
+                uploader.enter(generation, step, run, there, again=again)
 
     def enter(self, order: Enter) -> None:
         """A generation begins on a node without an agent."""

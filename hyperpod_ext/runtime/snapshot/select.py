@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any, Literal, Protocol
 
 from hyperpod_ext.config.checkpoint import DURABLE
-from hyperpod_ext.runtime.snapshot.manifest import generation_of, save_id_in
+from hyperpod_ext.runtime.snapshot.manifest import generation_of, save_id_in, without_run
 from hyperpod_ext.runtime.snapshot.sharing import Sharing
 
 OfferTier = Literal["live", "memory", "parity", "durable"]
@@ -153,13 +153,16 @@ class Decision:
     def stored(self) -> list[str]:
         """URLs of the durable tiers that ranks restore from."""
         every = (source for sources in self.sources.values() for source in sources)
-        return sorted({source.url for source in every if source.kind == "durable"})
+        return sorted({source.url for source in every if source.url})
 
     @property
     def checkpoint(self) -> str:
         """Place of the durable checkpoint that the first rank restores from; empty: its state is in some memory."""
         source = next((several[0] for several in self.sources.values()), None)
-        return f"{source.url}/{source.folder}" if source is not None and source.kind == "durable" else ""
+        if source is None or source.kind != "durable":
+            return ""
+        on_node = f"{without_run(source.save_id)[0]} on the disk of node {source.node}"
+        return on_node if source.on_another_disk else f"{source.url}/{source.folder}"
 
     def to_json(self) -> dict[str, Any]:
         return {

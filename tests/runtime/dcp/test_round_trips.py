@@ -9,9 +9,9 @@ from dcp_job import Job
 from waiting import until
 
 
-def file_tier(job: Job) -> dict[str, object]:
+def file_tier(job: Job, kind: str = "file") -> dict[str, object]:
     """Every step goes to a directory, and all are kept."""
-    stored = {"kind": "file", "path": f"{job.directory}/f", "every_steps": 1, "keep": 9}
+    stored = {"kind": kind, "path": f"{job.directory}/f", "every_steps": 1, "keep": 9}
     return {"tiers": [{"kind": "memory"}, stored], "when_busy": "wait"}
 
 
@@ -28,12 +28,12 @@ def test_trainers_killed_right_after_the_save_lose_nothing(job: Job, tmp_path: P
         assert loaded == {"latest": 6, "step": 6, "digest": (tmp_path / "0").read_text()}
 
 
-@pytest.mark.parametrize("tier", ["memory", "file"])
+@pytest.mark.parametrize("tier", ["memory", "file", "disk"])
 def test_another_number_of_ranks_goes_on_from_the_same_state(job: Job, tier: str) -> None:
-    policy = file_tier(job) if tier == "file" else None
+    policy = file_tier(job, tier) if tier != "memory" else None
     digest, step = job.run("save", 4, kind="fsdp", steps=[2], policy=policy, wait_for_upload=True)[0]["2"], 2
     for ranks in (2, 3):
-        if tier == "file":
+        if tier != "memory":
             job.lose_memory()
         step += 1
         saved = job.run(
@@ -43,11 +43,11 @@ def test_another_number_of_ranks_goes_on_from_the_same_state(job: Job, tier: str
             steps=[step],
             policy=policy,
             start_from_newest=True,
-            wait_for_upload=tier == "file",
+            wait_for_upload=tier != "memory",
         )
         assert [each["loaded"] for each in saved] == [digest] * ranks
         digest = saved[0][str(step)]
-    if tier == "file":
+    if tier != "memory":
         job.lose_memory()
     assert [each["digest"] for each in job.run("load", 1, kind="plain", policy=policy)] == [digest]
 
