@@ -6,16 +6,18 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from hyperpod_ext.config.files.document import Document, Path, dotted
 from hyperpod_ext.config.files.nearest import nearest
 from hyperpod_ext.config.files.schema_path import Expected, expected_at, kinds_of, meant_by
 from hyperpod_ext.errors import Problem
 
+NO_FIELD = "is not a field here"
 _BOUNDS = {
     "greater_than": ("gt", "more than"),
     "greater_than_equal": ("ge", "at least"),
@@ -23,6 +25,13 @@ _BOUNDS = {
     "less_than_equal": ("le", "at most"),
 }
 _QUOTED = re.compile(r"'([^']*)'")
+
+
+def problems_of(error: ValidationError, model: type[BaseModel], source: str, data: object) -> Iterator[Problem]:
+    """pydantic's errors in `data`. They have no lines: `data` is not the text of a spec."""
+    document = Document(source, data)
+    for one in error.errors(include_url=False):
+        yield replace(translate(one, model, document), line=None)
 
 
 def translate(error: Mapping[str, Any], model: type[BaseModel], document: Document) -> Problem:
@@ -71,7 +80,7 @@ def _explain(
     kind = str(error["type"])
     match kind:
         case "extra_forbidden":
-            return "is not a field here", _hint_for_unknown(expected, model)
+            return NO_FIELD, _hint_for_unknown(expected, model)
         case "missing":
             example = f"add `{expected.path[-1]}: {_plain(expected.examples[0])}`" if expected.examples else ""
             return f"is missing: {_sentence(expected.description)}", example

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -46,11 +46,13 @@ def read_model(file: Path, model: type[M], hint: str = _HINT) -> M:
     """
     from pydantic import ValidationError
 
+    from hyperpod_ext.config.files.error_messages import problems_of
+
     found = read_object(file, hint)
     try:
         return model.model_validate_json(json.dumps(found))
     except ValidationError as error:
-        raise _located(error.errors(include_url=False), model, str(file), found, hint) from None
+        raise ConfigError(_first(problems_of(error, model, str(file), found)), hint=hint) from None
 
 
 def read_checked(file: Path, model: type[BaseModel], hint: str = _HINT) -> dict[str, Any]:
@@ -62,23 +64,18 @@ def read_checked(file: Path, model: type[BaseModel], hint: str = _HINT) -> dict[
     """
     from pydantic import ValidationError
 
+    from hyperpod_ext.config.files.error_messages import NO_FIELD, problems_of
+
     found = read_object(file, hint)
     try:
         model.model_validate_json(json.dumps(found), strict=True)
     except ValidationError as error:
-        if wrong := [one for one in error.errors(include_url=False) if one["type"] != "extra_forbidden"]:
-            raise _located(wrong, model, str(file), found, hint) from None
+        wrong = (one for one in problems_of(error, model, str(file), found) if one.message != NO_FIELD)
+        if problems := _first(wrong):
+            raise ConfigError(problems, hint=hint) from None
     return found
 
 
-def _located(
-    wrong: Sequence[Any], model: type[BaseModel], source: str, found: Mapping[str, Any], hint: str
-) -> ConfigError:
-    from hyperpod_ext.config.files.document import Document
-    from hyperpod_ext.config.files.error_messages import translate
-
-    document = Document(source, found)
-    problems = [replace(translate(one, model, document), line=None) for one in wrong[:_MOST_NAMED]]
-    if len(wrong) > _MOST_NAMED:
-        problems.append(Problem(f"{len(wrong) - _MOST_NAMED} more fields are wrong", source=source))
-    return ConfigError(problems, hint=hint)
+def _first(problems: Iterator[Problem]) -> list[Problem]:
+    found = list(islice(problems, _MOST_NAMED + 1))
+    return found if len(found) <= _MOST_NAMED else [*found[:-1], Problem("more fields are wrong")]

@@ -16,7 +16,8 @@ from pydantic import ValidationError
 
 from hyperpod_ext.catalog.instances import instance
 from hyperpod_ext.catalog.labels import JOB as TAG
-from hyperpod_ext.config.files.document import Document, dotted, parse
+from hyperpod_ext.config.files.document import Document, parse
+from hyperpod_ext.config.files.error_messages import problems_of
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.overlay import Overlay, SageMakerOverlay
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig, take_variable
@@ -107,8 +108,7 @@ def _imported(request: Mapping[str, Any], places: Document) -> Imported:
     try:
         job = JobConfig.model_validate_json(json.dumps(document))
     except ValidationError as error:
-        wrong = [Problem(str(one["msg"]), path=dotted(one["loc"]), source=places.source) for one in error.errors()]
-        raise ConfigError(wrong) from None
+        raise ConfigError([*problems_of(error, JobConfig, places.source, document)]) from None
     job = _carried(job, overlaid, given, report)
     return Imported(job, _TARGET, [*report.left_out, *map(str, given.problems())], report.notes)
 

@@ -7,6 +7,9 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from hyperpod_ext.config.job.slurm import SlurmPhrase, SlurmWord
 from hyperpod_ext.errors import ConfigError, Problem
 from hyperpod_ext.submit.imports.report import Report
 from hyperpod_ext.submit.slurm.script import NEVER, OWN_OPTIONS, REFUSED_OF_BATCH
@@ -24,7 +27,9 @@ _SHORT |= {
 }
 _SHORT |= {"H": "hold", "k": "no-kill", "O": "overcommit", "Q": "quiet", "v": "verbose", "W": "wait", "h": "help"}
 """Of sbatch's manual."""
-_TO_SLURM = {"account", "reservation", "constraint", "exclude", "gres"}
+_WORD, _PHRASE = TypeAdapter(SlurmWord), TypeAdapter(SlurmPhrase)
+_TO_SLURM = {"account": _WORD, "reservation": _WORD} | dict.fromkeys(("constraint", "exclude", "gres"), _PHRASE)
+"""Fields of `slurm`, and their forms. An option of another form, as `p4,p5`, goes to `slurm.sbatch`."""
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?:(?P<hours>\d+):)?(?P<minutes>\d+)(?::(?P<seconds>\d+))?")
 _ONE_TASK = "one task a node starts the workers"
 _SCALED = {"cpus-per-task", "gpus-per-task", "tres-per-task"}
@@ -151,11 +156,11 @@ def _take(document: dict[str, Any], name: str, value: str, report: Report, line:
             document["nodes"] = int(least) if least.isdecimal() and int(least) > 0 else 1
             if str(document["nodes"]) != value:
                 report.lost(f"--nodes={value}: is no one number of nodes; {document['nodes']} is taken", line)
-        case "partition":
+        case "partition" if _fits(_WORD, value):
             document.setdefault("scheduling", {})["queue"] = value
-        case "qos":
+        case "qos" if _fits(_WORD, value):
             document.setdefault("scheduling", {})["priority"] = value
-        case "time" if (match := _TIME.fullmatch(value)) is not None:
+        case "time" if (match := _TIME.fullmatch(value)) is not None and _seconds(match):  # 0: no limit
             document["timeouts"] = {"run_s": _seconds(match)}
         case "gpus-per-node" | "gpus-per-task":
             if count := _number(value):
@@ -200,7 +205,7 @@ def _take(document: dict[str, Any], name: str, value: str, report: Report, line:
             report.lost(f"--signal={value}: the rendered file asks for its own, before the time limit", line)
         case "requeue" | "no-requeue":
             slurm["requeue"] = name == "requeue"
-        case _ if name in _TO_SLURM:
+        case _ if name in _TO_SLURM and _fits(_TO_SLURM[name], value):
             slurm[name] = value
         case "mem" if value == "0":
             slurm.setdefault("sbatch", {})["mem"] = value
@@ -210,6 +215,14 @@ def _take(document: dict[str, Any], name: str, value: str, report: Report, line:
             report.lost(f"--{name}{'=' if value else ''}{value}: {REFUSED_OF_BATCH[name][0]}", line)
         case _:
             slurm.setdefault("sbatch", {})[name] = value
+
+
+def _fits(form: TypeAdapter[str], value: str) -> bool:
+    try:
+        form.validate_python(value)
+    except ValidationError:
+        return False
+    return True
 
 
 def _nodes_of(tasks: int, document: dict[str, Any], report: Report, line: int) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from hyperpod_ext.config.files.checks import SETTINGS
-from hyperpod_ext.config.files.document import dotted
+from hyperpod_ext.config.files.error_messages import problems_of
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.secret_variables import with_secrets
 from hyperpod_ext.errors import ConfigError, Problem
@@ -69,8 +69,7 @@ def import_sbatch(text: str, source: str, values: Mapping[str, Any] | None = Non
     try:
         job = JobConfig.model_validate(document, strict=False)
     except ValidationError as error:
-        problems = [Problem(str(one["msg"]), path=dotted(one["loc"]), source=source) for one in error.errors()]
-        raise ConfigError(problems) from None
+        raise ConfigError([*problems_of(error, JobConfig, source, document)]) from None
     return Imported(job, _TARGET, report.left_out, list(dict.fromkeys(report.notes)))
 
 

@@ -29,6 +29,23 @@ def test_options_are_known_by_their_letters() -> None:
     assert "#SBATCH --cpus-per-task=12\n" in job_script(job)
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("partition", "p4,p5"),
+        ("qos", "a,b"),
+        ("reservation", "r1,r2"),
+        ("account", "a/b"),
+        ("exclude", "./hosts"),
+        ("time", "0"),
+    ],
+)
+def test_a_value_that_no_field_takes_stays_an_option_of_sbatch(option: str, value: str) -> None:
+    found = import_file(sbatch(STEP, options=f"-N 2 --{option}={value}"), "a.sbatch")
+    assert (found.job.slurm.sbatch, found.left_out) == ({option: value}, [])
+    assert f"#SBATCH --{option}={value}\n" in job_script(found.job)
+
+
 def test_options_that_the_rendered_file_has_its_own_of_are_named() -> None:
     found = import_file(sbatch(STEP, options="--nodes=2-4 --signal=B:USR1@60 --export=ALL,A=1"), "a.sbatch")
     assert (found.job.nodes, found.job.env) == (2, {"A": "1"})

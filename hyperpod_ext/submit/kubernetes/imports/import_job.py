@@ -10,7 +10,8 @@ import yaml
 from pydantic import ValidationError
 
 from hyperpod_ext.catalog import labels
-from hyperpod_ext.config.files.document import Document, Path, dotted, parse_all
+from hyperpod_ext.config.files.document import Document, Path, parse_all
+from hyperpod_ext.config.files.error_messages import problems_of
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import ConfigError, Problem
 from hyperpod_ext.submit.contract.spec_annotation import ANNOTATION
@@ -182,8 +183,7 @@ def _job(document: dict[str, Any], source: str) -> JobConfig:
     try:
         return JobConfig.model_validate(document, strict=False)
     except ValidationError as error:
-        problems = [Problem(str(one["msg"]), path=dotted(one["loc"]), source=source) for one in error.errors()]
-        raise ConfigError(problems) from None
+        raise ConfigError([*problems_of(error, JobConfig, source, document)]) from None
 
 
 def _rendered(job: JobConfig, target: str) -> dict[str, Any]:
