@@ -186,6 +186,26 @@ no_such_field: 1
 """
 
 
+def test_a_value_of_hyp_that_another_one_overrules_is_named() -> None:
+    text = """\
+job_name: a
+image: repo/train:1
+command: [torchrun, --nproc_per_node=8, train.py]
+instance_type: ml.p5.48xlarge
+node_count: 5
+replica_count: 3
+max_node_count: 8
+label_selector: {node.kubernetes.io/instance-type: ml.p4d.24xlarge}
+"""
+    found = import_file(text, "config.yaml")
+    assert (found.job.nodes, found.job.resources.instance_type) == (3, "ml.p4d.24xlarge")
+    assert found.left_out == [
+        "config.yaml:5: node_count: 5: replica_count says 3, which counts",
+        "config.yaml:4: instance_type: ml.p5.48xlarge: label_selector.node.kubernetes.io/instance-type says "
+        "ml.p4d.24xlarge, which counts",
+    ]
+
+
 def test_fields_of_hyp_1_1_are_carried() -> None:
     found = import_file(HYP_1_1, "config.yaml")
     job = found.job

@@ -77,10 +77,12 @@ class _AsJob(Document):
     job: dict[str, Any] = field(default_factory=dict)
     written: dict[Path, Path] = field(default_factory=dict)
     """Places in the job, and in the file."""
+    overruled: list[Problem] = field(default_factory=list)
+    """Values of the file that another one says otherwise, as `node_count` and `replica_count`."""
 
     def put(self, path: Path, value: Any, at: Path) -> None:
-        """Put a value of the file, which is at `at` there, into the job."""
-        self.written[path] = at
+        """Put a value of the file, which is at `at` there, into the job. A later one counts."""
+        before, self.written[path] = self.written.get(path), at
         holder: Any = self.job
         for part, below in pairwise(path):
             empty: Any = [] if isinstance(below, int) else {}
@@ -92,6 +94,9 @@ class _AsJob(Document):
         if isinstance(path[-1], int):
             holder.append(value)
         else:
+            if before and holder[path[-1]] != value:
+                message = f"{holder[path[-1]]}: {dotted(at)} says {value}, which counts"
+                self.overruled.append(Problem(message, dotted(before), self.source, super().location(before).line))
             holder[path[-1]] = value
 
     def location(self, path: Path) -> SourceLocation:
@@ -138,7 +143,7 @@ def import_hyp(text: str, source: str) -> Imported:
     config = _AsJob(source, locations=read.locations)
     notes = [str(one) for one in _read(fields, config)]
     found = import_object(config.job, config, placeholders=False)
-    found.left_out += map(str, fields.problems("is no field of hyp that import knows"))
+    found.left_out += map(str, [*config.overruled, *fields.problems("is no field of hyp that import knows")])
     if empty := [name for name, value in read.data.items() if value in _EMPTY]:
         notes.append(f"{source}: fields without a value: {', '.join(empty)}")
     notes += [
