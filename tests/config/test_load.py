@@ -83,6 +83,13 @@ checkpoint:
         ("env: {A: on, B: 1}", "env.B", "text belongs here, not the number 1", 'write "1" in quotes'),
         ("env: {1x: a}", "env.1x", "letters, digits and underscores", ""),
         ("env: {a-b: a}", "env.a-b", "the name `a-b` does not have the right form", "`A_B` would do"),
+        (
+            f"sagemaker: {{tags: {{a: {'x' * 300}}}}}",
+            "sagemaker.tags.a",
+            "has 300 characters",
+            "at most 256 are allowed",
+        ),
+        ("sagemaker: {tags: {'aws:a': b}}", "sagemaker.tags.aws:a", "are reserved for AWS", ""),
         ("env: [a]", "env", "fields belong here, not a list", "write one `NAME: value` a line"),
         (
             "checkpoint: 3",

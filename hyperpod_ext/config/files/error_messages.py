@@ -100,6 +100,10 @@ def _explain(
                 f"{what}{_shown(value)} does not have the right form: {_sentence(expected.description)}",
                 _hint_for_pattern(value, context["pattern"], expected),
             )
+        case "string_too_long":
+            return f"has {len(value)} characters", f"at most {context['max_length']} are allowed"
+        case "too_long":
+            return f"has {len(value)} entries", f"at most {context['max_length']} are allowed"
         case "string_too_short" | "too_short":
             return f"is empty: {_sentence(expected.description)}", ""
         case "int_type" | "int_from_float" | "float_type":

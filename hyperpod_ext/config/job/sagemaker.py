@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 
 from hyperpod_ext.config.base import Config
 from hyperpod_ext.config.names import AbsolutePath
@@ -24,6 +24,14 @@ ChannelName = Annotated[
     str,
     Field(pattern=r"^[A-Za-z0-9._-]{1,64}$", description="letters, digits, dots, dashes and underscores, at most 64"),
 ]
+
+
+def _not_of_aws(key: str) -> str:
+    if key.lower().startswith("aws:"):
+        raise ValueError("keys that begin with aws: are reserved for AWS")
+    return key
+
+
 TagKey = Annotated[
     str,
     Field(
@@ -31,6 +39,7 @@ TagKey = Annotated[
         max_length=128,
         description="a tag's key: letters, digits and _ . : / = + @ -, at most 128",
     ),
+    AfterValidator(_not_of_aws),
 ]
 TagValue = Annotated[str, Field(pattern=r"^[\w .:/=+@-]*$", max_length=256)]
 

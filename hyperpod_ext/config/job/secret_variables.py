@@ -40,6 +40,16 @@ def secret_variables(job: JobConfig) -> Iterator[tuple[str | int, ...]]:
             yield ("overlay", "kubernetes", "container", "env", index)
 
 
+def secret_arguments(job: JobConfig) -> Iterator[tuple[str | int, ...]]:
+    """Paths of the arguments that look like a secret. `--eos-token` takes none, so tokens count by their form alone."""
+    for field, words in (("args", job.args), ("command", job.command or ())):
+        for index, (before, word) in enumerate(zip(("", *words), words, strict=False)):
+            option, equals, value = word.partition("=") if word.startswith("-") else (before, "=", word)
+            name = option.lstrip("-").replace("-", "_") if option.startswith("-") and equals else ""
+            if _VALUE.search(value) or (not name.lower().endswith("token") and looks_secret(name, value)):
+                yield (field, index)
+
+
 def without_secrets(job: JobConfig) -> JobConfig:
     """`job` without these variables."""
     if not any(True for _ in secret_variables(job)):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hyperpod_ext.config.files.checks import Finding
 from hyperpod_ext.config.files.document import dotted
-from hyperpod_ext.config.job.secret_variables import secret_variables
+from hyperpod_ext.config.job.secret_variables import secret_arguments, secret_variables
 from hyperpod_ext.submit.rules import KUBERNETES, Context, rule
 
 
@@ -15,12 +15,12 @@ from hyperpod_ext.submit.rules import KUBERNETES, Context, rule
     "warning",
     "a secret as text",
     "Everybody who may read the job, its files or the spec reads it too: a pod's variables are shown by `kubectl get`, "
-    "those of a training job by DescribeTrainingJob. The copy of the spec in the job leaves it out.",
+    "those of a training job by DescribeTrainingJob. The copy of the spec in the job has no such variables.",
     "On Kubernetes write kubernetes.secret_env, which names a key of a Secret. Elsewhere read it in the script, from "
     "Secrets Manager or from a file that only you may read.",
 )
 def secrets_are_no_text(context: Context) -> Iterator[Finding]:
-    paths = list(secret_variables(context.job))
+    paths = [*secret_variables(context.job), *secret_arguments(context.job)]
     if not paths:
         return
     names = ", ".join(map(dotted, paths))

@@ -8,7 +8,7 @@ import pytest
 from training_jobs import spec as training_job
 
 from hyperpod_ext.config.job.job import JobConfig
-from hyperpod_ext.config.job.secret_variables import looks_secret
+from hyperpod_ext.config.job.secret_variables import looks_secret, secret_arguments
 from hyperpod_ext.submit.contract.targets import TARGETS
 from hyperpod_ext.submit.import_any import import_file
 from hyperpod_ext.submit.plan import find_warnings, make_plan
@@ -47,6 +47,24 @@ def test_tokens_keys_and_passwords_are_known_by_name_or_form(name: str) -> None:
 @pytest.mark.parametrize("name", HARMLESS)
 def test_numbers_paths_and_references_are_none(name: str) -> None:
     assert not looks_secret(name, HARMLESS[name])
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (("--hf-token", TOKEN), [1]),
+        (("--lr", "1e-4", "--db-password=hunter2"), [2]),
+        (("--dsn", "postgresql://me:hunter2@db.example.com/x"), [1]),
+        (("--wandb-api-key", "0123456789abcdef", "--api-key", "$FROM_ELSEWHERE"), [1]),
+        (("--eos-token", "</s>", "--seed-token=7", "--tokenizer", "gpt2", "train", "password"), []),
+        (("--password-file", "/run/password", "--secret-key", "no"), []),
+    ],
+)
+def test_arguments_that_are_secrets_are_warned_of(words: tuple[str, ...], found: list[int]) -> None:
+    asked = job("local", args=list(words)).model_copy(update={"env": {}})
+    warned = [one.path for one in find_warnings(asked, None, "local") if one.rule == "HPX174"]
+    assert list(secret_arguments(asked)) == [("args", index) for index in found]
+    assert warned == [f"args.{index}" for index in found[:1]]
 
 
 def job(target: str, **fields: object) -> JobConfig:
