@@ -67,14 +67,11 @@ def _live(target: str, job: Any) -> dict[str, Any]:
 
 
 def _file(name: str, kind: str) -> dict[str, Any]:
-    from pathlib import Path
-
-    from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
+    from hyperpod_ext.config.files.load import text_of
+    from hyperpod_ext.errors import ConfigError, Problem
     from hyperpod_ext.submit.kubernetes.schemas import check_yaml
 
-    if not Path(name).is_file():
-        raise NotFoundError(f"there is no file {name}")
-    found = [one for one in check_yaml(name, Path(name).read_text(encoding="utf-8")) if one["kind"] == kind]
+    found = [one for one in check_yaml(name, text_of(name)) if one["kind"] == kind]
     if not found:
         raise ConfigError([Problem(f"holds no {kind}", source=name)])
     return found[0]

@@ -28,12 +28,11 @@ Examples:
 def command(file: str, sets: tuple[str, ...], values: str | None, env_file: str | None, output: str) -> None:
     """Turn somebody else's job into a spec, and tell what is lost: a job for Kubernetes, a config.yaml of AWS's hyp, an
     sbatch file or a CreateTrainingJob request."""
-    import sys
     from pathlib import Path
 
-    from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
+    from hyperpod_ext.config.files.load import text_of
     from hyperpod_ext.submit.import_any import import_file
-    from hyperpod_ext.submit.import_folder import import_folder
+    from hyperpod_ext.submit.import_folder import LARGEST_BYTES, import_folder
     from hyperpod_ext.submit.imports.placeholders import read_values
 
     given = read_values(sets, values, env_file)
@@ -41,15 +40,7 @@ def command(file: str, sets: tuple[str, ...], values: str | None, env_file: str 
         report = import_folder(Path(file), given)
         print_result(report.to_json(), output, report.to_text())
         return
-    if file != "-" and not Path(file).is_file():
-        raise NotFoundError(f"there is no file {file}")
-    raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise ConfigError([Problem("is not UTF-8 text", source=file, line=line)]) from None
-    found = import_file(text, file, given)
+    found = import_file(text_of(file, LARGEST_BYTES), file, given)
     for part in found.left_out:
         say(f"not carried over: {part}")
     for part in found.notes:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ext.config.files.load import text_of
 from hyperpod_ext.errors import ConfigError
-from hyperpod_ext.files import open_regular
 from hyperpod_ext.submit.import_any import import_file
 from hyperpod_ext.submit.imports.placeholders import helm_refused
 
-_LARGEST_BYTES = 4 * 2**20
+LARGEST_BYTES = 4 * 2**20
 """No job file is as large."""
 _NO_JOBS = (".md", ".py", ".txt", ".ipynb", ".png", ".dockerfile")
 
@@ -63,14 +63,8 @@ def import_folder(folder: Path, values: Mapping[str, Any]) -> FolderReport:
 
 
 def _outcome(file: Path, values: Mapping[str, Any]) -> dict[str, Any]:
-    with open_regular(file) as opened:
-        raw = opened.read(_LARGEST_BYTES + 1)
     try:
-        if len(raw) > _LARGEST_BYTES:
-            return _refused([f"{file}: is larger than {_LARGEST_BYTES} bytes: no job file is"])
-        found = import_file(raw.decode("utf-8"), str(file), values)
-    except UnicodeDecodeError:
-        return _refused([f"{file}: is not UTF-8 text"])
+        found = import_file(text_of(str(file), LARGEST_BYTES), str(file), values)
     except ConfigError as error:
         return _refused([str(problem) for problem in error.problems])
     outcome = "named" if found.left_out else "carried"

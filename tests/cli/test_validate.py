@@ -150,6 +150,25 @@ def test_a_spec_without_an_end_is_refused_at_once(tmp_path: Path) -> None:
         assert (done_.returncode, b"larger than 1 MiB" in done_.stderr) == (3, True), done_.stderr
 
 
+def test_a_file_to_import_without_an_end_is_refused_at_once(spec: Path) -> None:
+    pipe, large = spec.parent / "pipe", spec.parent / "large.yaml"
+    os.mkfifo(pipe)
+    with large.open("wb") as file:
+        file.truncate(1 << 40)
+    for endless, words in (("/dev/zero", "regular file"), (pipe, "regular file"), (large, "larger than")):
+        for command in (
+            ["import", endless],
+            ["import", spec, "--values", endless],
+            ["import", spec, "--env-file", endless],
+            ["diff", spec, "--set", "image=a:b", "--target", "kubeflow", "--with", endless],
+        ):
+            done = hp_ext(*command)
+            assert (done.code, words in done.stderr) == (3, True), done.stderr
+    with Path("/dev/zero").open("rb") as file:
+        run = subprocess.run([HP_EXT, "import", "-"], stdin=file, capture_output=True, check=False)
+    assert (run.returncode, b"larger than 4 MiB" in run.stderr) == (3, True), run.stderr
+
+
 def test_a_spec_that_a_shell_pipes_is_read(spec: Path) -> None:
     line = f"exec {HP_EXT} validate -f <(grep -v script {spec}) --set mode=plain --set 'command=[date]'"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)

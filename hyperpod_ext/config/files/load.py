@@ -88,8 +88,8 @@ def read(
     """`load`, with the places of all values. `-` is the standard input; files that it names are looked for here."""
     if str(path) == "-":
         here = pathlib.Path()
-        return read_text(model, _standard_input(), "-", overrides, lambda folder: _names_in(here / folder), fill, more)
-    file, text = pathlib.Path(path), _text_of(pathlib.Path(path))
+        return read_text(model, text_of("-"), "-", overrides, lambda folder: _names_in(here / folder), fill, more)
+    file, text = pathlib.Path(path), text_of(str(path))
     return read_text(model, text, str(path), overrides, lambda folder: _names_in(file.parent / folder), fill, more)
 
 
@@ -165,9 +165,16 @@ def _in_order(problems: list[Problem], source: str) -> list[Problem]:
     return sorted(unique, key=lambda problem: (problem.source != source, problem.source, problem.line or 0))
 
 
-def _text_of(file: pathlib.Path) -> str:
+def text_of(path: str, most: int = _MOST_BYTES) -> str:
+    """Return the text of a file, or of the standard input for `-`.
+
+    Raises:
+        ConfigError: it is longer than `most` bytes, is not UTF-8, or is a pipe, a device or a folder.
+        NotFoundError: there is no such file.
+    """
+    file = pathlib.Path(path)
     try:
-        return _decoded(_bytes_of(file), str(file))
+        return _decoded(sys.stdin.buffer.read(most + 1) if path == "-" else _bytes_of(file, most), path, most)
     except FileNotFoundError:
         found = nearest(file.name, [name for name in _names_in(file.parent) if name.endswith((".yaml", ".yml"))])
         hint = f"did you mean {file.parent / found}?" if found else "`hp-ext init` writes a job.yaml to start from"
@@ -177,21 +184,17 @@ def _text_of(file: pathlib.Path) -> str:
         raise ConfigError([Problem(f"cannot be read: {error.strerror}", source=str(file), hint=hint)]) from None
 
 
-def _standard_input() -> str:
-    return _decoded(sys.stdin.buffer.read(_MOST_BYTES + 1), "-")
-
-
-def _bytes_of(file: pathlib.Path) -> bytes:
+def _bytes_of(file: pathlib.Path, most: int) -> bytes:
     """The file, or the stream that a shell gives a name, as `<(...)` does; at most one byte more than is allowed."""
     opened = file.open("rb") if str(file).startswith(("/dev/fd/", "/dev/stdin", "/proc/self/fd/")) else None
     with opened or open_regular(file) as read:
-        return read.read(_MOST_BYTES + 1)
+        return read.read(most + 1)
 
 
-def _decoded(raw: bytes, source: str) -> str:
-    if len(raw) > _MOST_BYTES:
+def _decoded(raw: bytes, source: str, most: int) -> str:
+    if len(raw) > most:
         hint = "is this the right file?"
-        raise ConfigError([Problem(f"is larger than {_MOST_BYTES >> 20} MiB: no spec is", source=source, hint=hint)])
+        raise ConfigError([Problem(f"is larger than {most >> 20} MiB", source=source, hint=hint)])
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:

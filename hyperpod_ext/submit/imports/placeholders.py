@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.config.files.document import parse
-from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
+from hyperpod_ext.config.files.load import text_of
+from hyperpod_ext.errors import ConfigError, Problem
 from hyperpod_ext.submit.imports.how import HOW
 
 VARIABLE = re.compile(r"(?<!\$)\$(?:\{(\w+)(?::?-([^{}]*))?\}|([A-Za-z_]\w*))")
@@ -35,12 +36,12 @@ def read_values(sets: Iterable[str], values_file: str | None, env_file: str | No
     """
     found: dict[str, Any] = {}
     if values_file is not None:
-        document = parse(_text_of(values_file), values_file)
+        document = parse(text_of(values_file), values_file)
         if document.problems or not isinstance(document.data, dict):
             raise ConfigError(document.problems or [Problem("holds no fields", source=values_file)])
         found |= document.data
     if env_file is not None:
-        found |= _read_env(_text_of(env_file), env_file)
+        found |= _read_env(text_of(env_file), env_file)
     for one in sets:
         name, equals, value = one.partition("=")
         if not equals or not name:
@@ -118,12 +119,3 @@ def _read_env(text: str, source: str) -> dict[str, str]:
             if equals and re.fullmatch(r"[A-Za-z_]\w*", name):
                 found[name] = VARIABLE.sub(lambda match: found.get(match[1] or match[3], match[2] or match[0]), value)
     return found
-
-
-def _text_of(file: str) -> str:
-    try:
-        return Path(file).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise NotFoundError(f"there is no file {file}") from None
-    except UnicodeDecodeError:
-        raise ConfigError([Problem("is not UTF-8 text", source=file)]) from None
