@@ -51,6 +51,11 @@ def told(text: str) -> list[str]:
         ("env: [{name: A, valueFrom: {}}]", "env.0.valueFrom", "needs one of configMapKeyRef"),
         ("env: [{name: A, valueFrom: {fieldRef: {fieldPath: metadata.name}}, value: b}]", "env.0.value", "not a field"),
         ("env: [{name: A-B, valueFrom: {fieldRef: {fieldPath: a}}}]", "env.0.name", "`A_B` would do"),
+        (
+            "env: [{name: A}]",
+            "env.0.valueFrom",
+            'add `valueFrom: {"configMapKeyRef": {"name": "settings", "key": "conf',
+        ),
         ("envFrom: [{prefix: A_}]", "envFrom.0", "needs one of configMapRef, secretRef"),
         ("securityContext: {privileged: true}", "securityContext.privileged", "did you mean `kubernetes.privileged`"),
         ("securityContext: {runAsUser: -1}", "securityContext.runAsUser", "at least 0"),
@@ -138,6 +143,12 @@ SPREAD = "topologySpreadConstraints: [{maxSkew: 1, topologyKey: a, whenUnsatisfi
             "env: [{name: A, valueFrom: {resourceFieldRef: {resource: limits.x}}}]",
             "env.0.valueFrom.resourceFieldRef.resource",
             "not told to containers",
+        ),
+        (
+            "container",
+            "env: [{name: A, valueFrom: {fieldRef: {fieldPath: \"metadata.labels['']\"}}}]",
+            "env.0.valueFrom.fieldRef.fieldPath",
+            "is no field that a variable can have",
         ),
         ("container", "securityContext: {runAsUser: 0, runAsNonRoot: true}", "securityContext.runAsNonRoot", "no root"),
         (
@@ -249,6 +260,24 @@ def test_fields_that_contradict_each_other_are_reported_where_they_are_written(
     section: str, line: str, path: str, says: str
 ) -> None:
     _assert_reported(section, line, path, says)
+
+
+@pytest.mark.parametrize(
+    ("section", "line"),
+    [
+        ("container", "env: [{name: A, valueFrom: {fieldRef: {fieldPath: status.podIP}}}]"),
+        ("container", "env: [{name: A, valueFrom: {fieldRef: {fieldPath: \"metadata.labels['a']\"}}}]"),
+        ("container", "env: [{name: A, valueFrom: {resourceFieldRef: {resource: limits.hugepages-2Mi}}}]"),
+        ("container", "livenessProbe: {httpGet: {port: web}}\n    ports: [{containerPort: 1, name: web}]"),
+        ("pod", "volumes: [{name: a, downwardAPI: {items: [{path: b, fieldRef: {fieldPath: metadata.labels}}]}}]"),
+        ("pod", "containers: [{name: a, image: b, resources: {requests: {cpu: 1M}, limits: {cpu: 1Mi}}}]"),
+        ("pod", NODES % "matchExpressions: [{key: a, operator: Exists}, {key: b, operator: Gt, values: ['1']}]"),
+        ("pod", NODES % "matchFields: [{key: metadata.name, operator: In, values: [b]}]"),
+        ("pod", "securityContext: {fsGroup: 1, runAsNonRoot: true, runAsUser: 1, seccompProfile: {type: Unconfined}}"),
+    ],
+)
+def test_right_fields_are_taken(section: str, line: str) -> None:
+    assert told(f"  {section}:\n    {line}\n") == []
 
 
 def _assert_reported(section: str, line: str, path: str, says: str) -> None:
