@@ -149,7 +149,7 @@ def _secret_unread(job: JobConfig, patch: Mapping[str, Any]) -> Iterator[Problem
     """A user besides root who would not be let near a secret, which is of root and of the pod's group."""
     of_pod, of_container = patch.get("securityContext"), job.overlay.kubernetes.container.get("securityContext")
     own, above = (one if isinstance(one, Mapping) else {} for one in (of_container, of_pod))
-    group = above.get("fsGroup")
+    group = above.get("fsGroup", job.kubernetes.pod.get("securityContext", {}).get("fsGroup"))
     if job.mode == "ours":
         what, is_read = "the job's secret", bool(group)  # the runtime takes no file that root's group may read
     else:
