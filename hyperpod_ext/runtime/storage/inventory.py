@@ -316,7 +316,8 @@ def plans(manifest: Manifest) -> dict[str, str]:
 
 def is_of_node(manifest: Manifest) -> bool:
     """Whether it has one node's ranks alone, as on the disk of a node; torch cannot load it."""
-    return len(manifest["ranks"]) < int(manifest["world_size"])
+    size = manifest.get("world_size")
+    return isinstance(size, int) and len(manifest["ranks"]) < size
 
 
 def derived(manifest: Manifest) -> dict[str, Any]:
