@@ -195,9 +195,7 @@ def _secret_of(submission: Submission) -> Path:
     """The job's secret, the same for every submission of the name: checkpoints are signed with it."""
     file = submission.folder.parent / "secret"
     partial = submission.folder / "secret.partial"
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as opened:
-        opened.write(secrets.token_hex(32))
+    write_atomically(partial, secrets.token_hex(32))
     with contextlib.suppress(FileExistsError):  # an earlier submission's: the one that counts
         os.link(partial, file)  # whole or not at all
     partial.unlink()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_disk import fill, mounted
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
@@ -204,6 +205,14 @@ def test_a_secret_is_made_once(tmp_path) -> None:
     assert (path.stat().st_mode & 0o777, len(path.read_text())) == (0o600, 64)
     assert secret_file_of("j", environ).read_text() == path.read_text()
     assert secret_file_of("k", environ).read_text() != path.read_text()
+
+
+def test_a_secret_that_a_full_disk_does_not_take_names_its_file(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "64k") as disk:
+        fill(disk)
+        with pytest.raises(HyperpodExtError, match=rf"cannot be kept .*No space left on device: '{disk}/hyperpod_ext/"):
+            secret_file_of("j", {"XDG_STATE_HOME": str(disk)}, durable=True)
+        assert [path.name for path in disk.rglob("*") if path.is_file()] == ["others"]
 
 
 @pytest.mark.parametrize("environ", [{}, {"HOME": "/proc/nowhere"}])

@@ -42,6 +42,11 @@ def test_a_disk_without_room_is_said_with_the_folder(tmp_path: Path):
     assert "restart.health.disk_mib" in found.sentence()
 
 
+def test_a_job_that_has_begun_trains_on_without_a_disk(tmp_path: Path):
+    found = asyncio.run(examine(context(tmp_path, disk_mib=1 << 40, begun=True)))
+    assert found.unhealthy == {}
+
+
 def test_a_file_tier_is_looked_at_where_it_will_be(tmp_path: Path):
     (tmp_path / "tier").write_text("in the way")
     tier = FileTier(path=str(tmp_path / "tier" / "below"))

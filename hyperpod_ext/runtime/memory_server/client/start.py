@@ -20,6 +20,7 @@ from pathlib import Path
 
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.errors import HyperpodExtError, UnreachableError
+from hyperpod_ext.files import write_atomically
 from hyperpod_ext.runtime.ipc.environment import ENV_SECRET_FILE, ENV_SOCKET_DIR
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
 from hyperpod_ext.runtime.memory_server.protocol.requests import Handshake
@@ -119,8 +120,7 @@ def _secret_in(directory: Path, job: str) -> Path:
     path = directory / job
     partial = directory / f".{job}.{secrets.token_hex(8)}"
     if not path.exists():
-        partial.touch(mode=0o600)
-        partial.write_text(secrets.token_hex(32))
+        write_atomically(partial, secrets.token_hex(32))
         with contextlib.suppress(FileExistsError):
             os.link(partial, path)  # all of it or nothing, and never over another's
         partial.unlink()
