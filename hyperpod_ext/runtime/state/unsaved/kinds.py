@@ -89,7 +89,7 @@ def candidates(
     handed = [*saved.items(), *(("", each) for each in left_out)]
     mentions = [each for _, value in saved.items() for each in _mentions(value)]
     known = {
-        id(value) for _, value in reachable([*handed, *mentions], anything, most=100_000) if not isinstance(value, type)
+        id(value) for _, value in reachable([*handed, *mentions], anything, most=100_000)
     } | generators.seeded_each_step()
     everything = list(reachable(roots, of_script))
     reached = [(name, value) for name, value in everything if id(value) not in known]
