@@ -287,7 +287,7 @@ class World:
     def _restore(self, rank: int, decision: Decision, error: str | None = None) -> None:
         addresses = {number: node.address for number, node in self.nodes.items()}
         generation, attempt = self.membership.generation, self.membership.attempt
-        if self.store_fails and decision.source(rank).kind == "file":
+        if self.store_fails and decision.source(rank).kind == "durable":
             self.store_fails, error = False, "a store that fails and comes back"
         if error is None:
             error = self.workers[rank].restore(decision, addresses, self.workers)
@@ -361,7 +361,7 @@ class World:
         assert step >= newest, f"step {step} was restored, though {max(must)} can be had"
         least = max((c[0] for c in floor), default=0)
         assert step >= least, f"step {step} was restored, though {max(floor)} must be there"
-        stored = sorted({source.url for source in sources if source.kind in ("file", "s3")})
+        stored = sorted({source.url for source in sources if source.kind == "durable"})
         self._fence(step=step, run=run.name, stored=stored)
         run.began[generation] = step
         self.promises.fence(generation, step)
@@ -376,7 +376,7 @@ class World:
     def _check_state(self, commit: Commit, kinds: set[str]) -> Moment:
         """Every rank holds that commit, bit for bit; returns what it was made by."""
         candidates = [run for run in self.runs if commit in run.commits]
-        if kinds != {"file"}:
+        if kinds != {"durable"}:
             candidates = [self.run]
         wrong = []
         for run in candidates:
