@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from command import hp_ext
 from nodes import kill_node
 from waiting import until
 
@@ -33,7 +34,8 @@ class Disks:
 
     def settings(self, *more: dict[str, Any], **fields: Any) -> dict[str, Any]:
         disk = {"kind": "disk", "path": str(self.folder / "{node}"), "every_steps": 2, **fields}
-        return {"checkpoint": {"tiers": [{"kind": "memory"}, disk, *more]}}
+        # else a node that is busy leaves out other steps than the next one
+        return {"checkpoint": {"tiers": [{"kind": "memory"}, disk, *more], "when_busy": "wait"}}
 
     def of(self, node: int) -> Path:
         return self.folder / str(node) / "tiny"
@@ -120,6 +122,8 @@ def test_a_job_of_which_all_processes_were_killed_resumes_from_the_disks(
     assert report["losses"] == {step: loss for step, loss in undisturbed["losses"].items() if int(step) > 6}
     assert report["weights"] == undisturbed["weights"]
     assert report["traffic"]["disk"]["restores"] == 4
+    checked = hp_ext("checkpoints", "verify", str(disks.of(0)), "--secret-file", str(disks.secret))
+    assert checked.code == 0, checked.stdout + checked.stderr
 
 
 def test_shards_come_back_from_the_disks_bit_for_bit(

@@ -23,6 +23,9 @@ _FIRST_LOOK_S = 10.0
 """How long the first look at a disk is waited for: a disk that takes longer counts as unreadable."""
 
 
+_MOST_PROBLEMS = 5
+
+
 @dataclass(frozen=True, slots=True)
 class _Look:
     """What one disk has."""
@@ -44,8 +47,10 @@ class OpenSnapshot:
 class NodeDisk:
     """The tiers that are on the node itself."""
 
-    def __init__(self, uploaders: Sequence[Uploader], cache: RestoreCache, plans: Plans) -> None:
-        self._cache, self._plans = cache, plans
+    def __init__(
+        self, uploaders: Sequence[Uploader], cache: RestoreCache, plans: Plans, first_look_s: float = _FIRST_LOOK_S
+    ) -> None:
+        self._cache, self._plans, self._first_look_s = cache, plans, first_look_s
         self.run = ""
         """This run of the job, once the node is in it."""
         self._looks: dict[str, _Look] = {}
@@ -58,8 +63,9 @@ class NodeDisk:
     def state(self) -> dict[str, Any]:
         """Snapshots, newest generation and problems of all disks, as `DiskState` has them."""
         with self._looked:
-            self._looked.wait_for(lambda: len(self._looks) == len(self._uploaders), _FIRST_LOOK_S)
-            looks = [self._looks.get(each.url, _silent(each)) for each in self._uploaders]
+            self._looked.wait_for(lambda: len(self._looks) == len(self._uploaders), self._first_look_s)
+            # waited for once: what a disk answers later counts from then on
+            looks = [self._looks.setdefault(each.url, self._silent(each)) for each in self._uploaders]
         return {
             "snapshots": [one for look in looks for one in look.snapshots],
             "generation": max((look.generation for look in looks), default=0),
@@ -92,6 +98,9 @@ class NodeDisk:
         self._plans.add(plan.to_json(), plan.digest)
         with data:
             yield OpenSnapshot(manifest, plan, data)
+
+    def _silent(self, uploader: Uploader) -> _Look:
+        return _Look(problems=(f"{uploader.url} has not answered in {self._first_look_s:g} s",))
 
     def _find(self, owner: int, save_id: str) -> dict[str, Any] | None:
         own, run = without_run(save_id)
@@ -129,10 +138,3 @@ class NodeDisk:
         with self._looked:
             self._looks[uploader.url] = _Look(tuple(snapshots), generation, tuple(problems[:_MOST_PROBLEMS]))
             self._looked.notify_all()
-
-
-_MOST_PROBLEMS = 5
-
-
-def _silent(uploader: Uploader) -> _Look:
-    return _Look(problems=(f"{uploader.url} has not answered in {_FIRST_LOOK_S:.0f} s",))

@@ -15,6 +15,7 @@ from hyperpod_ext.runtime.memory_server.slots.region import Region
 from hyperpod_ext.runtime.memory_server.uploader import Uploader
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest, save_id_of
+from hyperpod_ext.runtime.storage.checkpoints import is_of_node
 from hyperpod_ext.runtime.storage.mac import is_bound
 from hyperpod_ext.runtime.storage.names import Found
 
@@ -62,6 +63,8 @@ class RestoreCache:
                             unreachable.append(problems[-1])
                         break
                     continue
+                if is_of_node(manifest):
+                    continue  # somebody has copied it here
                 keys = ("step", "generation", "save_id", "world_size")
                 summary = {key: manifest[key] for key in keys}
                 offers.append({**summary, "tier": uploader.tier.kind, "url": uploader.url, "folder": one.folder})

@@ -224,7 +224,7 @@ class Upload:
                     return False
             if task.generation in self.entered:  # a copy takes its time, and another run may have begun since
                 checkpoints.check_not_followed(task.generation, self.entered[task.generation][1])
-            by_us = checkpoints.commit(folder, everyone, files, known, self._plan_of)
+            by_us = checkpoints.commit(folder, everyone, files, known, self._plan_of, of_node=self._of_node)
             return True
 
         # only then: the memory, which others may want, is free by now

@@ -64,6 +64,11 @@ _UNPROVED = 10_000
 """Generations up to this one are believed by their names; a job needs as many faults to get there."""
 
 
+def is_of_node(manifest: Manifest) -> bool:
+    """Whether a checkpoint has one node's ranks alone, as on the node's own disk; torch cannot load it."""
+    return manifest.get("of_node") is True
+
+
 def is_part(snapshot: Manifest, rank: str, commit: Mapping[str, Any]) -> bool:
     """Whether a snapshot is that of this rank, and of this commit: the job has signed those of all others, too."""
     same = all(snapshot[key] == commit[key] for key in ("generation", "step", "save_id"))
@@ -443,12 +448,15 @@ class Checkpoints:
         files: Mapping[int, str],
         macs: Mapping[str, Mac],
         known: Callable[[str], Plan | None] = lambda digest: None,
+        *,
+        of_node: bool = False,
     ) -> bool:
         """Write what makes the checkpoint exist. False: somebody else was quicker, with the same.
 
         Args:
             macs: of each file, as who has brought it says (see `mac`).
             known: plans that need not be read from the store.
+            of_node: it has one node's ranks, on the node's own disk.
 
         Raises:
             CorruptSnapshotError: a file of it is not there, as when somebody has deleted it since it was brought; or
@@ -465,7 +473,8 @@ class Checkpoints:
         files_of_torch: dict[str, dict[str, object]] = {}
         all_macs = dict(macs)
         torchs: tuple[tuple[str, bytes], ...] = ()
-        if len(manifests) == int(one["world_size"]):  # else it is one node's part, which torch cannot load
+        part = of_node and len(manifests) < int(one["world_size"])
+        if not part:  # torch cannot load a part
             parts = [RankFile(r, plans[str(m["plan"])], m["values"], files[r]) for r, m in sorted(manifests.items())]
             derived = derive(parts, VALUES)
             torchs = (VALUES, derived.values_file), (METADATA_FILE, derived.metadata)
@@ -482,6 +491,7 @@ class Checkpoints:
             "files": {str(rank): name for rank, name in sorted(files.items())},
             "macs": all_macs,
             "derived": files_of_torch,
+            **({"of_node": True} if part else {}),
             "nbytes": sum({files[rank]: int(m["nbytes"]) for rank, m in manifests.items()}.values()),
             "created_at": time.time(),
         }

@@ -27,7 +27,7 @@ from hyperpod_ext.runtime.snapshot.manifest import (
     read_document,
     sign,
 )
-from hyperpod_ext.runtime.storage.checkpoints import Checkpoints, is_part
+from hyperpod_ext.runtime.storage.checkpoints import Checkpoints, is_of_node, is_part
 from hyperpod_ext.runtime.storage.mac import is_bound, read_mac
 from hyperpod_ext.runtime.storage.names import (
     MANIFEST,
@@ -258,7 +258,11 @@ def _examine(manifest: Manifest, found: Found, files: Mapping[str, int], secret:
     if not isinstance(manifest["created_at"], int | float):
         yield Defect(MANIFEST, f"created_at is {quote(manifest['created_at'])}")
     ranks = {str(rank) for rank in range(len(manifest["ranks"]))}
-    if manifest["world_size"] != len(ranks) or set(manifest["ranks"]) != ranks or set(manifest["files"]) != ranks:
+    if is_of_node(manifest):
+        ranks = set(manifest["ranks"])
+    elif manifest["world_size"] != len(ranks):
+        ranks = set()
+    if not ranks or set(manifest["ranks"]) != ranks or set(manifest["files"]) != ranks:
         yield Defect(MANIFEST, f"it does not name each of its {quote(manifest['world_size'])} ranks")
         return
     for rank, snapshot in manifest["ranks"].items():
@@ -312,12 +316,6 @@ def plans(manifest: Manifest) -> dict[str, str]:
     """Files of a checkpoint's plans, with their digests."""
     digests = {str(snapshot["plan"]) for snapshot in manifest["ranks"].values()}
     return {plan_name(digest): digest for digest in digests}
-
-
-def is_of_node(manifest: Manifest) -> bool:
-    """Whether it has one node's ranks alone, as on the disk of a node; torch cannot load it."""
-    size = manifest.get("world_size")
-    return isinstance(size, int) and len(manifest["ranks"]) < size
 
 
 def derived(manifest: Manifest) -> dict[str, Any]:

@@ -11,14 +11,13 @@ from hyperpod_ext.runtime.snapshot.dcp_metadata import METADATA_FILE, RankFile, 
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest
 from hyperpod_ext.runtime.snapshot.tree import leaf_paths
-from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
+from hyperpod_ext.runtime.storage.checkpoints import Checkpoints, is_of_node
 from hyperpod_ext.runtime.storage.inventory import (
     NOT_A_MANIFEST,
     Defect,
     InventoryEntry,
     derived,
     images,
-    is_of_node,
     plans,
 )
 from hyperpod_ext.runtime.storage.mac import Expected, Reading
