@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hyperpod_ext.config.scales import Scale
-from hyperpod_ext.submit.job_files.job_report import Output, Seconds
+from hyperpod_ext.submit.job_files.job_report import Number, Output
 
 
 class TierEstimate(Output):
@@ -12,31 +12,31 @@ class TierEstimate(Output):
     tier: str
     every_steps: int | None
     """Steps between saves; null: nothing is saved there."""
-    interval_s: Seconds
-    blocked_s: Seconds
+    interval_s: Number
+    blocked_s: Number
     """Seconds that a save blocks training."""
-    latency_s: Seconds
+    latency_s: Number
     """Seconds from a save until it counts."""
-    restart_s: Seconds
-    failures_a_day: dict[str, float]
+    restart_s: Number
+    failures_a_day: dict[str, Number]
     """By class of failures: those that this tier recovers from."""
-    lost_steps_a_failure: float
+    lost_steps_a_failure: Number
 
 
 class UsdLost(Output):
     """Money that failures and saves cost."""
 
-    a_month: float
-    a_failure: float
+    a_month: Number
+    a_failure: Number
 
 
 class GoodputOutput(Output):
     """Expected goodput of one way to save."""
 
-    goodput: float
+    goodput: Number
     """Share of time that goes into kept steps, 0 to 1."""
-    failures_a_month: float
-    lost_steps_a_month: float
+    failures_a_month: Number
+    lost_steps_a_month: Number
     tiers: list[TierEstimate]
     usd_lost: UsdLost | None = None
     """Only if the price of a node is known."""
@@ -46,10 +46,10 @@ class StateOutput(Output):
     """Size of the training state: one copy, all ranks."""
 
     what: str
-    parameters: float | None
-    bytes: float
-    gb: float
-    gib: float
+    parameters: Number | None
+    bytes: Number
+    gb: Number
+    gib: Number
 
 
 class PlanOutput(Output):
@@ -58,9 +58,9 @@ class PlanOutput(Output):
     state: StateOutput
     nodes: int
     workers_per_node: int
-    step_s: Seconds
+    step_s: Number
     memory_per_node_bytes: int
-    failures_a_day: float
+    failures_a_day: Number
     plan: GoodputOutput
     """With the best intervals."""
     as_written: GoodputOutput | None
@@ -76,18 +76,18 @@ class PlanOutput(Output):
 class Goodput(Output):
     """Mean of all simulated jobs."""
 
-    mean: float
-    margin_95: float | None
+    mean: Number
+    margin_95: Number | None
     """Half of the 95 % confidence interval; null: one job was simulated."""
 
 
 class SimulatedJob(Output):
     """One simulated job."""
 
-    goodput: float
+    goodput: Number
     steps: int
     lost_steps: int
-    seconds: dict[str, Seconds]
+    seconds: dict[str, Number]
     faults: dict[str, int]
     """By class of failures."""
     fell_back_to: dict[str, int]
@@ -96,7 +96,7 @@ class SimulatedJob(Output):
     relaunches: int
     given_up: list[str]
     """Why the job gave up."""
-    traffic_gb: dict[str, float]
+    traffic_gb: dict[str, Number]
 
 
 class SimulateOutput(Output):
@@ -104,13 +104,13 @@ class SimulateOutput(Output):
 
     nodes: int
     spares: int
-    days: float
+    days: Number
     runs: int
     seed: int
     every_steps: dict[str, int]
     """Steps between saves, by tier."""
     goodput: Goodput
-    planner: float
+    planner: Number
     """Goodput that `hp-ext plan` expects."""
     each: list[SimulatedJob]
     notes: list[str]
@@ -121,7 +121,7 @@ class ScalesOutput(Output):
     """Numbers of nodes, and how a global batch divides among them."""
 
     file: str
-    at_least: float
+    at_least: Number
     scales: list[Scale]
     replicaDiscreteValues: list[int]  # noqa: N815  (the operator's word)
     """Numbers of nodes that are efficient enough."""
