@@ -8,13 +8,16 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hyperpod_ext.config.files.nearest import suggest
 from hyperpod_ext.errors import NotFoundError
 from hyperpod_ext.files import write_atomically
 from hyperpod_ext.submit.contract.home import home
-from hyperpod_ext.submit.job_files.json_files import read_object
+from hyperpod_ext.submit.job_files.json_files import read_checked
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 
 def remember(target: str, name: str, record: dict[str, Any]) -> None:
@@ -24,15 +27,15 @@ def remember(target: str, name: str, record: dict[str, Any]) -> None:
     write_atomically(folder / f"{name}.json", json.dumps(record, indent=2) + os.linesep)
 
 
-def recall(target: str, name: str) -> dict[str, Any]:
-    """The newest submission of `name` from this machine.
+def recall(target: str, name: str, model: type[BaseModel]) -> dict[str, Any]:
+    """The newest submission of `name` from this machine, with the fields of `model`.
 
     Raises:
         NotFoundError: it submitted none.
         ConfigError: its file is damaged.
     """
     try:
-        return read_object(_folder(target) / f"{name}.json")
+        return read_checked(_folder(target) / f"{name}.json", model)
     except FileNotFoundError:
         hint = suggest(name, names(target)) or "`hp-ext create-job` makes one"
         raise NotFoundError(f"no {target} job named {name} was submitted from here", hint=hint) from None

@@ -63,6 +63,24 @@ class StatusFile(Output):
     scratch: str | None = None
 
 
+class SlurmRecord(Output):
+    """Record of a job that this machine has submitted to Slurm."""
+
+    id: str
+    cluster: str
+    folder: str
+    runs: str
+    world_size: Count
+    submitted_at: str
+
+
+class TrainingJobRecord(Output):
+    """Record of a training job that this machine has created at SageMaker."""
+
+    job_name: str
+    region: str
+
+
 class FaultReport(Output):
     """One fault."""
 

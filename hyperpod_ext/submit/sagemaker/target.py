@@ -24,6 +24,7 @@ from hyperpod_ext.submit.contract.capabilities import Capabilities
 from hyperpod_ext.submit.contract.differences import differences
 from hyperpod_ext.submit.contract.handle import ANYWHERE, JobHandle
 from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
+from hyperpod_ext.submit.job_files.job_report import TrainingJobRecord
 from hyperpod_ext.submit.local.result import EMPTY_REPORT
 from hyperpod_ext.submit.sagemaker.client import call, client
 from hyperpod_ext.submit.sagemaker.job_logs import JobLogs
@@ -144,7 +145,10 @@ def list_jobs() -> list[JobStatus]:
     Raises:
         UnreachableError: it cannot be asked, and nothing was submitted from here.
     """
-    known = {JobHandle(NAME, str(records.recall(NAME, name)["region"]), name) for name in records.names(NAME)}
+    known = {
+        JobHandle(NAME, str(records.recall(NAME, name, TrainingJobRecord)["region"]), name)
+        for name in records.names(NAME)
+    }
     found: dict[JobHandle, JobStatus] = {}
     try:
         service = client("sagemaker", None)
@@ -262,7 +266,7 @@ def _describe(handle: JobHandle) -> Mapping[str, Any]:
 def _job_name(handle: JobHandle) -> str:
     """The newest submission of the name from this machine or, by its tag, from another; or else the name itself."""
     try:
-        return str(records.recall(NAME, handle.name)["job_name"])
+        return str(records.recall(NAME, handle.name, TrainingJobRecord)["job_name"])
     except NotFoundError:
         return _tagged(handle.place, handle.name) or handle.name
 
@@ -282,14 +286,14 @@ def _with_region(handle: JobHandle) -> JobHandle:
     if handle.place != ANYWHERE:
         return handle
     try:
-        region = str(records.recall(NAME, handle.name)["region"])
+        region = str(records.recall(NAME, handle.name, TrainingJobRecord)["region"])
     except NotFoundError:
         region = str(client("sagemaker", None).meta.region_name)
     return JobHandle(NAME, region, handle.name)
 
 
 def _refuse_a_second(name: str) -> None:
-    handle = JobHandle(NAME, records.recall(NAME, name)["region"], name)
+    handle = JobHandle(NAME, records.recall(NAME, name, TrainingJobRecord)["region"], name)
     try:
         if status(handle).ended:
             return

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import ConflictError, HyperpodExtError, NotFoundError, UnreachableError
 from hyperpod_ext.submit.contract import records
 from hyperpod_ext.submit.contract.capabilities import Capabilities
 from hyperpod_ext.submit.contract.handle import JobHandle
 from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
+from hyperpod_ext.submit.job_files.job_report import SlurmRecord
 from hyperpod_ext.submit.slurm import client as slurm
 from hyperpod_ext.submit.slurm import runs
 from hyperpod_ext.submit.slurm.script import COMMENT, NOTE, job_script
@@ -133,7 +136,7 @@ def list_jobs() -> list[JobStatus]:
         UnreachableError: it cannot be asked, and nothing was submitted from here.
     """
     found = []
-    known = {name: str(records.recall(NAME, name)["cluster"]) for name in records.names(NAME)}
+    known = {name: str(records.recall(NAME, name, SlurmRecord)["cluster"]) for name in records.names(NAME)}
     try:
         elsewhere = [name for name in _newest_of_ours() if name not in known]
         known |= dict.fromkeys(elsewhere, slurm.cluster_name() if elsewhere else "")
@@ -249,7 +252,7 @@ def result(handle: JobHandle) -> Mapping[str, Any]:
 def _record(name: str) -> Mapping[str, Any]:
     """Of the newest submission from this machine; where there is none, of the newest in the queue."""
     try:
-        return records.recall(NAME, name)
+        return records.recall(NAME, name, SlurmRecord)
     except NotFoundError:
         with suppress(UnreachableError):
             if queued := _newest_of_ours().get(name):
@@ -300,7 +303,11 @@ def _record_of(queued: slurm.Queued) -> dict[str, Any]:
     notes = [line.removeprefix(NOTE) for line in text.splitlines() if line.startswith(NOTE)]
     if not notes:
         raise NotFoundError(f"the file of job {queued.id} holds no spec", hint="was it changed after it was written?")
-    job = JobConfig.model_validate_json(notes[0])
+    try:
+        job = JobConfig.model_validate_json(notes[0])
+    except ValidationError:
+        hint = "ask on the machine that submitted it"
+        raise NotFoundError(f"the file of job {queued.id} holds a spec of another version", hint=hint) from None
     return {
         "id": queued.id,
         "cluster": slurm.cluster_name(),

@@ -16,6 +16,7 @@ from hyperpod_ext.clusters import existing, service
 from hyperpod_ext.clusters.changes import update_cluster_request
 from hyperpod_ext.errors import ConflictError, UnknownOutcomeError
 from hyperpod_ext.submit.contract import records
+from hyperpod_ext.submit.job_files.job_report import TrainingJobRecord
 from hyperpod_ext.submit.plan import Plan, make_plan
 from hyperpod_ext.submit.sagemaker import client as client_module
 from hyperpod_ext.submit.submit import submit
@@ -106,7 +107,7 @@ def test_a_training_job_whose_answer_was_lost_is_the_one_submitted(aws: AwsStand
     aws.failures["CreateSecret"] = lost(how)
     assert str(submit(plan(tmp_path))) == "sagemaker://us-west-2/tiny-gpt"
     assert (len(aws.jobs), len(aws.secrets)) == (1, 1)
-    assert records.recall("sagemaker", "tiny-gpt")["job_name"] in aws.jobs
+    assert records.recall("sagemaker", "tiny-gpt", TrainingJobRecord)["job_name"] in aws.jobs
 
 
 def test_another_training_job_is_not_taken_for_the_one_whose_answer_was_lost(aws: AwsStandIn, tmp_path: Path) -> None:

@@ -46,3 +46,18 @@ def test_all_commands_have_the_same_last_word(
     assert disagreements(shown.json, {"status": status.json, "wait": waited.json}, waited, None) == []
     if state == "FAILED":
         assert "ValueError: odd" in shown.json["error"]["message"]
+
+
+@pytest.mark.parametrize("wrong", ["", "[]", '{"id": "17"}', '{"id": 17, "cluster": "c", "folder": {}, "runs": null}'])
+@pytest.mark.parametrize("target", ["hyperpod-slurm", "sagemaker"])
+def test_a_damaged_record_of_a_job_is_an_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, wrong: str
+) -> None:
+    monkeypatch.setenv("HPX_HOME", str(tmp_path))
+    records.remember(target, "a", {})
+    file = tmp_path / target / "a.json"
+    file.write_text(wrong)
+    for command in (["status", "a"], ["list"], ["cancel", "a"]):
+        done = call_hp_ext(*command, "--target", target)
+        assert (done.code, done.stdout) == (3, "")
+        assert done.stderr.startswith(f"{file}: ")
