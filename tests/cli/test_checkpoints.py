@@ -247,7 +247,9 @@ def test_the_memory_of_a_running_local_job_is_listed(place: LocalPlace, folder: 
     with local_store.locked(JOB):
         submission = local_store.create(JOB)
         submission.write_status(state="running", scratch=str(place.scratch))
-        submission.job_file.write_text(json.dumps({"name": JOB, "nodes": 2, "checkpoint": {"tiers": tiers}}))
+        submission.job_file.write_text(
+            json.dumps({"name": JOB, "script": "train.py", "nodes": 2, "checkpoint": {"tiers": tiers}})
+        )
         path = place.scratch / "node0.memory"
         config = RuntimeConfig(name=JOB, nodes=2, workers_per_node=2, checkpoint=policy)
         threading.Thread(target=Server(path, memory, config).serve, daemon=True).start()
@@ -295,7 +297,9 @@ def test_a_local_jobs_checkpoints_are_checked_with_its_own_secret(
     with local_store.locked(JOB):
         submission = local_store.create(JOB)
     tiers = [{"kind": "file", "path": str(folder.parent)}]
-    submission.job_file.write_text(json.dumps({"name": JOB, "nodes": 2, "checkpoint": {"tiers": tiers}}))
+    submission.job_file.write_text(
+        json.dumps({"name": JOB, "script": "train.py", "nodes": 2, "checkpoint": {"tiers": tiers}})
+    )
     secret = submission.folder.parent / "secret"
     secret.touch(mode=0o600)
     secret.write_bytes(SECRET)

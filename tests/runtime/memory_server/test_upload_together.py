@@ -285,8 +285,8 @@ def test_a_run_that_another_follows_as_it_commits_deletes_nothing(nodes, monkeyp
     """What is old to the one may be what the other has gone back to."""
     commit, pruned = Checkpoints.commit, []
 
-    def commit_and_be_followed(self: Checkpoints, *rest: Any) -> bool:
-        done = commit(self, *rest)
+    def commit_and_be_followed(self: Checkpoints, *rest: Any, **more: Any) -> bool:
+        done = commit(self, *rest, **more)
         self.fence(2, 5, "another run")
         return done
 
