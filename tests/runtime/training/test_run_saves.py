@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -138,3 +140,26 @@ def test_an_error_in_the_last_save_of_a_loop_that_its_loader_ends_is_raised_when
     with pytest.raises(OSError, match="no space"):
         run.check_returned("train")
     assert run._link.snapshots[-1] == (4, 0)  # type: ignore[attr-defined]  # others may go on from it
+
+
+def test_a_step_whose_loader_raises_is_not_committed_once_its_generation_is_left(run: Run) -> None:
+    """The script holds the loop, which is closed when the frames of the failed call are cleared."""
+    model = torch.nn.Linear(2, 2)
+
+    def rows() -> Iterator[int]:
+        yield from range(4)
+        raise EOFError
+
+    def train() -> None:
+        run.restore(model=model)
+        steps = run.steps(9)
+        for _ in zip(rows(), steps, strict=False):
+            with torch.no_grad():
+                model.weight.add_(1)
+
+    run.enter(1, fresh=True)
+    with pytest.raises(EOFError) as raised:
+        train()
+    run.drop_aborted()
+    traceback.clear_frames(raised.value.__traceback__)
+    assert run.step == 3
