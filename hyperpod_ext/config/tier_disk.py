@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
 from hyperpod_ext.config.tier import DurableTier, EverySteps
 
@@ -25,8 +25,6 @@ class DiskTier(DurableTier):
     every_steps: EverySteps = 10
     """Write the newest snapshot each time this many steps have been made.
     `auto`: the running job finds the best interval, from what saves cost it and how often it fails."""
-    keep: PositiveInt = 2
-    """Newest snapshots that each node keeps; older ones are deleted."""
     path: Annotated[str, Field(min_length=1, examples=["/mnt/nvme/checkpoints"])]
     """Directory on a disk of the node, which nothing else clears. Snapshots go under `path/NAME-OF-THE-JOB/`. `{node}`
     stands for the node's number, for several nodes of a test that share one machine."""

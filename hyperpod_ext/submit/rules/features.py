@@ -271,7 +271,7 @@ def orchestrator_is_the_targets(context: Context) -> Iterator[Finding]:
 @rule(
     "HPX124",
     "warning",
-    "copies in other nodes' memory that do not meet",
+    "copies of nodes that do not meet",
     "With when_busy: skip, each node leaves out the steps for which it is busy. The newest copies of two nodes may "
     "then be of different steps, and after the loss of a node the job goes back to the newest step that all have.",
     "Write when_busy: supersede or wait; the copies of all nodes are then of the same steps.",
@@ -279,7 +279,8 @@ def orchestrator_is_the_targets(context: Context) -> Iterator[Finding]:
 def skipped_copies_meet(context: Context) -> Iterator[Finding]:
     job = context.job
     skips = job.mode == "ours" and job.nodes > 1 and job.checkpoint.when_busy == "skip"
-    if skips and job.checkpoint.peer() is not None:
+    on_disks = any(tier.on_node for tier in job.checkpoint.durable())
+    if skips and (on_disks or job.checkpoint.peer() is not None):
         yield Finding(("checkpoint", "when_busy"), "each node skips steps of its own", "write supersede")
 
 

@@ -196,6 +196,12 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         "checkpoint.when_busy",
     ),
     (
+        "HPX124",
+        disk("/nvme") | {"nodes": 2, "checkpoint": {"tiers": [{"kind": "disk", "path": "/nvme"}], "when_busy": "skip"}},
+        disk("/nvme") | {"nodes": 2},
+        "checkpoint.when_busy",
+    ),
+    (
         "HPX125",
         {"workers_per_node": 2, "resources": {"accelerator_resource": "nvidia.com/mig-1g.10gb"}},
         {"resources": {"accelerator_resource": "nvidia.com/mig-1g.10gb"}},
