@@ -63,13 +63,12 @@ def command(
     result = {"name": cluster.name, "changes": [change.to_json() for change in found], "request": request}
     table = "\n".join(map(str, found)) or f"{cluster.name} is as the spec says"
     stuck = [change for change in found if change.effect.startswith("replace")]
-    if dry_run or not found or stuck:
+    if not found or (dry_run and not stuck):
         print_result(result, output, table)
-    if stuck:
-        _refuse(stuck)
-    if dry_run or not found:
         return
     say(table)
+    if stuck:
+        _refuse(stuck)
     if not yes:
         click.confirm(f"Change {cluster.name}?", abort=True, err=True)
     service.update(cluster, request, str(described["ClusterArn"]), found)

@@ -11,7 +11,7 @@ Request = dict[str, Any]
 
 
 class ErrorOutput(Output):
-    """Printed by every command that fails under `-o json`."""
+    """Printed under `-o json` by every command that fails, unless its options are wrong (exit code 2)."""
 
     error: ErrorDetails
 

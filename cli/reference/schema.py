@@ -25,7 +25,8 @@ The first line of a spec then names it for editors:
 def command(words: tuple[str, ...]) -> None:
     """Print a JSON schema: of a spec, for editors; of a command's output under -o json; or of the event log.
 
-    error is the output of each command that fails. Later versions may add fields to outputs.
+    error is the output of each command that fails, unless its options are wrong. Later versions may add fields to
+    outputs.
     """
     import json
 

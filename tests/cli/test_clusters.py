@@ -68,11 +68,12 @@ def test_a_change_that_needs_a_new_cluster_is_refused_with_the_reason(tmp_path: 
     assert hp_ext(tmp_path, "create-cluster", *FILE).code == 0
     group = GROUP | {"instance_type": "ml.p5e.48xlarge"}
     write(tmp_path, LEAST, vpc=VPC | {"subnets": ["subnet-9"]}, instance_groups=[group])
-    refused = hp_ext(tmp_path, "update-cluster", *FILE, "--yes")
+    refused = hp_ext(tmp_path, "update-cluster", *FILE, "--yes", "-o", "json")
     assert (refused.code, aws.count("UpdateCluster")) == (3, 0)
-    assert "only a new cluster has it" in refused.stderr
-    assert "only a new group has it" in refused.stderr
-    assert "! VpcConfig" in refused.stdout
+    assert "! VpcConfig" in refused.stderr
+    hints = {one["path"]: one["hint"] for one in refused.json["error"]["problems"]}
+    assert "only a new cluster has it" in hints["VpcConfig"]
+    assert "only a new group has it" in hints["InstanceGroups.workers.InstanceType"]
 
 
 def test_a_group_that_the_spec_does_not_name_is_kept_unless_asked(tmp_path: Path, aws: AwsStandIn) -> None:
