@@ -12,6 +12,7 @@ import pytest
 
 from hyperpod_ext.runtime.events.event import Other
 from hyperpod_ext.runtime.events.history import read_history
+from hyperpod_ext.runtime.events.of_training import Restored
 from hyperpod_ext.runtime.events.reading import read_events
 from hyperpod_ext.runtime.events.report import make_report
 from hyperpod_ext.runtime.metrics.meters import Meters
@@ -63,3 +64,11 @@ def test_meters_trace_and_history_of_an_earlier_log_agree_with_its_report(folder
     assert history.wall_s == pytest.approx(report["seconds"]["wall"], abs=1e-3)
     assert history.process.events + history.rehearsed == len(report["faults"])
     assert history.nodes == report["capacity"]["nodes"]
+
+
+def test_a_durable_source_has_the_same_name_in_logs_of_earlier_versions(tmp_path: Path) -> None:
+    log = tmp_path / "events.jsonl"
+    common = {"event": "restored", "t": 1.0, "generation": 1, "step": 4}
+    events = [{**common, "rank": 0, "source": "s3"}, {**common, "rank": 1, "source": "durable", "tier": "s3"}]
+    log.write_text("".join(json.dumps(event) + "\n" for event in events))
+    assert [event.came_from for event in read_events(log).events.of(Restored)] == ["s3", "s3"]
