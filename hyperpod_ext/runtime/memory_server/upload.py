@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from hyperpod_ext.errors import HyperpodExtError, NotFoundError
+from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, NotFoundError
 from hyperpod_ext.runtime.memory_server.slots.regions import Regions
 from hyperpod_ext.runtime.memory_server.slots.slots import State
 from hyperpod_ext.runtime.memory_server.upload_queue import UploadQueue, UploadTask
@@ -101,7 +101,7 @@ class Upload:
             checkpoints.put_done(folder, task.node, macs)
             task.brought = True
         most = max(sum(int(everyone[rank]["nbytes"]) for rank in ranks) for ranks in uploads.values())
-        committed = self._see_committed(task, folder, everyone, files, macs, checkpoints, most)
+        committed = self._see_committed(task, folder, records, files, macs, checkpoints, most)
         if self._of_node and not committed:
             self._check_own(folder, everyone, checkpoints)
         for manifest in manifests:
@@ -156,10 +156,18 @@ class Upload:
             return {task.node: [pin.manifest for _, pin in sorted(task.pins.items())]}
         found: dict[int, list[Manifest]] = {}
 
+        strange: set[int] = set()
+        """Nodes whose notes this job did not write. Spares and nodes that joined have numbers from `nodes` on, too."""
+
         def complete() -> bool:
             progress = self._progress(task, folder, checkpoints)
-            for node in progress.announced - found.keys():
-                found[node] = checkpoints.record(folder, node)
+            for node in sorted(progress.announced - found.keys() - strange):
+                try:
+                    found[node] = checkpoints.record(folder, node)
+                except CorruptSnapshotError:
+                    if node < task.nodes:
+                        raise
+                    strange.add(node)
             return len(found) >= task.nodes
 
         self._poll(
@@ -190,7 +198,7 @@ class Upload:
         self,
         task: UploadTask,
         folder: str,
-        everyone: dict[int, Manifest],
+        records: Mapping[int, list[Manifest]],
         files: dict[int, str],
         macs: Mapping[str, Mac],
         checkpoints: Checkpoints,
@@ -203,6 +211,7 @@ class Upload:
         """
         timeout_s = time.monotonic() + min(_TURN_S * task.node, _LAST_TURN_S)
         limit_s = max(_DEADLINE_S, nbytes / _SLOWEST_BYTES_S)
+        everyone = {int(manifest["rank"]): manifest for each in records.values() for manifest in each}
         by_us = False
 
         def committed() -> bool:
@@ -212,13 +221,13 @@ class Upload:
                 progress = self._progress(task, folder, checkpoints)
                 if progress.complete:
                     return True
-                if len(progress.done) < task.nodes:
+                if not records.keys() <= progress.done:
                     return False
                 # who is lower may have gone on to a newer step: its part is there, and so nobody else would commit
                 if time.monotonic() < timeout_s and not self._queue.is_passed(task, time.monotonic()):
                     return False
                 try:
-                    for node in progress.done - {task.node}:
+                    for node in records.keys() - {task.node}:
                         known |= checkpoints.macs(folder, node)
                 except NotFoundError:  # another has committed since
                     return False
@@ -237,7 +246,7 @@ class Upload:
         return by_us
 
     def _progress(self, task: UploadTask, folder: str, checkpoints: Checkpoints) -> CheckpointProgress:
-        progress = checkpoints.progress(folder, task.nodes)
+        progress = checkpoints.progress(folder)
         if progress.complete:
             return progress
 

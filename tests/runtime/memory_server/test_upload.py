@@ -45,7 +45,7 @@ class Place:
     def macs(self, folder: str, node: int) -> dict[str, Any]:
         return {}
 
-    def progress(self, folder: str, nodes: int | None = None) -> CheckpointProgress:
+    def progress(self, folder: str) -> CheckpointProgress:
         """One look at the folder; after the last one the step is given up."""
         done = frozenset(self._mine)
         if self._mine:
@@ -54,7 +54,7 @@ class Place:
             self._work.dropped = not self._others_done
         return CheckpointProgress(frozenset({self._work.node, 1}), done, frozenset(), frozenset(), complete=False)
 
-    def commit(self, *_: object) -> bool:
+    def commit(self, *_: object, **__: object) -> bool:
         self.committed += 1
         return True
 

@@ -51,14 +51,20 @@ class GatedStore(FileStore):
 
 
 class Node:
-    """Node `number` of two, with one rank, whose state is its own; every tenth step is due."""
+    """One of two nodes, with one rank, whose state is its own; every tenth step is due. Its number: the rank's."""
 
-    def __init__(self, number: int, folder: Path) -> None:
+    def __init__(self, rank: int, folder: Path, number: int | None = None) -> None:
         tiers = (MemoryTier(every_steps=1), FileTier(path=str(folder / "tier"), every_steps=10))
         policy = CheckpointPolicy(tiers=tiers, when_busy="supersede")
-        self.rank = number
+        self.rank = rank
         self.memory = NodeMemory(
-            policy, job=JOB, secret=SECRET, node=number, nodes=2, owners=1, usable_bytes=lambda: 1 << 30
+            policy,
+            job=JOB,
+            secret=SECRET,
+            node=rank if number is None else number,
+            nodes=2,
+            owners=1,
+            usable_bytes=lambda: 1 << 30,
         )
         (self.uploader,) = self.memory.uploaders
         self.store = self.uploader.checkpoints.store = GatedStore(self.uploader.url)
@@ -299,3 +305,17 @@ def test_a_run_that_another_follows_as_it_commits_deletes_nothing(nodes, monkeyp
     assert pruned == []
     assert nodes[0].steps() == [10]
     assert any("another run has followed" in (node.uploader.status["last_error"] or "") for node in nodes)
+
+
+def test_a_spare_in_the_place_of_a_lost_node_has_a_number_beyond_the_nodes_of_the_job(tmp_path):
+    """Numbers are not counts: of two nodes the second one was lost, and node 2 brings its part. Names that strangers
+    write take part in nothing."""
+    first, spare = Node(0, tmp_path), Node(1, tmp_path, number=2)
+    made_up = tmp_path / "tier" / JOB / folder_of(10, 1)
+    made_up.mkdir(parents=True)
+    for name in ("node-7.json", "done-7.json", "failed-8.json", "left-9.json"):
+        (made_up / name).write_text("{}")
+    first.save(10)
+    spare.save(10)
+    come_to_rest(first, spare)
+    assert first.steps() == [10]

@@ -125,8 +125,8 @@ MUTANTS: list[Mutant] = [
     UPLOAD.mutant(
         "upload.commits_before_all_parts",
         "The manifest of a checkpoint is written when every node has brought its part.",
-        "if len(progress.done) < task.nodes:",
-        "if len(progress.announced) < task.nodes:",
+        "if not records.keys() <= progress.done:",
+        "if not records.keys() <= progress.announced:",
     ),
     UPLOAD.mutant(
         "upload.commits_after_another_run",
