@@ -50,7 +50,7 @@ def test_a_flipped_bit_moves_all_ranks_to_the_next_source_and_then_to_an_older_s
         image.flip("data" if where == "gap" else "gap")  # twice in one place would mend it
     assert job.resume() == 4
     job.assert_holds(4)
-    assert {event["source"] for event in job.vote.events if event["rank"] == 0} == {"file"}
+    assert {event["tier"] for event in job.vote.events if event["rank"] == 0} == {"file"}
 
 
 def test_with_every_copy_damaged_nothing_is_loaded_and_nothing_is_begun_anew(make_job, place):
@@ -214,7 +214,7 @@ def test_step_0_is_found(make_job, place):
     states = job.states
     job = relaunched(make_job, job)
     assert job.resume() == 0
-    assert {event["source"] for event in job.vote.events} == {place.tier()["kind"]}
+    assert {event["tier"] for event in job.vote.events} == {place.tier()["kind"]}
     assert states[0].keys() < states[3].keys()  # no optimizer has a state yet
     job.assert_holds(0)
 

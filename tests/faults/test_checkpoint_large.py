@@ -20,7 +20,7 @@ def test_flipped_bits_in_memory_at_a_peer_and_in_a_directory(make_job, place):
     job.image(1, 0, 2, replica=True).flip("last byte")
     assert job.resume() == 2
     job.assert_holds(2)
-    assert {event["source"] for event in job.vote.events if event["rank"] == 0} == {"file"}
+    assert {event["tier"] for event in job.vote.events if event["rank"] == 0} == {"file"}
     plan = job.ranks[1].layout().plan
     job = relaunched(make_job, job, workers=1)
     for at in (0, plan.nbytes // 2, plan.nbytes - 1):

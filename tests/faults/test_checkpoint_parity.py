@@ -11,7 +11,7 @@ PARITY = {"kind": "peer", "every_steps": 2, "parity": 3}
 
 
 def sources(job: SmallJob) -> dict[int, str]:
-    return {event["rank"]: event["source"] for event in job.vote.events}
+    return {event["rank"]: event.get("tier") or event["source"] for event in job.vote.events}
 
 
 def replaced(job: SmallJob, *nodes: int) -> SmallJob:

@@ -627,7 +627,7 @@ def test_the_end_is_told_while_the_report_of_a_long_log_is_made(
 
     def takes_long(path: Path, **_: Any) -> dict[str, Any]:
         assert made.wait(PATIENCE_S)
-        return {"of": path.name}
+        return {"of": path.name, "warnings": []}
 
     monkeypatch.setattr("hyperpod_ext.runtime.events.log.report_on", takes_long)
 
@@ -640,7 +640,7 @@ def test_the_end_is_told_while_the_report_of_a_long_log_is_made(
             assert not (tmp_path / "report.json").exists()
             made.set()
             await coordinator.end.reported()
-            assert json.loads((tmp_path / "report.json").read_text()) == {"of": "events.jsonl"}
+            assert json.loads((tmp_path / "report.json").read_text()) == {"of": "events.jsonl", "warnings": []}
 
     asyncio.run(body())
 
