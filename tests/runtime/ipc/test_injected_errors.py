@@ -182,10 +182,13 @@ def test_a_worker_and_its_agent(tmp_path: Path, count: int) -> None:
     def end(code: int) -> None:
         if not ended.is_set():
             errors.append(f"the worker ends with {code}")
-        raise SystemExit
 
     with injected(count) as inject, mock.patch.object(os, "_exit", end):
         asyncio.run(asyncio.wait_for(run(inject), PATIENCE_S))
+        for thread in threading.enumerate():  # later its exit would be that of this process
+            if thread.name == "hpx-session":
+                thread.join(PATIENCE_S)
+                assert not thread.is_alive()
     assert inject.struck == count
     assert errors == []
 
