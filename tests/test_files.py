@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from hyperpod_ext.cli import hp_ext
 
-from hyperpod_ext.config.tier_file import FileTier
+from hyperpod_ext.config.checkpoint.file import FileTier
 from hyperpod_ext.files import make_private_folder, open_private, open_regular, read_regular, write_atomically
 from hyperpod_ext.runtime.events import reading
 from hyperpod_ext.runtime.events.kept import read_kept

@@ -66,7 +66,7 @@ class _Reader:
 
     def read(self) -> Question:
         from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier, PeerTier
-        from hyperpod_ext.config.tier_s3 import S3Tier
+        from hyperpod_ext.config.checkpoint.s3 import S3Tier
         from hyperpod_ext.planner.costs import catalogued, group_size
         from hyperpod_ext.planner.recovery_tiers import Scenario, costs_of, waits_of
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 if TYPE_CHECKING:
-    from hyperpod_ext.config.tier import Loss
+    from hyperpod_ext.config.checkpoint.tier import Loss
     from hyperpod_ext.runtime.events.event import Events
     from hyperpod_ext.runtime.membership.actions import Fault
     from hyperpod_ext.runtime.membership.escalation import Budgets
@@ -20,7 +20,7 @@ def what_next(
     spec: Mapping[str, Any], held: Sequence[Held], running: bool, events: Events, now: float
 ) -> list[tuple[str, str]]:
     """What would come of the next fault, of each kind. Whether it ends the job is asked of what decides that there."""
-    from hyperpod_ext.config.tier import Loss
+    from hyperpod_ext.config.checkpoint.tier import Loss
 
     newest = {lost: _newest(held, lost) for lost in get_args(Loss)}
     again = _from(newest["job"], "it goes on", "it begins anew: no durable tier has a checkpoint")

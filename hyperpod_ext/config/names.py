@@ -43,12 +43,3 @@ def stays_below(text: str) -> str:
     if ".." in text.split("/"):
         raise ValueError(f"`{text}` leads out of the volume by `..`; write a path below it")
     return text
-
-
-# what our agent writes as its container's termination message, which Kubernetes keeps in the status of the pod
-OF_JOB = "hyperpod_ext, the job: "
-"""Start of the message, if it says why the job failed."""
-OF_NODE = "hyperpod_ext, node"
-"""Start of the message, before the node's number and a colon, if it says why that node had to stop."""
-HINT = "\nhint: "
-"""Separates it from what to do."""

@@ -22,14 +22,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hyperpod_ext.config.tier import DurableTier
+from hyperpod_ext.config.checkpoint.tier import DurableTier
 
 
 class ShelfTier(DurableTier):
     """A shelf."""
 
     schemes = ("shelf",)
-    store = "hyperpod_ext.config.tier_shelf:ShelfStore"
+    store = "hyperpod_ext.config.checkpoint.shelf:ShelfStore"
     distance = 8
     kind: Literal["shelf"] = "shelf"
     shelf: Annotated[str, Field(pattern="^shelf://", examples=["shelf:///archive"])]
@@ -78,10 +78,11 @@ def package(tmp_path: Path, root: Path) -> Path:
 
 def add_tier(package: Path) -> list[Path]:
     """Add the shelf; the files that were written."""
-    file, imports = package / "hyperpod_ext/config/tier_shelf.py", package / "hyperpod_ext/config/checkpoint.py"
+    folder = package / "hyperpod_ext/config/checkpoint"
+    file, imports = folder / "shelf.py", folder / "__init__.py"
     file.write_text(SHELF.lstrip())
     before = imports.read_text()
-    imports.write_text(re.sub(r"(import tier_disk, tier_file, tier_s3)\b", r"\1, tier_shelf", before))
+    imports.write_text(re.sub(r"(import disk, file, s3)\b", r"\1, shelf", before))
     assert imports.read_text() != before
     return [file, imports]
 

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from hostile_tree import JOB, SECRET, HostileTree, outside_of, save
 from hyperpod_ext.cli import hp_ext
 
-from hyperpod_ext.config.tier_file import FileTier
+from hyperpod_ext.config.checkpoint.file import FileTier
 from hyperpod_ext.errors import HyperpodExtError
 from hyperpod_ext.runtime.memory_server.restore_cache import RestoreCache
 from hyperpod_ext.runtime.storage.checkpoints import Checkpoints

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hyperpod_ext.catalog.instances import instance
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier, PeerTier
-from hyperpod_ext.config.tier_s3 import S3Tier
+from hyperpod_ext.config.checkpoint.s3 import S3Tier
 from hyperpod_ext.planner.costs import Speeds, Spread, catalogued, group_size, memory_per_node
 from hyperpod_ext.planner.estimate import look_ahead, without_each
 from hyperpod_ext.planner.presets import preset

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 
-from hyperpod_ext.config.names import HINT, OF_JOB, OF_NODE
+from hyperpod_ext.config.last_word import HINT, OF_JOB, OF_NODE
 
 ENV_FILE = "HPX_TERMINATION_LOG"
 """Variable with the file that Kubernetes takes a container's last word from, where the pod names another one."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier, PeerTier
-from hyperpod_ext.config.tier_file import FileTier
+from hyperpod_ext.config.checkpoint.file import FileTier
 from hyperpod_ext.runtime.membership import actions as m
 from hyperpod_ext.runtime.membership.escalation import Budgets
 from hyperpod_ext.runtime.membership.membership import Membership

@@ -15,9 +15,9 @@ import pytest
 from torch.distributed import HashStore
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier, PeerTier
+from hyperpod_ext.config.checkpoint.file import FileTier
+from hyperpod_ext.config.checkpoint.s3 import S3Tier
 from hyperpod_ext.config.job.runtime import RuntimeConfig
-from hyperpod_ext.config.tier_file import FileTier
-from hyperpod_ext.config.tier_s3 import S3Tier
 from hyperpod_ext.errors import ConfigError, ConflictError, NoCheckpointError, UnreachableError
 from hyperpod_ext.runtime.control_plane.decision import RestoreCoordinator
 from hyperpod_ext.runtime.control_plane.hyperpod_socket import HyperpodAgentClient

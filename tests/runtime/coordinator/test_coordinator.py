@@ -20,10 +20,10 @@ from kept_orders import begun, take, train
 from waiting import PATIENCE_S
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier, PeerTier
+from hyperpod_ext.config.checkpoint.file import FileTier
 from hyperpod_ext.config.elastic import Elastic
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.config.restart import RestartPolicy
-from hyperpod_ext.config.tier_file import FileTier
 from hyperpod_ext.runtime.agent.election import ElectionListener
 from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.coordinator import members, reports

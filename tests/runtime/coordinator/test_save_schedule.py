@@ -10,8 +10,8 @@ import pytest
 from kept_orders import handshake_of
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier, PeerTier
+from hyperpod_ext.config.checkpoint.file import FileTier
 from hyperpod_ext.config.job.runtime import RuntimeConfig
-from hyperpod_ext.config.tier_file import FileTier
 from hyperpod_ext.runtime.coordinator import save_schedule
 from hyperpod_ext.runtime.coordinator.interval_tuner import START_PEER_S
 from hyperpod_ext.runtime.coordinator.job_run import Ranks

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier
+from hyperpod_ext.config.checkpoint.file import FileTier
 from hyperpod_ext.config.detection import HealthPolicy
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.config.restart import RestartPolicy
-from hyperpod_ext.config.tier_file import FileTier
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.detection import gpu_health, health
 from hyperpod_ext.runtime.detection.health import HealthContext, examine, examine_until_fit

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier
+from hyperpod_ext.config.checkpoint.file import FileTier
 from hyperpod_ext.config.job.runtime import RuntimeConfig
-from hyperpod_ext.config.tier_file import FileTier
 from hyperpod_ext.errors import HyperpodExtError, JobFailedError, UnreachableError
 from hyperpod_ext.runtime.detection.preflight import check_node, check_tiers
 from hyperpod_ext.runtime.ipc.environment import read_secret

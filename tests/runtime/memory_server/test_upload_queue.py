@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ext.config.tier_file import FileTier
+from hyperpod_ext.config.checkpoint.file import FileTier
 from hyperpod_ext.errors import NotFoundError
 from hyperpod_ext.runtime.memory_server.upload_queue import UploadQueue
 

@@ -13,7 +13,7 @@ from served import JOB, SECRET, plan_of
 from waiting import until
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier
-from hyperpod_ext.config.tier_file import FileTier
+from hyperpod_ext.config.checkpoint.file import FileTier
 from hyperpod_ext.errors import UnreachableError
 from hyperpod_ext.runtime.memory_server.protocol.requests import Enter, SaveRecord
 from hyperpod_ext.runtime.memory_server.state import NodeMemory

@@ -23,7 +23,7 @@ from served import JOB, SECRET, Served, Writer, plan_of, serve
 from waiting import until
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier
-from hyperpod_ext.config.tier_file import FileTier
+from hyperpod_ext.config.checkpoint.file import FileTier
 from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, NotFoundError, UnreachableError
 from hyperpod_ext.runtime.agent.memory_client import CopyMonitor
 from hyperpod_ext.runtime.memory_server.protocol.requests import NextSlot, SaveRecord, ServerStatus, Status

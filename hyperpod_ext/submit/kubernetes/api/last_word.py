@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ext.config.names import HINT, OF_JOB, OF_NODE
+from hyperpod_ext.config.last_word import HINT, OF_JOB, OF_NODE
 
 _SAYS_NOTHING = ("Error", "Completed", "ContainerStatusUnknown")
 """Reasons of the kubelet that add nothing to an exit code."""

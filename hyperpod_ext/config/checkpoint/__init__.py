@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union
 
 from pydantic import Field, PositiveFloat, PositiveInt, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from hyperpod_ext.config import tier_disk, tier_file, tier_s3  # noqa: F401  (a new tier: its file's name, here)
 from hyperpod_ext.config.base import Config, ContradictionError
-from hyperpod_ext.config.tier import DURABLE as DURABLE
-from hyperpod_ext.config.tier import DurableTier as DurableTier
-from hyperpod_ext.config.tier import EverySteps, Loss, Tuned
-from hyperpod_ext.config.tier import tier_of as tier_of
+from hyperpod_ext.config.checkpoint import disk, file, s3  # noqa: F401  (registers them; a new tier adds its file here)
+from hyperpod_ext.config.checkpoint.tier import DURABLE as DURABLE
+from hyperpod_ext.config.checkpoint.tier import DurableTier as DurableTier
+from hyperpod_ext.config.checkpoint.tier import EverySteps, Loss, Tuned
+from hyperpod_ext.config.checkpoint.tier import tier_of as tier_of
 
 
 class MemoryTier(Tuned):

@@ -6,14 +6,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from hyperpod_ext.config.tier import DurableTier
+from hyperpod_ext.config.checkpoint.tier import DirectoryTier
 
 
-class FileTier(DurableTier):
+class FileTier(DirectoryTier):
     """A shared POSIX directory, FSx for example: survives the loss of every node."""
 
     schemes = ("file", "")
-    store = "hyperpod_ext.runtime.storage.file:FileStore"
     distance = 6
     kind: Literal["file"] = "file"
     path: Annotated[str, Field(min_length=1, examples=["/fsx/checkpoints"])]
@@ -30,14 +29,6 @@ class FileTier(DurableTier):
         if not self.shared:
             dumped.pop("shared", None)
         return dumped
-
-    @property
-    def place(self) -> str:
-        return self.path
-
-    @property
-    def folder(self) -> str:
-        return self.path
 
     @property
     def options(self) -> dict[str, Any]:

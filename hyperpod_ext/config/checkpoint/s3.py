@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from hyperpod_ext.config.tier import DurableTier
+from hyperpod_ext.config.checkpoint.tier import DurableTier
 
 
 def _uri_may_be_the_clusters(schema: dict[str, Any]) -> None:

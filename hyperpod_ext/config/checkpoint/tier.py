@@ -6,6 +6,7 @@ keeps its checkpoints. Everything else asks the class.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
@@ -36,7 +37,7 @@ def tier_of(url: str) -> type[DurableTier] | None:
 
 
 def _or_auto(schema: dict[str, Any]) -> None:
-    """Editors are told that `auto` may stand for the number."""
+    """Allow `auto` next to a number in the JSON schema."""
     number = {key: schema.pop(key) for key in ("type", "exclusiveMinimum") if key in schema}
     schema["anyOf"] = [number, {"const": AUTO, "type": "string"}]
 
@@ -57,7 +58,7 @@ class Tuned(Config):
     survives: ClassVar[frozenset[Loss]]
     """Losses after which snapshots in this tier can still be read."""
     level: ClassVar[str]
-    """What the planner takes it for."""
+    """Level of the planner's cost model that the tier counts as."""
 
     @field_validator("every_steps", mode="wrap", check_fields=False)
     @classmethod
@@ -72,7 +73,7 @@ class Tuned(Config):
 
     @property
     def auto(self) -> bool:
-        """Whether `every_steps` is no more than where to begin."""
+        """Whether the running job may change `every_steps`."""
         return isinstance(getattr(self, "every_steps", None), Auto)
 
 
@@ -115,12 +116,13 @@ class DurableTier(Tuned):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        DURABLE[cls.model_fields["kind"].default] = cls
+        if "kind" in cls.model_fields:
+            DURABLE[cls.model_fields["kind"].default] = cls
 
     @property
+    @abstractmethod
     def place(self) -> str:
         """URL or path below which each job has its folder."""
-        raise NotImplementedError
 
     @property
     def folder(self) -> str | None:
@@ -134,7 +136,7 @@ class DurableTier(Tuned):
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """What its store is opened with."""
+        """Arguments of the store's `at`, besides place and job."""
         return {}
 
     def on_one_machine(self) -> Self:
@@ -148,3 +150,19 @@ class DurableTier(Tuned):
     def url(self, job: str) -> str:
         """Place of the checkpoints of one job."""
         return f"{self.place.rstrip('/')}/{job}"
+
+
+class DirectoryTier(DurableTier):
+    """Checkpoints in a directory, by its field `path`."""
+
+    store = "hyperpod_ext.runtime.storage.file:FileStore"
+    if TYPE_CHECKING:
+        path: str
+
+    @property
+    def place(self) -> str:
+        return self.path
+
+    @property
+    def folder(self) -> str:
+        return self.path

@@ -6,19 +6,18 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
-from hyperpod_ext.config.tier import DurableTier, EverySteps
+from hyperpod_ext.config.checkpoint.tier import DirectoryTier, EverySteps
 
 _NODE = "{node}"
 
 
-class DiskTier(DurableTier):
+class DiskTier(DirectoryTier):
     """A directory on each node's own disk, NVMe for example: survives the end of every process and pod of the node,
     not the loss of the node."""
 
     survives = frozenset({"process", "job"})
     level = "disk"
     schemes = ()
-    store = "hyperpod_ext.runtime.storage.file:FileStore"
     distance = 3
     on_node = True
     kind: Literal["disk"] = "disk"
@@ -28,14 +27,6 @@ class DiskTier(DurableTier):
     path: Annotated[str, Field(min_length=1, examples=["/mnt/nvme/checkpoints"])]
     """Directory on a disk of the node, which nothing else clears. Snapshots go under `path/NAME-OF-THE-JOB/`. `{node}`
     stands for the node's number, for several nodes of a test that share one machine."""
-
-    @property
-    def place(self) -> str:
-        return self.path
-
-    @property
-    def folder(self) -> str:
-        return self.path
 
     @property
     def mounted(self) -> str:
