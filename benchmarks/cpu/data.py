@@ -107,7 +107,7 @@ def make_document(measured: Mapping[str, Rounds], args: argparse.Namespace) -> d
 
 
 def _medians(rounds: Rounds) -> dict[str, dict[str, float]]:
-    """Of each side, by the clock on the wall and by CPU time."""
+    """Return the median wall and CPU seconds of each side."""
     return {
         name: {clock: statistics.median(each[name][clock] for each in rounds) for clock in ("wall", "cpu")}
         for name in rounds[0]

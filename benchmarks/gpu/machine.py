@@ -1,4 +1,4 @@
-"""What is on this machine: GPU, driver, versions. `python benchmarks/gpu/machine.py` prints it as JSON.
+"""Describe this machine: GPU, driver, versions. `python benchmarks/gpu/machine.py` prints it as JSON.
 
 `plan.py` starts this as a process of its own: asking torch for the GPU opens it.
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Sequence
 
 
@@ -12,6 +11,8 @@ def run(command: Sequence[str]) -> int:
     Raises:
         UnreachableError: the program is not on this machine.
     """
+    import subprocess
+
     from hyperpod_ext.errors import UnreachableError
 
     try:

@@ -30,7 +30,7 @@ class Checkpoint(Output):
     nbytes: int
     created_at: float | None
     kept: bool | None
-    """Whether the tier's policy keeps it; null: no policy is known."""
+    """Whether the tier's policy keeps the checkpoint; null if no policy is known."""
 
 
 class TierCheckpoints(Output):
@@ -155,7 +155,7 @@ class CopiedCheckpoint(Output):
     generation: int
     url: str
     new: bool
-    """false: it was there already."""
+    """false if the destination had the checkpoint already."""
     files_copied: int
     files_already_there: int
     nbytes_copied: int
@@ -178,7 +178,7 @@ class PrunedCheckpoint(Output):
 
 
 class PruneOutput(Output):
-    """Deleted checkpoints; with `--dry-run` those that would be."""
+    """Deleted checkpoints; with `--dry-run`, the checkpoints to delete."""
 
     deleted: list[PrunedCheckpoint]
     would_delete: list[PrunedCheckpoint]

@@ -65,9 +65,9 @@ class CostItem(Output):
 
     what: str
     price: Price | None
-    """Of one for an hour; null: not known."""
+    """Price of one item for an hour; null if unknown."""
     now: int
-    """How many there are."""
+    """Number of existing items."""
     scaled: int
     """How many there are with `--scale`."""
     note: str

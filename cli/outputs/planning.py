@@ -19,7 +19,7 @@ class TierEstimate(Output):
     """Seconds from a save until it counts."""
     restart_s: Number
     failures_a_day: dict[str, Number]
-    """By class of failures: those that this tier recovers from."""
+    """Failures a day that this tier recovers from, by class."""
     lost_steps_a_failure: Number
 
 

@@ -68,7 +68,7 @@ OUTPUTS: dict[str, Any] = {
     "templates list": list[str],
     "update-cluster": clusters.UpdateOutput,
 }
-"""Type of each command's output, by the command's words; `error` for those that fail."""
+"""Output type of each command, by its name without `hp-ext`; `error` is the output of a failed command."""
 
 
 def output_schema(name: str) -> dict[str, Any]:

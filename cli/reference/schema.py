@@ -23,7 +23,7 @@ The first line of a spec then names it for editors:
 )
 @click.argument("words", nargs=-1, metavar="[job|cluster|event|error|COMMAND]")
 def command(words: tuple[str, ...]) -> None:
-    """Print a JSON schema: of a spec, for editors; of a command's output under -o json; or of the event log.
+    """Print the JSON schema of a spec, of a command's output under -o json, or of an event of the log.
 
     error is the output of each command that fails, unless its options are wrong. Later versions may add fields to
     outputs.

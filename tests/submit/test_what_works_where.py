@@ -152,7 +152,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 _IN_PLACE_ALREADY = "there no process begins anew when the number of nodes changes"
 _NO_AGENT = "torchrun starts the ranks, and no agent of this project is there"
-_NO_JOB = "what a person started with torchrun is no job that hp-ext knows"
+_NO_JOB = "hp-ext does not know jobs that were started with torchrun by hand"
 WHY_NOT: dict[str, dict[str, str]] = {
     DEATH: {"torchrun": "torchrun starts all processes again when one has died, `--max-restarts` times"},
     SPARE: {"torchrun": "torchrun keeps no nodes that wait with their imports done"},

@@ -245,7 +245,7 @@ def _referred_to(value: Any, stack: str, exports: Mapping[str, ResourceKey]) -> 
 
 
 def _exports(templates: Mapping[str, Template]) -> dict[str, ResourceKey]:
-    """What stacks export: the name, as JSON, and the resource that the value speaks of first."""
+    """First resource in the value of each export of the stacks, by the export's name as JSON."""
     found: dict[str, ResourceKey] = {}
     for stack, template in templates.items():
         for output in template.get("Outputs", {}).values():

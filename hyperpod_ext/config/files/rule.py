@@ -88,8 +88,9 @@ class Registry(Generic[S]):
         Raises:
             KeyError: one is unknown, and would ignore nothing; the text names the nearest.
         """
+        known = self.all()
         for name in ids:
-            if name not in self.all():
-                hint = suggest(name, self.all())
+            if name not in known:
+                hint = suggest(name, known)
                 raise KeyError(f"there is no rule {name}: {hint if len(hint) < 80 else 'see hp-ext explain'}")
         return tuple(ids)

@@ -1,5 +1,7 @@
-"""Samples that an elastic job reads: each once an epoch, in one order, whatever its history of world sizes; and the
-token stores that they come from: memory-mapped files, one copy for each node, which no process owns.
+"""Data loaders and samplers for elastic jobs, and token stores.
+
+A loader reads each sample once an epoch, in the same order for any history of world sizes. A token store is a set of
+memory-mapped files, one copy for each node, that no process owns.
 
     from hyperpod_ext.runtime.data import ElasticDataLoader, Packed, TensorSource, follow
 

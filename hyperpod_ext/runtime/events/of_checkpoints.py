@@ -32,7 +32,7 @@ class Durable(ByCoordinator):
 
     event: Literal["durable"] = "durable"
     node: Count | None = None
-    """The node whose own disks were; null: those that all nodes share."""
+    """Node whose own disks were searched; null for tiers that all nodes share."""
     steps: Listed[Count]
     """Steps of the complete checkpoints."""
     problems: Listed[str]

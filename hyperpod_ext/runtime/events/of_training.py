@@ -129,8 +129,8 @@ class Restored(ByWorker):
     event: Literal["restored"] = "restored"
     step: Count
     source: str
-    """Where the state came from: live, self, memory, peer, parity, fresh, or durable. In logs of earlier versions the
-    kind of the durable tier."""
+    """Source of the state: live, self, memory, peer, parity, fresh, or durable. Logs of earlier versions have the kind
+    of the durable tier here."""
     tier: str = ""
     """Kind of the durable tier."""
     bytes_moved: Bytes = 0

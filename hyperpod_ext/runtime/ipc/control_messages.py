@@ -196,7 +196,7 @@ class Report(Declared):
     sender, reader = "worker, agent", "agent, coordinator"
 
     generation: Count = 0
-    """The one that it is in; 0: none yet."""
+    """Generation of the sender; 0 before its first."""
     rank: Number = -1
     """Its number now, which its agent adds; -1: the agent's own, or not known yet."""
 
@@ -799,7 +799,7 @@ class BeginGeneration(GenerationOrder):
 
 
 class TryNext(GenerationOrder):
-    """Some rank could not restore what was decided before: restore this."""
+    """Restore this instead: some rank could not restore the earlier decision."""
 
     type: Literal["restore"] = "restore"
     decision: RestoreDecision

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Literal
 
 from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, NotFoundError
@@ -101,7 +101,7 @@ class Upload:
             checkpoints.put_done(folder, task.node, macs)
             task.brought = True
         most = max(sum(int(everyone[rank]["nbytes"]) for rank in ranks) for ranks in uploads.values())
-        committed = self._see_committed(task, folder, records, files, macs, checkpoints, most)
+        committed = self._see_committed(task, folder, records.keys(), everyone, files, macs, checkpoints, most)
         if self._of_node and not committed:
             self._check_own(folder, everyone, checkpoints)
         for manifest in manifests:
@@ -198,7 +198,8 @@ class Upload:
         self,
         task: UploadTask,
         folder: str,
-        records: Mapping[int, list[Manifest]],
+        nodes: Set[int],
+        everyone: dict[int, Manifest],
         files: dict[int, str],
         macs: Mapping[str, Mac],
         checkpoints: Checkpoints,
@@ -207,11 +208,11 @@ class Upload:
         """Commit when all are done. The lowest node's business; the others step in when it does not come to it.
 
         Args:
-            nbytes: what the node brings that brings most.
+            nodes: numbers of the nodes whose records were verified.
+            nbytes: most bytes that one node uploads.
         """
         timeout_s = time.monotonic() + min(_TURN_S * task.node, _LAST_TURN_S)
         limit_s = max(_DEADLINE_S, nbytes / _SLOWEST_BYTES_S)
-        everyone = {int(manifest["rank"]): manifest for each in records.values() for manifest in each}
         by_us = False
 
         def committed() -> bool:
@@ -221,13 +222,13 @@ class Upload:
                 progress = self._progress(task, folder, checkpoints)
                 if progress.complete:
                     return True
-                if not records.keys() <= progress.done:
+                if not nodes <= progress.done:
                     return False
                 # who is lower may have gone on to a newer step: its part is there, and so nobody else would commit
                 if time.monotonic() < timeout_s and not self._queue.is_passed(task, time.monotonic()):
                     return False
                 try:
-                    for node in records.keys() - {task.node}:
+                    for node in nodes - {task.node}:
                         known |= checkpoints.macs(folder, node)
                 except NotFoundError:  # another has committed since
                     return False

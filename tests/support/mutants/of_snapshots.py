@@ -125,8 +125,8 @@ MUTANTS: list[Mutant] = [
     UPLOAD.mutant(
         "upload.commits_before_all_parts",
         "The manifest of a checkpoint is written when every node has brought its part.",
-        "if not records.keys() <= progress.done:",
-        "if not records.keys() <= progress.announced:",
+        "if not nodes <= progress.done:",
+        "if not nodes <= progress.announced:",
     ),
     UPLOAD.mutant(
         "upload.commits_after_another_run",

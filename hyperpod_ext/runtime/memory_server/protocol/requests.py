@@ -218,14 +218,14 @@ class Snapshots(Declared):
 
 
 class Held(Request[Snapshots]):
-    """Which snapshots this node has, own and replicas."""
+    """List the snapshots of this node, own and replicas."""
 
     sender = "agent, rank 0 of a node"
     op: Literal["held"] = "held"
     owner: Count | None = None
-    """Rank whose earlier processes are waited for: what they had asked for is done first."""
+    """Rank whose earlier processes' requests are answered first."""
     pid: Count = 0
-    """Process of that rank that is not waited for."""
+    """Process of that rank whose requests are not waited for."""
 
 
 class DurableCheckpoints(Declared):
