@@ -123,8 +123,9 @@ def _held(
     from hyperpod_ext.config.checkpoint import DURABLE
 
     spec, place = tier
-    name = spec.get("path") or spec.get("url") or spec["kind"]
-    how_often = {key: spec[key] for key in ("every_steps", "every_s") if spec.get(key) is not None}
+    name = spec.get("path") or spec.get("uri") or spec["kind"]
+    seconds = spec.get("every_seconds")
+    how_often = {"every_steps": spec["every_steps"]} if seconds is None else {"every_s": seconds}
     if spec["kind"] in DURABLE:
         newest, error = durable.get(place, (None, "it is on each node's own disk"))
     elif memory is None:

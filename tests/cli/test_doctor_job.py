@@ -153,6 +153,22 @@ def test_a_job_that_has_ended_tells_its_last_fault_and_where_it_would_go_on(
     assert found["last_fault"]["tried"][0] == "the process was replaced"
 
 
+def test_a_tier_is_shown_by_its_place_and_by_the_clock_that_it_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPX_HOME", str(tmp_path))
+    (tmp_path / "local" / "a").mkdir(parents=True)
+    submission = store.create("a")
+    tiers = [{"kind": "memory"}, {"kind": "disk", "path": str(tmp_path / "nvme"), "every_seconds": 60}]
+    submission.job_file.write_text(json.dumps(spec(checkpoint={"tiers": tiers})))
+    submission.end(EMPTY_REPORT | {"name": "a", "target": "local", "handle": "local://localhost/a", "error": None})
+    submission.run_dir("main").mkdir()
+    (submission.run_dir("main") / "events.jsonl").write_text(json.dumps(STARTED[0]) + "\n")
+    memory, disk = hp_ext("doctor", "--job", "a", "-o", "json").json["held"]
+    assert (memory["tier"], memory["every_steps"]) == ("memory", 1)
+    assert (disk["tier"], disk["every_s"], "every_steps" in disk) == (f"{tmp_path}/nvme", 60.0, False)
+
+
 def test_the_memory_of_nodes_that_are_there_is_asked_and_of_those_that_are_lost_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
