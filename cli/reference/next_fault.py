@@ -26,7 +26,8 @@ def what_next(
     again = _from(newest["job"], "it goes on", "it begins anew: no durable tier has a checkpoint")
     if not running:
         return [("it is started again", again)]
-    process, node = _Next(spec, events, now).of_process(), _Next(spec, events, now).of_node()
+    following = _Next(spec, events, now)
+    process, node = following.of_process(), following.of_node()
     if not process.startswith("the job ends"):
         process_from = _from(newest["process"], "all go on", "they begin anew")
         process += "; " + _state(events, spec["nodes"] * spec["workers_per_node"] > 1, process_from)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from hyperpod_ext.config.files.checks import Check, Finding, ListFiles
 from hyperpod_ext.config.files.document import Path
@@ -95,10 +95,12 @@ def draft_checks(
         for one in find_problems(complete(job), cluster, target if target in TARGETS else None, rules=False):
             yield Finding(_parts(one.path), one.message, one.hint)
 
+    def seen_by(rule: Rule[Context], job: JobConfig) -> Context:
+        return Context(job) if rule.reads else Context(complete(job), cluster, target)
+
     def by_rule(rule: Rule[Context]) -> Check:
         def run(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
-            seen = Context(job) if rule.reads else Context(complete(job), cluster, target)
-            return (Finding(_parts(one.path), one.message, one.hint) for one in rule.problems(seen))
+            return cast(Iterator[Finding], rule.find(seen_by(rule, job)))
 
         return Check(rule.reads or _ALL, run, rule.id)
 

@@ -71,3 +71,8 @@ class SecretVolume(Config):
 
 
 Volume = Annotated[ClaimVolume | HostVolume | ScratchVolume | ConfigVolume | SecretVolume, Field(discriminator="kind")]
+
+
+def is_below(path: str, folder: str) -> bool:
+    """Whether `path` is this folder or in it."""
+    return f"{path.rstrip('/')}/".startswith(f"{folder.rstrip('/')}/")

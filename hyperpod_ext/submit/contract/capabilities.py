@@ -9,8 +9,10 @@ from hyperpod_ext.config.checkpoint import DurableTier
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import Problem
 
+OF_PODS = ("working_dir", "resources", "libraries", "scheduling", "node_groups", "volumes", "relaunch", "timeouts")
+"""Optional parts that pods are made from."""
 _OPTIONAL = (
-    *("working_dir", "resources", "libraries", "scheduling", "node_groups", "volumes", "relaunch", "timeouts"),
+    *OF_PODS,
     *("log_rules", "labels", "annotations", "kubernetes", "slurm", "sagemaker", "metrics", "network"),
 )
 """Parts of a spec that only some targets read, and that do no harm to the others."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ext.catalog import labels
+from hyperpod_ext.submit.contract.capabilities import OF_PODS
 
 _SUCCEEDED = frozenset({"succeeded", "completed", "complete"})
 _STATES = {"running": "running", "podsrunning": "running", "restarting": "running", "failed": "failed"}
@@ -41,13 +42,8 @@ HYPERPOD = Kind(
 PYTORCH = Kind("kubeflow", "kubeflow.org", "v1", "pytorchjobs", "PyTorchJob", labels.KUBEFLOW_JOB)
 TRAIN = Kind("kubeflow", "trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob", labels.JOBSET)
 
-READS = frozenset(
-    {
-        *("working_dir", "resources", "libraries", "scheduling", "node_groups", "volumes", "relaunch", "timeouts"),
-        *("labels", "annotations", "kubernetes"),
-    }
-)
-"""Optional parts of a spec that pods are made from."""
+READS = frozenset({*OF_PODS, "labels", "annotations", "kubernetes"})
+"""Optional parts of a spec that targets on Kubernetes read."""
 
 
 def kinds_of(target: str) -> tuple[Kind, ...]:

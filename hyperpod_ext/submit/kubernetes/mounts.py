@@ -12,12 +12,20 @@ from typing import Any
 
 from hyperpod_ext.catalog import labels
 from hyperpod_ext.config.job.job import JobConfig
-from hyperpod_ext.config.job.volumes import ClaimVolume, ConfigVolume, HostVolume, ScratchVolume, SecretVolume, Volume
+from hyperpod_ext.config.job.volumes import (
+    ClaimVolume,
+    ConfigVolume,
+    HostVolume,
+    ScratchVolume,
+    SecretVolume,
+    Volume,
+    is_below,
+)
 
 _OWNER_ONLY = 0o400
 """The runtime refuses a secret that others can read."""
 _SHARED_MEMORY = "shm"
-_NUMBERED = re.compile(r"(claim|host|scratch|config|secret|hyperpod-ext-disk)-[0-9]+")
+_NUMBERED = re.compile(rf"(claim|host|scratch|config|secret|{labels.DISK_VOLUME})-[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +78,12 @@ def _as(source: dict[str, Any], projected: bool) -> dict[str, Any]:
     return {"projected": {"defaultMode": mode, "sources": [{"secret": {"name": name} | secret}]}}
 
 
-def is_below(path: str, folder: str) -> bool:
-    """Whether `path` is this folder or in it."""
-    return f"{path.rstrip('/')}/".startswith(f"{folder.rstrip('/')}/")
+def is_own_name(job: JobConfig, name: str) -> bool:
+    """Whether a volume of this name is, or may become, one of the job's own."""
+    return name in _own_names(job) or name.startswith(labels.DISK_VOLUME)
 
 
-def own_names(job: JobConfig) -> set[str]:
-    """Names of what `job_mounts` makes."""
+def _own_names(job: JobConfig) -> set[str]:
     found = {f"{volume.kind}-{index}" for index, volume in enumerate(job.volumes)}
     found |= {labels.ADDRESSES_VOLUME, *([_SHARED_MEMORY] if _needs_shared_memory(job) else [])}
     return found | ({labels.SECRET_VOLUME} if job.mode == "ours" else set())

@@ -8,10 +8,9 @@ from hyperpod_ext.catalog import labels
 from hyperpod_ext.config.files.checks import Finding
 from hyperpod_ext.config.files.document import Path
 from hyperpod_ext.config.job.job import JobConfig
-from hyperpod_ext.config.job.volumes import HostVolume, ScratchVolume
+from hyperpod_ext.config.job.volumes import HostVolume, ScratchVolume, is_below
 from hyperpod_ext.submit.contract.rank_variables import is_of_ranks
 from hyperpod_ext.submit.contract.spec_annotation import note_of
-from hyperpod_ext.submit.kubernetes.mounts import is_below
 from hyperpod_ext.submit.rules import KUBERNETES, Context, rule
 
 _MOUNTS: Path = ("kubernetes", "container", "volumeMounts")

@@ -9,8 +9,9 @@ from hyperpod_ext.catalog import labels
 from hyperpod_ext.config.files.checks import Finding
 from hyperpod_ext.config.files.document import Path
 from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.job.volumes import is_below
 from hyperpod_ext.submit.contract.rank_variables import is_of_ranks
-from hyperpod_ext.submit.kubernetes.mounts import own_names
+from hyperpod_ext.submit.kubernetes.mounts import is_own_name
 from hyperpod_ext.submit.kubernetes.own_words import written
 from hyperpod_ext.submit.kubernetes.pod import grace_s
 from hyperpod_ext.submit.kubernetes.sizes import node_share
@@ -72,14 +73,13 @@ def promises_are_kept(context: Context) -> Iterator[Finding]:
         if is_of_ranks(name := variable["name"]):
             message = f"{name} is set by the launcher: ranks know by it who they are"
             yield Finding((*_CONTAINER, "env", index, "name"), message, "choose another name")
-    ours = own_names(job)
     for index, volume in enumerate(pod.get("volumes", ())):
-        if (name := volume["name"]) in ours or name.startswith(labels.DISK_VOLUME):
+        if is_own_name(job, name := volume["name"]):
             message = f"`{name}` is a volume that the job itself has"
             yield Finding((*_POD, "volumes", index, "name"), message, "choose another name")
     mounted = [one["mountPath"] for one in own.get("volumeMounts", ())]
     for index, place in enumerate(mounted):
-        if job.mode == "ours" and _is_below(labels.SECRET_DIR, place):
+        if job.mode == "ours" and is_below(labels.SECRET_DIR, place):
             at = (*_CONTAINER, "volumeMounts", index, "mountPath")
             yield Finding(at, "would hide the job's secret", "mount it elsewhere")
     read_only = own.get("securityContext", {}).get("readOnlyRootFilesystem")
@@ -214,11 +214,6 @@ def _of_node(job: JobConfig, path: Path, container: Mapping[str, Any]) -> Iterat
         if only.host_network and one.get("hostPort", port) != port:
             message = f"on the node's network port {port} is that of the node"
             yield Finding((*path, "ports", index, "hostPort"), message, f"remove it, or write {port}")
-
-
-def _is_below(place: str, above: str) -> bool:
-    """Whether a mount at `above` hides what is at `place`."""
-    return f"{place}/".startswith(f"{above.rstrip('/')}/")
 
 
 def _unread_secret(job: JobConfig) -> Iterator[Finding]:

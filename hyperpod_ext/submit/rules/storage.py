@@ -10,8 +10,7 @@ from typing import Any
 from hyperpod_ext.config.checkpoint import DurableTier
 from hyperpod_ext.config.files.checks import Finding
 from hyperpod_ext.config.job.job import JobConfig
-from hyperpod_ext.config.job.volumes import ClaimVolume, HostVolume, ScratchVolume, Volume
-from hyperpod_ext.submit.kubernetes.mounts import is_below
+from hyperpod_ext.config.job.volumes import ClaimVolume, HostVolume, ScratchVolume, Volume, is_below
 from hyperpod_ext.submit.rules import KUBERNETES, Context, rule
 
 _READ_ONLY = "nothing can be written there"
