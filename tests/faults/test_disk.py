@@ -42,7 +42,11 @@ class Disks:
 
     def has(self, step: int, nodes: Sequence[int] = (0, 1)) -> bool:
         """Whether a step is on the disks of these nodes."""
-        return all(list(self.of(node).glob(f"step-{step:09d}-*/manifest.json")) for node in nodes)
+        return all(_is_in(self.of(node), step) for node in nodes)
+
+
+def _is_in(folder: Path, step: int) -> bool:
+    return bool(list(folder.glob(f"step-{step:09d}-*/manifest.json")))
 
 
 @pytest.fixture
@@ -89,9 +93,14 @@ def killed(
     more: Any = MappingProxyType({}),
     **options: Any,
 ) -> Any:
-    """A job of which every process was killed once step 6 was on the disks."""
+    """A job of which every process was killed once step 6 was on the disks, and the newest one due in a shared tier."""
+    due = {
+        Path(tier["path"]) / "tiny": 6 // tier["every_steps"] * tier["every_steps"]
+        for tier in settings["checkpoint"]["tiers"]
+        if tier["kind"] == "file"
+    }
     one = job(name, settings=settings, env={**env_of(disks, held=True), **more}, **options).start()
-    until(lambda: disks.has(6), one.logs)
+    until(lambda: disks.has(6) and all(_is_in(*one) for one in due.items()), one.logs)
     for node in (0, 1):
         kill_node(one, node)
     one.codes()
