@@ -8,11 +8,11 @@ from typing import Any
 
 
 def loader(package: str, modules: Mapping[str, str], check: Callable[[], None] = lambda: None) -> Callable[[str], Any]:
-    """Return the `__getattr__` of `package`.
+    """Make a `__getattr__` for `package` that imports names on first use.
 
     Args:
-        modules: the module that defines each name.
-        check: called before a module is loaded; raises if it cannot work here.
+        modules: module that defines each name.
+        check: called before an import; raises if this environment lacks what the modules need.
     """
 
     def load(name: str) -> Any:

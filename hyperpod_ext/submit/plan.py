@@ -84,7 +84,7 @@ def draft_checks(
     *,
     alone: bool,
 ) -> list[Check]:
-    """`find_problems` for a spec with mistakes in some fields: rules that read others run all the same.
+    """Checks for a spec with invalid fields: as `find_problems`, without the rules that read an invalid field.
 
     Args:
         complete: adds to a job what its cluster says.

@@ -12,8 +12,8 @@ _NODE = "{node}"
 
 
 class DiskTier(DirectoryTier):
-    """A directory on each node's own disk, NVMe for example: survives the end of every process and pod of the node,
-    not the loss of the node."""
+    """A directory on each node's own disk, such as NVMe. Its snapshots survive the end of all processes and pods of the
+    node, but not the loss of the node."""
 
     survives = frozenset({"process", "job"})
     level = "disk"

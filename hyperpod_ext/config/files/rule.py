@@ -35,7 +35,8 @@ class Rule(Generic[S]):
     """What to do."""
     find: Find[S]
     reads: tuple[Path, ...] = ()
-    """All fields that the rule reads, if it reads nothing but the spec: it then runs next to mistakes in others."""
+    """All fields that the rule reads; empty if it also reads a cluster or a target. A rule with fields here still runs
+    if other fields are invalid."""
 
     def problems(self, seen: S) -> Iterator[Problem]:
         """What the rule finds, with its number."""

@@ -114,8 +114,9 @@ class Upload:
         there = checkpoints.read(found)["ranks"] if found is not None else {}
         if there.keys() != {str(rank) for rank in everyone}:
             raise HyperpodExtError(
-                f"{self._checkpoints.store.url}/{folder} has ranks {', '.join(sorted(there))}, of another node",
-                hint="Write a path on a disk of each node's own. `kind: file` is for storage that nodes share.",
+                f"{self._checkpoints.store.url}/{folder} has ranks {', '.join(sorted(there))}, of another node: "
+                "the nodes share this folder",
+                hint="Set the tier's path to a folder on each node's own disk, or use `kind: file` for shared storage.",
             )
 
     # --- what others are told -------------------------------------------------------------------
@@ -157,7 +158,7 @@ class Upload:
         found: dict[int, list[Manifest]] = {}
 
         strange: set[int] = set()
-        """Nodes whose notes this job did not write. Spares and nodes that joined have numbers from `nodes` on, too."""
+        """Node numbers of records that this job did not write. A high number alone proves nothing: spares have one."""
 
         def complete() -> bool:
             progress = self._progress(task, folder, checkpoints)

@@ -94,18 +94,18 @@ P = TypeVar("P")
 
 @dataclass(frozen=True, slots=True)
 class TargetPart(Generic[P]):
-    """An optional part of a target: a module with the functions of `P`."""
+    """A capability that a target may lack: a module with the functions of the protocol `P`."""
 
     name: str
     missing: str
-    """Error of a command that needs the part, about `jobs of target NAME`."""
+    """Error message for a target that lacks the part; `{}` becomes `jobs of target NAME`."""
 
     def offered(self, target: str) -> bool:
         """Whether the target has the part."""
         return self.name in get_target(target).PARTS
 
     def of(self, target: str) -> P:
-        """Load the part of `target`.
+        """Load the part's module of `target`.
 
         Raises:
             ConfigError: there is no such target.
