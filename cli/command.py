@@ -65,7 +65,7 @@ class TargetName(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         return [CompletionItem(name) for name in self._names() if name.startswith(incomplete)]
 
     def _names(self) -> list[str]:
-        from hyperpod_ext.submit.contract.targets import TARGETS
+        from hyperpod_ext.jobs.contract.targets import TARGETS
 
         return list(TARGETS)
 

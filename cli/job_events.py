@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from hyperpod_ext.jobs.contract.resize import JobNodes
     from hyperpod_ext.runtime.events.event import Events
     from hyperpod_ext.runtime.events.reading import LogRead
-    from hyperpod_ext.submit.contract.resize import JobNodes
 
 
 def events_in(folder: str) -> Path | None:
     """The event log of the newest start of a job whose files are in `folder`; None: it has none there."""
-    from hyperpod_ext.submit.slurm.runs import starts
+    from hyperpod_ext.jobs.slurm.runs import starts
 
     if not folder:
         return None
@@ -32,9 +32,9 @@ def read_events_of(folder: str) -> Events:
 
 def nodes_in(events: Events) -> JobNodes:
     """Nodes of a job after these events; none of both where they do not tell."""
+    from hyperpod_ext.jobs.contract.resize import nodes_of_job
     from hyperpod_ext.runtime.events.of_nodes import NodeJoined, NodeLeft, NodeLost, RanksReassigned
     from hyperpod_ext.runtime.events.of_training import JobStarted
-    from hyperpod_ext.submit.contract.resize import nodes_of_job
 
     of_nodes = (JobStarted, RanksReassigned, NodeJoined, NodeLeft, NodeLost)
     return nodes_of_job(event.model_dump() for event in events if isinstance(event, of_nodes))

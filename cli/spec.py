@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hyperpod_ext.config.files.rule import Registry
     from hyperpod_ext.config.job.job import JobConfig
     from hyperpod_ext.errors import Problem
-    from hyperpod_ext.submit.plan import Plan
+    from hyperpod_ext.jobs.plan import Plan
 
 
 class Specs:
@@ -74,7 +74,7 @@ class Specs:
     def _spec_checks(self) -> list[Check]:
         """What would be found once single fields are right, told beside their mistakes."""
         from hyperpod_ext.config.files.checks import Check
-        from hyperpod_ext.submit.plan import draft_checks
+        from hyperpod_ext.jobs.plan import draft_checks
 
         checks = draft_checks(
             self.cluster,
@@ -118,7 +118,7 @@ class Specs:
     def check(self, target: str | None) -> None:
         """What job, cluster and target together show, with the lines of the job's file."""
         from hyperpod_ext.errors import UnsupportedError
-        from hyperpod_ext.submit.plan import find_problems
+        from hyperpod_ext.jobs.plan import find_problems
 
         problems = find_problems(self.job_on(target), self.cluster, target, self._ignored)
         if self._strict:
@@ -128,7 +128,7 @@ class Specs:
 
     def warnings(self, target: str | None) -> list[Problem]:
         """What will work, and is probably not what was meant; each with its line."""
-        from hyperpod_ext.submit.plan import find_warnings
+        from hyperpod_ext.jobs.plan import find_warnings
 
         return self._loaded.locate(find_warnings(self.job_on(target), self.cluster, target, self._ignored))
 
@@ -138,8 +138,8 @@ class Specs:
         Args:
             templates: a folder with templates of the user's own.
         """
-        from hyperpod_ext.submit.contract.render import own_templates
-        from hyperpod_ext.submit.plan import make_plan
+        from hyperpod_ext.jobs.contract.render import own_templates
+        from hyperpod_ext.jobs.plan import make_plan
 
         self.check(target)
         folder = Path(templates) if templates else None
@@ -154,7 +154,7 @@ class Specs:
 
     def _check_folder(self, folder: Path | None) -> None:
         from hyperpod_ext.errors import ConfigError
-        from hyperpod_ext.submit.own_templates import template_problems
+        from hyperpod_ext.jobs.own_templates import template_problems
 
         if folder is not None and (found := list(template_problems(folder))):
             raise ConfigError(found)
@@ -165,9 +165,9 @@ class Specs:
         Raises:
             ConfigError: one cannot be read or filled, or would never be used.
         """
-        from hyperpod_ext.submit.contract.render import own_templates
-        from hyperpod_ext.submit.plan import make_plan
-        from hyperpod_ext.submit.submit import read_back
+        from hyperpod_ext.jobs.contract.render import own_templates
+        from hyperpod_ext.jobs.plan import make_plan
+        from hyperpod_ext.jobs.submit import read_back
 
         self._check_folder(Path(folder))
         if target is None:
@@ -186,7 +186,7 @@ def _known(ignored: Sequence[str]) -> tuple[str, ...]:
     """Ids of rules, each checked: a misspelt one would ignore nothing, and nobody would notice."""
     if not ignored:
         return ()
-    from hyperpod_ext.submit.rules import REGISTRY
+    from hyperpod_ext.jobs.rules import REGISTRY
 
     return known_ids(REGISTRY, ignored)
 

@@ -13,7 +13,7 @@ import networkx
 PAGE = "docs/architecture.md"
 SIDES = {
     "container": r"hyperpod_ext\.(runtime|integrations)",
-    "laptop": r"hyperpod_ext\.(submit|clusters|cli)",
+    "laptop": r"hyperpod_ext\.(jobs|clusters|cli)",
     "both": r"",
 }
 """Titles of the tables, and which packages each has; the first that fits."""
@@ -31,8 +31,8 @@ def test_every_file_and_name_of_its_text_is_there(root: Path) -> None:
 
 
 def test_what_is_gone_would_be_found(root: Path) -> None:
-    text = "`submit/plan.py` `make_plan`, `submit/plan.py` `make_plans`, `submit/plans.py`, `tests/conftest.py`"
-    assert list(_missing(root, text)) == ["submit/plan.py make_plans", "submit/plans.py"]
+    text = "`jobs/plan.py` `make_plan`, `jobs/plan.py` `make_plans`, `jobs/plans.py`, `tests/conftest.py`"
+    assert list(_missing(root, text)) == ["jobs/plan.py make_plans", "jobs/plans.py"]
 
 
 def _tables() -> str:

@@ -24,7 +24,7 @@ from hyperpod_ext.config.files.checks import CHECKS
 from hyperpod_ext.config.files.load import load_text
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import ConfigError
-from hyperpod_ext.submit.rules import all_rules
+from hyperpod_ext.jobs.rules import all_rules
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])

@@ -12,12 +12,12 @@ from hyperpod_ext.cli import hp_ext
 
 from hyperpod_ext.config.checkpoint.file import FileTier
 from hyperpod_ext.files import make_private_folder, open_private, open_regular, read_regular, write_atomically
+from hyperpod_ext.jobs.contract.run_files import Tail, read_event
 from hyperpod_ext.runtime.events import reading
 from hyperpod_ext.runtime.events.kept import read_kept
 from hyperpod_ext.runtime.events.reading import complete_lines, parse_line
 from hyperpod_ext.runtime.storage.file import FileStore
 from hyperpod_ext.runtime.storage.open import open_tier
-from hyperpod_ext.submit.contract.run_files import Tail, read_event
 
 
 def mode(path: Path) -> int:

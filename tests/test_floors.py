@@ -26,9 +26,9 @@ def test_no_module_imports_upwards(root: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "forbidden"),
     [
-        ("hyperpod_ext/config/planted.py", "import hyperpod_ext.submit.contract.handle"),
-        ("hyperpod_ext/submit/planted.py", "import hyperpod_ext.runtime"),
-        ("hyperpod_ext/submit/planted.py", "import hyperpod_ext.clusters.request"),
+        ("hyperpod_ext/config/planted.py", "import hyperpod_ext.jobs.contract.handle"),
+        ("hyperpod_ext/jobs/planted.py", "import hyperpod_ext.runtime"),
+        ("hyperpod_ext/jobs/planted.py", "import hyperpod_ext.clusters.request"),
         ("hyperpod_ext/clusters/planted.py", "import hyperpod_ext.runtime"),
         ("hyperpod_ext/runtime/planted.py", "import jinja2"),
         ("cli/planted.py", "def later():\n    import torch"),

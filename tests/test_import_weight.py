@@ -85,13 +85,13 @@ def test_importing_a_package_costs_nothing(module: str) -> None:
 
 def test_the_estimator_helper_loads_neither_aws_nor_an_sdk() -> None:
     loaded = loaded_by(
-        "import json, sys, hyperpod_ext.submit.sagemaker.estimator; print(json.dumps(sorted(sys.modules)))"
+        "import json, sys, hyperpod_ext.jobs.sagemaker.estimator; print(json.dumps(sorted(sys.modules)))"
     )
     assert loaded & {"boto3", "botocore", "sagemaker", "torch", "jinja2", "click", "rich"} == set()
 
 
 def test_the_local_engine_starts_on_the_standard_library() -> None:
-    engine = "hyperpod_ext.submit.local.engine"
+    engine = "hyperpod_ext.jobs.local.engine"
     loaded = loaded_by(f"import json, sys, {engine}; print(json.dumps(sorted(sys.modules)))")
     assert loaded & (HEAVY | {"click"}) == set()
 
@@ -128,6 +128,6 @@ def test_help_costs_at_most_three_times_click() -> None:
 def test_checking_a_spec_for_a_cluster_loads_no_client_and_no_templates(root: Path, target: str) -> None:
     spec = root / "examples" / "06-kubeflow" / "job.yaml"
     loaded = loaded_by(LOADED_BY_COMMAND, "validate", str(spec), "--target", target)
-    assert "hyperpod_ext.submit.rules.machines" in loaded
+    assert "hyperpod_ext.jobs.rules.machines" in loaded
     assert "hyperpod_ext.config.clusters.cluster" not in loaded  # two fifths of the time, for nothing
     assert loaded & {"jinja2", "torch", "rich", "boto3", "ssl", "kubernetes"} == set()

@@ -8,8 +8,8 @@ import pytest
 
 from hyperpod_ext import user_folders
 from hyperpod_ext.errors import HyperpodExtError
+from hyperpod_ext.jobs.contract.home import home
 from hyperpod_ext.runtime.storage.file import FileStore
-from hyperpod_ext.submit.contract.home import home
 
 
 @pytest.fixture(autouse=True)

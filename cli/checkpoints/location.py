@@ -15,9 +15,9 @@ from ..output import say
 
 if TYPE_CHECKING:
     from hyperpod_ext.config.checkpoint import CheckpointPolicy, DurableTier
+    from hyperpod_ext.jobs.local.store import Submission
     from hyperpod_ext.runtime.storage.inventory import Inventory, InventoryEntry
     from hyperpod_ext.runtime.storage.object_store import ObjectStore
-    from hyperpod_ext.submit.local.store import Submission
 
 _TIMEOUT_S = 30.0
 """A person waits; the job's own tiers try for ten minutes."""
@@ -127,7 +127,7 @@ def _local_job(text: str) -> Submission | None:
     """The job that a bare name stands for; None for a path. A directory of the same name is written ./name."""
     from hyperpod_ext.config.files.nearest import suggest
     from hyperpod_ext.errors import NotFoundError
-    from hyperpod_ext.submit.local import store as local_store
+    from hyperpod_ext.jobs.local import store as local_store
 
     name = text.removeprefix("local://localhost/")
     if any(character in name for character in "/:~") or name in (".", ".."):

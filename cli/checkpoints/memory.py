@@ -13,7 +13,7 @@ from .location import shown
 from .table import age, ranks, size
 
 if TYPE_CHECKING:
-    from hyperpod_ext.submit.local.store import Submission
+    from hyperpod_ext.jobs.local.store import Submission
 
 _TIMEOUT_S = 5.0
 _SHOWN = ("rank", "step", "generation", "state", "replica", "nbytes", "saved_at", "world_size")

@@ -26,8 +26,8 @@ def command(job: str, target: str, with_secret: bool, dry_run: bool, yes: bool, 
 
     Its secret stays, and so do checkpoints: they are signed with it, and the next job of this name reads them.
     """
-    from hyperpod_ext.submit.contract.handle import JobHandle
-    from hyperpod_ext.submit.contract.targets import LEFTOVERS
+    from hyperpod_ext.jobs.contract.handle import JobHandle
+    from hyperpod_ext.jobs.contract.targets import LEFTOVERS
 
     handle = JobHandle.parse(job, target)
     leftovers = LEFTOVERS.of(handle.target)

@@ -25,8 +25,8 @@ Examples:
 @output_option()
 def command(job: str, target: str, events: int, output: str) -> None:
     """Show one job on one screen: its state, and on Kubernetes its pods, why they wait, and what happened."""
-    from hyperpod_ext.submit.contract.handle import JobHandle
-    from hyperpod_ext.submit.contract.targets import DETAILS, get_target
+    from hyperpod_ext.jobs.contract.handle import JobHandle
+    from hyperpod_ext.jobs.contract.targets import DETAILS, get_target
 
     from ..report.runs import why_failed
 

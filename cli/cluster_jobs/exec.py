@@ -33,8 +33,8 @@ def command(
     """
     import shlex
 
-    from hyperpod_ext.submit.contract.handle import JobHandle
-    from hyperpod_ext.submit.contract.targets import SHELL
+    from hyperpod_ext.jobs.contract.handle import JobHandle
+    from hyperpod_ext.jobs.contract.targets import SHELL
 
     from . import run
 

@@ -25,8 +25,8 @@ def command(job: str, ports: tuple[str, ...], target: str, node: int, dry_run: b
     """Bring ports of a job's pod to this machine, with kubectl, until Ctrl-C: metrics, a profiler, TensorBoard."""
     import shlex
 
-    from hyperpod_ext.submit.contract.handle import JobHandle
-    from hyperpod_ext.submit.contract.targets import PORTS
+    from hyperpod_ext.jobs.contract.handle import JobHandle
+    from hyperpod_ext.jobs.contract.targets import PORTS
 
     from . import run
 

@@ -19,8 +19,8 @@ Example:
 @output_option()
 def command(job: str, target: str, output: str) -> None:
     """End a job. Returns when nothing of it is left; a job that had ended stays as it was."""
-    from hyperpod_ext.submit.contract.handle import JobHandle
-    from hyperpod_ext.submit.contract.targets import get_target
+    from hyperpod_ext.jobs.contract.handle import JobHandle
+    from hyperpod_ext.jobs.contract.targets import get_target
 
     handle = JobHandle.parse(job, target)
     place = get_target(handle.target)

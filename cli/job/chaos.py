@@ -66,8 +66,8 @@ def command(
 ) -> None:
     """Inflict a fault on a job that runs, to see what it does: on target local, and on hyperpod-eks, with kubectl."""
     from hyperpod_ext.config.fault_injection import InjectedFault, NodeFault
-    from hyperpod_ext.submit.contract.handle import JobHandle
-    from hyperpod_ext.submit.contract.targets import FAULTS, get_target
+    from hyperpod_ext.jobs.contract.handle import JobHandle
+    from hyperpod_ext.jobs.contract.targets import FAULTS, get_target
 
     if kind is None:
         raise click.UsageError(f"Name one fault: {', '.join(f'--{name}' for name in _KINDS)}.")

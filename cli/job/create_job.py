@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hyperpod_ext.config.files.overrides import Override
-    from hyperpod_ext.submit.contract.handle import JobHandle
-    from hyperpod_ext.submit.plan import Plan
+    from hyperpod_ext.jobs.contract.handle import JobHandle
+    from hyperpod_ext.jobs.plan import Plan
 
 
 @click.command(
@@ -69,7 +69,7 @@ def command(
     if no_kill:
         specs.without_faults()
     plan = specs.plan(target, templates)
-    from hyperpod_ext.submit.submit import read_back, rehearse, submit
+    from hyperpod_ext.jobs.submit import read_back, rehearse, submit
 
     if dry_run:
         read_back(plan)
@@ -95,7 +95,7 @@ def command(
 
 def _say_what_goes(name: str) -> None:
     """Old runs on this machine are removed when a name is used again; nobody should miss one without a word."""
-    from hyperpod_ext.submit.local.store import KEPT, removed_by_next
+    from hyperpod_ext.jobs.local.store import KEPT, removed_by_next
 
     for old in removed_by_next(name):
         say(f"note: the old run in {old} is removed; the newest {KEPT} of a name are kept")
@@ -122,8 +122,8 @@ def _faults(kills: tuple[str, ...]) -> list[Override]:
 def _submit_and_wait(plan: Plan, output: str, timeout: float | None, follow: bool) -> None:
     """Submit, and wait for the end. Ctrl-C cancels the job, whenever it comes; so does SIGTERM."""
     from hyperpod_ext.errors import UserInterruptError
-    from hyperpod_ext.submit.contract.targets import get_target
-    from hyperpod_ext.submit.submit import submit
+    from hyperpod_ext.jobs.contract.targets import get_target
+    from hyperpod_ext.jobs.submit import submit
 
     handle = None
     try:
@@ -140,7 +140,7 @@ def _submit_and_wait(plan: Plan, output: str, timeout: float | None, follow: boo
 
 def _is_command(handle: JobHandle) -> bool:
     """Whether a local job runs something else than a script: it makes no steps."""
-    from hyperpod_ext.submit.local.store import latest
+    from hyperpod_ext.jobs.local.store import latest
 
     found = latest(handle.name) if handle.target == "local" else None
     return found is not None and found.read_job().command is not None
@@ -174,7 +174,7 @@ def wait_for_end(handle: JobHandle, output: str, timeout: float | None, follow: 
 def _show_progress(handle: JobHandle, timeout: float | None, follow: bool, check: Callable[[], None]) -> str:
     """Watch the job to its end; returns the folder of its files. `check` raises where the user has asked to end it."""
     from hyperpod_ext.errors import WaitTimeoutError
-    from hyperpod_ext.submit.contract.targets import get_target
+    from hyperpod_ext.jobs.contract.targets import get_target
 
     from .progress import make_progress
 

@@ -37,8 +37,8 @@ def command(
     output: str,
 ) -> None:
     """Show what a spec would change, field by field. What a server adds by itself is no difference."""
-    from hyperpod_ext.submit.contract.differences import differences
-    from hyperpod_ext.submit.contract.yaml_text import read_all
+    from hyperpod_ext.jobs.contract.differences import differences
+    from hyperpod_ext.jobs.contract.yaml_text import read_all
 
     from ..spec import Specs
 
@@ -57,8 +57,8 @@ def command(
 
 
 def _live(target: str, job: Any) -> dict[str, Any]:
-    from hyperpod_ext.submit.kubernetes import jobs
-    from hyperpod_ext.submit.kubernetes.kinds import HYPERPOD, PYTORCH, TRAIN
+    from hyperpod_ext.jobs.kubernetes import jobs
+    from hyperpod_ext.jobs.kubernetes.kinds import HYPERPOD, PYTORCH, TRAIN
 
     kind = HYPERPOD
     if target == "kubeflow":
@@ -69,7 +69,7 @@ def _live(target: str, job: Any) -> dict[str, Any]:
 def _file(name: str, kind: str) -> dict[str, Any]:
     from hyperpod_ext.config.files.load import text_of
     from hyperpod_ext.errors import ConfigError, Problem
-    from hyperpod_ext.submit.kubernetes.schemas import check_yaml
+    from hyperpod_ext.jobs.kubernetes.schemas import check_yaml
 
     found = [one for one in check_yaml(name, text_of(name)) if one["kind"] == kind]
     if not found:

@@ -31,9 +31,9 @@ def command(file: str, sets: tuple[str, ...], values: str | None, env_file: str 
     from pathlib import Path
 
     from hyperpod_ext.config.files.load import text_of
-    from hyperpod_ext.submit.import_any import import_file
-    from hyperpod_ext.submit.import_folder import LARGEST_BYTES, import_folder
-    from hyperpod_ext.submit.imports.placeholders import read_values
+    from hyperpod_ext.jobs.import_any import import_file
+    from hyperpod_ext.jobs.import_folder import LARGEST_BYTES, import_folder
+    from hyperpod_ext.jobs.imports.placeholders import read_values
 
     given = read_values(sets, values, env_file)
     if file != "-" and Path(file).is_dir():

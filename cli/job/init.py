@@ -31,8 +31,8 @@ def command(folder: str, name: str, target: str | None) -> None:
     from hyperpod_ext.config.files.schema import json_schema
     from hyperpod_ext.config.job.job import JobConfig
     from hyperpod_ext.errors import ConflictError
-    from hyperpod_ext.submit.contract.render import render
-    from hyperpod_ext.submit.contract.targets import get_target
+    from hyperpod_ext.jobs.contract.render import render
+    from hyperpod_ext.jobs.contract.targets import get_target
 
     if target is not None:
         get_target(target)  # refused here if there is none

@@ -26,7 +26,7 @@ Examples:
 def command(target: str, kept: str | None, output: str) -> None:
     """List the jobs of a target, from whichever machine they were submitted: on Kubernetes those in the namespace of
     the current context, on Slurm your own, on SageMaker those of the region. On local: those of this machine."""
-    from hyperpod_ext.submit.contract.targets import get_target
+    from hyperpod_ext.jobs.contract.targets import get_target
 
     from .status import table
 

@@ -20,8 +20,8 @@ Examples:
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
 def command(job: str, target: str, rank: int | None, follow: bool) -> None:
     """Show what the workers of a job print, each line with its rank before it."""
-    from hyperpod_ext.submit.contract.handle import JobHandle
-    from hyperpod_ext.submit.contract.targets import get_target
+    from hyperpod_ext.jobs.contract.handle import JobHandle
+    from hyperpod_ext.jobs.contract.targets import get_target
 
     handle = JobHandle.parse(job, target)
     for line in get_target(handle.target).logs(handle, rank, follow):

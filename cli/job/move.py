@@ -32,8 +32,8 @@ def command(job: str, target: str, node: str, drain: bool, wait: bool, timeout: 
     For maintenance, a node with warnings, or one that will be taken away. No step is lost, and no fault counted.
     The job needs a spare. With --no-wait nobody drains the node.
     """
-    from hyperpod_ext.submit.contract.handle import JobHandle
-    from hyperpod_ext.submit.contract.targets import MOVE
+    from hyperpod_ext.jobs.contract.handle import JobHandle
+    from hyperpod_ext.jobs.contract.targets import MOVE
 
     handle = JobHandle.parse(job, target)
     mover = MOVE.of(handle.target)

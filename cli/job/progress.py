@@ -15,7 +15,7 @@ from ..report.event_text import EventText
 if TYPE_CHECKING:
     import rich.progress
 
-    from hyperpod_ext.submit.contract.job_status import StatusUpdate
+    from hyperpod_ext.jobs.contract.job_status import StatusUpdate
 
 _LINES_A_RUN = 8
 

@@ -27,8 +27,8 @@ Examples:
 @output_option()
 def command(job: str, target: str, nodes: int, wait: bool, timeout: float | None, output: str) -> None:
     """Have a job that runs go on with more or fewer nodes, without starting it again."""
-    from hyperpod_ext.submit.contract.handle import JobHandle
-    from hyperpod_ext.submit.contract.targets import RESIZE
+    from hyperpod_ext.jobs.contract.handle import JobHandle
+    from hyperpod_ext.jobs.contract.targets import RESIZE
 
     handle = JobHandle.parse(job, target)
     resizer = RESIZE.of(handle.target)

@@ -10,7 +10,7 @@ from ..command import Command, output_option, target_option
 from ..output import columns, print_result, say
 
 if TYPE_CHECKING:
-    from hyperpod_ext.submit.contract.job_status import JobStatus
+    from hyperpod_ext.jobs.contract.job_status import JobStatus
 
 
 @click.command(
@@ -26,8 +26,8 @@ Examples:
 @output_option()
 def command(job: str | None, target: str, output: str) -> None:
     """Show one job, or all of a target."""
-    from hyperpod_ext.submit.contract.handle import JobHandle
-    from hyperpod_ext.submit.contract.targets import get_target
+    from hyperpod_ext.jobs.contract.handle import JobHandle
+    from hyperpod_ext.jobs.contract.targets import get_target
 
     if job is None:
         found = get_target(target).list_jobs()

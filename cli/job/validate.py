@@ -67,7 +67,7 @@ def _templates_alone(folder: str, output: str) -> None:
     from pathlib import Path
 
     from hyperpod_ext.errors import ConfigError
-    from hyperpod_ext.submit.own_templates import template_differences, template_problems
+    from hyperpod_ext.jobs.own_templates import template_differences, template_problems
 
     if found := list(template_problems(Path(folder))):
         raise ConfigError(found)

@@ -21,7 +21,7 @@ Examples:
 @output_option("name")
 def command(job: str, target: str, follow: bool, timeout: float | None, output: str) -> None:
     """Wait until a job has ended, then show its result. It exits with 7 if the job failed, with 8 if time is up."""
-    from hyperpod_ext.submit.contract.handle import JobHandle
+    from hyperpod_ext.jobs.contract.handle import JobHandle
 
     from .create_job import wait_for_end
 

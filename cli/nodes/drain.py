@@ -43,9 +43,9 @@ def command(
 
 def _on_kubernetes(names: tuple[str, ...], reason: str, undo: bool, dry_run: bool, yes: bool, output: str) -> None:
     del reason  # a node of Kubernetes has no place for it
-    from hyperpod_ext.submit.kubernetes.api import drain
-    from hyperpod_ext.submit.kubernetes.api.client import Client
-    from hyperpod_ext.submit.kubernetes.api.kubeconfig import load_access
+    from hyperpod_ext.jobs.kubernetes.api import drain
+    from hyperpod_ext.jobs.kubernetes.api.client import Client
+    from hyperpod_ext.jobs.kubernetes.api.kubeconfig import load_access
 
     client = Client(load_access(), say=say)
     nodes = drain.find_nodes(client, names)
@@ -59,7 +59,7 @@ def _on_kubernetes(names: tuple[str, ...], reason: str, undo: bool, dry_run: boo
 
 
 def _on_slurm(names: tuple[str, ...], reason: str, undo: bool, dry_run: bool, yes: bool, output: str) -> None:
-    from hyperpod_ext.submit.slurm import client
+    from hyperpod_ext.jobs.slurm import client
 
     nodes = client.find_nodes(names)
     jobs = [] if undo else client.jobs_on(nodes)

@@ -7,7 +7,7 @@ from typing import Literal
 from hyperpod_ext.catalog.prices import Price, Source
 from hyperpod_ext.clusters.cdk.changes import Effect, FieldChange
 from hyperpod_ext.clusters.changes import RequestChange
-from hyperpod_ext.submit.job_files.job_report import Output
+from hyperpod_ext.jobs.job_files.job_report import Output
 
 from .base import Request
 

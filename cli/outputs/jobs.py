@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from hyperpod_ext.submit.job_files.job_report import ErrorDetails, Number, Output, ReportOutput, Seconds
+from hyperpod_ext.jobs.job_files.job_report import ErrorDetails, Number, Output, ReportOutput, Seconds
 
 
 class StatusOutput(Output):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hyperpod_ext.config.scales import Scale
-from hyperpod_ext.submit.job_files.job_report import Number, Output
+from hyperpod_ext.jobs.job_files.job_report import Number, Output
 
 
 class TierEstimate(Output):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hyperpod_ext.submit.job_files.job_report import ErrorDetails, Output, Seconds
+from hyperpod_ext.jobs.job_files.job_report import ErrorDetails, Output, Seconds
 
 
 class RuleSummary(Output):

@@ -9,11 +9,11 @@ from pydantic import RootModel, create_model
 from hyperpod_ext.catalog.aws_terms import Term
 from hyperpod_ext.config.files.field_docs import description
 from hyperpod_ext.config.files.schema import json_schema
+from hyperpod_ext.jobs.contract.differences import FieldDifference
+from hyperpod_ext.jobs.doctor import Examined
+from hyperpod_ext.jobs.job_files.job_report import Output, ReportOutput
+from hyperpod_ext.jobs.own_templates import TemplateDifference
 from hyperpod_ext.runtime.events.kinds import THEMES, declared_in
-from hyperpod_ext.submit.contract.differences import FieldDifference
-from hyperpod_ext.submit.doctor import Examined
-from hyperpod_ext.submit.job_files.job_report import Output, ReportOutput
-from hyperpod_ext.submit.own_templates import TemplateDifference
 
 from . import checkpoints, clusters, data, jobs, planning, reference
 from .base import ErrorOutput

@@ -33,7 +33,7 @@ def command(context: str | None, offline: bool, job: str | None, output: str) ->
         return
     from dataclasses import asdict
 
-    from hyperpod_ext.submit.doctor import look_at_cluster, look_here
+    from hyperpod_ext.jobs.doctor import look_at_cluster, look_here
 
     found = [*look_here(), *([] if offline else look_at_cluster(context))]
     rows = [(one.state, one.what, one.finding) for one in found]

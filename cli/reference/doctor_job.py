@@ -28,9 +28,9 @@ def look_at_job(job: str) -> dict[str, Any]:
         NotFoundError: there is no such job, or its files are not on this machine.
     """
     from hyperpod_ext.errors import NotFoundError
-    from hyperpod_ext.submit.contract.handle import JobHandle
-    from hyperpod_ext.submit.contract.targets import get_target
-    from hyperpod_ext.submit.local.store import latest
+    from hyperpod_ext.jobs.contract.handle import JobHandle
+    from hyperpod_ext.jobs.contract.targets import get_target
+    from hyperpod_ext.jobs.local.store import latest
 
     from ..checkpoints.location import find_places
     from ..checkpoints.memory import ask_memory

@@ -32,7 +32,7 @@ def command(what: str | None, output: str) -> None:
     tier-1 to tier-4 are the tiers of AWS's launch article.
     """
     from hyperpod_ext.clusters.checks import all_checks
-    from hyperpod_ext.submit.rules import all_rules
+    from hyperpod_ext.jobs.rules import all_rules
 
     rules = {**_checks(), **all_rules(), **all_checks()}
     if what is None:

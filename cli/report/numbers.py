@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..output import say
 
 if TYPE_CHECKING:
+    from hyperpod_ext.jobs.contract.handle import JobHandle
+    from hyperpod_ext.jobs.contract.job_status import JobStatus, StatusUpdate
+    from hyperpod_ext.jobs.pod_numbers import PodNumbers
     from hyperpod_ext.runtime.events.event import Event
     from hyperpod_ext.runtime.events.kept import KeptReader
     from hyperpod_ext.runtime.metrics.meters import Meters
-    from hyperpod_ext.submit.contract.handle import JobHandle
-    from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
-    from hyperpod_ext.submit.pod_numbers import PodNumbers
 
     from ..checkpoints.location import CheckpointLocation
 
@@ -125,7 +125,7 @@ def source_of(handle: JobHandle) -> Source:
     Raises:
         NotFoundError: there is no such job.
     """
-    from hyperpod_ext.submit.pod_numbers import PodNumbers, spec_of
+    from hyperpod_ext.jobs.pod_numbers import PodNumbers, spec_of
 
     from ..checkpoints.location import places_of
 
@@ -143,7 +143,7 @@ def updates_of_place(place: CheckpointLocation) -> Iterator[dict[str, Any]]:
     import time
 
     from hyperpod_ext.errors import NotFoundError
-    from hyperpod_ext.submit.contract.job_status import FINAL_STATES, JobStatus
+    from hyperpod_ext.jobs.contract.job_status import FINAL_STATES, JobStatus
 
     from .runs import KEPT_BY
 

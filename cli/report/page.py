@@ -31,7 +31,7 @@ def make_page(result: Mapping[str, Any]) -> str:
 
     Figures are `<data>` elements: `data-key` names the field, `value` is the JSON's.
     """
-    from hyperpod_ext.submit.contract.render import render
+    from hyperpod_ext.jobs.contract.render import render
 
     over_time = result.get("over_time") or {"part_s": 0.0, "shares": {}}
     phases, shares = result.get("phases") or {}, over_time["shares"]

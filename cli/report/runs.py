@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hyperpod_ext.errors import ConfigError
+    from hyperpod_ext.jobs.contract.handle import JobHandle
+    from hyperpod_ext.jobs.contract.job_status import JobStatus
     from hyperpod_ext.runtime.events.history import JobHistory
     from hyperpod_ext.runtime.events.reading import LogRead
-    from hyperpod_ext.submit.contract.handle import JobHandle
-    from hyperpod_ext.submit.contract.job_status import JobStatus
 
     from ..checkpoints.location import CheckpointLocation
 
@@ -45,14 +45,14 @@ def read_run(run: str) -> dict[str, Any]:
 
 
 def _completed(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
-    from hyperpod_ext.submit.local.result import EMPTY_REPORT
+    from hyperpod_ext.jobs.local.result import EMPTY_REPORT
 
     return EMPTY_REPORT | {"name": name, "faults": []} | dict(result)
 
 
 def compare(result: Mapping[str, Any], undisturbed: Mapping[str, Any]) -> dict[str, Any]:
     """The result with what another run came to, and whether both had the same losses and weights."""
-    from hyperpod_ext.submit.local.result import same
+    from hyperpod_ext.jobs.local.result import same
 
     other = {key: undisturbed[key] for key in ("name", "state", "steps", "goodput", "losses")}
     other["seconds"] = undisturbed["seconds"].get("wall")
@@ -104,7 +104,7 @@ def _read(run: str) -> Mapping[str, Any]:
         return _of_kept(place)
     if "://" not in run and ("/" in run or run.endswith((".json", ".jsonl"))):
         return _read_file(Path(run))
-    from hyperpod_ext.submit.contract.handle import JobHandle
+    from hyperpod_ext.jobs.contract.handle import JobHandle
 
     return read_result(JobHandle.parse(run))
 
@@ -117,7 +117,7 @@ def read_result(handle: JobHandle) -> dict[str, Any]:
         NotFoundError: there is no such job, or it has neither ended nor begun.
     """
     from hyperpod_ext.errors import NotFoundError
-    from hyperpod_ext.submit.contract.targets import get_target
+    from hyperpod_ext.jobs.contract.targets import get_target
 
     from ..job_events import events_in
 
@@ -162,7 +162,7 @@ def _first_cause(
 def _logged(handle: JobHandle, events: Path | None) -> Mapping[str, Any] | None:
     """What the job's events come to, from its log here or beside its checkpoints; None: nobody knows where they are."""
     from hyperpod_ext.errors import NotFoundError, UnreachableError
-    from hyperpod_ext.submit.pod_numbers import spec_of
+    from hyperpod_ext.jobs.pod_numbers import spec_of
 
     from ..checkpoints.location import places_of
     from ..output import say
@@ -206,9 +206,9 @@ def list_kept(url: str) -> list[JobStatus]:
     from datetime import UTC, datetime
 
     from hyperpod_ext.errors import NotFoundError
+    from hyperpod_ext.jobs.contract.job_status import FINAL_STATES, JobStatus
     from hyperpod_ext.runtime.events.kept import read_kept
     from hyperpod_ext.runtime.metrics.meters import Meters
-    from hyperpod_ext.submit.contract.job_status import FINAL_STATES, JobStatus
 
     from ..checkpoints.location import open_place
 
@@ -236,8 +236,8 @@ def list_kept(url: str) -> list[JobStatus]:
 
 def _read_file(path: Path) -> Mapping[str, Any]:
     from hyperpod_ext.errors import NotFoundError
-    from hyperpod_ext.submit.job_files.job_report import ReportOutput
-    from hyperpod_ext.submit.job_files.json_files import read_checked
+    from hyperpod_ext.jobs.job_files.job_report import ReportOutput
+    from hyperpod_ext.jobs.job_files.json_files import read_checked
 
     if path.is_dir():
         found = [path / name for name in (*_REPORTS, "events.jsonl") if (path / name).is_file()]

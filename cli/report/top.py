@@ -37,8 +37,8 @@ def command(job: str, target: str, once: bool, output: str) -> None:
     asked through the API server, at the port of `metrics`; of other jobs, and once pods are gone, the events beside the
     checkpoints are read.
     """
-    from hyperpod_ext.submit.contract.handle import JobHandle
-    from hyperpod_ext.submit.contract.targets import get_target
+    from hyperpod_ext.jobs.contract.handle import JobHandle
+    from hyperpod_ext.jobs.contract.targets import get_target
 
     from .numbers import job_numbers, source_of, updates_of_place
     from .runs import place_of_events

@@ -10,7 +10,7 @@ from hyperpod_ext.config.clusters.account import AccountFacts, PlanFacts, QuotaF
 from hyperpod_ext.config.clusters.cluster import ClusterConfig, InstanceGroup
 from hyperpod_ext.config.clusters.cluster_parts import RestrictedGroup
 from hyperpod_ext.errors import HyperpodExtError
-from hyperpod_ext.submit.sagemaker.client import call, client
+from hyperpod_ext.jobs.sagemaker.client import call, client
 
 Group = InstanceGroup | RestrictedGroup
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hyperpod_ext.config.clusters.cluster import ClusterConfig
 from hyperpod_ext.errors import HyperpodExtError, Problem
-from hyperpod_ext.submit.sagemaker.client import call, client
+from hyperpod_ext.jobs.sagemaker.client import call, client
 
 
 def problems(cluster: ClusterConfig, unread: list[str]) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hyperpod_ext.clusters.request import Request
 from hyperpod_ext.errors import ConflictError, HyperpodExtError, NotFoundError, WaitTimeoutError
-from hyperpod_ext.submit.sagemaker.client import call, client
+from hyperpod_ext.jobs.sagemaker.client import call, client
 
 _ASK_EVERY_S = 5.0
 _BUSY = frozenset({"Creating", "Updating", "SystemUpdating", "RollingBack"})

@@ -10,7 +10,7 @@ from hyperpod_ext.clusters.existing import nodes
 from hyperpod_ext.clusters.request import Request
 from hyperpod_ext.config.files.nearest import suggest
 from hyperpod_ext.errors import ConflictError, HyperpodExtError, NotFoundError, UnreachableError
-from hyperpod_ext.submit.sagemaker.client import call, client
+from hyperpod_ext.jobs.sagemaker.client import call, client
 
 Action = Literal["reboot", "replace"]
 

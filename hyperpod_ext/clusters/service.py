@@ -20,8 +20,8 @@ from hyperpod_ext.errors import (
     UnsupportedError,
     WaitTimeoutError,
 )
-from hyperpod_ext.submit.sagemaker.client import call, client
-from hyperpod_ext.submit.sagemaker.strict import check_request
+from hyperpod_ext.jobs.sagemaker.client import call, client
+from hyperpod_ext.jobs.sagemaker.strict import check_request
 
 _ASK_EVERY_S = 5.0
 _MOVING = frozenset({"Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting"})

@@ -11,7 +11,7 @@ import refresh_catalog
 
 from hyperpod_ext.catalog.age import MOST_DAYS, ages, stale
 from hyperpod_ext.catalog.images import training_image
-from hyperpod_ext.submit.doctor import look_at_catalog
+from hyperpod_ext.jobs.doctor import look_at_catalog
 
 DAY = date(2026, 11, 24)
 

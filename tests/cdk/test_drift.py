@@ -13,7 +13,7 @@ import cfnlint
 import pytest
 
 from hyperpod_ext.catalog import regions
-from hyperpod_ext.submit.sagemaker.strict import _service_model
+from hyperpod_ext.jobs.sagemaker.strict import _service_model
 
 SCHEMAS = Path(cfnlint.__file__).parent / "data" / "schemas"
 Path_ = tuple[str, ...]

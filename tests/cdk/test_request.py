@@ -20,7 +20,7 @@ from hyperpod_ext.clusters.deployment import problems
 from hyperpod_ext.clusters.request import create_cluster_request
 from hyperpod_ext.config.clusters.cluster import ClusterConfig
 from hyperpod_ext.config.files.load import load
-from hyperpod_ext.submit.sagemaker.strict import check_request
+from hyperpod_ext.jobs.sagemaker.strict import check_request
 
 pytestmark = pytest.mark.slow  # the CDK starts node, which takes seconds
 

@@ -20,6 +20,7 @@ from served import answers
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy
 from hyperpod_ext.config.job.runtime import RuntimeConfig
+from hyperpod_ext.jobs.local import store as local_store
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
 from hyperpod_ext.runtime.memory_server.server import Server
 from hyperpod_ext.runtime.memory_server.slots.slots import State
@@ -34,7 +35,6 @@ from hyperpod_ext.runtime.storage.names import folder_of
 from hyperpod_ext.runtime.storage.object_store import ObjectStore
 from hyperpod_ext.runtime.storage.open import open_store
 from hyperpod_ext.runtime.storage.upload_split import partition_uploads
-from hyperpod_ext.submit.local import store as local_store
 
 JOB = "tiny-gpt"
 SECRET = b"0123456789abcdef"

@@ -58,7 +58,7 @@ def program(file: Path, text: str) -> None:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workplace]:
     """Everything but an account."""
     from hyperpod_ext.clusters.cdk.tools import cli_folder
-    from hyperpod_ext.submit.sagemaker import client
+    from hyperpod_ext.jobs.sagemaker import client
 
     (tmp_path / "app" / "lifecycle").mkdir(parents=True)
     (tmp_path / "app" / "lifecycle" / "on_init.sh").write_text("#!/bin/sh\n")

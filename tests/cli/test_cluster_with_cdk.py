@@ -72,7 +72,7 @@ def url(root: Path, tmp_path: Path) -> Iterator[str]:
 def test_a_cluster_of_slurm_from_its_file_to_a_job(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from hyperpod_ext.submit.sagemaker.client import client
+    from hyperpod_ext.jobs.sagemaker.client import client
 
     for name, value in {
         "AWS_ENDPOINT_URL": url,

@@ -23,10 +23,10 @@ from made_events import entry
 from stand_in import write_job
 from waiting import until
 
+from hyperpod_ext.jobs import submit as submit_module
+from hyperpod_ext.jobs.contract.job_status import JobStatus, StatusUpdate
+from hyperpod_ext.jobs.local import store as local_store
 from hyperpod_ext.runtime.events.report import OWN_LOSS, unseeded_text
-from hyperpod_ext.submit import submit as submit_module
-from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
-from hyperpod_ext.submit.local import store as local_store
 
 
 def job_file(place: LocalPlace) -> dict[str, object]:

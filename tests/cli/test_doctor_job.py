@@ -14,8 +14,8 @@ from hyperpod_ext.cli.reference.next_fault import budgets_left, what_next
 from made_events import entry, events_of
 
 from hyperpod_ext.config.job.job import JobConfig
-from hyperpod_ext.submit.local import store
-from hyperpod_ext.submit.local.result import EMPTY_REPORT
+from hyperpod_ext.jobs.local import store
+from hyperpod_ext.jobs.local.result import EMPTY_REPORT
 
 MEMORY = {"tier": "memory", "kind": "memory", "newest_step": 41}
 PEER = {"tier": "peer", "kind": "peer", "newest_step": 40}

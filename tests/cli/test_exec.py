@@ -89,7 +89,7 @@ def test_a_machine_without_kubectl_says_so(api: KubernetesApi, monkeypatch: pyte
 
 
 def test_on_slurm_it_is_a_step_of_the_job_on_one_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hyperpod_ext.submit.contract import records
+    from hyperpod_ext.jobs.contract import records
 
     monkeypatch.setenv("HPX_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")

@@ -16,7 +16,7 @@ from hyperpod_ext.config.files.checks import CHECKS
 from hyperpod_ext.config.files.explain import explain
 from hyperpod_ext.config.files.schema_path import field_paths
 from hyperpod_ext.config.job.job import JobConfig
-from hyperpod_ext.submit.rules import all_rules
+from hyperpod_ext.jobs.rules import all_rules
 
 
 def test_a_rule_is_explained_with_cause_and_fix() -> None:

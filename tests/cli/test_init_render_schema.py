@@ -17,9 +17,9 @@ from made_events import entry
 from pydantic import ValidationError
 
 from hyperpod_ext import cli
+from hyperpod_ext.jobs.contract.targets import TARGETS
 from hyperpod_ext.runtime.events.kinds import KINDS
 from hyperpod_ext.runtime.ipc.declared import name_of
-from hyperpod_ext.submit.contract.targets import TARGETS
 
 
 def test_init_writes_a_job_that_is_valid(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from aws_stand_in import Failure, aws_stand_in
 from command import call_hp_ext
 from moto_server import endpoint
 
-from hyperpod_ext.submit.sagemaker import client
+from hyperpod_ext.jobs.sagemaker import client
 
 REGION = ("--region", "us-west-2")
 

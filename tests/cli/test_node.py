@@ -9,7 +9,7 @@ import pytest
 from aws_stand_in import AwsStandIn, Failure, aws_stand_in
 from command import Done, call_hp_ext
 
-from hyperpod_ext.submit.sagemaker import client
+from hyperpod_ext.jobs.sagemaker import client
 
 OPERATIONS = {"reboot": "BatchRebootClusterNodes", "replace": "BatchReplaceClusterNodes"}
 

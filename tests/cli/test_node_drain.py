@@ -78,7 +78,7 @@ def test_a_node_that_was_changed_meanwhile_is_cordoned(api: KubernetesApi) -> No
 def test_a_disruption_budget_refuses_and_the_node_stays_cordoned(
     api: KubernetesApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hyperpod_ext.submit.kubernetes.api.client._FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("hyperpod_ext.jobs.kubernetes.api.client._FIRST_PAUSE_S", 0.001)
     refusal = {"message": "Cannot evict pod as it would violate the pod's disruption budget."}
     api.orders.append(Order(429, path="/eviction", times=99, body=refusal))
     told = hp_ext("i-0a", "--yes")

@@ -17,8 +17,8 @@ from hyperpod_ext.cli.report.report import why_it_differs
 from made_events import entry
 from report_figures import check_figures
 
-from hyperpod_ext.submit.contract import records
-from hyperpod_ext.submit.slurm.client import SlurmJob
+from hyperpod_ext.jobs.contract import records
+from hyperpod_ext.jobs.slurm.client import SlurmJob
 
 Event = dict[str, Any]
 HOSTILE = "ValueError: </script><img src=x onerror=alert(1)> & 'quoted' \"twice\""
@@ -341,7 +341,7 @@ def test_a_job_of_slurm_that_left_no_report_is_told_from_its_event_log(
     record = {"id": "7", "cluster": "c", "folder": str(tmp_path), "runs": "runs", "world_size": 2, "submitted_at": "?"}
     records.remember("hyperpod-slurm", "a", record)
     killed = SlurmJob("7", "NODE_FAIL", "2026-01-01T00:00:00", None, "")
-    monkeypatch.setattr("hyperpod_ext.submit.slurm.client.find", lambda job_id: killed)
+    monkeypatch.setattr("hyperpod_ext.jobs.slurm.client.find", lambda job_id: killed)
     job = tmp_path / "runs" / "a" / "7"
     _write(job / "0.0" / "events.jsonl", _run()[:12])
     lost = entry(105.0, "node_lost", node=1, cause="the connection to its agent closed")

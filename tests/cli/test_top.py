@@ -11,8 +11,8 @@ import pytest
 from command import call_hp_ext as hp_ext
 from made_events import entry
 
+from hyperpod_ext.jobs.local import store as local_store
 from hyperpod_ext.runtime.metrics.meters import Meters
-from hyperpod_ext.submit.local import store as local_store
 
 EVENTS = [
     entry(0.0, "job_started", world_size=2, nodes=2),

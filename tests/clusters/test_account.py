@@ -14,7 +14,7 @@ from command import call_hp_ext
 from hyperpod_ext.clusters import account
 from hyperpod_ext.clusters.account import with_account
 from hyperpod_ext.clusters.checks import findings
-from hyperpod_ext.submit.sagemaker import client
+from hyperpod_ext.jobs.sagemaker import client
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from deployments import IMPORTED, deployment
 
 from hyperpod_ext.clusters.bucket_keys import problems
-from hyperpod_ext.submit.sagemaker import client as client_module
+from hyperpod_ext.jobs.sagemaker import client as client_module
 
 KEY = "arn:aws:kms:us-west-2:123456789012:key/11111111-2222-3333-4444-555555555555"
 

@@ -18,7 +18,7 @@ from hyperpod_ext.clusters.request import create_cluster_request
 from hyperpod_ext.clusters.rules import problems
 from hyperpod_ext.config.clusters.cluster import ClusterConfig
 from hyperpod_ext.config.files.load import load
-from hyperpod_ext.submit.sagemaker.strict import _service_model, check_request
+from hyperpod_ext.jobs.sagemaker.strict import _service_model, check_request
 
 Path_ = tuple[str, ...]
 

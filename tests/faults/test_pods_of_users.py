@@ -19,9 +19,9 @@ from hyperpodrun_env import hyperpodrun
 from waiting import PATIENCE_S
 
 from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.jobs.contract.yaml_text import read_all
+from hyperpod_ext.jobs.plan import make_plan
 from hyperpod_ext.ports import free_port
-from hyperpod_ext.submit.contract.yaml_text import read_all
-from hyperpod_ext.submit.plan import make_plan
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(400)]
 

@@ -22,7 +22,7 @@ from local_place import slow_down
 from training_jobs import job
 from waiting import PATIENCE_S
 
-from hyperpod_ext.submit.sagemaker.container import environment_of
+from hyperpod_ext.jobs.sagemaker.container import environment_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 

@@ -210,7 +210,7 @@ def as_described(request: dict[str, Any]) -> dict[str, Any]:
 @contextmanager
 def aws_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[AwsStandIn]:
     """The services, as AWS for this process."""
-    from hyperpod_ext.submit.sagemaker import client
+    from hyperpod_ext.jobs.sagemaker import client
 
     with aws_stand_in() as state:
         for name, value in {

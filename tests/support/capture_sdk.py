@@ -33,7 +33,7 @@ from botocore.exceptions import ClientError
 
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import UnsupportedError
-from hyperpod_ext.submit.sagemaker import estimator
+from hyperpod_ext.jobs.sagemaker import estimator
 
 BUCKET = "sdk-default-bucket"
 captured: list[dict[str, Any]] = []

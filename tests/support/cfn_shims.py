@@ -17,7 +17,7 @@ from moto.ec2.models import ec2_backends
 from moto.ec2.models.route_tables import RouteTable
 from moto.kms.models import Key
 
-from hyperpod_ext.submit.sagemaker.strict import check_request
+from hyperpod_ext.jobs.sagemaker.strict import check_request
 
 _CREATE_ONLY = ("ClusterName", "VpcConfig")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from hyperpod_ext.submit.imports.shell_parts import SIMPLE, statements_of
+from hyperpod_ext.jobs.imports.shell_parts import SIMPLE, statements_of
 
 _WORDS = {"word", "string", "raw_string", "concatenation", "simple_expansion", "expansion", "number"}
 _WORDS |= {"command_substitution", "ansi_c_string"}

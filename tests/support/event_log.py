@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import IO, Any
 
+from hyperpod_ext.jobs.contract.run_files import Tail
 from hyperpod_ext.runtime.events.event import NOTE
-from hyperpod_ext.submit.contract.run_files import Tail
 
 
 class GrowingLog:

@@ -10,8 +10,8 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ext.jobs.contract.run_files import Tail
 from hyperpod_ext.processes import descendants
-from hyperpod_ext.submit.contract.run_files import Tail
 
 
 def kill_node(running: Any, node: int) -> None:

@@ -25,10 +25,10 @@ from event_log import GrowingLog
 from hyperpodrun_env import hyperpodrun
 from waiting import PATIENCE_S, until
 
+from hyperpod_ext.jobs.kubernetes.hyperpod_eks_render import MONITOR_S
 from hyperpod_ext.ports import free_port
 from hyperpod_ext.processes import descendants, is_alive
 from hyperpod_ext.scratch import remove_abandoned
-from hyperpod_ext.submit.kubernetes.hyperpod_eks_render import MONITOR_S
 
 ELASTIC = launched.TINY.with_name("elastic_bitwise.py")
 STEPS, ELASTIC_STEPS, CONTINUED_STEPS = 40, 400, 100

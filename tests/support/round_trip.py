@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hyperpod_ext.config.files.load import load_text
 from hyperpod_ext.config.job.job import JobConfig
-from hyperpod_ext.submit.contract.targets import get_target
-from hyperpod_ext.submit.import_any import import_file
+from hyperpod_ext.jobs.contract.targets import get_target
+from hyperpod_ext.jobs.import_any import import_file
 
 FILES = {
     "hyperpod-eks": "job.yaml",

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hyperpod_ext.config.job.job import JobConfig
-from hyperpod_ext.submit.plan import Plan, make_plan
+from hyperpod_ext.jobs.plan import Plan, make_plan
 
 REPORT = {
     "state": "succeeded",

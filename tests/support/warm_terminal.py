@@ -17,9 +17,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-import hyperpod_ext.submit.local.engine as local_engine
-import hyperpod_ext.submit.local.nodes as local_nodes
-import hyperpod_ext.submit.local.target as local_target
+import hyperpod_ext.jobs.local.engine as local_engine
+import hyperpod_ext.jobs.local.nodes as local_nodes
+import hyperpod_ext.jobs.local.target as local_target
 from hyperpod_ext.processes import die_with_parent
 from hyperpod_ext.runtime.agent import __main__ as agent
 from hyperpod_ext.runtime.agent import children

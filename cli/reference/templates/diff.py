@@ -22,7 +22,7 @@ def command(folder: str, output: str) -> None:
     from dataclasses import asdict
     from pathlib import Path
 
-    from hyperpod_ext.submit.own_templates import template_differences, template_problems
+    from hyperpod_ext.jobs.own_templates import template_differences, template_problems
 
     found = template_differences(Path(folder))
     print_result([asdict(one) for one in found], output, "".join(one.diff for one in found).rstrip("\n"))

@@ -22,7 +22,7 @@ def command(folder: str, names: tuple[str, ...]) -> None:
     from pathlib import Path
 
     from hyperpod_ext.errors import ConflictError
-    from hyperpod_ext.submit.contract.render import template_names, template_text
+    from hyperpod_ext.jobs.contract.render import template_names, template_text
 
     from .names import known
 

@@ -17,7 +17,7 @@ Example:
 @output_option()
 def command(output: str) -> None:
     """List the templates that are shipped."""
-    from hyperpod_ext.submit.contract.render import template_names
+    from hyperpod_ext.jobs.contract.render import template_names
 
     names = template_names()
     print_result(names, output, "\n".join(names))

@@ -11,7 +11,7 @@ def known(name: str) -> str:
     """
     from hyperpod_ext.config.files.nearest import suggest
     from hyperpod_ext.errors import NotFoundError
-    from hyperpod_ext.submit.contract.render import template_names
+    from hyperpod_ext.jobs.contract.render import template_names
 
     names = template_names()
     if name not in names:

@@ -16,7 +16,7 @@ Example:
 @click.argument("name", metavar="NAME")
 def command(name: str) -> None:
     """Print one template as it is shipped."""
-    from hyperpod_ext.submit.contract.render import template_text
+    from hyperpod_ext.jobs.contract.render import template_text
 
     from .names import known
 

@@ -19,7 +19,7 @@ from hyperpod_ext.clusters.cdk.changes import CLUSTER
 from hyperpod_ext.clusters.network_rules import makes_eks
 from hyperpod_ext.config.clusters.cluster import ClusterConfig
 from hyperpod_ext.errors import HyperpodExtError, NotFoundError
-from hyperpod_ext.submit.sagemaker.client import call, client
+from hyperpod_ext.jobs.sagemaker.client import call, client
 
 _LAST = frozenset({"cluster", "addons", "observability"})
 CHART = "https://github.com/aws/sagemaker-hyperpod-cli"

@@ -85,7 +85,7 @@ def recall(name: str, spec_folder: Path) -> ClusterOutputs | None:
 
 
 def _own(name: str) -> Path:
-    from hyperpod_ext.submit.contract.home import home
+    from hyperpod_ext.jobs.contract.home import home
 
     return home().parent / "clusters" / f"{name}.json"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from hyperpod_ext.clusters.cdk.assembly import Template
 from hyperpod_ext.errors import HyperpodExtError
-from hyperpod_ext.submit.sagemaker.client import call, client
+from hyperpod_ext.jobs.sagemaker.client import call, client
 
 BOOTSTRAP = "CDKToolkit"
 _NOT_THERE = frozenset({"REVIEW_IN_PROGRESS", "DELETE_COMPLETE"})

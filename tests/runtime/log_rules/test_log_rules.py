@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.runtime import RuntimeConfig
+from hyperpod_ext.jobs.kubernetes.hyperpod_eks_render import log_rule
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.log_rules.rules import LogRules, of_spec, read
 from hyperpod_ext.runtime.log_rules.watch import LogWatch
-from hyperpod_ext.submit.kubernetes.hyperpod_eks_render import log_rule
 
 LOSS = {"name": "loss", "logPattern": r"loss: ([0-9.]+|nan)"}
 

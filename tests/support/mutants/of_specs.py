@@ -7,7 +7,7 @@ from mutants.table import Mutant, Source
 BASE = Source("hyperpod_ext.config.base", ("tests/config/test_load.py",))
 OVERRIDES = Source("hyperpod_ext.config.files.overrides", ("tests/config/test_overrides.py",))
 CHECKS = Source("hyperpod_ext.config.files.checks", ("tests/config/test_checks.py",))
-RENDER = Source("hyperpod_ext.submit.contract.render", ("tests/submit/test_plan.py",))
+RENDER = Source("hyperpod_ext.jobs.contract.render", ("tests/jobs/test_plan.py",))
 STACK_CHANGES = Source("hyperpod_ext.clusters.cdk.changes", ("tests/clusters/cdk/test_changes.py",))
 
 MUTANTS: list[Mutant] = [

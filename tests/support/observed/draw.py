@@ -22,8 +22,8 @@ import yaml
 from hyperpod_ext.config.files.load import read_text
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import ConfigError
-from hyperpod_ext.submit.contract.targets import TARGETS
-from hyperpod_ext.submit.plan import find_problems
+from hyperpod_ext.jobs.contract.targets import TARGETS
+from hyperpod_ext.jobs.plan import find_problems
 from observed import pool
 from observed.cli import Place
 from observed.pool import ROOT, Document, compact, merged, put_together, text_of, wrong

@@ -12,8 +12,8 @@ from command import Done
 from hyperpod_ext.config.clusters.cluster import ClusterConfig
 from hyperpod_ext.config.files.load import load_text
 from hyperpod_ext.config.job.job import JobConfig
-from hyperpod_ext.submit.contract.targets import TARGETS
-from hyperpod_ext.submit.plan import find_problems, make_plan
+from hyperpod_ext.jobs.contract.targets import TARGETS
+from hyperpod_ext.jobs.plan import find_problems, make_plan
 from observed.cli import Place
 from observed.pool import ROOT, Document, Text, generated, pool, text_of, wrong
 

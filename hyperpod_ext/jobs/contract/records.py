@@ -1,0 +1,51 @@
+"""What this machine remembers of jobs that it submitted elsewhere: one small file a job, without secrets.
+
+$HPX_HOME/../TARGET/NAME.json      beside the folder of local jobs
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hyperpod_ext.config.files.nearest import suggest
+from hyperpod_ext.errors import NotFoundError
+from hyperpod_ext.files import write_atomically
+from hyperpod_ext.jobs.contract.home import home
+from hyperpod_ext.jobs.job_files.json_files import read_checked
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+
+def remember(target: str, name: str, record: dict[str, Any]) -> None:
+    """Keep `record` as the newest submission of `name`."""
+    folder = _folder(target)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_atomically(folder / f"{name}.json", json.dumps(record, indent=2) + os.linesep)
+
+
+def recall(target: str, name: str, model: type[BaseModel]) -> dict[str, Any]:
+    """The newest submission of `name` from this machine, with the fields of `model`.
+
+    Raises:
+        NotFoundError: it submitted none.
+        ConfigError: its file is damaged.
+    """
+    try:
+        return read_checked(_folder(target) / f"{name}.json", model)
+    except FileNotFoundError:
+        hint = suggest(name, names(target)) or "`hp-ext create-job` makes one"
+        raise NotFoundError(f"no {target} job named {name} was submitted from here", hint=hint) from None
+
+
+def names(target: str) -> list[str]:
+    """Names of all jobs that this machine has submitted there."""
+    folder = _folder(target)
+    return sorted(file.stem for file in folder.glob("*.json")) if folder.is_dir() else []
+
+
+def _folder(target: str) -> Path:
+    return home().parent / target

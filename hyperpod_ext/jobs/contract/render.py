@@ -1,0 +1,121 @@
+"""The one Jinja environment. A name that a template does not get is an error, never an empty string."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import shlex
+import subprocess
+from collections.abc import Iterator
+from contextvars import ContextVar
+from pathlib import Path
+
+from jinja2 import (
+    BaseLoader,
+    ChoiceLoader,
+    Environment,
+    FileSystemLoader,
+    PackageLoader,
+    StrictUndefined,
+    TemplateError,
+    TemplateSyntaxError,
+)
+
+from hyperpod_ext.errors import ConfigError, HyperpodExtError, NotFoundError, Problem
+
+_own: ContextVar[Path | None] = ContextVar("own_templates", default=None)
+
+
+def render(template: str, **values: object) -> str:
+    """Fill `template`, a path below the templates folder.
+
+    Raises:
+        ConfigError: a template of the user's own cannot be filled.
+    """
+    environment = _environment(_own.get())
+    try:
+        return environment.get_template(template).render(**values)
+    except TemplateError as error:
+        folder = _own.get()
+        if folder is None or not (folder / template).is_file():
+            raise
+        line = error.lineno if isinstance(error, TemplateSyntaxError) else None
+        hint = f"`hp-ext templates show {template}` shows the original"
+        problem = Problem(f"cannot be filled: {error.message}", source=str(folder / template), line=line, hint=hint)
+        raise ConfigError([problem]) from error
+
+
+@contextlib.contextmanager
+def own_templates(folder: Path | None) -> Iterator[None]:
+    """Within this block, templates that `folder` has are used instead of those that are shipped.
+
+    Raises:
+        NotFoundError: there is no such folder.
+    """
+    if folder is not None and not folder.is_dir():
+        raise NotFoundError(f"there is no folder {folder}", hint=f"`hp-ext templates eject {folder}` makes one")
+    token = _own.set(folder)
+    try:
+        yield
+    finally:
+        _own.reset(token)
+
+
+def template_names() -> list[str]:
+    """Every template that is shipped."""
+    return sorted(name for name in _shipped().list_templates() if name.endswith(".j2"))
+
+
+def template_text(name: str) -> str:
+    """One template as it is shipped."""
+    return _shipped().get_source(Environment(), name)[0]
+
+
+def parse_template(text: str) -> None:
+    """Raise TemplateSyntaxError where `text` is no template."""
+    _environment(None).parse(text)
+
+
+def _shipped() -> PackageLoader:
+    return PackageLoader("hyperpod_ext.templates", "")
+
+
+def _loader(folder: Path | None) -> BaseLoader:
+    return _shipped() if folder is None else ChoiceLoader([FileSystemLoader(folder), _shipped()])
+
+
+@functools.cache
+def _environment(folder: Path | None) -> Environment:
+    environment = Environment(
+        loader=_loader(folder),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=_is_page,  # shell and YAML are not HTML: the filters below do it there
+    )
+    environment.filters["json"] = json.dumps
+    environment.filters["quote"] = shlex.quote
+    environment.filters["yaml"] = _yaml
+    return environment
+
+
+def _is_page(template: str | None) -> bool:
+    return template is not None and template.endswith(".html.j2")
+
+
+def _yaml(data: object, indent: int = 0) -> str:
+    from hyperpod_ext.jobs.contract.yaml_text import to_yaml
+
+    return to_yaml(data, indent)
+
+
+def check_shell(name: str, text: str) -> None:
+    """Have the shell parse `text` without running it: a rendered file is not used before it was read back."""
+    parsed = subprocess.run(["sh", "-n"], input=text, capture_output=True, text=True, check=False)
+    if parsed.returncode != 0:
+        raise HyperpodExtError(
+            f"the rendered {name} is not valid shell: {parsed.stderr.strip()}",
+            hint="this is a fault of the template: `hp-ext render` shows the text",
+        )

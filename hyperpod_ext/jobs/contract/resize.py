@@ -1,0 +1,164 @@
+"""Resizing a job that runs, or moving ranks in it: what may be ordered, the order in its run folder, and its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.resize import LEFT, RESIZES, Order, allowed_sizes, has_already
+from hyperpod_ext.errors import ConflictError, HyperpodExtError, Problem, WaitTimeoutError
+from hyperpod_ext.files import make_private_folder, write_atomically
+from hyperpod_ext.jobs.contract.run_files import Tail, read_event
+
+_TICK_S = 0.1
+_LEAVE_S = 30.0
+"""How long a node may take to end after its time to hand over is up."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobNodes:
+    """A job's nodes, as its event log tells."""
+
+    size: int
+    """Nodes that have ranks."""
+    members: frozenset[int]
+    """Numbers of all that are there, spares and those about to leave among them."""
+
+
+def refusal(job: JobConfig, nodes: int) -> Problem | None:
+    """Why a job cannot run on so many nodes. Pure."""
+    if job.elastic is None:
+        hint = "give it `elastic` with min_nodes and max_nodes, and start it again"
+        return Problem(f"{job.name} runs on exactly {job.nodes} nodes", source="--nodes", hint=hint)
+    sizes = allowed_sizes(job.elastic, job.nodes, job.workers_per_node, job.global_batch_size)
+    if nodes in sizes:
+        return None
+    allowed = allowed_sizes(job.elastic, job.nodes, job.workers_per_node, None)
+    if nodes in allowed:
+        ranks = nodes * job.workers_per_node
+        message = f"its global batch of {job.global_batch_size} does not divide among {ranks} ranks"
+    elif nodes < job.elastic.min_nodes:
+        message = f"{nodes} is below elastic.min_nodes ({job.elastic.min_nodes})"
+    elif nodes > job.elastic.max_nodes:
+        message = f"{nodes} is above elastic.max_nodes ({job.elastic.max_nodes})"
+    else:
+        message = f"{nodes} is none of its sizes"
+    return Problem(message, source="--nodes", hint=f"{job.name} can run on {', '.join(map(str, sizes))}")
+
+
+def refusal_to_move(job: JobConfig, node: int) -> Problem | None:
+    """Why no spare can get the ranks of a node, as far as the spec tells. Pure."""
+    if not job.spares and job.elastic is None:
+        hint = "give it `spares: 1`, and start it again"
+        return Problem(f"{job.name} has no spares that ranks could move to", source="--node", hint=hint)
+    most = max(job.nodes, job.elastic.max_nodes if job.elastic else 0) + job.spares
+    if node < most:
+        return None
+    return Problem(f"{job.name} has no node {node}", source="--node", hint=f"its nodes are 0 to {most - 1}")
+
+
+def nodes_of_job(events: Iterable[Mapping[str, Any]]) -> JobNodes:
+    """The job's nodes after these events. Pure."""
+    size, members = 0, set[int]()
+    for event in events:
+        match event:
+            case {"event": "job_started" | "world", "nodes": int(nodes)}:
+                size = nodes
+            case {"event": "node_joined", "node": int(node)}:
+                members.add(node)
+            case {"event": "node_left" | "node_lost", "node": int(node)}:
+                members.discard(node)
+    return JobNodes(size, frozenset(members))
+
+
+def new_name() -> str:
+    """Of an order; those that come later sort behind it."""
+    return f"{time.time_ns():020d}"
+
+
+def leave_order(run_dir: Path, name: str, order: Order) -> None:
+    """Put an order where the job's coordinator looks for it."""
+    folder = run_dir / RESIZES
+    make_private_folder(folder)
+    write_atomically(folder / f"{name}.json", order.model_dump_json(exclude_defaults=True) + "\n")
+
+
+def outcome(
+    job: str,
+    events: Tail,
+    name: str,
+    ended: Callable[[], str],
+    timeout_s: float | None = None,
+    unasked: int | None = None,
+) -> dict[str, Any]:
+    """Wait until `job` goes on as order `name` says; what that took, as the coordinator tells it.
+
+    Args:
+        ended: why the order cannot come true any more; empty while it can.
+        unasked: a number of nodes that is as good when the job took the nodes that came before it took the order.
+
+    Raises:
+        ConflictError: it was refused, or cannot come true.
+        WaitTimeoutError: it takes longer than `timeout_s`.
+    """
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    newest: dict[str, Any] | None = None
+    while True:
+        why = ended()  # asked first: what was told before is then read below
+        for line in events.lines():
+            event = read_event(line)
+            if event.get("event") == "resized":
+                newest = event
+            if event.get("order") != name:
+                continue
+            if event["event"] == "resized":
+                return event
+            if event["event"] == "resize_refused":
+                if newest is not None and newest["nodes"] == unasked:
+                    return newest
+                if event["why"] == has_already(event["nodes"]):
+                    return {"of": event["nodes"], "nodes": event["nodes"]}
+                raise ConflictError(f"{job} stays as it is: {event['why']}")
+        if why:
+            raise ConflictError(why)
+        if deadline is not None and time.monotonic() > deadline:
+            hint = f"it may come yet; `hp-ext status {job}` and its events tell"
+            raise WaitTimeoutError(f"{job} has not been resized within {timeout_s:g} s", hint=hint)
+        time.sleep(_TICK_S)
+
+
+def came_to(events: Iterable[Mapping[str, Any]], name: str) -> int | None:
+    """The node that has the ranks which order `name` moved. Pure."""
+    came = None
+    for event in events:
+        match event:
+            case {"event": "resize_begun", "order": order, "joining": [*joining]} if order == name:
+                came = next((node for node in joining if isinstance(node, int)), None)
+    return came
+
+
+def wait_until_left(job: JobConfig, start: Path, leaving: Mapping[int, str], runs: Callable[[], bool]) -> None:
+    """Until the agents of these nodes have ended, checkpoints and all, or the job has.
+
+    Args:
+        start: run folder of the job's start.
+        leaving: what each node is called in words.
+        runs: whether the job does; asked several times a second.
+
+    Raises:
+        HyperpodExtError: they do not.
+    """
+    elastic, grace_s = job.elastic, job.checkpoint.grace_s
+    timeout_s = ((elastic and elastic.graceful_shutdown_s) or grace_s) + grace_s + _LEAVE_S
+    deadline = time.monotonic() + timeout_s
+    while late := [number for number in leaving if not (start / LEFT.format(number)).exists()]:
+        if not runs():
+            return
+        if time.monotonic() > deadline:
+            message = f"{job.name} goes on without node {late[0]}, but {leaving[late[0]]} does not end"
+            raise HyperpodExtError(message, hint=f"see {start}/logs/node{late[0]}.log")
+        time.sleep(_TICK_S)

@@ -1,0 +1,232 @@
+"""Targets: places that run jobs. Each is one module with the functions of `Target`, loaded on use.
+
+A module says with PARTS which optional parts it has: a target cannot do what it has no part for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+
+from hyperpod_ext.errors import ConfigError, NotFoundError, Problem, UnsupportedError
+
+if TYPE_CHECKING:
+    from hyperpod_ext.config.clusters.cluster import ClusterConfig
+    from hyperpod_ext.config.fault_injection import InjectedFault, NodeFault
+    from hyperpod_ext.config.job.job import JobConfig
+    from hyperpod_ext.jobs.contract.capabilities import Capabilities
+    from hyperpod_ext.jobs.contract.handle import JobHandle
+    from hyperpod_ext.jobs.contract.job_status import JobStatus, StatusUpdate
+    from hyperpod_ext.jobs.contract.plan_type import Plan
+
+TARGETS: dict[str, str] = {
+    "local": "hyperpod_ext.jobs.local.target",
+    "hyperpod-eks": "hyperpod_ext.jobs.kubernetes.hyperpod_eks",
+    "kubeflow": "hyperpod_ext.jobs.kubernetes.kubeflow",
+    "hyperpod-slurm": "hyperpod_ext.jobs.slurm.target",
+    "sagemaker": "hyperpod_ext.jobs.sagemaker.target",
+}
+"""Name of each target and its module. A new target is entered here, and nowhere else."""
+
+
+class Target(Protocol):
+    """The functions of a target's module. Modules, not classes: none of them has state."""
+
+    @property
+    def PARTS(self) -> Mapping[str, str]:  # noqa: N802, a module's constant
+        """Module of each optional part, by the name of its `TargetPart`."""
+
+    @property
+    def INSTEAD(self) -> Mapping[str, str]:  # noqa: N802
+        """Hint for users who ask for a part that is missing, by the same name."""
+
+    def capabilities(self) -> Capabilities:
+        """Its row of the table."""
+
+    def problems(self, job: JobConfig) -> Iterator[Problem]:
+        """Why this target cannot run `job`, besides what its capabilities say."""
+
+    def warnings(self, job: JobConfig) -> Iterator[str]:
+        """What will be otherwise than one may think."""
+
+    def render(self, job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
+        """The files that submit would send. Pure; depends on nothing of this machine."""
+
+    def submit(self, plan: Plan) -> JobHandle:
+        """Start the job from the files of `plan`, unchanged."""
+
+    def list_jobs(self) -> list[JobStatus]:
+        """Every job it knows of, by name."""
+
+    def status(self, handle: JobHandle) -> JobStatus:
+        """What is known of one job."""
+
+    def watch(self, handle: JobHandle, with_lines: bool = False) -> Iterator[StatusUpdate]:
+        """A moment every fraction of a second, until the job has ended."""
+
+    def logs(self, handle: JobHandle, rank: int | None = None, follow: bool = False) -> Iterator[str]:
+        """What the workers printed."""
+
+    def cancel(self, handle: JobHandle) -> JobStatus:
+        """End the job, and return when nothing of it is left."""
+
+    def result(self, handle: JobHandle) -> Mapping[str, Any]:
+        """What an ended job found out."""
+
+
+def get_target(name: str) -> Target:
+    """The module of a target.
+
+    Raises:
+        ConfigError: there is no such target.
+    """
+    from hyperpod_ext.config.files.nearest import suggest
+
+    if name in TARGETS:
+        return cast(Target, importlib.import_module(TARGETS[name]))
+    raise ConfigError([Problem(f"there is no target `{name}`", hint=suggest(name, TARGETS))])
+
+
+P = TypeVar("P")
+
+
+@dataclass(frozen=True, slots=True)
+class TargetPart(Generic[P]):
+    """A capability that a target may lack: a module with the functions of the protocol `P`."""
+
+    name: str
+    missing: str
+    """Error message for a target that lacks the part; `{}` becomes `jobs of target NAME`."""
+
+    def offered(self, target: str) -> bool:
+        """Whether the target has the part."""
+        return self.name in get_target(target).PARTS
+
+    def of(self, target: str) -> P:
+        """Load the part's module of `target`.
+
+        Raises:
+            ConfigError: there is no such target.
+            UnsupportedError: it has no such part.
+        """
+        module = get_target(target)
+        if self.name in module.PARTS:
+            return cast(P, importlib.import_module(module.PARTS[self.name]))
+        hint = module.INSTEAD.get(self.name, "use another --target")
+        raise UnsupportedError([Problem(self.missing.format(f"jobs of target {target}"), hint=hint)])
+
+
+def running_node(handle: JobHandle, running: Sequence[str], node: int) -> str:
+    """Pod or host number `node` of those that run.
+
+    Raises:
+        NotFoundError: fewer run.
+    """
+    if node < len(running):
+        return running[node]
+    hint = f"the last is --node {len(running) - 1}" if running else f"`hp-ext describe {handle}` shows why"
+    raise NotFoundError(f"{handle.name} runs on {len(running)} nodes", hint=hint)
+
+
+class PendingOrder(Protocol):
+    """An order that a running job has yet to carry out."""
+
+    @property
+    def name(self) -> str:
+        """Name of the order."""
+
+    @property
+    def note(self) -> str:
+        """A sentence for the user who waits; may be empty."""
+
+
+class Resizer(Protocol):
+    """Resizes running jobs."""
+
+    def order(self, handle: JobHandle, nodes: int) -> PendingOrder:
+        """Order the job on `nodes` nodes."""
+
+    def outcome(self, ordered: Any, timeout_s: float | None) -> dict[str, Any]:
+        """Wait until the job is as `ordered` says."""
+
+
+class Mover(Protocol):
+    """Moves the ranks of a node to a spare."""
+
+    def move(self, handle: JobHandle, node: str) -> PendingOrder:
+        """Order the ranks of `node` on a spare."""
+
+    def moved(self, ordered: Any, timeout_s: float | None, *, drain: bool) -> dict[str, Any]:
+        """Wait until the ranks are there and the node has ended; `drain`: let the scheduler leave it out."""
+
+
+class Leftovers(Protocol):
+    """Deletes the objects that an ended job left."""
+
+    def find(self, handle: JobHandle, with_secret: bool) -> list[tuple[str, str]]:
+        """Kind and name of each object that the job left, in the order of their deletion."""
+
+    def delete(self, handle: JobHandle, found: list[tuple[str, str]]) -> None:
+        """Delete these. Objects that are gone already are no mistake."""
+
+
+class Details(Protocol):
+    """Knows more of a job than its status."""
+
+    def details(self, handle: JobHandle) -> dict[str, Any]:
+        """`conditions`, `pods` and `events` of the job."""
+
+
+class Shell(Protocol):
+    """Runs commands on the nodes of a job."""
+
+    def exec_command(self, handle: JobHandle, node: int, words: Sequence[str], terminal: bool) -> list[str]:
+        """Command line that runs `words` on a node.
+
+        Args:
+            node: index among the running nodes, sorted by the names of pods or hosts.
+            terminal: whether the user types into it.
+
+        Raises:
+            NotFoundError: there is no such job, or it runs on fewer nodes.
+        """
+
+
+class Ports(Protocol):
+    """Forwards ports of a job's nodes to this machine."""
+
+    def forward_command(self, handle: JobHandle, node: int, ports: Sequence[str]) -> list[str]:
+        """Command line that forwards `ports`, each `PORT` or `HERE:THERE`. Errors as `Shell.exec_command`."""
+
+
+class Faults(Protocol):
+    """Orders faults in running jobs."""
+
+    def order(self, handle: JobHandle, fault: InjectedFault | NodeFault) -> str:
+        """Order a fault; returns the order's name.
+
+        Raises:
+            NotFoundError: there is no such job.
+            ConflictError: it does not run.
+            ConfigError: it has no such rank or node.
+            UnsupportedError: no process of the job would carry it out.
+        """
+
+
+class Rehearsal(Protocol):
+    """Checks a plan on the target's server, which keeps nothing."""
+
+    def rehearse(self, plan: Plan) -> None:
+        """Raise if the server would refuse the plan."""
+
+
+RESIZE: TargetPart[Resizer] = TargetPart("resize", "{} cannot be resized")
+MOVE: TargetPart[Mover] = TargetPart("move", "ranks in {} cannot move")
+LEFTOVERS: TargetPart[Leftovers] = TargetPart("leftovers", "{} leave no objects")
+DETAILS: TargetPart[Details] = TargetPart("details", "{} have no details")
+SHELL: TargetPart[Shell] = TargetPart("shell", "nothing can be run in {}")
+PORTS: TargetPart[Ports] = TargetPart("ports", "{} have no pods")
+FAULTS: TargetPart[Faults] = TargetPart("faults", "no faults can be ordered in {}")
+REHEARSAL: TargetPart[Rehearsal] = TargetPart("rehearsal", "no server checks {} without submitting")

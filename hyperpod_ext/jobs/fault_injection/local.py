@@ -1,0 +1,33 @@
+"""Faults ordered for a local job that runs: a file in its run folder, which its agents and workers look for."""
+
+from __future__ import annotations
+
+from hyperpod_ext.config.fault_injection import ORDERS, ChaosOrder, InjectedFault, NodeFault
+from hyperpod_ext.errors import ConflictError, NotFoundError
+from hyperpod_ext.files import make_private_folder, write_atomically
+from hyperpod_ext.jobs.contract.handle import JobHandle
+from hyperpod_ext.jobs.fault_injection.orders import check, name_of
+from hyperpod_ext.jobs.local import store as local_store
+
+
+def order(handle: JobHandle, fault: InjectedFault | NodeFault) -> str:
+    """Order `fault`; returns the name of the order. It strikes when its rank comes to its place.
+
+    Raises:
+        NotFoundError: there is no such job.
+        ConflictError: it does not run.
+        ConfigError: it has no such rank or node.
+    """
+    submission = local_store.latest(handle.name)
+    if submission is None:
+        raise NotFoundError(f"there is no local job named {handle.name}", hint="`hp-ext status` lists them")
+    if not submission.is_running():
+        raise ConflictError(f"{handle.name} does not run", hint="`hp-ext create-job` starts it again")
+    job = submission.read_job()
+    check(fault, job.world_size, job.nodes + job.spares)
+    folder = submission.run_dir("main") / ORDERS
+    make_private_folder(folder)
+    earlier = len(list(folder.glob("*.json")))
+    name = name_of(fault, f"{earlier:03d}")
+    write_atomically(folder / f"{name}.json", ChaosOrder(fault=fault).model_dump_json() + "\n")
+    return name

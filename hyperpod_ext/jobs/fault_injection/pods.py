@@ -1,0 +1,67 @@
+"""Faults ordered in a HyperPodPyTorchJob that runs: a file in the pod that has the rank, where its agent or the rank
+itself looks for it.
+
+kubectl writes it, so who may order faults is who may run commands in the job's pods, which could kill them anyway.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Sequence
+
+from hyperpod_ext.config.fault_injection import ORDERS, ChaosOrder, InjectedFault, NodeFault
+from hyperpod_ext.errors import ConflictError, Problem, UnreachableError, UnsupportedError
+from hyperpod_ext.jobs.contract.handle import JobHandle
+from hyperpod_ext.jobs.fault_injection.orders import check, name_of
+from hyperpod_ext.jobs.kubernetes import jobs
+from hyperpod_ext.jobs.kubernetes.details import kept_spec, pods_of
+from hyperpod_ext.jobs.kubernetes.inside import in_pod
+from hyperpod_ext.jobs.kubernetes.kinds import HYPERPOD
+
+_NOT_HERE = 9
+_WRITE = f"""\
+cd "$HPX_RUN_DIR"
+[ -e "logs/rank$1.log" ] || [ -e "events-rank$1.jsonl" ] || exit {_NOT_HERE}
+mkdir -p {ORDERS}
+cat >{ORDERS}/.new
+mv {ORDERS}/.new "{ORDERS}/$0.json"
+"""
+"""Leaves the order `$0` for rank `$1`, if the pod has that: another pod that gets it later is not meant."""
+
+
+def order(handle: JobHandle, fault: InjectedFault | NodeFault) -> str:
+    """See `targets.Faults`. Only pods know which of them has the rank: the likeliest is asked first."""
+    job, state = kept_spec(handle), jobs.status(HYPERPOD, handle).state
+    if job is None or job.mode != "ours":
+        why = "was not made by this version of hp-ext" if job is None else f"is of mode {job.mode}"
+        hint = "`hp-ext exec` runs a command in a pod, as `kill -9 PID`"
+        raise UnsupportedError([Problem(f"{handle.name} {why}: nothing there looks for orders", hint=hint)])
+    running = pods_of(jobs.client_of(handle), handle, running=True)
+    pods = [str(pod["metadata"]["name"]) for pod in running]
+    if isinstance(fault, NodeFault) and job.kubernetes.launcher != "ours":
+        hint = f"a lost node: `kubectl delete pod --force --grace-period=0 NAME`, of {', '.join(pods) or 'its pods'}"
+        raise UnsupportedError([Problem("hyperpodrun carries out no orders for a whole node", hint=hint)])
+    if state != "running" or not pods:
+        raise ConflictError(f"{handle.name} does not run ({state})", hint=f"`hp-ext describe {handle}` shows why")
+    most = job.elastic.max_nodes if job.elastic else job.nodes
+    check(fault, most * job.workers_per_node, most)
+    name, text = name_of(fault, f"{time.time():.3f}"), ChaosOrder(fault=fault).model_dump_json() + "\n"
+    rank = fault.rank if isinstance(fault, InjectedFault) else fault.node * job.workers_per_node
+    likely = rank // job.workers_per_node
+    for pod in [*pods[likely : likely + 1], *pods[:likely], *pods[likely + 1 :]]:
+        if _took(in_pod(handle, pod, ["sh", "-ec", _WRITE, name, str(rank)]), text):
+            return name
+    raise ConflictError(f"no pod of {handle.name} has rank {rank} yet", hint="wait until it trains")
+
+
+def _took(command: Sequence[str], text: str) -> bool:
+    """Whether the pod has the rank, and took the order."""
+    try:
+        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        hint = "install it: commands in pods are run with kubectl"
+        raise UnreachableError("there is no kubectl on this machine", hint=hint) from None
+    if done.returncode not in (0, _NOT_HERE):
+        raise UnreachableError(f"a pod took no order: {done.stderr.strip()[-300:]}", hint="`kubectl exec` must work")
+    return done.returncode == 0

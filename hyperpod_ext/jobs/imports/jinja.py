@@ -1,0 +1,110 @@
+"""Placeholders of Jinja, with conditions and loops over what is given; no template of others does more here. Pure.
+
+Templates come from anywhere, and ten words of Jinja ask for all memory of a machine: only what fills in values is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError, UndefinedError, meta, nodes
+from jinja2.sandbox import SandboxedEnvironment
+
+from hyperpod_ext.errors import ConfigError, Problem
+from hyperpod_ext.jobs.imports.how import HOW
+
+_PLAIN: tuple[type[nodes.Node], ...] = (
+    *(nodes.Template, nodes.Output, nodes.TemplateData, nodes.If, nodes.For, nodes.Assign),
+    *(nodes.Name, nodes.Const, nodes.Getattr, nodes.Getitem, nodes.Call, nodes.Filter, nodes.Test, nodes.CondExpr),
+    *(nodes.List, nodes.Tuple, nodes.Dict, nodes.Pair, nodes.Keyword, nodes.Add, nodes.Concat, nodes.Sub, nodes.Neg),
+    *(nodes.Compare, nodes.Operand, nodes.And, nodes.Or, nodes.Not),
+)
+_FILTERS = {"d", "default", "first", "float", "int", "items", "join", "last", "length", "lower", "replace", "round"}
+_FILTERS |= {"sort", "string", "title", "tojson", "trim", "upper"}
+_LOOPS = 2
+"""Loops in each other; each is over a value that is given, or over numbers."""
+_MOST_ROUNDS = 1000
+_LARGEST = 4 * 2**20
+"""Characters; no job file is as large."""
+
+
+def fill_jinja(text: str, values: Mapping[str, Any], source: str) -> tuple[str, list[Problem]]:
+    """`text` with the values in it, and what was settled by a default.
+
+    Raises:
+        ConfigError: it lacks values, and names each; or it does more than to fill in values.
+    """
+    environment = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+    environment.globals["range"] = _numbers
+    hint = "render it first, and import what comes out"
+    try:
+        parsed = environment.parse(text)
+        if (line := next(_beyond(parsed), None)) is not None:
+            message = "the template does more than to fill in values"
+            raise ConfigError([Problem(message, source=source, line=line, hint=hint)])
+        needed, optional = _names(parsed, values)
+        if not needed:
+            filled = ""
+            for part in environment.from_string(text).generate(**values):
+                filled += part
+                if len(filled) > _LARGEST:
+                    raise ValueError(f"it comes to more than {_LARGEST} characters")
+            what = "nothing gives it: its default, or the branch without it, is taken"
+            return filled, [_about(what, name, source, line) for name, line in optional.items()]
+    except TemplateSyntaxError as error:
+        raise ConfigError(
+            [Problem(f"is no template of Jinja: {error.message}", "", source, error.lineno, hint)]
+        ) from None
+    except (UndefinedError, TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+        raise ConfigError([Problem(f"the template cannot be filled: {error}", source=source)]) from None
+    raise ConfigError(
+        [_about(f"the template needs a value for {name}", name, source, line) for name, line in needed.items()]
+    )
+
+
+def _about(what: str, name: str, source: str, line: int) -> Problem:
+    return Problem(what, name, source, line, HOW.format(name=name))
+
+
+def _names(parsed: nodes.Template, values: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
+    """Names without a value and their first line: those that are needed, and those that may be missing."""
+    open_ones = meta.find_undeclared_variables(parsed) - set(values) - {"range"}
+    lines: dict[str, int] = {}
+    for one in parsed.find_all(nodes.Name):
+        lines.setdefault(one.name, one.lineno)
+    asked = [one.node for one in parsed.find_all(nodes.Filter) if one.name in ("d", "default")]
+    asked += [one.node for one in parsed.find_all(nodes.Test) if one.name in ("defined", "undefined")]
+    spared = {id(one) for one in asked}
+    needed = {one.name for one in parsed.find_all(nodes.Name) if id(one) not in spared} & open_ones
+    return (
+        {name: lines[name] for name in sorted(needed)},
+        {name: lines[name] for name in sorted(open_ones - needed)},
+    )
+
+
+def _numbers(*bounds: int) -> range:
+    found = range(*bounds)
+    if len(found) > _MOST_ROUNDS:
+        raise ValueError(f"a loop has more than {_MOST_ROUNDS} rounds")
+    return found
+
+
+def _beyond(node: nodes.Node, loops: int = 0) -> Iterator[int]:
+    """Lines of what could become large, or go on for ever."""
+    fits = isinstance(node, _PLAIN)
+    if isinstance(node, nodes.Filter):
+        fits = node.name in _FILTERS
+    elif isinstance(node, nodes.Call):
+        called = node.node
+        fits = isinstance(called, nodes.Name) and called.name == "range"
+        fits |= isinstance(called, nodes.Getattr) and called.attr in ("items", "keys", "values", "get")
+    elif isinstance(node, nodes.Assign):
+        fits = node.find(nodes.Add) is None and node.find(nodes.Concat) is None  # one that grows by itself doubles
+    elif isinstance(node, nodes.For):
+        loops += 1
+        fits = loops <= _LOOPS
+    if not fits:
+        yield node.lineno
+    for below in node.iter_child_nodes():
+        yield from _beyond(below, loops)

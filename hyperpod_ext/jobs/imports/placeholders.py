@@ -1,0 +1,121 @@
+"""Placeholders of templates, and the values that are given for them. Pure but for `read_values`.
+
+Two kinds: `$NAME` and `${NAME}` as envsubst replaces them, and Jinja's `{{ NAME }}`. A template of Helm is refused,
+with the command that renders it.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.config.files.document import parse
+from hyperpod_ext.config.files.load import text_of
+from hyperpod_ext.errors import ConfigError, Problem
+from hyperpod_ext.jobs.imports.how import HOW
+
+VARIABLE = re.compile(r"(?<!\$)\$(?:\{(\w+)(?::?-([^{}]*))?\}|([A-Za-z_]\w*))")
+"""A variable of the shell, and its default."""
+_HELM = re.compile(
+    r"""\{\{(?:(?:"[^"{}\n]*"|[^{}"'])*[\s(])?[.$]"""  # {{ quote .Values.name }}, {{ $config.name }}
+    r"""|\{\{-?\s*(?:/\*|(?:if|range|with|block|define|template)\s+["\w])"""
+)
+"""An action of Helm that Jinja does not have."""
+_JINJA = re.compile(r"\{\{|\{%")
+
+
+def read_values(sets: Iterable[str], values_file: str | None, env_file: str | None) -> dict[str, Any]:
+    """What `--values`, `--env-file` and `--set` say; later ones win.
+
+    Raises:
+        ConfigError: one of them is not of its form.
+        NotFoundError: there is no such file.
+    """
+    found: dict[str, Any] = {}
+    if values_file is not None:
+        document = parse(text_of(values_file), values_file)
+        if document.problems or not isinstance(document.data, dict):
+            raise ConfigError(document.problems or [Problem("holds no fields", source=values_file)])
+        found |= document.data
+    if env_file is not None:
+        found |= _read_env(text_of(env_file), env_file)
+    for one in sets:
+        name, equals, value = one.partition("=")
+        if not equals or not name:
+            hint = "write --set NUM_NODES=4"
+            raise ConfigError([Problem("is not of the form NAME=VALUE", source=f"--set {one}", hint=hint)])
+        holder = found
+        *outer, last = name.split(".")
+        for part in outer:
+            below = holder.get(part)
+            holder[part] = below = below if isinstance(below, dict) else {}
+            holder = below
+        holder[last] = value
+    return found
+
+
+def helm_refused(source: str, chart: str, file: str = "", line: int | None = None) -> ConfigError:
+    """The error for a chart of Helm, or for one `file` of it."""
+    only = f" --show-only {file}" if file else ""
+    hint = f"import what helm makes of it: helm template NAME {chart}{only} | hp-ext import -"
+    return ConfigError([Problem("belongs to a Helm chart, which only helm can render", "", source, line, hint)])
+
+
+def fill(text: str, values: Mapping[str, Any], source: str) -> tuple[str, list[Problem]]:
+    """Return `text` with the values in it, and a note for each default that is used.
+
+    Raises:
+        ConfigError: a template of Helm, or one of Jinja that lacks values or does more than use them.
+    """
+    notes: list[Problem] = []
+    if helm := _HELM.search(text):
+        line = text.count("\n", 0, helm.start()) + 1
+        folder, name = Path(source).parent, Path(source).name
+        if folder.name != "templates":
+            raise helm_refused(source, "CHART", line=line)
+        raise helm_refused(source, shlex.quote(str(folder.parent)), shlex.quote(f"templates/{name}"), line)
+    if _JINJA.search(text):
+        from hyperpod_ext.jobs.imports.jinja import fill_jinja
+
+        text, notes = fill_jinja(text, values, source)
+
+    def value_of(match: re.Match[str]) -> str:
+        name = match[1] or match[3]
+        value = values.get(name)
+        if value is None or isinstance(value, dict | list):
+            if match[2] is None or f"name: {name}\n" in text:  # a variable of the container, which has its value there
+                return match[0]
+            line = text.count("\n", 0, match.start()) + 1
+            notes.append(Problem(f"its default {match[2]!r} is taken", name, source, line, HOW.format(name=name)))
+            return match[2]
+        return str(value)
+
+    filled = VARIABLE.sub(value_of, text)
+    for name, value in values.items():
+        if isinstance(value, str | int | float):
+            filled = filled.replace(f"<{name}>", str(value))
+    return filled, notes
+
+
+def names_in(text: str) -> Iterator[str]:
+    """Variables of the shell in `text`."""
+    for match in VARIABLE.finditer(text):
+        yield match[1] or match[3]
+
+
+def _read_env(text: str, source: str) -> dict[str, str]:
+    """Lines `NAME=value` or `export NAME=value`, as shells read them, in which former names may stand."""
+    found: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError as error:
+            raise ConfigError([Problem(f"is no assignment: {error}", source=source, line=number)]) from None
+        for word in words:
+            name, equals, value = word.partition("=")
+            if equals and re.fullmatch(r"[A-Za-z_]\w*", name):
+                found[name] = VARIABLE.sub(lambda match: found.get(match[1] or match[3], match[2] or match[0]), value)
+    return found

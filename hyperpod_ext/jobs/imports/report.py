@@ -1,0 +1,145 @@
+"""The result of an import, and a reader of mappings that records its reads. Pure.
+
+No importer can drop a field without a word: `Fields.rest` names every value of the input that nothing took.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hyperpod_ext.config.files.document import Document, Path
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.errors import Problem
+from hyperpod_ext.jobs.contract.spec_annotation import without_defaults
+from hyperpod_ext.jobs.contract.yaml_text import to_yaml
+from hyperpod_ext.jobs.imports.shell_parts import shown
+
+NOT_CARRIED = "is not carried: a spec has no field that says it"
+
+
+@dataclass
+class Imported:
+    """The job that a file describes, and a sentence for each part of the file that the job differs in."""
+
+    job: JobConfig
+    target: str
+    left_out: list[str] = field(default_factory=list)
+    """Losses: parts of the file that the spec does not have, or has in another form."""
+    notes: list[str] = field(default_factory=list)
+    """No losses: parts that the rendered file has in its own words or adds, or that the job does not depend on."""
+
+    def written(self) -> dict[str, Any]:
+        """The spec as JSON: fields that differ from their defaults, and all fields that the file itself sets."""
+        return without_defaults(self.job, keep_set=True)
+
+    def to_yaml(self) -> str:
+        """`written` as YAML."""
+        return to_yaml(self.written()) + "\n"
+
+
+@dataclass
+class Report:
+    """Sentences about a file, each with the line that it is about."""
+
+    source: str
+    left_out: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def lost(self, text: str, line: int | None = None) -> None:
+        """The spec lacks this part, or has it in another form."""
+        self.left_out.append(self._at(text, line))
+
+    def note(self, text: str, line: int | None = None) -> None:
+        """Nothing is lost by this."""
+        self.notes.append(self._at(text, line))
+
+    def unused(self, statements: Iterable[tuple[str, int]]) -> None:
+        """Statements of a shell script that nothing carried depends on."""
+        for text, line in statements:
+            self.note(f"{shown(text)}: is not carried: nothing in the spec depends on it", line)
+
+    def _at(self, text: str, line: int | None) -> str:
+        return f"{self.source}: {text}" if line is None else f"{self.source}:{line}: {text}"
+
+
+class Fields:
+    """A mapping of a file, which records the fields that are read from it."""
+
+    def __init__(self, data: Mapping[str, Any], document: Document, path: Path = (), used: set[Path] | None = None):
+        self._data, self._document, self._path = data, document, path
+        self._used: set[Path] = set() if used is None else used
+
+    def take(self, name: str, default: Any = None) -> Any:
+        """The value of `name`, whole; it counts as read, with all that it holds."""
+        self._used.add((*self._path, name))
+        return self._data.get(name, default)
+
+    def take_all(self) -> dict[str, Any]:
+        """The whole mapping; all of it counts as read."""
+        self._used.add(self._path)
+        return dict(self._data)
+
+    def get(self, name: str) -> Any:
+        """The value of `name`, which does not count as read."""
+        return self._data.get(name)
+
+    def names(self) -> list[str]:
+        """Names of all fields."""
+        return list(self._data)
+
+    def problem(self, name: str, message: str) -> Problem:
+        """A sentence about `name`, with its line."""
+        return self._document.problem((*self._path, name), message)
+
+    def says(self, name: str, message: str) -> str:
+        """`problem` as a line of a report."""
+        return str(self.problem(name, message))
+
+    def below(self, name: str) -> Fields:
+        """The mapping `name`; an empty one if there is none.
+
+        Raises:
+            TypeError: it is no mapping.
+        """
+        found = self._data.get(name)
+        if found is not None and not isinstance(found, Mapping):
+            raise TypeError(f"{name} is no mapping")
+        return Fields(found or {}, self._document, (*self._path, name), self._used)
+
+    def each(self, name: str) -> list[Fields]:
+        """The mappings in the list `name`."""
+        found = self._data.get(name) or []
+        return [Fields(one, self._document, (*self._path, name, at), self._used) for at, one in enumerate(found)]
+
+    def rest(self) -> dict[str, Any]:
+        """The parts that nothing has read, in their places. Lists with read and unread items keep the unread ones."""
+        return dict(self._unread(self._data, self._path) or {})
+
+    def problems(self, message: str = NOT_CARRIED) -> Iterator[Problem]:
+        """One for each value that nothing has read, with its line."""
+        for path in self._leaves(self._data, self._path):
+            yield self._document.problem(path, message)
+
+    def _unread(self, value: Any, path: Path) -> Any:
+        if path in self._used:
+            return None
+        if isinstance(value, Mapping):
+            kept = {name: self._unread(below, (*path, name)) for name, below in value.items()}
+            return {name: below for name, below in kept.items() if below is not None} or None
+        if isinstance(value, list):
+            return [
+                one for at, below in enumerate(value) if (one := self._unread(below, (*path, at))) is not None
+            ] or None
+        return value
+
+    def _leaves(self, value: Any, path: Path) -> Iterator[Path]:
+        if path in self._used:
+            return
+        items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else None
+        if items is None or not value:
+            yield path
+            return
+        for name, below in items:
+            yield from self._leaves(below, (*path, name))

@@ -1,0 +1,370 @@
+"""Values of a shell script as far as they are known: words, variables, arrays, numbers, conditions. Pure."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from hyperpod_ext.jobs.imports.how import HOW
+from hyperpod_ext.jobs.imports.shell_parts import (
+    changed,
+    end_of,
+    heredoc,
+    is_known,
+    number_of,
+    path_printed,
+    split_words,
+)
+
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_CLUSTER = "/opt/sagemaker_cluster"
+_EMPTY = r"\[\[?\s*(!?)\s*-([nz])\s+\"?\$\{?([A-Za-z_]\w*)(?::?-)?\}?\"?\s*\]\]?"
+_QUOTED = "raw_string"
+_OF_SLURM = r"\$\{?SLURM_\w+\}?"
+"""Variables that a task has, too."""
+_NUMERIC = {"-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le}
+_NUMERIC |= {"-gt": operator.gt, "-ge": operator.ge}
+_SIGNS = {"<": "-lt", "<=": "-le", ">": "-gt", ">=": "-ge", "==": "-eq", "!=": "-ne"}
+LONGEST = 100_000
+"""Characters of a value; what the shell would do with a longer one is no job's business."""
+
+
+@dataclass
+class Script:
+    """What was found; lines are counted from 1."""
+
+    exports: dict[str, tuple[str, int]] = field(default_factory=dict)
+    steps: list[tuple[list[str], int]] = field(default_factory=list)
+    """Words of the commands that start workers: srun, or a launcher."""
+    others: list[tuple[str, int]] = field(default_factory=list)
+    """Everything else that is run."""
+    prepare: list[list[str]] = field(default_factory=list)
+    """Commands before the first step that make folders and files, whose words are all known."""
+    strict: bool = False
+    """Whether a command that fails ends the script, `set -e`."""
+    hidden: list[tuple[str, int]] = field(default_factory=list)
+    """Steps in loops and the like, which are not followed."""
+    folders: list[str | None] = field(default_factory=list)
+    """Where each step is run, if the script has gone to a folder that is known."""
+    alone: list[tuple[list[str], int]] = field(default_factory=list)
+    """Commands among the others that start a Python file by no launcher."""
+    in_background: set[int] = field(default_factory=set)
+    """Lines of steps that others run beside."""
+    literal: set[str] = field(default_factory=set)
+    """Words of steps that this shell passes on as they are, in single quotes: what they start may expand them."""
+    notes: list[tuple[str, int]] = field(default_factory=list)
+    """What was settled here and may be otherwise when the job runs."""
+    remarks: list[tuple[str, int]] = field(default_factory=list)
+    """What was settled here and is so when the job runs."""
+    statements: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """Text and line of every simple statement, by the byte that it begins at."""
+    used: set[int] = field(default_factory=set)
+    """Statements that something found here depends on."""
+
+    assigned: set[str] = field(default_factory=set)
+    """Variables that the script sets somewhere."""
+
+    def unused(self) -> list[tuple[str, int]]:
+        """Statements that nothing depends on: what they set is never read, or they only print."""
+        return [one for at, one in self.statements.items() if at not in self.used]
+
+
+class TooLongError(Exception):
+    """A few lines would make more than a machine can hold: values that double, functions that call each other."""
+
+
+class _Variables(dict[str, list[str]]):
+    """Values by name; records the names that are looked up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: set[str] = set()
+
+    def __contains__(self, name: object) -> bool:
+        self.read.add(str(name))
+        return super().__contains__(name)
+
+    def __getitem__(self, name: str) -> list[str]:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.read.add(name)
+        return super().get(name, default)
+
+
+class Values:
+    """What variables are where a script is read, and what words and conditions come to with them."""
+
+    def __init__(self) -> None:
+        self.found = Script()
+        self.values = _Variables()
+        self.line = 1
+        self.at = 0
+        """The byte that the statement which is being read begins at."""
+        self._made_by: dict[str, set[int]] = {}
+        """Statements that the value of each variable comes from."""
+        self._calls: set[int] = set()
+        """Calls of functions that are being followed, and the statements that their arguments come from."""
+        self._sets: str | None = None
+        """The variable that is being assigned."""
+        self._functions: dict[str, Any] = {}
+        self._arguments: list[str] | None = None
+        """Those of the innermost function; None outside, where sbatch may be given some for the file."""
+
+    def _sources(self) -> set[int]:
+        """The statement that is being read, and those that the values which it has read come from."""
+        return {self.at, *self._calls}.union(*(self._made_by.get(name, ()) for name in self.values.read))
+
+    def _use(self) -> None:
+        self.found.used |= self._sources()
+
+    def _holds(self, condition: str) -> bool | None:
+        condition = condition.strip()
+        if condition.startswith("!") and not re.search(r"&&|\|\|", condition):
+            holds = self._holds(condition[1:])
+            return None if holds is None else not holds
+        if condition in self._functions:
+            return self._holds(self._functions[condition].text.decode().strip("{}; \n\t"))
+        if condition.startswith("test "):
+            condition = f"[ {condition[5:]} ]"
+        if "&&" in condition or "||" in condition:
+            parts = re.split(r"&&|\|\|", condition)
+            if len(inner := re.split(r"&&|\|\|", condition.removeprefix("[[").removesuffix("]]"))) > 1 and (
+                condition.startswith("[[") and "]]" not in condition[:-2]
+            ):
+                parts = [f"[[ {part.strip()} ]]" for part in inner]
+            both = [self._holds(part) for part in parts]
+            known = all(one is not None for one in both)
+            return (all(both) if "&&" in condition else any(both)) if known else None
+        if _CLUSTER in condition:
+            return not re.search(r"\[\s*!", condition)
+        if match := re.fullmatch(r"\[\[?\s*(!?)\s*-v\s+([A-Za-z_]\w*)\s*\]\]?", condition):
+            condition = f'[ {match[1]} -n "${match[2]}" ]'
+        match = re.fullmatch(_EMPTY, condition)
+        if match is None:
+            return self._compared(condition)
+        if match[3] not in self.values and match[3].startswith("SLURM"):
+            return (match[2] == "n") != bool(match[1])  # Slurm sets them
+        if match[3] not in self.values:
+            how = HOW.format(name=match[3])
+            self.found.notes.append((f"{match[3]}: nothing in the file sets it: taken as empty ({how})", self.line))
+        empty = not " ".join(self.values.get(match[3], []))
+        return (empty == (match[2] == "z")) != bool(match[1])
+
+    def _compared(self, condition: str) -> bool | None:
+        """`[ A -le B ]`, `[ A = B ]` or `(( A < B ))` of two values that are known."""
+        if numbers := re.fullmatch(r"\(\(\s*(\w+|\$\{?\w+\}?)\s*([<>=!]=|[<>])\s*(\w+|\$\{?\w+\}?)\s*\)\)", condition):
+            left, right = (one if re.match(r"[$\d]", one) else f"${one}" for one in (numbers[1], numbers[3]))
+            condition = f"[ {left} {_SIGNS[numbers[2]]} {right} ]"
+        match = re.fullmatch(r"\[\[?\s+(\S+)\s+(-\w\w|==?|!=)\s+(\S+)\s+\]\]?", condition.strip())
+        if match is None or re.search(r"\$\{?\d", condition):
+            return None  # arguments that sbatch may be given for the file
+        left, right = (self._expand(match[at].strip("\"'")) for at in (1, 3))
+        if re.search(r"[$`*?\[]", left + right):
+            return None
+        if match[2] in ("=", "==", "!="):
+            return (left == right) == (match[2] != "!=")
+        if match[2] not in _NUMERIC or not (re.fullmatch(r"-?\d+", left) and re.fullmatch(r"-?\d+", right)):
+            return None
+        return bool(_NUMERIC[match[2]](int(left), int(right)))
+
+    def _assign(self, node: Any) -> str | None:
+        target, value = node.child_by_field_name("name"), node.child_by_field_name("value")
+        name, bracket, index = str(target.text.decode()).partition("[")
+        if not _NAME.fullmatch(name):
+            return None
+        words: list[str] = []
+        self._sets = name
+        if value is not None:
+            children = value.named_children if value.type == "array" else [value]
+            words = [word for child in children for word in self._words(child)] or (
+                [] if value.type == "array" else [""]
+            )
+        self._sets = None
+        more = any(child.type == "+=" for child in node.children)
+        before = list(self.values.get(name, [])) if more or bracket else []
+        if bracket:  # one item of an array
+            at = self._expand(index.removesuffix("]"))
+            if more or not at.isdecimal() or int(at) > len(before):
+                self.values.pop(name, None)
+                self._made_by[name] = self._sources()
+                return None
+            words, before = [" ".join(words), *before[int(at) + 1 :]], before[: int(at)]
+        self.values[name] = before + words
+        self._made_by[name] = self._sources()
+        if sum(map(len, self.values[name])) > LONGEST:
+            raise TooLongError
+        return name
+
+    def _words(self, node: Any) -> list[str]:
+        text = node.text.decode()
+        match node.type:
+            case "comment" | "heredoc_redirect" | "file_redirect" | "variable_assignment":
+                return []
+            case "raw_string":
+                self.found.literal.add(text[1:-1])
+                return [text[1:-1]]
+            case "string":
+                inner = text[1:-1].replace("\\\n", "")
+                if every := re.fullmatch(r"\$@|\$\{@(?::(\d+))?\}", inner):
+                    return self._given(int(every[1] or 1))
+                before, *arrays = re.split(r"(?<!\\)\$\{(\w+)\[@\]\}", inner)
+                found = [self._unquoted(before)]
+                for name, behind in zip(arrays[::2], arrays[1::2], strict=True):  # items join what is around them
+                    first, *more = self._array(name) or [""]
+                    found = [*found[:-1], found[-1] + first, *more]
+                    found[-1] += self._unquoted(behind)
+                return found if found != [""] or not arrays else []
+            case "concatenation":
+                parts = [(child.type, " ".join(self._words(child))) for child in node.children]
+                word = "".join(part for _type, part in parts)
+                if not any(re.search(r"[$`]", re.sub(_OF_SLURM, "", part)) for kind, part in parts if kind != _QUOTED):
+                    self.found.literal.add(word)
+                return [word]
+            case "command_name":
+                return [word for child in node.children for word in self._words(child)]
+            case "command_substitution":
+                known = self._printed(text[1:-1] if text[0] == "`" else text[2:-1])
+                return [text] if known is None else split_words(known)
+            case "arithmetic_expansion":
+                return [self._expand(text)]
+            case "simple_expansion" if text in ("$@", "$*"):
+                return self._given()
+            case "simple_expansion" | "expansion":
+                if array := re.fullmatch(r"\$\{(\w+)\[[@*]\]\}", text):
+                    return self._array(array[1])
+                return split_words(self._expand(text))
+        return [self._expand(text).replace("\\", "") if "$(" not in text else text]
+
+    def _given(self, first: int = 1) -> list[str]:
+        """`$@`, `${@:2}`: the arguments of the function, or of the file."""
+        if self._arguments is None:
+            self._note("$@: arguments that sbatch is given for the file: taken as none")
+        return list(self._arguments or [])[max(first - 1, 0) :]
+
+    def _argument(self, name: str) -> str:
+        """`$1`: an argument of the function, or of the file."""
+        if self._arguments is not None:
+            return self._arguments[int(name) - 1] if int(name) <= len(self._arguments) else ""
+        self._note(f"${name}: an argument that sbatch is given for the file: taken as empty ({HOW.format(name=name)})")
+        return ""
+
+    def _note(self, text: str) -> None:
+        """Once, where a value is used that nothing in the file gives."""
+        if not any(text == other for other, _line in self.found.notes):
+            self.found.notes.append((text, self.line))
+
+    def _words_of(self, command: Any) -> list[str]:
+        """Words of a command; the parser takes `$A/$1` for two, and nothing is between them."""
+        found: list[str] = []
+        children = [child for child in command.children if child.is_named and not child.type.endswith("redirect")]
+        at = 0
+        while at < len(children):
+            first = last = children[at]
+            while at + 1 < len(children) and children[at + 1].start_byte == last.end_byte:
+                at, last = at + 1, children[at + 1]
+            at += 1
+            text = command.text[first.start_byte - command.start_byte : last.end_byte - command.start_byte].decode()
+            joined = first is not last and first.type != "variable_assignment"
+            found += split_words(self._expand(text)) if joined else self._words(first)
+        return found
+
+    def _unquoted(self, text: str) -> str:
+        """Text between double quotes."""
+        return self._expand(text).replace('\\"', '"')
+
+    def _array(self, name: str, sign: str = "@") -> list[str]:
+        """One that nothing has set is empty: arrays do not come from the environment."""
+        if name not in self.values and any(re.search(rf"\b{name}\b", other) for other, _line in self.found.others):
+            return [f"${{{name}[{sign}]}}"]  # set by what is not followed here: a loop, mapfile
+        if name not in self.values:
+            self.found.remarks.append((f"{name}: nothing in the file sets this array: it is empty", self.line))
+        return list(self.values.get(name, []))
+
+    def _expand(self, text: str) -> str:
+        """Variables with a known value, and defaults; the rest stays as it is written."""
+        found, at = "", 0
+        while at < len(text):
+            if text[at] != "$" or (at and text[at - 1] == "\\"):
+                found += text[at]
+                at += 1
+                continue
+            end = end_of(text, at)
+            part, read = text[at:end], set(self.values.read)
+            found += (value := self._value(part))
+            if value == part:
+                self.values.read = read  # nothing that was looked up counts
+            at = end
+        return found
+
+    def _value(self, part: str) -> str:
+        if part.startswith("$(("):
+            return self._worked_out(part)
+        if part.startswith("$("):
+            known = self._printed(part[2:-1])
+            return part if known is None else known
+        match = re.fullmatch(r"\$(?:\{(\w+)(?:(:?[-=])(.*))?\}|(\w+))", part, re.DOTALL)
+        if match is None:
+            known = self._changed(part) if part.startswith("${") else None
+            return part if known is None else known
+        name = match[1] or match[4]
+        if name in self.values and (self.values[name] != [""] or not (match[2] or "").startswith(":")):
+            return " ".join(self.values[name])
+        if name.isdecimal() and int(name) and name not in self.values and (match[2] is None or self._arguments):
+            return self._argument(name)
+        if match[2] is None:
+            return "" if name in self.values else part
+        if name == self._sets and name.endswith("PATH") and "=" not in match[2]:
+            return part  # the nodes have one of their own
+        default = self._expand(match[3]).strip("\"'")
+        self.found.notes.append((f"{name}: its default {default!r} is taken", self.line))
+        if "=" in match[2]:
+            self.values[name] = [default]
+        return default
+
+    def _printed(self, command: str) -> str | None:
+        """What a command in `$(...)` prints, where that is known: a path, or a word under a condition."""
+        if (printed := re.fullmatch(r"\s*(\[.*\])\s*&&\s*echo\s+([^;|&]*)", command, re.DOTALL)) is not None:
+            holds = self._holds(printed[1])
+            return None if holds is None else self._expand(printed[2].strip().strip("\"'")) if holds else ""
+        if command.lstrip().startswith("cat") and (given := heredoc(command)) is not None:
+            return self._expand(given[0]) if given[1] else given[0]
+        if not re.match(r"\s*(pwd|dirname|basename|cd)\b", command):
+            return None
+        words = [self._expand(word.strip("\"'")) for word in command.split()]
+        known = not any(re.search(r"[$`*?~]", word) for word in words)
+        return path_printed(words, " ".join(self.values.get("PWD", []))) if known else None
+
+    def _changed(self, part: str) -> str | None:
+        """`${A##*/}`, `${#A}`, `${A[1]}` of values that are known."""
+        if array := re.fullmatch(r"\$\{([A-Za-z_]\w*)\[([*@])\]\}", part):
+            return " ".join(self._array(array[1], array[2]))
+        match = re.fullmatch(r"\$\{(#?)([A-Za-z_]\w*)(?:\[([^\]]*)\])?(.*)\}", part, re.DOTALL)
+        values = self.values.get(match[2]) if match else None
+        if match is None or values is None or not all(is_known([one]) for one in values):
+            return None
+        value = " ".join(values)
+        if match[3] is not None:
+            at = self._expand(match[3])
+            if not at.isdecimal() or match[1] or int(at) >= len(values):
+                return str(len(values)) if match[1] and at in ("@", "*") and not match[4] else None
+            value = values[int(at)]
+        if match[1]:
+            return None if match[4] else str(len(value))
+        return changed(value, self._expand(match[4])) if match[4] else value
+
+    def _worked_out(self, part: str) -> str:
+        """`$((2 * NODES))`, if all of it is known; else as it is written."""
+        inner = part.removeprefix("$((").removesuffix("))")
+        filled = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda match: " ".join(self.values.get(match[1], ["?"])), inner)
+        if not re.fullmatch(r"[\d\s()*/%+-]{1,200}", filled):
+            return part
+        try:
+            found = number_of(ast.parse(filled.strip(), mode="eval").body)
+        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+            return part
+        return str(found)

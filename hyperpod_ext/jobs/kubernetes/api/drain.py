@@ -1,0 +1,90 @@
+"""Nodes of a Kubernetes cluster cordoned and drained, as `kubectl drain` does it, and given back to the scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from hyperpod_ext.errors import ConflictError, NotFoundError
+from hyperpod_ext.jobs.kubernetes.api.client import Client
+
+_TRIES = 5
+_MIRROR = "kubernetes.io/config.mirror"
+
+
+def find_nodes(client: Client, names: Sequence[str]) -> list[str]:
+    """The nodes' names in Kubernetes, each once; `i-0abc` is `hyperpod-i-0abc` there.
+
+    Raises:
+        NotFoundError: a name is no node's.
+    """
+    found: dict[str, None] = {}
+    for name in names:
+        tried = [name, f"hyperpod-{name}"] if name.startswith("i-") else [name]
+        for one in tried:
+            with suppress(NotFoundError):
+                found[str(client.get(f"/api/v1/nodes/{one}")["metadata"]["name"])] = None
+                break
+        else:
+            hint = "`kubectl get nodes` lists them; is the current context this cluster's?"
+            raise NotFoundError(f"{client.access.context} has no node {name}", hint=hint)
+    return list(found)
+
+
+def pods_on(client: Client, nodes: Sequence[str]) -> list[dict[str, str]]:
+    """`namespace`, `name` and `node` of each pod that a drain evicts: all but those of daemon sets, static pods, and
+    pods that have ended."""
+    return [
+        {"namespace": pod["metadata"].get("namespace", "default"), "name": pod["metadata"]["name"], "node": node}
+        for node in nodes
+        for pod in client.items("/api/v1/pods", fieldSelector=f"spec.nodeName={node}")
+        if _is_evicted(pod)
+    ]
+
+
+def cordon(client: Client, nodes: Sequence[str], cordoned: bool = True) -> None:
+    """Have the scheduler leave the nodes out, or take them again."""
+    for name in nodes:
+        for tries_left in reversed(range(_TRIES)):
+            node = client.get(f"/api/v1/nodes/{name}")
+            if bool(node.get("spec", {}).get("unschedulable")) == cordoned:
+                break
+            node["spec"] = {**node.get("spec", {}), "unschedulable": cordoned}
+            try:
+                client.replace(f"/api/v1/nodes/{name}", node)
+                break
+            except ConflictError:  # the node changed meanwhile, perhaps by an attempt whose answer was lost
+                if not tries_left:
+                    raise
+
+
+def evict(client: Client, pods: Sequence[Mapping[str, str]]) -> None:
+    """Ask for the eviction of each; they end when their grace period is over.
+
+    Raises:
+        UnreachableError: a disruption budget does not allow it now; the others before it are evicted.
+    """
+    version = _eviction_version(client) if pods else ""
+    for pod in pods:
+        path = f"/api/v1/namespaces/{pod['namespace']}/pods/{pod['name']}/eviction"
+        metadata = {"name": pod["name"], "namespace": pod["namespace"]}
+        body = {"apiVersion": version, "kind": "Eviction", "metadata": metadata}
+        with suppress(NotFoundError):  # it ended by itself
+            client.evict(path, body)
+
+
+def _is_evicted(pod: Mapping[str, Any]) -> bool:
+    metadata = pod["metadata"]
+    owners = [owner.get("kind") for owner in metadata.get("ownerReferences") or []]
+    static = _MIRROR in (metadata.get("annotations") or {})
+    ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+    return not (static or ended or "DaemonSet" in owners)
+
+
+def _eviction_version(client: Client) -> str:
+    """policy/v1, or what an older server has."""
+    for resource in client.get("/api/v1").get("resources") or []:
+        if resource.get("name") == "pods/eviction" and resource.get("version"):
+            return f"{resource.get('group', 'policy')}/{resource['version']}"
+    return "policy/v1"

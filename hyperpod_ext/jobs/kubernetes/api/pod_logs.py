@@ -1,0 +1,134 @@
+"""What the pods of a job print, merged, and followed while pods come and go."""
+
+from __future__ import annotations
+
+import queue
+import re
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hyperpod_ext.errors import HyperpodExtError, NotFoundError
+from hyperpod_ext.jobs.kubernetes.api.client import Client
+from hyperpod_ext.jobs.kubernetes.api.rank_lines import Only
+
+_HAS_OUTPUT = frozenset({"Running", "Succeeded", "Failed"})
+
+
+@dataclass
+class PodLogs:
+    """Logs of all pods that `selector` finds; `take` gives what came since."""
+
+    client: Client
+    namespace: str
+    selector: str
+    only: Only | None = None
+    """Only lines of this rank."""
+    pause_s: float = 1.0
+    """Between a stream that broke without a line and the next."""
+    _lines: queue.SimpleQueue[str | BaseException] = field(default_factory=queue.SimpleQueue)
+    _readers: dict[str, threading.Thread] = field(default_factory=dict)
+
+    def pods(self) -> list[dict[str, Any]]:
+        """The job's pods in the order of their numbers; spares and replaced ones are among them."""
+        found = self.client.items(f"/api/v1/namespaces/{self.namespace}/pods", labelSelector=self.selector)
+        return sorted(found, key=lambda pod: _natural(pod["metadata"]["name"]))
+
+    def now(self) -> Iterator[str]:
+        """What all pods have printed until now, pod by pod."""
+        for node, pod in enumerate(self.pods()):
+            if pod.get("status", {}).get("phase") in _HAS_OUTPUT:
+                name = pod["metadata"]["name"]
+                for line in self.client.lines(self._path(name), timestamps="true", **_container(pod)):
+                    text = _without_time(line)[1]
+                    if self._wants(text, node):
+                        yield f"{name} | {text}"
+
+    def look_for_pods(self) -> None:
+        """Follow every pod that has begun since the last look."""
+        for node, pod in enumerate(self.pods()):
+            name, uid = pod["metadata"]["name"], pod["metadata"].get("uid", "")
+            if pod.get("status", {}).get("phase") in _HAS_OUTPUT and f"{name}/{uid}" not in self._readers:
+                reader = threading.Thread(target=self._follow, args=(name, node, _container(pod)), daemon=True)
+                self._readers[f"{name}/{uid}"] = reader
+                reader.start()
+
+    def during(self, seconds: float) -> Iterator[list[str]]:
+        """Lines as they come, for so long."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            if lines := self.take(left):
+                yield lines
+
+    def take(self, wait_s: float = 0.0) -> list[str]:
+        """Lines that came; waits `wait_s` for the first."""
+        lines: list[str] = []
+        try:
+            found = self._lines.get(timeout=wait_s) if wait_s else self._lines.get_nowait()
+            while not isinstance(found, BaseException):
+                lines.append(found)
+                found = self._lines.get_nowait()
+        except queue.Empty:
+            return lines
+        if lines:
+            self._lines.put(found)  # what came before the error is shown first
+            return lines
+        raise found
+
+    def finish(self, wait_s: float = 10.0) -> list[str]:
+        """The last lines of pods that have ended."""
+        for reader in self._readers.values():
+            reader.join(wait_s)
+        return self.take()
+
+    def _follow(self, name: str, node: int, container: dict[str, str]) -> None:
+        """Read one pod's log to its end. A stream that breaks is begun again after the last line that came."""
+        last = ""
+        try:
+            while True:
+                ended = self._ended(name)  # asked first: what was printed before its end is then read below
+                query = {"timestamps": "true", "follow": "true"} | container | ({"sinceTime": last} if last else {})
+                came = False
+                for line in self.client.lines(self._path(name), **query):
+                    at, text = _without_time(line)
+                    if at > last:  # sinceTime goes by whole seconds: what was shown comes again
+                        if self._wants(text, node):
+                            self._lines.put(f"{name} | {text}")
+                        last, came = at, True
+                if ended:
+                    return
+                if not came:
+                    time.sleep(self.pause_s)  # something between us closes streams that are silent
+        except NotFoundError:
+            return  # the pod is gone, and its log with it
+        except (HyperpodExtError, OSError) as error:
+            self._lines.put(error)
+
+    def _wants(self, text: str, node: int) -> bool:
+        return self.only is None or self.only.takes(text, node)
+
+    def _ended(self, name: str) -> bool:
+        phase = self.client.get(self._path(name).removesuffix("/log")).get("status", {}).get("phase")
+        return phase in ("Succeeded", "Failed")
+
+    def _path(self, pod: str) -> str:
+        return f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log"
+
+
+def _container(pod: Mapping[str, Any]) -> dict[str, str]:
+    """Which container is meant, where there are several: the first, which trains. The server wants it named then."""
+    containers = pod.get("spec", {}).get("containers") or []
+    return {"container": str(containers[0]["name"])} if len(containers) > 1 else {}
+
+
+def _without_time(line: str) -> tuple[str, str]:
+    """The time that Kubernetes puts before each line, and the line."""
+    at, _, text = line.partition(" ")
+    return at, text
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Sorts `pod-10` after `pod-9`."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

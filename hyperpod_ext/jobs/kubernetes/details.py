@@ -1,0 +1,109 @@
+"""What Kubernetes knows of a job besides its status: the operator's conditions, its pods, and what happened to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.jobs.contract.handle import JobHandle
+from hyperpod_ext.jobs.contract.spec_annotation import read_note
+from hyperpod_ext.jobs.kubernetes.api.client import Client
+from hyperpod_ext.jobs.kubernetes.api.pod_logs import PodLogs
+from hyperpod_ext.jobs.kubernetes.jobs import client_of, kind_of
+from hyperpod_ext.jobs.kubernetes.kinds import kinds_of
+
+
+def details(handle: JobHandle) -> dict[str, Any]:
+    """`conditions`, `pods` and `events` of a job, events from the oldest to the newest.
+
+    Raises:
+        NotFoundError: there is no such job.
+    """
+    client = client_of(handle)
+    namespace = client.access.namespace
+    kind = kind_of(kinds_of(handle.target), handle)
+    job = client.get(kind.path(namespace, handle.name))
+    core = f"/api/v1/namespaces/{namespace}"
+    pods = list(client.items(f"{core}/pods", labelSelector=f"{kind.pod_label}={handle.name}"))
+    names = {(kind.name, handle.name)} | {("Pod", str(pod["metadata"]["name"])) for pod in pods}
+    happened = [event for event in client.items(f"{core}/events") if _object_of(event) in names]
+    return {
+        "conditions": [_condition(one) for one in (job.get("status") or {}).get("conditions") or []],
+        "pods": sorted(map(_pod, pods), key=lambda pod: str(pod["name"])),
+        "events": sorted(map(_event, happened), key=lambda event: str(event["at"])),
+    }
+
+
+def pods_of(client: Client, handle: JobHandle, *, running: bool) -> list[dict[str, Any]]:
+    """The pods of a job, in the order of their numbers; with `running` those that run and are not about to end."""
+    kind = kind_of(kinds_of(handle.target), handle)
+    pods = PodLogs(client, client.access.namespace, f"{kind.pod_label}={handle.name}", None).pods()
+    if not running:
+        return pods
+    going = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
+    return [pod for pod in going if pod.get("status", {}).get("phase") == "Running"]
+
+
+def kept_spec(handle: JobHandle) -> JobConfig | None:
+    """The spec that the job was made from, as its object keeps it.
+
+    Raises:
+        NotFoundError: there is no such job.
+    """
+    client = client_of(handle)
+    kind = kind_of(kinds_of(handle.target), handle)
+    return read_note(client.get(kind.path(client.access.namespace, handle.name)).get("metadata") or {})
+
+
+def _object_of(event: Mapping[str, Any]) -> tuple[str, str]:
+    about = event.get("involvedObject") or {}
+    return str(about.get("kind")), str(about.get("name"))
+
+
+def _condition(found: Mapping[str, Any]) -> dict[str, Any]:
+    names = {"type": "type", "status": "status", "reason": "reason", "message": "message", "at": "lastTransitionTime"}
+    return {ours: found.get(theirs) or None for ours, theirs in names.items()}
+
+
+def _pod(found: Mapping[str, Any]) -> dict[str, Any]:
+    status = found.get("status") or {}
+    containers = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
+    return {
+        "name": found["metadata"]["name"],
+        "phase": status.get("phase"),
+        "node": (found.get("spec") or {}).get("nodeName"),
+        "restarts": sum(int(one.get("restartCount") or 0) for one in containers),
+        "why": next(_reasons(status, containers), None),
+    }
+
+
+def _reasons(status: Mapping[str, Any], containers: list[Mapping[str, Any]]) -> Iterator[str]:
+    """Why a pod is not as it should be, from the most telling on."""
+    for one in containers:
+        for state in ("waiting", "terminated"):
+            found = (one.get("state") or {}).get(state) or {}
+            if found.get("exitCode") == 0:
+                continue
+            code = f"exit code {found['exitCode']}" if "exitCode" in found else ""
+            if text := ": ".join(str(part) for part in (found.get("reason"), found.get("message") or code) if part):
+                yield text
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            yield ": ".join(str(condition[key]) for key in ("reason", "message") if condition.get(key))
+    if text := ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key)):
+        yield text
+
+
+def _event(found: Mapping[str, Any]) -> dict[str, Any]:
+    series = found.get("series") or {}
+    at = series.get("lastObservedTime") or found.get("lastTimestamp") or found.get("eventTime")
+    kind, name = _object_of(found)
+    return {
+        "at": at or found["metadata"].get("creationTimestamp"),
+        "type": found.get("type"),
+        "reason": found.get("reason"),
+        "object": f"{kind}/{name}",
+        "count": series.get("count") or found.get("count") or 1,
+        "message": found.get("message"),
+    }

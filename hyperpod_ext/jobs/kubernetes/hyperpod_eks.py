@@ -1,0 +1,211 @@
+"""Target `hyperpod-eks`: a HyperPodPyTorchJob for the HyperPod training operator on Amazon EKS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from hyperpod_ext.catalog import labels
+from hyperpod_ext.config.checkpoint import PeerTier
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.job.overlay import KubernetesOverlay
+from hyperpod_ext.errors import Problem
+from hyperpod_ext.jobs.contract.capabilities import Capabilities
+from hyperpod_ext.jobs.contract.handle import JobHandle
+from hyperpod_ext.jobs.contract.job_status import JobStatus, StatusUpdate
+from hyperpod_ext.jobs.contract.rank_variables import NODES_OF_OPERATOR
+from hyperpod_ext.jobs.kubernetes.kinds import HYPERPOD, READS
+
+if TYPE_CHECKING:
+    from hyperpod_ext.config.clusters.cluster import ClusterConfig
+    from hyperpod_ext.jobs.contract.plan_type import Plan
+    from hyperpod_ext.jobs.contract.targets import Target
+
+
+PARTS = {
+    "details": "hyperpod_ext.jobs.kubernetes.details",
+    "faults": "hyperpod_ext.jobs.fault_injection.pods",
+    "leftovers": "hyperpod_ext.jobs.kubernetes.leftovers",
+    "ports": "hyperpod_ext.jobs.kubernetes.inside",
+    "rehearsal": "hyperpod_ext.jobs.kubernetes.hyperpod_eks",
+    "resize": "hyperpod_ext.jobs.kubernetes.hyperpod_eks_resize",
+    "shell": "hyperpod_ext.jobs.kubernetes.inside",
+}
+INSTEAD = {
+    "move": "the operator says which pod has which ranks, and has no call to exchange two: drain the node with "
+    "`hp-ext node drain`, and a spare takes over as after a fault",
+}
+
+
+def capabilities() -> Capabilities:
+    """What the operator and the runtime under it can do."""
+    return Capabilities(
+        orchestrator="eks",
+        pod_suffix="-nodes-00000",
+        image=True,
+        elastic=True,
+        spares=True,
+        process_restart=True,
+        aws_checkpointless=True,
+        managed_tier=True,
+        command=True,
+        reads=READS | {"log_rules", "metrics"},
+    )
+
+
+def render(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
+    """`network-policy.yaml` and `job.yaml`."""
+    from hyperpod_ext.jobs.kubernetes.hyperpod_eks_render import render_files
+
+    return render_files(job, cluster)
+
+
+def problems(job: JobConfig) -> Iterator[Problem]:
+    """What the launcher cannot do, ports that are the operator's, and what is wrong with the overlay of the spec."""
+    yield from _of_launcher(job)
+    yield from _of_ports(job)
+    yield from _of_variables(job)
+    if job.overlay.kubernetes == KubernetesOverlay():
+        return  # what renders need not be loaded
+    from hyperpod_ext.jobs.kubernetes.hyperpod_eks_render import render_files
+    from hyperpod_ext.jobs.kubernetes.overlays import apply
+    from hyperpod_ext.jobs.kubernetes.pod import CONTAINER
+    from hyperpod_ext.jobs.kubernetes.schemas import find_problems
+
+    yield from apply.problems(job, CONTAINER, lambda one: render_files(one, None), find_problems)
+
+
+def _of_launcher(job: JobConfig) -> Iterator[Problem]:
+    """What does not go together with `kubernetes.launcher`."""
+    if job.kubernetes.launcher != "ours":
+        if job.kubernetes.operator_addresses:
+            yield Problem(
+                "hyperpodrun takes orders from anybody who can connect",
+                path="kubernetes.operator_addresses",
+                hint="remove it, or write `launcher: ours`",
+            )
+        if job.chaos is not None and job.chaos.faults:
+            yield Problem(
+                "hyperpodrun kills no rank by order: our agents do",
+                path="chaos.faults",
+                hint="write `inject` with kind sigkill, or `kubernetes.launcher: ours`",
+            )
+        if job.restart.policy == "continue" and job.mode == "ours":
+            yield Problem(
+                "hyperpodrun stops all ranks at a fault: our agents let the others continue",
+                path="restart.policy",
+                hint="write `kubernetes.launcher: ours`, or `policy: wait`",
+            )
+        for index, tier in enumerate(job.checkpoint.tiers):
+            if isinstance(tier, PeerTier) and tier.parity is not None:
+                yield Problem(
+                    "hyperpodrun places no parity: our agents do",
+                    path=f"checkpoint.tiers.{index}.parity",
+                    hint="write `kubernetes.launcher: ours`, or `replicas` in its place",
+                )
+        return
+    back = "write `launcher: hyperpodrun`"
+    if job.mode != "ours":
+        yield Problem(
+            f"our agent runs jobs of mode ours, and this one's is {job.mode}", path="kubernetes.launcher", hint=back
+        )
+
+
+def _of_ports(job: JobConfig) -> Iterator[Problem]:
+    """The operator calls pods at one port, which the NetworkPolicy opens to it alone."""
+    ports = {
+        "metrics.port": job.metrics.port if job.metrics is not None else None,
+        "rendezvous.port": job.rendezvous.port,
+    }
+    for path, port in ports.items():
+        if port == labels.AGENT_PORT:
+            message = f"port {port} is where the operator gives orders to pods, and nobody else may reach it"
+            yield Problem(message, path=path, hint=f"write another one, as {port + 1}")
+
+
+def _of_variables(job: JobConfig) -> Iterator[Problem]:
+    """The number of nodes, which the operator tells in a variable that hyperpodrun and our runtime read."""
+    only, overlaid = job.kubernetes, job.overlay.kubernetes.container.get("env")
+    named = [(f"env.{name}", name) for name in job.env]
+    named += [(f"kubernetes.secret_env.{index}.name", one.name) for index, one in enumerate(only.secret_env)]
+    own = enumerate(only.container.get("env", ()))
+    named += [(f"kubernetes.container.env.{index}.name", one["name"]) for index, one in own]
+    for index, one in enumerate(overlaid if isinstance(overlaid, list) else ()):
+        named.append(
+            (
+                f"overlay.kubernetes.container.env.{index}",
+                str(one["name"]) if isinstance(one, dict) and "name" in one else "",
+            )
+        )
+    for path, name in named:
+        if name == NODES_OF_OPERATOR:
+            message = f"{name} is set by the operator: ranks know by it how many nodes there are"
+            yield Problem(message, path=path, hint="remove it, or choose another name")
+
+
+def warnings(job: JobConfig) -> Iterator[str]:
+    """Nothing: what renders says it all."""
+    del job
+    return iter(())
+
+
+def submit(plan: Plan) -> JobHandle:
+    """Create the objects of the plan, and the job's secret if there is none."""
+    from hyperpod_ext.jobs.kubernetes import jobs
+
+    return jobs.submit(HYPERPOD, plan.job, plan.files)
+
+
+def rehearse(plan: Plan) -> None:
+    """Have the server check the objects of the plan; nothing is kept."""
+    from hyperpod_ext.jobs.kubernetes import jobs
+
+    jobs.submit(HYPERPOD, plan.job, plan.files, dry_run=True)
+
+
+def list_jobs() -> list[JobStatus]:
+    """The jobs in the namespace of the current context."""
+    from hyperpod_ext.jobs.kubernetes import jobs
+
+    return jobs.list_jobs(HYPERPOD)
+
+
+def status(handle: JobHandle) -> JobStatus:
+    """As the operator sees it."""
+    from hyperpod_ext.jobs.kubernetes import jobs
+
+    return jobs.status(HYPERPOD, handle)
+
+
+def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[StatusUpdate]:
+    """A moment every two seconds."""
+    from hyperpod_ext.jobs.kubernetes import jobs
+
+    return jobs.watch(HYPERPOD, handle, with_lines)
+
+
+def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> Iterator[str]:
+    """What the pods print."""
+    from hyperpod_ext.jobs.kubernetes import jobs
+
+    return jobs.logs(HYPERPOD, handle, rank, follow)
+
+
+def cancel(handle: JobHandle) -> JobStatus:
+    """Delete the job."""
+    from hyperpod_ext.jobs.kubernetes import jobs
+
+    return jobs.cancel(HYPERPOD, handle)
+
+
+def result(handle: JobHandle) -> Mapping[str, Any]:
+    """What the operator says of a job that has ended."""
+    from hyperpod_ext.jobs.kubernetes import jobs
+
+    return jobs.result(HYPERPOD, handle)
+
+
+if TYPE_CHECKING:
+    import hyperpod_ext.jobs.kubernetes.hyperpod_eks as this_module
+
+    _checked: Target = this_module

@@ -1,0 +1,238 @@
+"""What a JobConfig becomes on HyperPod with EKS: a HyperPodPyTorchJob, and its NetworkPolicy. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from hyperpod_ext.catalog import labels
+from hyperpod_ext.catalog.images import checkpointless_image, with_registry
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.job.scheduling import NodeGroup
+from hyperpod_ext.jobs.contract.launcher_text import RANKED_LINES, words_for_torchrun
+from hyperpod_ext.jobs.contract.render import render as fill
+from hyperpod_ext.jobs.contract.spec_annotation import note_of
+from hyperpod_ext.jobs.kubernetes.overlays.apply import with_overlay
+from hyperpod_ext.jobs.kubernetes.pod import (
+    Start,
+    agent_environment,
+    filled,
+    object_labels,
+    pod_template,
+    runtime_environment,
+    topology_annotations,
+)
+from hyperpod_ext.jobs.kubernetes.policy import network_policy
+from hyperpod_ext.jobs.kubernetes.sizes import NEW_POD_S
+
+if TYPE_CHECKING:
+    from hyperpod_ext.config.clusters.cluster import ClusterConfig
+
+LOG_DIR = "/tmp/hyperpod"
+"""Where the operator's log rules look."""
+_CLEAN = {"all": "All", "completed": "OnlyComplete", "none": "None"}
+_CHECKPOINTLESS_PORTS = (9000, 9001, 9002, 9003, 9004, 9005)
+_CHECKPOINTLESS_ENV = {
+    "HPCT_USE_CONN_DATA": "1",
+    "HPCT_USE_ROOTLESS": "1",
+    "INPROCESS_RESTART": "1",
+    "TORCH_SKIP_TCPSTORE": "1",
+}
+"""AWS's launch article names HPCT_USE_CONN_DATA and TORCH_SKIP_TCPSTORE, its documentation HPCT_USE_ROOTLESS. An image
+reads those of its age and ignores the others."""
+_CHECKPOINTLESS_WAIT_S = 1800
+"""AWS's own time for a restart in process, where the spec has no timeouts.fault_s."""
+_FOR_EVER = -1
+_AGENTS_MEET = 29400
+"""Port on the first node, unless the spec says otherwise."""
+_FORKED = ("-m", "hyperpod_ext.runtime.prefork")
+"""The last flags: the script's process comes from the pod's fork server."""
+MONITOR_S = "0.02"
+"""How often hyperpodrun looks at its processes, s: torchrun's 0.1 is waited for three to five times in a recovery."""
+
+
+def render_files(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
+    """`network-policy.yaml`, unless the spec wants none, then `job.yaml`."""
+    files = {}
+    if job.kubernetes.network_policy:
+        policy = network_policy(job, from_operator=True)
+        files["network-policy.yaml"] = fill("hyperpod_eks/network-policy.yaml.j2", policy=policy)
+    start = start_of(job, cluster)
+    text = fill(
+        "hyperpod_eks/job.yaml.j2",
+        title=title(job),
+        metadata=metadata(job),
+        workers_per_node=job.workers_per_node,
+        run_policy=run_policy(job),
+        elastic_policy=elastic_policy(job),
+        replica_specs=replica_specs(job, start),
+    )
+    files["job.yaml"] = with_overlay(text, job)
+    return files
+
+
+def title(job: JobConfig) -> str:
+    """The first line of the file, for people."""
+    ranks = f"{job.nodes} x {job.workers_per_node} = {job.world_size} ranks"
+    return f"{job.name}: {ranks}; written by hp-ext, which can write it again from the spec in the annotations."
+
+
+def metadata(job: JobConfig) -> dict[str, Any]:
+    """Name, labels and annotations of the job."""
+    return filled(
+        {
+            "name": job.name,
+            "namespace": job.kubernetes.namespace,
+            "labels": object_labels(job),
+            "annotations": topology_annotations(job) | dict(job.annotations) | note_of(job),
+        }
+    )
+
+
+def image_of(job: JobConfig, cluster: ClusterConfig | None) -> str:
+    """The job's image, with AWS's registry if it is a short name; without an image, AWS's own for checkpointless."""
+    found = job.image
+    if cluster is not None and found is not None:
+        found = with_registry(found, cluster.region)
+    elif cluster is not None and job.mode == "aws-checkpointless":
+        found = checkpointless_image(cluster.region)
+    if found is None:
+        raise ValueError("no image: the rules let no such job through")
+    return found
+
+
+def start_of(job: JobConfig, cluster: ClusterConfig | None) -> Start:
+    """How the container begins: with exec hyperpodrun, which this operator alone can drive, or with our agent."""
+    if ours(job):
+        return _start_of_ours(job, cluster)
+    checkpointless = job.mode == "aws-checkpointless"
+    flags = ["--nproc-per-node", str(job.workers_per_node), "--log-dir", LOG_DIR, "--redirects", "3", "--tee", "3"]
+    # an elastic job is told of another number of nodes by SIGUSR1, which only agents that restart processes send
+    in_process = checkpointless or (job.mode == "ours" and job.elastic is None)
+    wait_s = (job.timeouts.fault_s or _CHECKPOINTLESS_WAIT_S) if checkpointless else 2 * job.restart.leave_timeout_s
+    if in_process:  # without a bound, a rank that hangs is waited for for ever
+        flags += ["--inprocess-restart", "--inprocess-timeout", str(math.ceil(wait_s))]
+    environment: dict[str, str] = dict(RANKED_LINES)
+    if checkpointless:
+        environment |= _CHECKPOINTLESS_ENV | {"INPROCESS_RESTART_TIMEOUT": str(math.ceil(wait_s))}
+    if job.mode == "ours":
+        flags += ["--monitor-interval", MONITOR_S]
+        environment |= runtime_environment(job.model_copy(update={"log_rules": ()}))
+    if job.elastic is not None and job.elastic.graceful_shutdown_s:
+        environment["HYPERPOD_SIGNAL_COORDINATION"] = "distributed"
+    if job.mode == "ours" and job.kubernetes.fork_server:
+        flags += _FORKED
+    no_python, words = words_for_torchrun(job)
+    script = fill(
+        "hyperpod_eks/start.sh.j2",
+        checkpointless=checkpointless,
+        privileged=job.kubernetes.privileged,
+        flags=[*flags, *no_python],
+        command=words,
+    )
+    ports = (labels.AGENT_PORT, *(_CHECKPOINTLESS_PORTS if checkpointless else ()))
+    return Start(script, image_of(job, cluster), environment, ports, keeps_addresses=True)
+
+
+def ours(job: JobConfig) -> bool:
+    """Whether our agent serves the operator."""
+    return job.kubernetes.launcher == "ours"
+
+
+def _start_of_ours(job: JobConfig, cluster: ClusterConfig | None) -> Start:
+    flags = ["--nnodes", str(job.nodes), "--nproc-per-node", str(job.workers_per_node)]
+    flags += ["--rdzv-port", str(job.rendezvous.port or _AGENTS_MEET), "--server-port", str(labels.AGENT_PORT)]
+    for network in job.kubernetes.operator_addresses:
+        flags += ["--allow", network]
+    script = fill("hyperpod_eks/start-ours.sh.j2", flags=flags, command=job.words)
+    restart = job.restart
+    if "node_wait_s" not in restart.model_fields_set:  # what a target where nodes are processes takes is too short
+        restart = restart.model_copy(update={"node_wait_s": NEW_POD_S})
+    # spares are the operator's: they come in the place of a node; so are log rules: they come with its calls
+    alone = job.model_copy(update={"spares": 0, "restart": restart, "log_rules": ()})
+    return Start(script, image_of(job, cluster), agent_environment(alone), (labels.AGENT_PORT,))
+
+
+def replica_specs(job: JobConfig, start: Start) -> list[dict[str, Any]]:
+    """One entry for each group of nodes; a job whose nodes are all alike has one, called `nodes`."""
+    if not job.node_groups:
+        most = job.elastic.max_nodes if job.elastic else None
+        return [_replica_spec("nodes", job.nodes, most, job.spares, pod_template(job, start, for_hyp=True))]
+    return [
+        _replica_spec(
+            group.name, group.nodes, _most(job, group), group.spares, pod_template(job, start, group, for_hyp=True)
+        )
+        for group in job.node_groups
+    ]
+
+
+def _most(job: JobConfig, group: NodeGroup) -> int | None:
+    return (group.max_nodes or group.nodes) if job.elastic else None
+
+
+def _replica_spec(name: str, replicas: int, most: int | None, spares: int, template: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "replicas": replicas, "maxReplicas": most, "spares": spares, "template": template}
+
+
+def run_policy(job: JobConfig) -> dict[str, Any]:
+    """Budgets, limits and log rules."""
+    again, limits = job.relaunch, job.timeouts
+    restart = filled(
+        {
+            "evalPeriodSeconds": again.window_s,
+            "numRestartBeforeFullJobRestart": again.after_restarts,
+            "maxFullJobRestarts": again.max_times,
+            "maxNumRepeatOffendersToAvoid": again.avoid_nodes,
+            "scaleUpSnoozeTimeInSeconds": again.scale_up_pause_s,
+        }
+    )
+    return filled(
+        {
+            "cleanPodPolicy": _CLEAN[job.kubernetes.clean_pods],
+            "jobMaxRetryCount": again.max_process_restarts,
+            "restartPolicy": restart,
+            "activeDeadlineSeconds": limits.run_s,
+            "startupDeadlineSeconds": limits.start_s,
+            "faultDeadlineSeconds": limits.fault_s,
+            "ttlSecondsAfterFinished": _FOR_EVER if limits.keep_s is None else limits.keep_s,
+            "suspend": job.kubernetes.suspend or None,
+            "workloadMode": job.kubernetes.workload_mode,
+            "logMonitoringConfiguration": [log_rule(job, index) for index in range(len(job.log_rules))],
+        }
+    )
+
+
+def log_rule(job: JobConfig, index: int) -> dict[str, Any]:
+    """One rule about what rank 0 prints."""
+    rule = job.log_rules[index]
+    return filled(
+        {
+            "name": rule.name,
+            "logPattern": rule.pattern,
+            "stopPattern": rule.stop_pattern,
+            "expectedStartCutOffInSeconds": rule.first_within_s,
+            "expectedRecurringFrequencyInSeconds": rule.every_s,
+            "metricThreshold": rule.threshold,
+            "operator": rule.operator,
+            "metricEvaluationDataPoints": rule.data_points if rule.threshold is not None else None,
+            "faultOnMatch": rule.fault_on_match or None,
+        }
+    )
+
+
+def elastic_policy(job: JobConfig) -> dict[str, Any]:
+    """How the operator scales the job."""
+    elastic = job.elastic
+    if elastic is None:
+        return {}
+    return filled(
+        {
+            "minReplicas": elastic.min_nodes,
+            "maxReplicas": elastic.max_nodes,
+            "replicaIncrementStep": None if elastic.sizes else elastic.step or 1,
+            "replicaDiscreteValues": list(elastic.sizes),
+            "scalingTimeoutInSeconds": elastic.scaling_timeout_s,
+            "gracefulShutdownTimeoutInSeconds": elastic.graceful_shutdown_s,
+            "faultyScaleDownTimeoutInSeconds": elastic.faulty_scale_down_s,
+        }
+    )

@@ -1,0 +1,135 @@
+"""Resizing a HyperPodPyTorchJob that runs: the operator scales it, within bounds that are changed here.
+
+The operator takes as many nodes as are free, up to `maxReplicas`. So fewer nodes are as many as it may have at most;
+more nodes come when there is room for them. Its processes end and begin again with their state in memory.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.errors import ConfigError, ConflictError, Problem, UnsupportedError, WaitTimeoutError
+from hyperpod_ext.jobs.contract import resize
+from hyperpod_ext.jobs.contract.handle import JobHandle
+from hyperpod_ext.jobs.contract.spec_annotation import read_note
+from hyperpod_ext.jobs.kubernetes.api.client import Client
+from hyperpod_ext.jobs.kubernetes.api.pod_logs import PodLogs
+from hyperpod_ext.jobs.kubernetes.jobs import POLL_S, client_of
+from hyperpod_ext.jobs.kubernetes.kinds import HYPERPOD, state_of
+
+_TRIES = 5
+"""How often a change is made again because somebody else, the operator most of all, changed the job meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingResize:
+    """Bounds that the operator was given."""
+
+    handle: JobHandle
+    client: Client
+    name: str
+    """Version of the object that has them."""
+    nodes: int
+    of: int
+    pods: int
+    """Those that run once it is done, spares among them."""
+    note: str
+
+
+def order(handle: JobHandle, nodes: int) -> PendingResize:
+    """Have the operator give the job at most `nodes` nodes.
+
+    Raises:
+        NotFoundError: there is no such job.
+        ConflictError: it has ended, or others change it all the time.
+        ConfigError: it cannot run on so many, or the server refuses the bounds.
+        UnsupportedError: it was not made by hp-ext, so that nobody knows its bounds.
+    """
+    client = client_of(handle)
+    path = HYPERPOD.path(client.access.namespace, handle.name)
+    for attempt in range(_TRIES):
+        found = client.get(path)
+        job = _spec_of(handle, found)
+        if problem := resize.refusal(job, nodes):
+            raise ConfigError([problem])
+        if state_of(found) in ("succeeded", "failed"):
+            raise ConflictError(
+                f"{handle.name} has ended ({state_of(found)})", hint="`hp-ext create-job` starts it again"
+            )
+        try:
+            kept = client.replace(path, bounded(found, job, nodes), fieldValidation="Strict")
+        except ConflictError:
+            if attempt == _TRIES - 1:
+                raise
+            continue
+        running = _running(client, handle.name)
+        version = str(kept["metadata"].get("resourceVersion", ""))
+        note = f"the operator may now take {nodes} nodes at most, and takes them when they are free"
+        return PendingResize(handle, client, version, nodes, max(0, running - job.spares), nodes + job.spares, note)
+    raise AssertionError("unreachable")
+
+
+def bounded(found: Mapping[str, Any], job: JobConfig, nodes: int) -> dict[str, Any]:
+    """The object `found`, with bounds by which it gets `nodes` nodes at most. Pure.
+
+    Of groups of nodes, those that come first keep most.
+    """
+    changed: dict[str, Any] = copy.deepcopy(dict(found))
+    spec = changed["spec"]
+    policy = spec["elasticPolicy"]
+    policy["maxReplicas"] = nodes
+    assert job.elastic is not None
+    if job.elastic.sizes:
+        policy["replicaDiscreteValues"] = [size for size in job.elastic.sizes if size <= nodes]
+    groups = [(group.name, group.max_nodes or group.nodes) for group in job.node_groups]
+    most_of = dict(groups) or {one["name"]: job.elastic.max_nodes for one in spec["replicaSpecs"]}
+    left = nodes
+    for one in spec["replicaSpecs"]:
+        most = min(left, most_of[one["name"]])
+        left -= most
+        one["replicas"], one["maxReplicas"] = min(int(one.get("replicas", 0)), most), most
+    return changed
+
+
+def outcome(ordered: PendingResize, timeout_s: float | None) -> dict[str, Any]:
+    """Wait until as many pods run.
+
+    Raises:
+        ConflictError: the job ended first.
+        WaitTimeoutError: it takes longer than `timeout_s`.
+    """
+    client, name = ordered.client, ordered.handle.name
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while _running(client, name) != ordered.pods:
+        state = state_of(client.get(HYPERPOD.path(client.access.namespace, name)))
+        if state in ("succeeded", "failed"):
+            raise ConflictError(f"{name} has ended ({state}) before it was resized")
+        if deadline is not None and time.monotonic() > deadline:
+            hint = (
+                f"`kubectl get pods -l {HYPERPOD.pod_label}={name}` shows what there is; more come when there is room"
+            )
+            raise WaitTimeoutError(f"{name} has not been resized within {timeout_s:g} s", hint=hint)
+        time.sleep(POLL_S)
+    return {"nodes": ordered.nodes, "of": ordered.of}
+
+
+def _running(client: Client, name: str) -> int:
+    """Pods of the job that run, and are not about to end."""
+    pods = PodLogs(client, client.access.namespace, f"{HYPERPOD.pod_label}={name}", None).pods()
+    going = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
+    return sum(pod.get("status", {}).get("phase") == "Running" for pod in going)
+
+
+def _spec_of(handle: JobHandle, found: Mapping[str, Any]) -> JobConfig:
+    job = read_note(found.get("metadata") or {})
+    if job is None:
+        hint = (
+            f"`kubectl edit {HYPERPOD.plural} {handle.name}`: spec.elasticPolicy and spec.replicaSpecs have its bounds"
+        )
+        raise UnsupportedError([Problem(f"{handle.name} was not made by this version of hp-ext", hint=hint)])
+    return job

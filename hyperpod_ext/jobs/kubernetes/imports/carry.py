@@ -1,0 +1,167 @@
+"""Fields of somebody else's pods that a spec has no short field for: in the sections with Kubernetes' own fields, or in
+the overlay if those refuse the value; only what is certain to mean the same. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from hyperpod_ext.catalog import labels
+from hyperpod_ext.catalog.pod_fields import pod_types
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.job.overlay import KubernetesOverlay, Overlay
+from hyperpod_ext.config.job.pods.fields import checked, fits
+from hyperpod_ext.jobs.contract.targets import get_target
+from hyperpod_ext.jobs.kubernetes.imports.trainer import trainer_pod
+from hyperpod_ext.jobs.kubernetes.overlays.check import REFUSED_OF_CONTAINER, REFUSED_OF_POD
+from hyperpod_ext.jobs.kubernetes.own_words import without_ours
+from hyperpod_ext.jobs.kubernetes.pod import affinity as affinity_of
+from hyperpod_ext.jobs.kubernetes.sizes import node_share
+
+Key = tuple[str, str]
+Parts = dict[Key, Any]
+"""Section, `container` or `pod`, and field; what it is."""
+_READ_OF_POD = {"containers", "volumes", "nodeSelector", "serviceAccountName", "terminationGracePeriodSeconds"}
+_READ_OF_POD |= {"priorityClassName", "imagePullSecrets", "tolerations", "affinity", *REFUSED_OF_POD}
+_READ_OF_CONTAINER = {"env", "resources", "ports", "volumeMounts", "imagePullPolicy", "securityContext"}
+_READ_OF_CONTAINER |= REFUSED_OF_CONTAINER.keys()
+"""Fields that the spec itself has: what reads them names their losses."""
+_TOKEN = "automountServiceAccountToken"
+_MOUNTS = ("volumeMounts", "volumeDevices")
+_KINDS = {"container": "TrainingContainer", "pod": "TrainingPod"}
+_RULES = ("HPX145", "HPX150", "HPX154", "HPX155", "HPX156", "HPX157", "HPX158", "HPX159")
+"""Rules about both sections."""
+
+
+def carried(job: JobConfig, target: str, found: Mapping[str, Any]) -> JobConfig:
+    """`job` with what all pods of `found` have in common, and the target takes."""
+    pods = list(_pods(found))
+    if not pods:
+        return job
+    parts = [_parts(pod, job, target) for pod in pods]
+    common = {
+        (section, field): value for section in _KINDS for field, value in getattr(job.kubernetes, section).items()
+    }
+    common |= {key: value for key, value in parts[0].items() if all(one.get(key) == value for one in parts)}
+    while True:
+        try:
+            changed = _with(job, common)
+        except ValidationError:
+            return job  # values that JSON has no words for
+        wrong = set(_wrong(changed, target))
+        if not wrong:
+            return changed
+        if not wrong & common.keys():
+            return job
+        common = {key: value for key, value in common.items() if key not in wrong}
+
+
+def is_carried(text: str, job: JobConfig) -> bool:
+    """Whether a loss is none any more: the spec has this variable, or this resource."""
+    only, overlaid = job.kubernetes.container, job.overlay.kubernetes.container.get("env")
+    entries = [*only.get("env", ()), *(overlaid if isinstance(overlaid, list) else ())]
+    variables = {str(one.get("name")) for one in entries if isinstance(one, dict)}
+    return any(text.startswith(f"variable {name}: its value comes from") for name in variables) or any(
+        text == f"resource {name}" or text.startswith(f"resource {name}:")
+        for name in only.get("resources", {}).get("limits", ())
+    )
+
+
+def _wrong(job: JobConfig, target: str) -> Iterator[Key]:
+    """Section and field of what the target does not take."""
+    from hyperpod_ext.jobs.rules import Context, all_rules
+
+    for problem in get_target(target).problems(job):
+        section, _, below = problem.path.removeprefix("overlay.").removeprefix("kubernetes.").partition(".")
+        yield section, below.partition(".")[0]
+    rules = all_rules()
+    for name in _RULES:
+        for finding in rules[name].find(Context(job, None, target)):
+            if finding.path[0] == "kubernetes" and finding.path[1] in _KINDS:
+                yield str(finding.path[1]), str(finding.path[2])
+
+
+def _with(job: JobConfig, parts: Parts) -> JobConfig:
+    """`job` with these alone: in its sections if those take them, else in its overlay."""
+    only, patches = ({section: dict[str, Any]() for section in _KINDS} for _ in range(2))
+    for (section, field), value in parts.items():
+        into = only if fits(_KINDS[section], {field: value}) else patches
+        into[section][field] = value
+    sections = {section: checked(kind, only[section]) for section, kind in _KINDS.items()}
+    overlay = Overlay(kubernetes=KubernetesOverlay.model_validate(patches))
+    return job.model_copy(update={"overlay": overlay, "kubernetes": job.kubernetes.model_copy(update=sections)})
+
+
+def _pods(found: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    spec = found.get("spec") or {}
+    if spec.get("trainer"):
+        yield trainer_pod(spec)["spec"]
+    roles = spec.get("pytorchReplicaSpecs") or {}
+    for one in [*(spec.get("replicaSpecs") or []), *(roles.values() if isinstance(roles, dict) else roles)]:
+        pod = (one.get("template") or {}).get("spec") or {}
+        if pod.get("containers"):
+            yield pod
+
+
+def _parts(pod: Mapping[str, Any], job: JobConfig, target: str) -> Parts:
+    """What the pod says, besides what short fields of the spec say."""
+    first, *others = pod["containers"]
+    named = {one["name"] for one in job.kubernetes.pod.get("volumes", ())}
+    found: Parts = {}
+    for name, value in pod.items():
+        if name in pod_types()["PodSpec"] and name not in _READ_OF_POD and _stands_alone(name, value, named):
+            found["pod", name] = value
+    if found.get(("pod", _TOKEN)) is False and job.kubernetes.service_account is None:
+        del found["pod", _TOKEN]  # so it is rendered
+    affinity = pod.get("affinity") or {}
+    found["pod", "affinity"] = without_ours(affinity, affinity_of(job)) if isinstance(affinity, dict) else {}
+    if _stands_alone("containers", others, named):
+        found["pod", "containers"] = others
+    for name, value in first.items():
+        if name in pod_types()["Container"] and name not in _READ_OF_CONTAINER:
+            found["container", name] = value
+    found["container", "env"] = [one for one in first.get("env") or [] if _is_reference(one)]
+    found["container", "ports"] = [one for one in first.get("ports") or [] if not _is_our_port(one, target)]
+    found["container", "securityContext"] = _security(first.get("securityContext") or {}, job)
+    found["container", "resources"] = _resources(first.get("resources") or {}, job)
+    return {key: value for key, value in found.items() if value not in ({}, [])}
+
+
+def _resources(asked: Mapping[str, Any], job: JobConfig) -> dict[str, Any]:
+    """Limits, and claims; requests are in `resources` of the spec."""
+    ours = node_share(job).limits()
+    limits = {name: value for name, value in (asked.get("limits") or {}).items() if name not in ours}
+    found = {"limits": limits, "claims": asked.get("claims")}
+    return {name: value for name, value in found.items() if value}
+
+
+def _security(asked: Mapping[str, Any], job: JobConfig) -> dict[str, Any]:
+    found = {name: value for name, value in asked.items() if name != "privileged"}
+    if found.get("allowPrivilegeEscalation") is False and not job.kubernetes.privileged:
+        del found["allowPrivilegeEscalation"]  # so it is rendered
+    return found
+
+
+def _is_our_port(port: Mapping[str, Any], target: str) -> bool:
+    return target == "hyperpod-eks" and port.get("containerPort") == labels.AGENT_PORT
+
+
+def _is_reference(variable: Mapping[str, Any]) -> bool:
+    """Whether the value lies elsewhere; those of secrets that must be there have a field of their own."""
+    source = variable.get("valueFrom")
+    if not isinstance(source, Mapping) or not source:
+        return False
+    return "secretKeyRef" not in source or "optional" in source["secretKeyRef"]
+
+
+def _stands_alone(name: str, value: Any, named: set[str]) -> bool:
+    """Other containers are carried where their volumes are, by name: what is ours has other names in what we render."""
+    if not name.lower().endswith("containers"):
+        return True
+    return isinstance(value, list) and all(
+        isinstance(one, Mapping)
+        and all(str(each.get("name")) in named for field in _MOUNTS for each in one.get(field) or [])
+        for one in value
+    )

@@ -1,0 +1,97 @@
+"""Our own file for Kubernetes, changed by hand: the spec in it as it is now, and what of it is in no spec. Pure."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from hyperpod_ext.config.files.document import Document, Path
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.job.secret_variables import with_secrets
+from hyperpod_ext.errors import Problem
+from hyperpod_ext.jobs.contract.spec_annotation import ANNOTATION, read_note
+from hyperpod_ext.jobs.kubernetes.imports.compare import additions, differences, groups_of
+
+
+def recorded_in(found: Mapping[str, Any]) -> JobConfig | None:
+    """The spec in the annotation of an object, with the secrets of its containers, which the annotation leaves out."""
+    job = read_note(found["metadata"])
+    spec = found.get("spec")
+    if job is None or not isinstance(spec, dict):
+        return job
+    trainer = spec.get("trainer")
+    containers = [trainer] if trainer else [one for _, _, group in groups_of(found) for one in _containers(group)[:1]]
+    entries = [one for container in containers if isinstance(container, dict) for one in container.get("env") or []]
+    named = [one for one in entries if isinstance(one, dict) and "name" in one]
+    return with_secrets(job, {one["name"]: one["value"] for one in named if isinstance(one.get("value"), str)})
+
+
+def read_changed(
+    recorded: JobConfig, found: dict[str, Any], render: Callable[[JobConfig], dict[str, Any]], document: Document
+) -> tuple[JobConfig, list[str]]:
+    """The spec in the file, with the number of nodes and the image that the file has now; other changes are named.
+
+    A change is what is neither in what `recorded` renders to, nor in what it renders to as it is now.
+    """
+    job = recorded.model_copy(update=_read(recorded, found))
+    theirs = _without_spec(found)
+    before, now = (_changes(theirs, _without_spec(render(one)), document) for one in (recorded, job))
+    paths = {one.path for one in before}
+    first = document.problem(
+        ("metadata", "annotations"), "the file was changed after it was written, or another version wrote it"
+    )
+    return job, list(dict.fromkeys(str(one) for one in (first, *(one for one in now if one.path in paths))))
+
+
+def _changes(theirs: dict[str, Any], ours: dict[str, Any], document: Document) -> list[Problem]:
+    changes = [*differences(theirs, ours, document), *additions(theirs, ours, document)]
+    return [*(one for one in changes if ".args" not in one.path), *_commands(theirs, ours, document)]
+
+
+def _read(recorded: JobConfig, found: Mapping[str, Any]) -> dict[str, Any]:
+    spec = found.get("spec") or {}
+    groups = [group for _name, _path, group in groups_of(found)]
+    trainer = spec.get("trainer") or {}
+    changed: dict[str, Any] = {}
+    nodes = trainer.get("numNodes") if trainer else sum(int(group.get("replicas", 1)) for group in groups)
+    if isinstance(nodes, int) and nodes > 0 and not recorded.node_groups:
+        changed["nodes"] = nodes
+    containers = [trainer] if trainer else [one for group in groups for one in _containers(group)]
+    images = [one.get("image") for one in containers]
+    image = images[0] if images and all(one == images[0] for one in images) else None
+    if isinstance(image, str) and image and recorded.image is not None:
+        changed["image"] = image
+    return changed
+
+
+def _commands(theirs: Mapping[str, Any], ours: Mapping[str, Any], document: Document) -> Iterator[Problem]:
+    here = {name: group for name, _path, group in groups_of(ours)}
+    for name, path, group in groups_of(theirs):
+        counts = [one.get("replicas", 1) for one in (group, here.get(name, group))]
+        if counts[0] != counts[1]:
+            message = f"is {counts[0]} here, {counts[1]} in what the spec renders to"
+            yield document.problem((*path, "replicas"), message)
+        if name not in here:
+            yield document.problem(path, f"{name} is no group of the spec")
+        elif _words(group) != _words(here[name]):
+            at: Path = (*path, "template", "spec", "containers", 0, "args")
+            yield document.problem(at, "is not what the spec renders to: change `script`, `args` and others in it")
+    there, mine = ((one.get("spec") or {}).get("trainer") or {} for one in (theirs, ours))
+    if [there.get("command"), there.get("args")] != [mine.get("command"), mine.get("args")]:
+        yield document.problem(("spec", "trainer", "args"), "is not what the spec renders to")
+
+
+def _words(group: Mapping[str, Any]) -> list[Any]:
+    return [[one.get("command"), one.get("args")] for one in _containers(group)[:1]]
+
+
+def _containers(group: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return list(((group.get("template") or {}).get("spec") or {}).get("containers") or [])
+
+
+def _without_spec(found: Mapping[str, Any]) -> dict[str, Any]:
+    kept = copy.deepcopy(dict(found))
+    annotations = (kept.get("metadata") or {}).get("annotations") or {}
+    annotations.pop(ANNOTATION, None)
+    return kept

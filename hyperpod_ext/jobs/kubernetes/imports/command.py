@@ -1,0 +1,130 @@
+"""What a container's command starts, as others write it: a launcher by itself, or a shell that starts one. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hyperpod_ext.jobs.imports.launch import Launch, parse_launch
+from hyperpod_ext.jobs.imports.placeholders import VARIABLE
+from hyperpod_ext.jobs.imports.shell import read_script, variables_of_env
+from hyperpod_ext.jobs.imports.shell_parts import shown
+
+SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
+_AT_RUN_TIME = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "HOSTNAME", "NNODES", "JOB_COMPLETION_INDEX"}
+_AT_RUN_TIME |= {"HOME", "PATH", "PWD", "USER"}
+"""What operators and images set in the container, besides PET_ variables; and Slurm's begin with SLURM."""
+
+
+@dataclass
+class Started:
+    """The launcher that counts, and what else the command does."""
+
+    launch: Launch | None
+    exports: dict[str, str] = field(default_factory=dict)
+    folder: str | None = None
+    """The one that it changes to before the launcher begins."""
+    left_out: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    """Variables without a value that its words need."""
+
+
+def read_words(words: Sequence[str], known: Mapping[str, str], elsewhere: Collection[str] = ()) -> Started:
+    """What the command `words` starts, where variables have the values of `known`.
+
+    Args:
+        elsewhere: further variables, whose values are not in the file.
+    """
+    given = [expanded(word, known) for word in words]
+    if _shell_at(given) is not None:
+        started = _of_shell(given, known)
+    else:
+        variables, given = variables_of_env(given)
+        started = Started(parse_launch(given), exports=variables)
+        started.missing = list(dict.fromkeys(match[1] or match[3] for one in given for match in VARIABLE.finditer(one)))
+    for word in words:
+        for name in re.findall(r"(?<!\$)\$\((\w+)\)", word):
+            if name in elsewhere:
+                started.left_out.append(f"{word[:100]}: Kubernetes fills in {name}, and the spec has it as text")
+    return started
+
+
+def expanded(text: str, known: Mapping[str, str]) -> str:
+    """As Kubernetes replaces `$(NAME)` by variables of the container, and `$$` by one dollar."""
+    return re.sub(r"\$\$|\$\((\w+)\)", lambda match: "$" if match[0] == "$$" else known.get(match[1], match[0]), text)
+
+
+def _shell_at(words: Sequence[str]) -> tuple[int, int] | None:
+    """Where a shell stands among `words`, and where its script."""
+    for start, word in enumerate(words):
+        if word.rpartition("/")[2] not in SHELLS:
+            continue
+        for at in range(start + 1, len(words)):
+            if not words[at].startswith("-"):
+                break
+            if re.fullmatch(r"-[a-z]*c[a-z]*", words[at]) and at + 1 < len(words):
+                return start, at + 1 + (words[at + 1] == "--")
+    return None
+
+
+def _of_shell(words: Sequence[str], known: Mapping[str, str]) -> Started:
+    """Of `bash -c SCRIPT NAME ARGS`, maybe behind other words."""
+    at = _shell_at(words)
+    assert at is not None, "the caller has looked"
+    start, script = at
+    given = shlex.join(words[script + 2 :])  # the first names the shell itself
+    text = re.sub(r"\"?\$[@*]\"?", lambda _match: given, words[script])
+    started = _of_script(text, known)
+    if start:
+        started.left_out.append(f"the words before the shell: {shlex.join(words[:start])}")
+    return started
+
+
+def _begins(words: Sequence[str]) -> bool:
+    return parse_launch(words) is not None or _shell_at(words) is not None
+
+
+def _of_script(text: str, known: Mapping[str, str]) -> Started:
+    script = read_script(text, "", known, _begins)
+    steps: list[tuple[list[str], int, Started]] = []
+    for words, line in script.steps:
+        inner = Started(parse_launch(words)) if _shell_at(words) is None else _of_shell(words, known)
+        steps.append((words, line, inner))
+    trains = [at for at, (_words, _line, one) in enumerate(steps) if one.launch is not None]
+    launchers = [at for at in trains if (launch := steps[at][2].launch) is not None and launch.launcher != "python"]
+    if not trains:
+        return Started(None)
+    chosen = (launchers or trains)[-1]
+    _words, line, started = steps[chosen]
+    launch = started.launch
+    not_run = "a line of the shell beside the launcher is not run"
+    for name, (value, _line) in script.exports.items():
+        if re.search(r"\$[\w({]|`", value):
+            started.left_out.append(f"export {name}={value[:80]}: is worked out when the job runs")
+        else:
+            started.exports[name] = value
+    started.folder = script.folders[chosen] or started.folder
+    started.left_out += [f"{not_run}: {shown(other)}" for other, _line in script.others]
+    started.notes += [f"of the shell: {remark}" for remark, _line in script.remarks]
+    started.notes += [f"{not_run}, and nothing depends on it: {shown(other)}" for other, _line in script.unused()]
+    started.left_out += [f"{not_run}: {shlex.join(one)[:100]}" for one in script.prepare]
+    others = [words for at, (words, _line, _started) in enumerate(steps) if at != chosen]
+    started.left_out += [f"{not_run}: {shlex.join(words)[:100]}" for words in others]
+    started.left_out += [f"of the shell: {note}" for note, _line in script.notes]
+    if launch is None:
+        return started
+    if launch.before[:1] == ["exec"]:
+        launch.before.pop(0)
+    asked = [launch.script, *launch.args, launch.workers or "", *launch.other_options().values()]
+    for one in asked:
+        names = [match[1] or match[3] for match in VARIABLE.finditer(re.sub(r"\$\([^()]*\)|`[^`]*`", "", one))]
+        started.missing += [
+            name for name in names if name not in _AT_RUN_TIME and not name.startswith(("PET_", "SLURM"))
+        ]
+        if re.search(r"\$[\w({]|`", one):
+            started.left_out.append(f"{one[:100]}: is worked out when the job runs; the spec has it as text")
+    started.missing = list(dict.fromkeys(started.missing))
+    return started

@@ -1,0 +1,280 @@
+"""What of a file is in the file that its spec renders to, and what is not: each difference by name. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hyperpod_ext.catalog import labels
+from hyperpod_ext.config.files.document import Document, Path
+from hyperpod_ext.errors import Problem
+from hyperpod_ext.jobs.kubernetes.imports.command import expanded
+from hyperpod_ext.jobs.kubernetes.imports.shape import leaves
+
+_NAMED = {"env", "imagePullSecrets", "initContainers", "logMonitoringConfiguration"}
+_SKIPPED = {("apiVersion",), ("kind",), ("metadata", "name")}
+_COMMANDS = (("spec", "trainer", "command"), ("spec", "trainer", "args"))
+_OWN_VOLUMES = (labels.ADDRESSES_DIR, labels.SECRET_DIR)
+_OWN = ("hyperpod-ext/", "app.kubernetes.io/managed-by")
+_ROLES = {"pytorchReplicaSpecs", "replicaSpecs"}
+Key = tuple[str, ...]
+
+
+def differences(original: dict[str, Any], rendered: dict[str, Any], document: Document) -> list[Problem]:
+    """What `rendered` lacks, or says otherwise. Commands are not compared: what reads them names their losses."""
+    there, here = _facts(original), _facts(rendered)
+    known = {key[2]: str(value) for key, (_path, value) in there.items() if key[:2] == ("container", "env")}
+    found: list[Problem] = []
+    seen: set[Key] = set()
+    for key, (path, value) in there.items():
+        if key in here and _same(here[key][1], value):
+            continue
+        if key in here and str(here[key][1]).replace("$$", "$") == _filled(str(value), known):
+            continue
+        shown = _unit(key)
+        if shown in seen:
+            continue
+        ours = [one for other, one in here.items() if other[: len(shown)] == shown]
+        at = path[: _depth(path, key, shown)]
+        if not ours:
+            seen.add(shown)  # said as a whole
+            what = f"variable {shown[-1]} " if "env" in shown[:-1] else ""
+            found.append(
+                document.problem(at, f"{what}is not carried: a spec has no field that says it{_summary(there, shown)}")
+            )
+        elif key in here:
+            message = f"is changed: {_short(value)} here, {_short(here[key][1])} in what the spec renders to"
+            found.append(document.problem(path, message))
+        else:
+            found.append(document.problem(path, f"is not carried: {_short(value)}"))
+    between = list(_between_groups(original, document))
+    places = {one.path for one in between}
+    return [*(one for one in found if not any(at.startswith(f"{one.path}.") for at in places)), *between]
+
+
+def renamed(original: dict[str, Any], rendered: dict[str, Any], document: Document) -> Iterator[Problem]:
+    """Names of groups and of their containers that the rendered file has in its own way."""
+    ours = [group for _name, _path, group in groups_of(rendered)]
+    for at, (_name, path, group) in enumerate(groups_of(original)):
+        mine = ours[min(at, len(ours) - 1)] if ours else {}
+        inside: Path = ("template", "spec", "containers", 0)
+        for place, there, here in (((), group, mine), (inside, _first(group), _first(mine))):
+            if there.get("name") != here.get("name"):
+                what = f"is {here.get('name')} in what the spec renders to, {there.get('name')} here"
+                yield document.problem((*path, *place, "name"), what)
+
+
+def _first(group: Mapping[str, Any]) -> Mapping[str, Any]:
+    return next(iter(((group.get("template") or {}).get("spec") or {}).get("containers") or []), {})
+
+
+def additions(original: dict[str, Any], rendered: dict[str, Any], document: Document) -> list[Problem]:
+    """What `rendered` has besides: nothing that was there is lost by it."""
+    there, here = _facts(original), _facts(rendered)
+    found = []
+    for shown in dict.fromkeys(_unit(key) for key in here if key not in there and not _is_own(key)):
+        if any(other[: len(shown)] == shown for other in there):
+            continue
+        values = [value for key, (_path, value) in here.items() if key[: len(shown)] == shown]
+        what = f" with {_short(values[0])}" if len(values) == 1 else ""
+        found.append(document.problem((), f"{' '.join(shown)} is added{what}: what the spec renders to has it"))
+    return found
+
+
+def _filled(text: str, known: dict[str, str]) -> str:
+    """`text` once Kubernetes has filled in the container's own variables, as deep as they refer to each other."""
+    for _level in range(8):
+        text, before = expanded(text, known), text
+        if text == before:
+            break
+    return text
+
+
+def _between_groups(job: dict[str, Any], document: Document) -> Iterator[Problem]:
+    """Where the pods of one job differ: a spec has one kind of pod, and the first group's is read."""
+    groups = [group for group in groups_of(job) if group[2].get("replicas", 1)]
+    if len(groups) < 2:
+        return
+    first, path, group = groups[0]
+    one = _of_group(group, path)
+    for name, at, other in groups[1:]:
+        another = _of_group(other, at)
+        for shown in dict.fromkeys(_unit(key) for key in [*another, *one]):
+            there, here = (_part(facts, shown) for facts in (one, another))
+            if {key: str(value) for key, (_at, value) in there.items()} == {k: str(v) for k, (_at, v) in here.items()}:
+                continue
+            where = next(iter(here.values()), (at, None))[0]
+            what = f"{' '.join(shown)} is other than that of {first}{_summary(here, shown)}"
+            if not there:
+                what = f"{' '.join(shown)} is not in {first}{_summary(here, shown)}"
+            elif not here:
+                what = f"has no {' '.join(shown)}, as {first} has"
+            yield document.problem(where, f"{what}: a spec has one kind of pod, and {name} gets what {first} has")
+
+
+def groups_of(job: Mapping[str, Any]) -> Iterator[tuple[str, Path, dict[str, Any]]]:
+    """Name and place of each group of pods, and what it says."""
+    spec = job.get("spec") or {}
+    for section in sorted(_ROLES):
+        found = spec.get(section) or {}
+        for place, group in found.items() if isinstance(found, dict) else enumerate(found):
+            if isinstance(group, dict):
+                yield str(group.get("name", place)), ("spec", section, place), group
+
+
+def _of_group(group: dict[str, Any], path: Path) -> dict[Key, tuple[Path, Any]]:
+    """Facts of the pod, its command among them; what a group of nodes has of its own is left out."""
+    found: dict[Key, tuple[Path, Any]] = {}
+    template = group.get("template") or {}
+    for key, at, value in _walk(template, ("pod",), (*path, "template")):
+        if value not in ({}, []) and not (path[1] == "replicaSpecs" and _is_of_group(key)):
+            found.setdefault(key, (at, value))
+    if path[1] == "pytorchReplicaSpecs":
+        parts = {name: value for name, value in group.items() if name not in ("template", "replicas")}
+        found |= {("replica", key[0], *key[1:]): (at, value) for key, at, value in _walk(parts, (), path) if key}
+    for index, container in enumerate(((template.get("spec") or {}).get("containers") or [])[:1]):
+        words = [*(container.get("command") or []), *(container.get("args") or [])]
+        found["container", "command"] = (*path, "template", "spec", "containers", index), words
+    return found
+
+
+def _is_of_group(key: Key) -> bool:
+    return key[:3] == ("pod", "spec", "priorityClassName") or key[:4] == (
+        "pod",
+        "spec",
+        "nodeSelector",
+        labels.INSTANCE_TYPE,
+    )
+
+
+def _summary(facts: dict[Key, tuple[Path, Any]], shown: Key) -> str:
+    """The values below `shown`, in a few words."""
+    found = {
+        ".".join(key[len(shown) :]): value for key, (_at, value) in _part(facts, shown).items() if value is not True
+    }
+    return f" ({_short(found.popitem()[1] if [*found] == [''] else found)})" if found else ""
+
+
+def _part(facts: dict[Key, tuple[Path, Any]], shown: Key) -> dict[Key, tuple[Path, Any]]:
+    return {key: value for key, value in facts.items() if key[: len(shown)] == shown}
+
+
+def _facts(job: dict[str, Any]) -> dict[Key, tuple[Path, Any]]:
+    found: dict[Key, tuple[Path, Any]] = {}
+    for key, path, value in _walk(job, (), ()):
+        if key not in _SKIPPED and key[:3] not in _COMMANDS and value not in ({}, []):
+            found.setdefault(key, (path, value))
+    return found
+
+
+def _walk(value: Any, key: Key, path: Path) -> Iterator[tuple[Key, Path, Any]]:
+    if isinstance(value, dict):
+        mounted = _mounts(value) if "containers" in value else {}
+        for name, below in value.items():
+            at = (*path, name)
+            if name == "containers" and isinstance(below, list):
+                for index, one in enumerate(below):
+                    part = ("container",) if index == 0 else ("container", str(one.get("name")))
+                    rest = {k: v for k, v in one.items() if k not in ("name", "command", "args") or index}
+                    yield from _walk(rest, part, (*at, index))
+            elif name == "volumes" and isinstance(below, list):
+                for index, one in enumerate(below):
+                    source = {k: v for k, v in one.items() if k != "name"}
+                    for mount in mounted.get(str(one.get("name")), [f"{one.get('name')}, which nothing mounts"]):
+                        yield from _walk(source, ("volume", mount), (*at, index))
+            elif name == "volumeMounts" and isinstance(below, list):
+                for index, one in enumerate(below):
+                    options = {k: v for k, v in one.items() if k not in ("name", "mountPath")}
+                    yield ("volume", str(one.get("mountPath")), "mounted"), (*at, index), True
+                    yield from _walk(options, ("volume", str(one.get("mountPath"))), (*at, index))
+            elif name in _ROLES:
+                roles = below.items() if isinstance(below, dict) else enumerate(below)
+                for role, one in roles:
+                    for part, inner in one.items():
+                        if part == "template":
+                            yield from _walk(inner, ("pod",), (*at, role, part))
+                        elif part not in ("replicas", "name"):
+                            yield from _walk(inner, ("replica", part), (*at, role, part))
+            elif name == "tolerations" and isinstance(below, list):
+                for index, one in enumerate(below):
+                    complete = {"operator": "Equal"} | one
+                    yield ("toleration", json.dumps(complete, sort_keys=True)), (*at, index), True
+            elif name == "ports" and isinstance(below, list):
+                for index, one in enumerate(below):
+                    port = ("port", str(one.get("containerPort")))
+                    yield port, (*at, index), True
+                    yield from _walk({k: v for k, v in one.items() if k != "containerPort"}, port, (*at, index))
+            elif name in _NAMED and isinstance(below, list):
+                for index, one in enumerate(below):
+                    inner = {k: v for k, v in one.items() if k != "name"} or {"value": ""}
+                    yield from _walk(inner, (*key, name, str(one.get("name"))), (*at, index))
+            else:
+                yield from _walk(below, (*key, str(name)), at)
+    elif isinstance(value, list) and value:
+        for index, below in enumerate(value):
+            yield from _walk(below, (*key, str(index)), (*path, index))
+    else:
+        yield key, path, value
+
+
+def _mounts(pod: dict[str, Any]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for container in pod["containers"][:1]:
+        for mount in container.get("volumeMounts") or []:
+            found.setdefault(str(mount.get("name")), []).append(str(mount.get("mountPath")))
+    return found
+
+
+def _unit(key: Key) -> Key:
+    """What is named as one: a variable, a volume, a section of the pod."""
+    if key[0] == "container" and len(key) > 1 and key[1] in ("env", "resources"):
+        return key[:4] if key[1] == "resources" else key[:3]
+    if key[0] in ("volume", "toleration", "port", "replica") or key[0] == "container":
+        return key[:2]
+    if key[:2] == ("spec", "trainer"):
+        return key[: {"env": 4, "resourcesPerNode": 5}.get(key[2], 3)]
+    if key[:2] == ("pod", "spec"):
+        return key[: 4 if key[2] in ("affinity", "nodeSelector") else 3]
+    return key[: 4 if key[2:3] in (("labels",), ("annotations",)) or key[1:2] in (("labels",), ("annotations",)) else 3]
+
+
+def _depth(path: Path, key: Key, shown: Key) -> int:
+    return max(len(path) - (len(key) - len(shown)), 1)
+
+
+def _is_own(key: Key) -> bool:
+    if key[0] == "volume":
+        return key[1] in _OWN_VOLUMES
+    return any(part.startswith(_OWN) for part in key) or key[:2] == ("metadata", "annotations")
+
+
+def _same(ours: Any, theirs: Any) -> bool:
+    def plain(value: Any) -> str:
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    return plain(ours) == plain(theirs) or _amount(ours) == _amount(theirs) is not None
+
+
+def _amount(value: Any) -> float | None:
+    """A quantity of Kubernetes in its unit: `32Gi` is 32768Mi."""
+    text = str(value)
+    units = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "m": 1e-3}
+    for unit, size in units.items():
+        if text.endswith(unit):
+            text, factor = text.removesuffix(unit), float(size)
+            break
+    else:
+        factor = 1.0
+    try:
+        return float(text) * factor
+    except ValueError:
+        return None
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}... ({len(text)} characters)"
+
+
+__all__ = ["additions", "differences", "groups_of", "leaves", "renamed"]

@@ -1,0 +1,144 @@
+"""What a file for Kubernetes must look like before it is read: mappings, lists and numbers, in their places. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from hyperpod_ext.config.files.document import Document, Path
+from hyperpod_ext.errors import Problem
+from hyperpod_ext.jobs.imports.how import HOW
+from hyperpod_ext.jobs.imports.placeholders import names_in
+
+_MAPPINGS = {"metadata", "spec", "template", "runPolicy", "elasticPolicy", "resources", "requests", "limits", "labels"}
+_MAPPINGS |= {
+    "annotations",
+    "nodeSelector",
+    "securityContext",
+    "affinity",
+    "pytorchReplicaSpecs",
+    "trainer",
+    "emptyDir",
+}
+_MAPPINGS |= {"persistentVolumeClaim", "hostPath", "configMap", "secret", "valueFrom", "secretKeyRef", "runtimeRef"}
+_MAPPINGS |= {"Master", "Worker", "resourcesPerNode"}
+_LISTS = {"containers", "initContainers", "env", "volumes", "volumeMounts", "tolerations", "imagePullSecrets"}
+_LISTS |= {"replicaSpecs", "logMonitoringConfiguration", "ports", "envFrom"}
+_WORDS = {"command", "args"}
+_NUMBERS = {"replicas", "minReplicas", "maxReplicas", "spares", "numNodes", "maxRestarts", "backoffLimit"}
+_FREE = {"labels", "annotations", "nodeSelector", "matchLabels"}
+"""Below them, names are the user's own."""
+
+
+class Shape:
+    """Puts right what has one meaning, and tells the rest."""
+
+    def __init__(self, document: Document, *, placeholders: bool = True) -> None:
+        self._document = document
+        self._placeholders = placeholders
+        self.problems: list[Problem] = []
+        self.notes: list[Problem] = []
+
+    def read(self, data: dict[str, Any], path: Path = ()) -> dict[str, Any]:
+        """The object; what has no value is left out, numbers in quotes are numbers."""
+        found: dict[str, Any] = {}
+        for key, value in data.items():
+            at = (*path, key)
+            if (missing := list(dict.fromkeys(names_in(key)))) and "{" in key:
+                self._missing(missing, at)
+            if value is None:
+                if key != "emptyDir":
+                    self.notes.append(self._document.problem(at, "has no value"))
+                    continue
+                value = {}
+            found[key] = self._value(key, value, at)
+        return found
+
+    def _value(self, key: str, value: Any, at: Path) -> Any:
+        if any(part in _FREE for part in at[:-1]):
+            return self._scalar(value, at)
+        if key == "restartPolicy":
+            return self.read(value, at) if isinstance(value, dict) else self._scalar(value, at)
+        if (key in _MAPPINGS and "matchExpressions" not in at) or at[-2:-1] == ("pytorchReplicaSpecs",):
+            if isinstance(value, dict):
+                return self.read(value, at)
+            return self._wrong(at, "fields belong here", {})
+        if key in _LISTS:
+            if isinstance(value, list) and all(isinstance(item, dict) for item in value):
+                return [self.read(item, (*at, index)) for index, item in enumerate(value)]
+            return self._wrong(at, "a list of fields belongs here", [])
+        if key in _WORDS:
+            if isinstance(value, list) and not any(isinstance(item, dict | list) for item in value):
+                return [self._document.location((*at, n)).text or _text(item) for n, item in enumerate(value)]
+            return self._wrong(at, "a list of words belongs here", [])
+        if key in _NUMBERS:
+            return self._number(value, at)
+        if key == "name" and not isinstance(value, str):
+            if isinstance(value, dict | list):
+                return self._wrong(at, "a name belongs here", "")
+            return _text(value)
+        if key == "value" and "env" in at and not isinstance(value, dict | list):
+            return self._scalar(self._document.location(at).text or _text(value), at)
+        return self._scalar(value, at)
+
+    def _scalar(self, value: Any, at: Path) -> Any:
+        if isinstance(value, dict):
+            return {name: self._inside(name, below, (*at, name)) for name, below in value.items()}
+        if isinstance(value, list):
+            return [self._scalar(below, (*at, index)) for index, below in enumerate(value)]
+        if isinstance(value, str) and (missing := list(dict.fromkeys(names_in(value)))):
+            self._missing(missing, at)
+        text = self._document.location(at).text or ""
+        if isinstance(value, int) and not isinstance(value, bool) and re.fullmatch(r"0[0-7]+", text):
+            return int(text, 8)  # so Kubernetes reads it: a file's mode
+        return value
+
+    def _inside(self, name: str, value: Any, at: Path) -> Any:
+        """A field somewhere below one that is not read by name."""
+        if name in _LISTS and value is not None and not any(part in _FREE for part in at):
+            return self._value(name, value, at)
+        return value if name in _WORDS and isinstance(value, list) else self._scalar(value, at)
+
+    def _number(self, value: Any, at: Path) -> int:
+        if isinstance(value, str) and (missing := list(names_in(value))):
+            self._missing(missing, at)
+            return 1
+        try:
+            if isinstance(value, bool) or int(value) < 0 or int(value) != float(value):
+                raise ValueError
+            return int(value)
+        except (ValueError, TypeError, OverflowError):
+            return int(self._wrong(at, f"a whole number belongs here, not {str(value)[:40]!r}", 1))
+
+    def _wrong(self, at: Path, message: str, instead: Any) -> Any:
+        self.problems.append(self._document.problem(at, message))
+        return instead
+
+    def _missing(self, names: list[str], at: Path) -> None:
+        if not self._placeholders:
+            return
+        self.problems += [
+            self._document.problem(at, f"the template needs a value for {name}", HOW.format(name=name))
+            for name in names
+        ]
+
+
+def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Every single value and where it is."""
+    below = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    if below is None or not value:
+        yield path, value
+        return
+    for key, one in below:
+        yield from leaves(one, (*path, key))
+
+
+def fields_in(value: Any) -> int:
+    """The number of fields and items, at every depth."""
+    below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return sum(1 + fields_in(one) for one in below)
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,80 @@
+"""Volumes of somebody else's pod that a spec keeps by name, in `kubernetes.pod.volumes`. Pure.
+
+`volumes` of a spec says the usual ones more shortly. Those that it has no words for, and those that other containers
+mount, too, keep their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hyperpod_ext.catalog import labels
+from hyperpod_ext.config.job.pods.fields import fits
+from hyperpod_ext.jobs.kubernetes.mounts import is_ours
+
+Items = list[dict[str, Any]]
+_PLAIN = {
+    "persistentVolumeClaim": {"claimName", "readOnly"},
+    "hostPath": {"path"},
+    "emptyDir": {"medium", "sizeLimit"},
+    "configMap": {"name"},
+    "secret": {"secretName", "defaultMode"},
+}
+"""Kinds and fields that `volumes` of a spec says."""
+_PLAIN_MOUNT = {
+    "persistentVolumeClaim": {"name", "mountPath", "readOnly", "subPath"},
+    "hostPath": {"name", "mountPath", "readOnly"},
+}
+_OWNER_ONLY = 0o400
+
+
+def take_named(pod: Mapping[str, Any], ours: bool) -> tuple[Items, Items]:
+    """Volumes, and mounts of the first container, that are kept by name.
+
+    Args:
+        ours: whether the file is one of ours, in which names tell what `volumes` became.
+    """
+    first, *others = pod.get("containers") or [{}]
+    volumes = _items(pod.get("volumes"))
+    elsewhere = {
+        str(mount.get("name"))
+        for container in [*others, *_items(pod.get("initContainers"))]
+        for mount in _items(_mapping(container).get("volumeMounts"))
+    }
+    devices = {str(one.get("name")) for one in _items(first.get("volumeDevices"))}
+    mounts = _items(first.get("volumeMounts"))
+    kept: Items = []
+    for volume in volumes:
+        name = str(volume.get("name"))
+        its = [mount for mount in mounts if mount.get("name") == name]
+        shared = name in elsewhere | devices
+        named = not is_ours(name) if ours else shared or not _is_plain(volume, its)
+        if named and fits("TrainingPod", {"volumes": [volume]}) and fits("TrainingContainer", {"volumeMounts": its}):
+            kept.append(volume)
+    names = {one["name"] for one in kept}
+    return kept, [mount for mount in mounts if mount.get("name") in names]
+
+
+def _is_plain(volume: Mapping[str, Any], mounts: Items) -> bool:
+    """Whether `volumes` of a spec says it all; what nothing mounts is said nowhere."""
+    kinds = [kind for kind in volume if kind != "name"]
+    if len(kinds) != 1 or kinds[0] not in _PLAIN or not mounts:
+        return False
+    (kind,) = kinds
+    source = _mapping(volume[kind])
+    if not source.keys() <= _PLAIN[kind] or source.get("defaultMode", _OWNER_ONLY) != _OWNER_ONLY:
+        return False
+    if source.get("readOnly") and not all(mount.get("readOnly") for mount in mounts):
+        return False
+    if kind == "secret" and "defaultMode" not in source and volume["name"] != labels.SECRET_VOLUME:
+        return False  # ours lets only its owner read it
+    return all(mount.keys() <= _PLAIN_MOUNT.get(kind, {"name", "mountPath"}) for mount in mounts)
+
+
+def _items(value: Any) -> Items:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

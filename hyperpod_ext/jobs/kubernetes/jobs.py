@@ -1,0 +1,281 @@
+"""Submit, watch and end jobs of any kind that Kubernetes has: what the targets there share."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+from urllib.parse import quote, unquote
+
+from hyperpod_ext.catalog import labels
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.errors import ConflictError, HyperpodExtError, NotFoundError, UnknownOutcomeError
+from hyperpod_ext.jobs.contract.handle import ANYWHERE, JobHandle
+from hyperpod_ext.jobs.contract.job_status import JobStatus, StatusUpdate
+from hyperpod_ext.jobs.contract.spec_annotation import read_note
+from hyperpod_ext.jobs.contract.yaml_text import read_all
+from hyperpod_ext.jobs.kubernetes.api.client import Client
+from hyperpod_ext.jobs.kubernetes.api.kubeconfig import load_access
+from hyperpod_ext.jobs.kubernetes.api.last_word import last_word
+from hyperpod_ext.jobs.kubernetes.api.pod_logs import PodLogs
+from hyperpod_ext.jobs.kubernetes.api.rank_lines import Only
+from hyperpod_ext.jobs.kubernetes.kinds import Kind, ended_at, reason_of, state_of
+from hyperpod_ext.jobs.kubernetes.mounts import secret_name
+
+POLL_S = 2.0
+_CANCEL_TIMEOUT_S = 120.0
+_ORDER = ("NetworkPolicy",)
+"""Created before the job itself."""
+
+
+def submit(kind: Kind, job: JobConfig, files: Mapping[str, str], dry_run: bool = False) -> JobHandle:
+    """Create what `files` hold; with `dry_run` the server checks it all and keeps nothing.
+
+    Raises:
+        ConflictError: a job of this name exists; nothing of it was changed.
+        UnknownOutcomeError: an answer was lost, and the server does not say whether the job exists.
+    """
+    client = Client(load_access(job.kubernetes.context, job.kubernetes.namespace))
+    objects = [found for text in files.values() for found in read_all(text) if found]
+    query = {"fieldValidation": "Strict"} | ({"dryRun": "All"} if dry_run else {})
+    handle = handle_of(kind, client, job.name)
+    namespace = client.access.namespace
+    if not dry_run:
+        _refuse_a_second(client, kind, job.name)
+        if job.mode == "ours":
+            ensure_secret(client, namespace, secret_name(job), job.name)
+    made: list[str] = []
+    try:
+        for found in sorted(objects, key=lambda one: one["kind"] not in _ORDER):
+            path = _path_of(found, kind, namespace)
+            if found["kind"] in _ORDER:
+                made += _put(client, path, found, query)
+            else:
+                client.create(path, found, **query)
+    except UnknownOutcomeError:
+        raise  # the job may exist, and needs its policy
+    except HyperpodExtError:
+        for path in made:
+            client.delete(path)
+        raise
+    return handle
+
+
+def ensure_secret(client: Client, namespace: str, name: str, job: str) -> None:
+    """The job's secret: made once with random bytes, and kept, because checkpoints outlive the job."""
+    path = f"/api/v1/namespaces/{namespace}/secrets"
+    metadata = {"name": name, "labels": {labels.MANAGED_BY: "hyperpod-ext", labels.JOB: job}}
+    body = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque"}
+    try:
+        client.create(path, body | {"stringData": {"secret": secrets.token_hex(32)}})
+    except ConflictError:
+        return  # of an earlier submission: its checkpoints are signed with it
+
+
+def list_jobs(kind: Kind, context: str | None = None) -> list[JobStatus]:
+    """All jobs of this kind in the namespace of the context."""
+    client = Client(load_access(context))
+    return [_status(kind, client, found) for found in client.items(kind.path(client.access.namespace))]
+
+
+def known_kinds(kinds: tuple[Kind, ...], client: Client | None = None) -> list[Kind]:
+    """Those of `kinds` that the cluster knows.
+
+    Raises:
+        NotFoundError: it knows none of them.
+    """
+    client = client or Client(load_access())
+    known: list[Kind] = []
+    for kind in kinds:
+        try:
+            client.get(kind.path(client.access.namespace), limit="1")
+        except NotFoundError as error:
+            missing = error
+        else:
+            known.append(kind)
+    if not known:
+        raise missing
+    return known
+
+
+def kind_of(kinds: tuple[Kind, ...], handle: JobHandle) -> Kind:
+    """The kind that has a job of this name; the first that the cluster knows, if none has."""
+    client = client_of(handle)
+    known = known_kinds(kinds, client)
+    for kind in known:
+        with suppress(NotFoundError):
+            client.get(kind.path(client.access.namespace, handle.name))
+            return kind
+    return known[0]
+
+
+def status(kind: Kind, handle: JobHandle) -> JobStatus:
+    """How one job is; of one that has failed also why, as its pods and the operator have it together."""
+    client = client_of(handle)
+    now = _status(kind, client, client.get(kind.path(client.access.namespace, handle.name)))
+    if now.state != "failed":
+        return now
+    pods = _logs_of(kind, client, handle.name, None).pods()
+    return replace(now, error=last_word(pods, now.error))
+
+
+def live(kind: Kind, job: JobConfig) -> dict[str, Any]:
+    """The object of `job`, as the server has it."""
+    client = Client(load_access(job.kubernetes.context, job.kubernetes.namespace))
+    return client.get(kind.path(client.access.namespace, job.name))
+
+
+def watch(kind: Kind, handle: JobHandle, with_lines: bool, poll_s: float = POLL_S) -> Iterator[StatusUpdate]:
+    """A moment every `poll_s`, and whenever lines come, until the job has ended."""
+    client = client_of(handle)
+    logs = _logs_of(kind, client, handle.name, None) if with_lines else None
+    for now in _until_ended(kind, client, handle):
+        if logs is not None:
+            logs.look_for_pods()
+            lines = logs.finish() if now.ended else []
+            yield StatusUpdate(now, lines=tuple(lines))
+            for lines in () if now.ended else logs.during(poll_s):
+                yield StatusUpdate(now, lines=tuple(lines))
+            continue
+        yield StatusUpdate(now)
+        if not now.ended:
+            time.sleep(poll_s)
+
+
+def logs(
+    kind: Kind, handle: JobHandle, rank: int | None = None, follow: bool = False, poll_s: float = POLL_S
+) -> Iterator[str]:
+    """What the pods print; of one rank: the lines that its launcher marks so, wherever it runs."""
+    client = client_of(handle)
+    found = client.get(kind.path(client.access.namespace, handle.name))
+    spec = read_note(found.get("metadata") or {})
+    most = None if spec is None else spec.workers_per_node * (spec.elastic.max_nodes if spec.elastic else spec.nodes)
+    if rank is not None and most is not None and rank >= most:
+        raise NotFoundError(f"{handle.name} has no rank {rank}", hint=f"ranks go from 0 to {most - 1}")
+    only = None if rank is None else Only(rank, _workers_per_node(found))
+    reader = _logs_of(kind, client, handle.name, only)
+    if not follow:
+        yield from reader.now()
+        return
+    for now in _until_ended(kind, client, handle):
+        reader.look_for_pods()
+        if now.ended:
+            yield from reader.finish()
+        else:
+            for lines in reader.during(poll_s):
+                yield from lines
+
+
+def _until_ended(kind: Kind, client: Client, handle: JobHandle) -> Iterator[JobStatus]:
+    """The job's status, again and again; the last one says that it has ended."""
+    seen = False
+    while True:
+        try:
+            found = client.get(kind.path(client.access.namespace, handle.name))
+        except NotFoundError:
+            if not seen:
+                raise
+            hint = f"somebody ran `hp-ext cancel {handle}`, or its time to be kept was over"
+            raise NotFoundError(f"{handle.name} was deleted while it was watched", hint=hint) from None
+        seen = True
+        now = _status(kind, client, found)
+        yield now
+        if now.ended:
+            return
+
+
+def cancel(kind: Kind, handle: JobHandle, poll_s: float = POLL_S) -> JobStatus:
+    """Delete the job, and return when its pods are gone. One that has ended stays."""
+    client = client_of(handle)
+    namespace = client.access.namespace
+    before = _status(kind, client, client.get(kind.path(namespace, handle.name)))
+    if before.ended:
+        return before
+    client.delete(kind.path(namespace, handle.name))
+    pods = _logs_of(kind, client, handle.name, None)
+    deadline = time.monotonic() + _CANCEL_TIMEOUT_S
+    while left := pods.pods():
+        if time.monotonic() > deadline:
+            names = ", ".join(pod["metadata"]["name"] for pod in left)
+            hint = f"kubectl describe pod {left[0]['metadata']['name']} tells what holds it"
+            raise HyperpodExtError(f"{handle.name} is deleted, but its pods do not end: {names}", hint=hint)
+        time.sleep(poll_s)
+    with suppress(NotFoundError):  # the spec wanted none
+        client.delete(f"/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies/{handle.name}-hpx")
+    return JobStatus(before.name, before.handle, "cancelled", submitted_at=before.submitted_at)
+
+
+def result(kind: Kind, handle: JobHandle) -> dict[str, Any]:
+    """What is known of a job that has ended."""
+    now = status(kind, handle)
+    if not now.ended:
+        hint = f"`hp-ext status {handle}` shows how far it is"
+        raise NotFoundError(f"{handle.name} has no result yet", hint=hint)
+    known = {"name": now.name, "target": kind.target, "handle": str(handle), "state": now.state, "error": now.error}
+    return known | {"submitted_at": now.submitted_at, "ended_at": now.ended_at}
+
+
+def handle_of(kind: Kind, client: Client, name: str) -> JobHandle:
+    """`hyperpod-eks://NAMESPACE@CONTEXT/NAME`; slashes of the context are escaped."""
+    return JobHandle(kind.target, f"{client.access.namespace}@{quote(client.access.context, safe=':')}", name)
+
+
+def client_of(handle: JobHandle) -> Client:
+    """A client for the place of a handle; for a bare name that of the current context."""
+    if handle.place == ANYWHERE:
+        return Client(load_access())
+    namespace, at, context = handle.place.rpartition("@")
+    return Client(load_access(unquote(context), namespace if at else None))
+
+
+def _refuse_a_second(client: Client, kind: Kind, name: str) -> None:
+    client.get(kind.path(client.access.namespace), limit="1")  # says at once if the cluster does not know the kind
+    with suppress(NotFoundError):
+        client.get(kind.path(client.access.namespace, name))
+        hint = f"end it with `hp-ext cancel {handle_of(kind, client, name)}`, or use another name"
+        raise ConflictError(f"there is a {kind.name} named {name} already", hint=hint)
+
+
+def _put(client: Client, path: str, found: dict[str, Any], query: Mapping[str, str]) -> list[str]:
+    """Create or replace; returns what was newly made and must go again if the rest fails."""
+    own = f"{path}/{found['metadata']['name']}"
+    try:
+        client.create(path, found, **query)
+    except ConflictError:
+        client.replace(own, found, **query)
+        return []
+    return [] if "dryRun" in query else [own]
+
+
+def _path_of(found: Mapping[str, Any], kind: Kind, namespace: str) -> str:
+    if found["kind"] == "NetworkPolicy":
+        return f"/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies"
+    return kind.path(namespace)
+
+
+def _logs_of(kind: Kind, client: Client, name: str, only: Only | None) -> PodLogs:
+    return PodLogs(client, client.access.namespace, f"{kind.pod_label}={name}", only)
+
+
+def _status(kind: Kind, client: Client, found: Mapping[str, Any]) -> JobStatus:
+    metadata = found.get("metadata") or {}
+    name, state = str(metadata.get("name", "")), state_of(found)
+    return JobStatus(
+        name=name,
+        handle=str(handle_of(kind, client, name)),
+        state=state,
+        submitted_at=str(metadata.get("creationTimestamp") or ""),
+        ended_at=ended_at(found) if state in ("succeeded", "failed") else None,
+        error=reason_of(found) if state == "failed" else None,
+    )
+
+
+def _workers_per_node(found: Mapping[str, Any]) -> int:
+    spec = read_note(found.get("metadata") or {})
+    if spec is not None:
+        return spec.workers_per_node
+    written = str((found.get("spec") or {}).get("nprocPerNode", "1"))
+    return int(written) if written.isdecimal() and written != "0" else 1

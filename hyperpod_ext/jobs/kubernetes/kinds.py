@@ -1,0 +1,95 @@
+"""Kinds of training job that Kubernetes operators know, and how each says how it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hyperpod_ext.catalog import labels
+from hyperpod_ext.jobs.contract.capabilities import OF_PODS
+
+_SUCCEEDED = frozenset({"succeeded", "completed", "complete"})
+_STATES = {"running": "running", "podsrunning": "running", "restarting": "running", "failed": "failed"}
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of custom resource."""
+
+    target: str
+    group: str
+    version: str
+    plural: str
+    name: str
+    """`kind:` of its objects."""
+    pod_label: str
+    """Label of its pods whose value is the job's name."""
+
+    @property
+    def api_version(self) -> str:
+        """`apiVersion:` of its objects."""
+        return f"{self.group}/{self.version}"
+
+    def path(self, namespace: str, name: str = "") -> str:
+        """Where the API has the objects of a namespace, or one of them."""
+        return f"/apis/{self.api_version}/namespaces/{namespace}/{self.plural}" + (f"/{name}" if name else "")
+
+
+HYPERPOD = Kind(
+    "hyperpod-eks", "sagemaker.amazonaws.com", "v1", "hyperpodpytorchjobs", "HyperPodPyTorchJob", labels.HPJOB
+)
+PYTORCH = Kind("kubeflow", "kubeflow.org", "v1", "pytorchjobs", "PyTorchJob", labels.KUBEFLOW_JOB)
+TRAIN = Kind("kubeflow", "trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob", labels.JOBSET)
+
+READS = frozenset({*OF_PODS, "labels", "annotations", "kubernetes"})
+"""Optional parts of a spec that targets on Kubernetes read."""
+
+
+def kinds_of(target: str) -> tuple[Kind, ...]:
+    """Kinds of the jobs of a target."""
+    return tuple(kind for kind in (HYPERPOD, PYTORCH, TRAIN) if kind.target == target)
+
+
+def state_of(found: Mapping[str, Any]) -> str:
+    """starting, running, succeeded or failed, as the object's conditions say. Reads leniently: an operator newer than
+    this may say more than we know."""
+    status = _mapping(found.get("status"))
+    true = [
+        str(condition.get("type", "")).lower()
+        for condition in _conditions(status)
+        if str(condition.get("status", "True")) == "True"
+    ]
+    if _SUCCEEDED & set(true):
+        return "succeeded"
+    if "failed" in true:
+        return "failed"
+    return next((_STATES[kind] for kind in reversed(true) if kind in _STATES), "starting")
+
+
+def reason_of(found: Mapping[str, Any]) -> dict[str, str] | None:
+    """Of a failed job: why, in the operator's own words."""
+    for condition in reversed(_conditions(_mapping(found.get("status")))):
+        if str(condition.get("type", "")).lower() == "failed":
+            words = [str(condition[key]) for key in ("reason", "message") if condition.get(key)]
+            message = ": ".join(words) or "the operator gives no reason"
+            return {"code": "JobFailedError", "message": message, "hint": "its logs may tell more"}
+    return None
+
+
+def ended_at(found: Mapping[str, Any]) -> str | None:
+    """When the job ended, as the operator says."""
+    status = _mapping(found.get("status"))
+    if time := status.get("completionTime"):
+        return str(time)
+    last = [c for c in _conditions(status) if str(c.get("type", "")).lower() in _SUCCEEDED | {"failed"}]
+    return str(last[-1]["lastTransitionTime"]) if last and last[-1].get("lastTransitionTime") else None
+
+
+def _conditions(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    found = status.get("conditions")
+    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,120 @@
+"""`overlay.kubernetes` on a rendered file: the patches, and a comment that names what they touch. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from hyperpod_ext.catalog import labels
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.job.overlay import KubernetesOverlay
+from hyperpod_ext.errors import ConfigError, Problem
+from hyperpod_ext.jobs.contract.rank_variables import is_of_ranks
+from hyperpod_ext.jobs.contract.yaml_text import read_all, to_yaml
+from hyperpod_ext.jobs.kubernetes.overlays import check
+from hyperpod_ext.jobs.kubernetes.overlays.merge import merged
+
+MARK = "# from overlay.kubernetes: "
+_IMAGE_OF_THE_CLUSTER = "image-of-the-cluster"
+_PATCHED = "PodSpecPatch"
+Render = Callable[[JobConfig], Mapping[str, str]]
+CheckObject = Callable[[str, object], list[Problem]]
+
+
+def with_overlay(text: str, job: JobConfig) -> str:
+    """`text`, a rendered job, after the patches of its spec; byte for byte the same where there are none."""
+    overlay = job.overlay.kubernetes
+    if overlay == KubernetesOverlay():
+        return text
+    (found,) = read_all(text)
+    for pod in _pods(found):
+        first, *others = pod.get("containers") or [{}]
+        changed = merged(pod | {"containers": [merged(first, overlay.container), *others]}, overlay.pod)
+        pod.clear()
+        pod.update(changed)
+    head = [line for line in text.splitlines() if line.startswith("#")]
+    marks = [f"{MARK}{path}" for path in touched(overlay)]
+    return "\n".join([*head, *marks, to_yaml(merged(found, overlay.job)), ""])
+
+
+def touched(overlay: KubernetesOverlay) -> Iterator[str]:
+    """What the patches name: `container.lifecycle`, `pod.containers[log]`, `job.spec.runPolicy`."""
+    yield from (f"container.{name}" for name in overlay.container)
+    yield from (f"pod.{name}" for name in overlay.pod)
+    for name, value in overlay.job.items():
+        below = value if isinstance(value, Mapping) else {}
+        yield from (f"job.{name}.{inner}" for inner in below) if below else iter([f"job.{name}"])
+
+
+def problems(job: JobConfig, container: str, render: Render, check_object: CheckObject) -> Iterator[Problem]:
+    """What is wrong with the overlay of `job`: by itself, and in what `render` makes of it.
+
+    Args:
+        container: name of the container that trains.
+        check_object: finds what is wrong with an object, which it calls by its first argument.
+    """
+    shown = job if job.image else job.model_copy(update={"image": _IMAGE_OF_THE_CLUSTER})
+    plain = shown.model_copy(update={"overlay": type(job.overlay)()})
+    (before,) = read_all(render(plain)["job.yaml"])
+    kind = _PATCHED if before["kind"] == "TrainJob" else "PodSpec"
+    found = list(check.problems(job, container, kind))
+    yield from found
+    if found:
+        return
+    try:
+        (after,) = read_all(render(shown)["job.yaml"])
+    except ConfigError as error:
+        yield from error.problems
+        return
+    unknown = check_object("", after)
+    for problem in unknown:
+        path = _place(job.overlay.kubernetes, problem.path)
+        where = "" if path.endswith(problem.path) else f"{problem.path}: "
+        yield Problem(f"{where}{problem.message}", path=path, hint=problem.hint)
+    if not unknown and _relied_on(before) != _relied_on(after):
+        message = "would change the job's command, its variables, its secret or its number of ranks"
+        yield Problem(message, path="overlay.kubernetes", hint="`hp-ext render` without it shows what they are")
+
+
+def _place(overlay: KubernetesOverlay, path: str) -> str:
+    """Where the overlay says what is at `path` of the object: there, above it, or somewhere in its pod."""
+    parts, here = path.split("."), "overlay.kubernetes.job"
+    below: Any = overlay.job
+    for part in parts:
+        if not isinstance(below, Mapping) or part not in below:
+            break
+        here, below = f"{here}.{part}", below[part]
+    return here if here != "overlay.kubernetes.job" or overlay.job else "overlay.kubernetes.pod"
+
+
+def _pods(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The PodSpecs of a job of any of the three kinds."""
+    spec = found["spec"]
+    for group in spec.get("replicaSpecs") or []:
+        yield group["template"]["spec"]
+    for role in (spec.get("pytorchReplicaSpecs") or {}).values():
+        yield role["template"]["spec"]
+    for patch in spec.get("runtimePatches") or []:
+        for one in patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]:
+            yield one["template"]["spec"]["template"]["spec"]
+
+
+def _relied_on(found: Mapping[str, Any]) -> Any:
+    """What no overlay may change."""
+    spec, metadata = found["spec"], found["metadata"]
+    groups = spec.get("replicaSpecs") or list((spec.get("pytorchReplicaSpecs") or {}).values())
+    counts = [{name: one.get(name) for name in ("name", "replicas", "maxReplicas", "spares")} for one in groups]
+    return [
+        *(found["apiVersion"], found["kind"], metadata["name"], metadata.get("namespace"), spec.get("nprocPerNode")),
+        *(spec.get("trainer"), counts, [_relied_on_of(pod) for pod in _pods(found)]),
+    ]
+
+
+def _relied_on_of(pod: Mapping[str, Any]) -> Any:
+    first = pod["containers"][0]
+    variables = [one for one in first.get("env") or [] if is_of_ranks(str(one.get("name")))]
+    secret = [one for one in pod.get("volumes") or [] if one.get("name") == labels.SECRET_VOLUME]
+    mount = [one for one in first.get("volumeMounts") or [] if one.get("name") == labels.SECRET_VOLUME]
+    ports = {one.get("containerPort") for one in first.get("ports") or []} & {labels.AGENT_PORT}
+    start = [first.get(name) for name in ("name", "image", "command", "args")]
+    return [start, variables, secret, mount, ports]

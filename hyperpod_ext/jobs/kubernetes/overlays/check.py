@@ -1,0 +1,220 @@
+"""What is wrong with `overlay.kubernetes`: fields that a pod does not have, and those that a job relies on. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from hyperpod_ext.catalog import labels
+from hyperpod_ext.catalog.pod_fields import DIRECTIVE, RETAIN, pod_types
+from hyperpod_ext.config.files.error_messages import in_words, named
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.job.pods.models import model_of
+from hyperpod_ext.config.job.volumes import is_below
+from hyperpod_ext.errors import Problem
+from hyperpod_ext.jobs.contract.rank_variables import is_of_ranks
+from hyperpod_ext.jobs.contract.spec_annotation import ANNOTATION
+
+_HERE = "overlay.kubernetes"
+_SPEC_FIELD = "the spec has a field for it"
+_RESTARTED = ("the operator restarts what ends, from the job's budgets", "write `relaunch`")
+REFUSED_OF_CONTAINER = {
+    "name": ("the operator and the other commands find the container by its name", "remove it"),
+    "command": ("it starts what tells ranks who they are", "write `script` and `args`"),
+    "args": ("it starts what tells ranks who they are", "write `script` and `args`"),
+    "image": (_SPEC_FIELD, "write `image`"),
+    "workingDir": (_SPEC_FIELD, "write `working_dir`"),
+    "restartPolicy": _RESTARTED,
+    "restartPolicyRules": _RESTARTED,
+}
+"""Field of the container that trains, why an overlay cannot say it, and what to do."""
+REFUSED_OF_POD = {
+    "ephemeralContainers": ("Kubernetes adds these to a pod that runs, not to a new one", "use `kubectl debug`"),
+    "restartPolicy": ("the operator sets it, from the job's budgets", "write `relaunch`"),
+    "hostname": ("ranks find each other by the names that the operator gives", "remove it"),
+    "hostnameOverride": ("ranks find each other by the names that the operator gives", "remove it"),
+    "subdomain": ("ranks find each other by the names that the operator gives", "remove it"),
+    "nodeName": ("all pods of the job would be on one node", "write `scheduling.node_selector`"),
+    "hostNetwork": (_SPEC_FIELD, "write `kubernetes.host_network`"),
+}
+"""Field of the pod, why an overlay cannot say it, and what to do."""
+REFUSED_OF_JOB = {
+    "apiVersion": ("the object would be another", "remove it"),
+    "kind": ("the object would be another", "choose another --target"),
+    "metadata.name": ("the job is found by its name", "write `name`"),
+    "metadata.namespace": (_SPEC_FIELD, "write `kubernetes.namespace`"),
+    f"metadata.annotations.{ANNOTATION}": ("import and diff read the spec there", "remove it"),
+    f"metadata.labels.{labels.JOB}": ("the job is found by it", "remove it"),
+    f"metadata.labels.{labels.MANAGED_BY}": ("the job is found by it", "remove it"),
+    "spec.nprocPerNode": ("ranks are counted by it", "write `workers_per_node`"),
+    "spec.trainer": ("it is what starts ranks, and how many", "write `nodes`, `workers_per_node`, `resources`, `env`"),
+    "spec.runtimePatches": ("the job's own is there", "write overlay.kubernetes.pod"),
+    "spec.elasticPolicy.minReplicas": ("ranks are counted by it", "write `elastic.min_nodes`"),
+    "spec.elasticPolicy.maxReplicas": ("ranks are counted by it", "write `elastic.max_nodes`"),
+}
+"""Field of the job, why an overlay cannot say it, and what to do."""
+_REFUSED_OF_REPLICAS = {
+    "replicas": ("ranks are counted by it", "write `nodes`"),
+    "maxReplicas": ("ranks are counted by it", "write `elastic.max_nodes`"),
+    "spares": ("ranks are counted by it", "write `spares`"),
+    "template": ("it is a pod", "write overlay.kubernetes.pod, and overlay.kubernetes.container"),
+}
+
+
+def problems(job: JobConfig, container: str, pod_type: str = "PodSpec") -> Iterator[Problem]:
+    """Everything that is wrong with the overlay of `job`.
+
+    Args:
+        container: name of the container that trains.
+        pod_type: `PodSpec`, or `PodSpecPatch` where only some fields may be changed.
+    """
+    overlay = job.overlay.kubernetes
+    ours = pod_types()[pod_type]["containers"].removeprefix("[]")
+    yield from _typed(ours, overlay.container, f"{_HERE}.container")
+    yield from _typed(pod_type, overlay.pod, f"{_HERE}.pod")
+    yield from _promises_of_container(overlay.container, f"{_HERE}.container", own=True)
+    yield from _promises_of_pod(job, overlay.pod, container)
+    yield from _promises_of_job(overlay.job)
+
+
+def _typed(kind: str, patch: Mapping[str, Any], path: str) -> Iterator[Problem]:
+    """Fields that do not exist, and values of another type."""
+    if not patch:  # models of a whole pod take a quarter of a second
+        return
+    model = model_of(kind, patch=True)
+    try:
+        model.model_validate_json(json.dumps(patch))
+    except ValidationError as error:
+        for one in error.errors(include_url=False):
+            place, message, hint = in_words(one, model)
+            yield Problem(message, path=".".join([path, *map(str, place)]), hint=hint)
+
+
+def _refused(table: Mapping[str, tuple[str, str]], patch: Mapping[str, Any], path: str) -> Iterator[Problem]:
+    for name in patch:
+        if name in table:
+            why, hint = table[name]
+            yield Problem(f"cannot be changed: {why}", path=f"{path}.{name}", hint=hint)
+
+
+def _complete(patch: Mapping[str, Any], path: str) -> Iterator[Problem]:
+    for name in (DIRECTIVE, RETAIN):
+        if name in patch:
+            message = "would remove what the job relies on"
+            yield Problem(message, path=f"{path}.{name}", hint="name the fields that change")
+
+
+def _promises_of_container(patch: Mapping[str, Any], path: str, own: bool) -> Iterator[Problem]:
+    yield from _complete(patch, path)
+    yield from _refused({k: v for k, v in REFUSED_OF_CONTAINER.items() if own or k != "name"}, patch, path)
+    for field in ("env", "volumeMounts", "ports", "resources"):
+        if field in patch and patch[field] is None:
+            yield Problem("cannot be removed: what the job relies on is in it", path=f"{path}.{field}")
+    for index, one in _items(patch, "env"):
+        name = str(one.get("name", ""))
+        if one == {DIRECTIVE: "replace"}:
+            yield Problem("would remove the job's own variables", path=f"{path}.env.{index}")
+        elif is_of_ranks(name):
+            yield Problem(f"{name} is set by the launcher: ranks know by it who they are", path=f"{path}.env.{index}")
+    for index, one in _items(patch, "volumeMounts"):
+        where = str(one.get("mountPath", ""))
+        if one == {DIRECTIVE: "replace"} or is_below(where, labels.SECRET_DIR):
+            yield Problem("would hide the job's secret", path=f"{path}.volumeMounts.{index}", hint="mount it elsewhere")
+    for index, one in _items(patch, "ports"):
+        if DIRECTIVE in one:
+            yield Problem("would remove a port of the job", path=f"{path}.ports.{index}")
+
+
+def _promises_of_pod(job: JobConfig, patch: Mapping[str, Any], container: str) -> Iterator[Problem]:
+    path = f"{_HERE}.pod"
+    yield from _complete(patch, path)
+    yield from _refused(REFUSED_OF_POD, patch, path)
+    yield from _secret_unread(job, patch)
+    for field in ("containers", "volumes"):
+        if field in patch and patch[field] is None:
+            yield Problem("cannot be removed: what the job relies on is in it", path=f"{path}.{field}")
+    for index, one in _items(patch, "containers"):
+        if one.get("name") == container:
+            yield from _promises_of_container(one, f"{path}.containers.{index}", own=False)
+        elif one == {DIRECTIVE: "replace"}:
+            yield Problem("would remove the container that trains", path=f"{path}.containers.{index}")
+        elif DIRECTIVE not in one and "image" not in one:
+            yield Problem("a container beside the one that trains needs an image", path=f"{path}.containers.{index}")
+    for index, one in _items(patch, "volumes"):
+        if one == {DIRECTIVE: "replace"} or (one.get("name") == labels.SECRET_VOLUME and job.mode == "ours"):
+            yield Problem("would change or remove the job's secret", path=f"{path}.volumes.{index}")
+
+
+def _secret_unread(job: JobConfig, patch: Mapping[str, Any]) -> Iterator[Problem]:
+    """A user besides root who would not be let near a secret, which is of root and of the pod's group."""
+    of_pod, of_container = patch.get("securityContext"), job.overlay.kubernetes.container.get("securityContext")
+    own, above = (one if isinstance(one, Mapping) else {} for one in (of_container, of_pod))
+    group = above.get("fsGroup", job.kubernetes.pod.get("securityContext", {}).get("fsGroup"))
+    if job.mode == "ours":
+        what, is_read = "the job's secret", bool(group)  # the runtime takes no file that root's group may read
+    else:
+        paths = [volume.path for volume in job.volumes if volume.kind == "secret"]
+        what, is_read = f"the secret at {', '.join(paths)}", group is not None or not paths
+    field = "runAsUser" if any(one.get("runAsUser") is not None for one in (own, above)) else "runAsNonRoot"
+    where = "container" if own.get(field) is not None else "pod"
+    user = (own if where == "container" else above).get(field)
+    if user and not is_read:
+        who, group = ("another user than root", 1000) if user is True else (f"user {user}", user)
+        hint = f"write overlay.kubernetes.pod.securityContext.fsGroup, {group} for example"
+        at = f"{_HERE}.{where}.securityContext.{field}"
+        yield Problem(f"{who} cannot read {what} without a group of the pod", path=at, hint=hint)
+
+
+def _promises_of_job(patch: Mapping[str, Any]) -> Iterator[Problem]:
+    path = f"{_HERE}.job"
+    for name in ("metadata", "spec"):
+        if name in patch and not isinstance(patch[name], Mapping):
+            yield Problem(f"fields belong here, not {named(patch[name])}", path=f"{path}.{name}")
+    yield from _complete(patch, path)
+    for field, (why, hint) in REFUSED_OF_JOB.items():
+        parts = field.split(".", 2)
+        if len(parts) == 3 and parts[1] in ("annotations", "labels"):
+            if not isinstance(_below(patch, parts[:2]), Mapping) and _has(patch, parts[:2]):
+                yield Problem("cannot be removed: the job is found by it", path=f"{path}.{parts[0]}.{parts[1]}")
+        elif len(parts) == 3 and not isinstance(_below(patch, parts[:2]), Mapping) and _has(patch, parts[:2]):
+            continue  # said below, of the whole section
+        if _has(patch, parts):
+            yield Problem(f"cannot be changed: {why}", path=f"{path}.{field}", hint=hint)
+    for section in ("replicaSpecs", "pytorchReplicaSpecs", "elasticPolicy"):
+        value = _below(patch, ["spec", section])
+        if _has(patch, ["spec", section]) and value is None:
+            yield Problem("cannot be removed: ranks are counted by it", path=f"{path}.spec.{section}")
+        if section == "elasticPolicy" or value is None:
+            continue
+        pairs = (
+            enumerate(value) if isinstance(value, list) else dict(value).items() if isinstance(value, Mapping) else ()
+        )
+        groups: list[tuple[Any, Any]] = list(pairs)
+        for place, group in groups:
+            at = f"{path}.spec.{section}.{place}"
+            if isinstance(group, Mapping) and DIRECTIVE not in group:
+                yield from _refused(_REFUSED_OF_REPLICAS, group, at)
+            else:
+                yield Problem("cannot be removed: ranks are counted by it", path=at)
+
+
+def _items(patch: Mapping[str, Any], field: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    value = patch.get(field)
+    if isinstance(value, list):
+        yield from ((index, one) for index, one in enumerate(value) if isinstance(one, Mapping))
+
+
+def _below(patch: Any, parts: list[str]) -> Any:
+    for part in parts:
+        if not isinstance(patch, Mapping) or part not in patch:
+            return None
+        patch = patch[part]
+    return patch
+
+
+def _has(patch: Any, parts: list[str]) -> bool:
+    above = _below(patch, parts[:-1]) if len(parts) > 1 else patch
+    return isinstance(above, Mapping) and parts[-1] in above

@@ -1,0 +1,235 @@
+"""The engine of one local job: `python -m hyperpod_ext.jobs.local.engine FOLDER LOCK_FD`.
+
+It plays the scheduler, as two processes, so that nothing is left behind even when one is killed with
+SIGKILL. The *keeper* ends everything once the *engine* has died, in whatever way; the engine runs the
+nodes, and is told to end when the keeper dies. Both hold the lock of the job's name.
+
+WARNING: both fork. Nothing imported here may start a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.errors import HyperpodExtError
+from hyperpod_ext.files import write_atomically
+from hyperpod_ext.jobs.local.nodes import WANTED, Cancellation, GracePeriod, NodeCommand, Wanted, run_nodes
+from hyperpod_ext.jobs.local.result import (
+    EMPTY_REPORT,
+    JobReport,
+    NodeEnd,
+    final_report,
+    lost_result,
+    make_result,
+    without_supervisor,
+)
+from hyperpod_ext.jobs.local.store import Submission
+from hyperpod_ext.ports import free_port
+from hyperpod_ext.processes import become_subreaper, describe_exit, die_with_parent, kill_descendants
+from hyperpod_ext.scratch import Scratch, make_scratch
+from hyperpod_ext.standard_streams import lose_unwritable_output
+
+_TAIL_LINES = 20
+
+
+def main(arguments: list[str]) -> int:
+    """Detach the keeper; whoever waits for this process learns that it runs."""
+    submission = Submission(Path(arguments[0]))  # the second argument is the lock, open in all of us
+    lose_unwritable_output()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until there is a handler to take it
+    supervisor = os.fork()
+    if supervisor:
+        write_atomically(submission.pid_file, f"{supervisor}\n")
+        return 0
+    _keep(submission)
+    return 0
+
+
+def _keep(submission: Submission) -> None:
+    """Wait for the engine, then leave nothing of the job but its folder."""
+    become_subreaper()
+    supervisor = os.getpid()
+    try:
+        scratch = make_scratch()
+    except OSError as error:
+        _end_early(submission, f"no folder for sockets can be made in {tempfile.gettempdir()}: {error.strerror}")
+        return
+    try:
+        engine = os.fork()
+        if engine == 0:  # it has the lock too: the name is free when both have ended
+            _run_and_exit(submission, scratch, supervisor)
+        signal.signal(signal.SIGTERM, lambda _signum, _frame: _ask_to_end(engine))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        _, status = os.waitpid(engine, 0)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    finally:
+        kill_descendants(supervisor)
+        scratch.remove()
+    if not submission.is_removed() and not submission.has_ended():
+        _end_early(submission, f"the job's engine died: {describe_exit(status)}")
+
+
+def _end_early(submission: Submission, message: str) -> None:
+    """Write an end that is not the nodes' own. If nothing can be written, readers say so."""
+    log, ends = str(submission.engine_log), submission.node_ends()
+    try:
+        submission.end(lost_result(submission.name, submission.handle, message, log, ends))
+    except HyperpodExtError as error:
+        sys.stderr.write(f"{error}\n")
+
+
+def _ask_to_end(engine: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended just now
+        os.kill(engine, signal.SIGTERM)
+
+
+def _run_and_exit(submission: Submission, scratch: Scratch, supervisor: int) -> None:
+    code = 1
+    try:
+        cancellation = Cancellation()
+        die_with_parent(supervisor, signal.SIGTERM)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        become_subreaper()
+        _run_job(submission, scratch, cancellation, supervisor)
+        code = 0
+    except (HyperpodExtError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        _end_early(submission, str(error))
+    except BaseException:  # the last frame of this process: engine.log gets the traceback, the keeper the code
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _run_job(submission: Submission, scratch: Scratch, cancellation: Cancellation, supervisor: int) -> None:
+    job = json.loads(submission.job_file.read_text())
+    secret = _secret_of(submission)
+    undisturbed = None
+    try:
+        submission.write_status(state="running", scratch=str(scratch.path))
+        main = _run_once(submission, "main", job, secret, scratch.path, cancellation)
+        if main["state"] == "succeeded" and (job["chaos"] or {}).get("compare"):
+            with contextlib.suppress(HyperpodExtError):  # a full disk
+                submission.write_status(state="comparing")
+            undisturbed = _run_once(submission, "undisturbed", job, secret, scratch.path, cancellation)
+    finally:
+        kill_descendants(os.getpid())
+        scratch.remove()
+    if os.getppid() != supervisor:  # its death has told this process to end
+        main = without_supervisor(main)
+    if not submission.is_removed():
+        submission.end(make_result(submission.name, submission.handle, main, undisturbed))
+
+
+def _run_once(
+    submission: Submission, run: str, job: Any, secret: Path, scratch: Path, cancellation: Cancellation
+) -> JobReport:
+    """One run of all nodes: `main`, or `undisturbed` without the faults."""
+    run_dir = submission.run_dir(run)
+    shared = {
+        "HPX_RDZV_ENDPOINT": f"127.0.0.1:{job['rendezvous']['port'] or free_port()}",
+        "HPX_SECRET_FILE": str(secret),
+        "HPX_SOCKET_DIR": str(scratch),
+        "HPX_RUN_DIR": str(run_dir),
+    }
+    if run == "undisturbed":
+        shared["HPX_CHAOS"] = "off"
+
+    def node(number: int) -> NodeCommand:
+        env = os.environ | shared | {"HPX_NODE_RANK": str(number)}
+        return NodeCommand(("sh", str(submission.script)), env, run_dir / "logs" / f"node{number}.log")
+
+    nodes = [node(number) for number in range(job["nodes"] + job["spares"])]
+    ends: list[NodeEnd] = []
+
+    def seen(end: NodeEnd) -> None:
+        ends.append(end)
+        submission.node_ended(end)
+
+    comes_and_goes = job.get("elastic") or job["spares"]
+    wanted = Wanted(run_dir / WANTED, run_dir / "report.json", node) if comes_and_goes else None
+    exit_codes = run_nodes(nodes, cancellation, _grace_period(job), wanted, seen, submission.is_removed, _end_left)
+    kill_descendants(os.getpid())
+    failed = next((node for node, code in zip(nodes, exit_codes, strict=True) if code != 0), nodes[0])
+    reports = {node: _read_json(run_dir / f"report.node{node}.json") for node in range(len(nodes))}
+    words = {node: report["error"]["message"] for node, report in reports.items() if report and report["error"]}
+    known = [report for report in (_read_json(run_dir / "report.json"), *reports.values()) if report]
+    if not known and not any(exit_codes):
+        known = _unwritten(run_dir)
+    return final_report(next(iter(known), None), ends, cancellation.requested, _tail(failed.log), words)
+
+
+def _end_left(agents: Collection[int]) -> None:
+    """A node that has ended leaves nothing: what is neither an agent that runs nor below one is of none."""
+    kill_descendants(os.getpid(), spare=agents)
+
+
+def _grace_period(job: Any) -> GracePeriod:
+    """A lost node is the agents' business for as long as enough of them are left."""
+    restart = job["restart"]
+    waits_s = restart["lease_s"] + restart["node_wait_s"] if job["nodes"] + job["spares"] > 1 else 0.0
+    restarts = restart["max_node_losses"] if job["nodes"] > 1 else 0
+    needed = min(job["nodes"], job["elastic"]["min_nodes"]) if job.get("elastic") else job["nodes"]
+    asking_s = GracePeriod().after_asking_s + (job["checkpoint"]["grace_s"] if _is_durable(job) else 0.0)
+    return GracePeriod(node_wait_s=waits_s, after_asking_s=asking_s, needed=needed, restarts=restarts)
+
+
+def _is_durable(job: Any) -> bool:
+    """Whether nodes that are told to end bring their newest step to a tier, for which they have a grace."""
+    return any(tier["kind"] not in ("memory", "peer") for tier in job["checkpoint"]["tiers"])
+
+
+def _secret_of(submission: Submission) -> Path:
+    """The job's secret, the same for every submission of the name: checkpoints are signed with it."""
+    file = submission.folder.parent / "secret"
+    partial = submission.folder / "secret.partial"
+    write_atomically(partial, secrets.token_hex(32))
+    with contextlib.suppress(FileExistsError):  # an earlier submission's: the one that counts
+        os.link(partial, file)  # whole or not at all
+    partial.unlink()
+    return file
+
+
+def _read_json(file: Path) -> JobReport | None:
+    """A report of the job or of a node that had to stop; None where there is none, or it was cut off."""
+    try:
+        report: JobReport = json.loads(file.read_text())
+    except (OSError, json.JSONDecodeError):
+        return None
+    return report
+
+
+def _unwritten(run_dir: Path) -> list[JobReport]:
+    """The report of a job whose agents say by their exit codes that it succeeded, and could not write that."""
+    probe = run_dir / "probe"
+    try:
+        write_atomically(probe, "")
+        probe.unlink()
+    except OSError as error:
+        why = f"{run_dir / 'report.json'} could not be written: {error.strerror}; the result has no numbers"
+        return [EMPTY_REPORT | {"state": "succeeded", "warnings": [why]}]
+    return []
+
+
+def _tail(log: Path) -> str:
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError as error:
+        return f"{log} cannot be read: {error.strerror}"
+    return "\n".join(lines[-_TAIL_LINES:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,220 @@
+"""Starts one process a node and waits for all: the part of a scheduler that a laptop lacks.
+
+Standard library only, and single-threaded: that is what makes it safe to run code between fork and exec.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hyperpod_ext.files import make_private_folder, open_private
+from hyperpod_ext.jobs.local.result import NodeEnd
+from hyperpod_ext.processes import die_with_parent
+
+Action = Literal["wait", "terminate", "kill"]
+WANTED = "nodes_wanted.json"
+"""As `config.resize` has it, which takes too long to import here."""
+_ABANDONED_S = 1.0
+"""How often it is looked whether a job is abandoned."""
+_LOOK_S = 0.1
+"""How often it is looked which nodes a job wants."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCommand:
+    """What one node runs."""
+
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+    log: Path
+
+
+@dataclass(frozen=True, slots=True)
+class GracePeriod:
+    """How long the nodes are left alone."""
+
+    after_failure_s: float = 10.0
+    """For the others to end by themselves, once one has failed."""
+    node_wait_s: float = 0.0
+    """And before that, for a coordinator among them to find another node."""
+    after_asking_s: float = 5.0
+    """Between SIGTERM and SIGKILL."""
+    needed: int | None = None
+    """Nodes without which the others cannot go on. Default: all of them."""
+    restarts: int = 0
+    """How often a node that was killed is started again, when fewer than `needed` are left."""
+
+
+class Cancellation:
+    """Remembers SIGTERM, and wakes whoever waits in a poll."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, self._request)
+
+    def _request(self, _signum: int, _frame: object) -> None:
+        self.requested = True
+
+    def fileno(self) -> int:
+        return self._reader
+
+    def drain(self) -> None:
+        """Forget the wake-up, not the request."""
+        os.read(self._reader, 4096)
+
+
+def next_action(
+    now: float, failed_at: float | None, asked_at: float | None, cancelled: bool, grace_period: GracePeriod
+) -> tuple[Action, float | None]:
+    """What to do with nodes that still run, and in how many seconds to look again."""
+    if asked_at is not None:
+        left = asked_at + grace_period.after_asking_s - now
+        return ("wait", left) if left > 0 else ("kill", None)
+    if cancelled:
+        return "terminate", 0.0
+    if failed_at is not None:
+        left = failed_at + grace_period.after_failure_s - now
+        return ("wait", left) if left > 0 else ("terminate", 0.0)
+    return "wait", None
+
+
+class Wanted:
+    """The nodes that a job whose number of nodes changes would have, as its agents say in a file.
+
+    Args:
+        file: JSON with `nodes`, replaced as a whole.
+        report: is written when the job is over; a node that ends well before that has left it.
+        make: what a node of this number runs.
+    """
+
+    def __init__(self, file: Path, report: Path, make: Callable[[int], NodeCommand]) -> None:
+        self._file, self._report, self.make = file, report, make
+        self._seen: tuple[int, int] | None = None
+        self.nodes: frozenset[int] | None = None
+        """None: nothing was said yet."""
+
+    def look(self) -> bool:
+        """Whether there is news."""
+        try:
+            status = self._file.stat()
+            if (status.st_ino, status.st_mtime_ns) == self._seen:
+                return False
+            self.nodes = frozenset(json.loads(self._file.read_text())["nodes"])
+        except FileNotFoundError:
+            return False
+        self._seen = status.st_ino, status.st_mtime_ns
+        return True
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job is."""
+        return self._report.exists()
+
+
+def run_nodes(
+    nodes: list[NodeCommand],
+    cancellation: Cancellation,
+    grace_period: GracePeriod | None = None,
+    wanted: Wanted | None = None,
+    seen: Callable[[NodeEnd], None] = lambda end: None,
+    abandoned: Callable[[], bool] = lambda: False,
+    end_left: Callable[[Collection[int]], None] = lambda pids: None,
+) -> list[int]:
+    """Run all nodes to their end; returns their exit codes, negative for a signal, of the last time each was run.
+
+    `seen` is told of each end before anything is done about it. All are ended once the job is `abandoned`.
+    `end_left` is given the process ids of those that run, after each end, and ends what others have left.
+    """
+    grace_period = grace_period or GracePeriod()
+    needed = len(nodes) if grace_period.needed is None else grace_period.needed
+    codes = [0] * len(nodes)
+    running: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
+    poll = select.poll()
+
+    def start(index: int, *, again: bool = False) -> None:
+        process = _start(nodes[index], again=again)
+        descriptor = os.pidfd_open(process.pid)
+        running[descriptor] = index, process
+        poll.register(descriptor, select.POLLIN)
+
+    poll.register(cancellation.fileno(), select.POLLIN)
+    for index in range(len(nodes)):
+        start(index)
+    failed_at: float | None = None
+    asked_at: float | None = None
+    restarted: set[int] = set()
+    restarts, ended_well, news = grace_period.restarts, 0, False
+    while running:
+        now = time.monotonic()
+        cancellation.requested |= abandoned()
+        # those that were started again wait for a coordinator, which then is none of these
+        may_wait = any(index not in restarted for index, _ in running.values())
+        waits_s = grace_period.node_wait_s if failed_at is not None and may_wait else 0.0
+        since = None if failed_at is None else failed_at + waits_s
+        action, wait_s = next_action(now, since, asked_at, cancellation.requested, grace_period)
+        if action == "wait":
+            wait_s = min(_ABANDONED_S, _ABANDONED_S if wait_s is None else wait_s)
+        if wanted is not None and action == "wait":
+            wait_s = min(_LOOK_S, _LOOK_S if wait_s is None else wait_s)
+            news |= wanted.look()
+            if news and failed_at is None and not ended_well:
+                news = False
+                for number in sorted((wanted.nodes or frozenset()) - {index for index, _ in running.values()}):
+                    while number >= len(nodes):
+                        nodes.append(wanted.make(len(nodes)))
+                        codes.append(0)
+                    start(number, again=True)
+        if action != "wait":
+            asked_at = asked_at or now
+            for _, process in running.values():
+                process.send_signal(signal.SIGTERM if action == "terminate" else signal.SIGKILL)
+        for descriptor, _events in poll.poll(None if wait_s is None else int(wait_s * 1000) + 1):
+            if descriptor == cancellation.fileno():
+                cancellation.drain()
+                continue
+            poll.unregister(descriptor)
+            os.close(descriptor)
+            index, process = running.pop(descriptor)
+            codes[index] = process.wait()
+            end_left([process.pid for _, process in running.values()])
+            enough = len(running) + ended_well >= needed
+            again = codes[index] < 0 and restarts > 0 and not (ended_well or enough or failed_at or asked_at)
+            seen(NodeEnd(index, codes[index], asked_at is not None, again))
+            if wanted is not None and codes[index] == 0 and not wanted.is_over:
+                wanted.look()
+                news = True  # it may have been asked for again while it was leaving
+                continue
+            ended_well += codes[index] == 0
+            if again:
+                restarts -= 1
+                start(index, again=True)
+                restarted.add(index)
+            elif codes[index] != 0 and not (enough or failed_at or asked_at):
+                failed_at = time.monotonic()
+    return codes
+
+
+def _start(node: NodeCommand, *, again: bool) -> subprocess.Popen[bytes]:
+    make_private_folder(node.log.parent)
+    parent = os.getpid()
+    with open_private(node.log, "ab") as log:
+        return subprocess.Popen(
+            node.command,
+            env={**node.env, "HPX_REJOIN": "1"} if again else node.env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            preexec_fn=lambda: die_with_parent(parent),  # no threads here that it could meet
+        )

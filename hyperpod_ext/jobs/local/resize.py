@@ -1,0 +1,124 @@
+"""Orders to resize a local job that runs, or to move ranks in it. Its nodes are started and ended by who started it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.resize import MoveOrder, Order, ResizeOrder
+from hyperpod_ext.errors import ConfigError, ConflictError, NotFoundError, Problem
+from hyperpod_ext.jobs.contract import resize
+from hyperpod_ext.jobs.contract.handle import JobHandle
+from hyperpod_ext.jobs.contract.run_files import Tail, read_event
+from hyperpod_ext.jobs.local import store as local_store
+
+_RUN = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class PendingResize:
+    """An order that was left for a job."""
+
+    submission: local_store.Submission
+    job: str
+    name: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingMove:
+    """An order to move the ranks of a node."""
+
+    order: PendingResize
+    job: JobConfig
+    node: int
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.order.name
+
+
+def order(handle: JobHandle, nodes: int) -> PendingResize:
+    """Order the job on `nodes` nodes.
+
+    Raises:
+        NotFoundError: there is no such job.
+        ConflictError: it does not run.
+        ConfigError: it cannot run on so many.
+    """
+    submission, job = _running(handle)
+    if problem := resize.refusal(job, nodes):
+        raise ConfigError([problem])
+    return _leave(submission, handle.name, ResizeOrder(nodes=nodes))
+
+
+def outcome(ordered: PendingResize, timeout_s: float | None) -> dict[str, Any]:
+    """Wait until the job goes on as was ordered; what that took, as the coordinator tells it.
+
+    Raises:
+        ConflictError: it was refused, or the job ended first.
+        WaitTimeoutError: it takes longer than `timeout_s`.
+    """
+
+    def ended() -> str:
+        return "" if ordered.submission.is_running() else f"{ordered.job} ended before it was resized"
+
+    events = Tail(ordered.submission.run_dir(_RUN) / "events.jsonl")
+    return resize.outcome(ordered.job, events, ordered.name, ended, timeout_s)
+
+
+def move(handle: JobHandle, node: str) -> PendingMove:
+    """Order the ranks of the node of this number on a spare.
+
+    Raises:
+        NotFoundError: there is no such job.
+        ConflictError: it does not run.
+        ConfigError: it has no such node, or no spares.
+    """
+    submission, job = _running(handle)
+    if not node.isdecimal():
+        hint = "nodes of local jobs are numbers, from 0"
+        raise ConfigError([Problem(f"{handle.name} has no node {node}", source="--node", hint=hint)])
+    if problem := resize.refusal_to_move(job, int(node)):
+        raise ConfigError([problem])
+    return PendingMove(_leave(submission, handle.name, MoveOrder(node=int(node))), job, int(node))
+
+
+def moved(ordered: PendingMove, timeout_s: float | None, *, drain: bool) -> dict[str, Any]:
+    """Wait until the ranks are on the spare and the processes of the node have ended.
+
+    Raises:
+        ConflictError: it was refused, or the job ended first.
+        WaitTimeoutError: it takes longer than `timeout_s`.
+    """
+    del drain  # nobody starts anything else there
+    order, submission = ordered.order, ordered.order.submission
+    done, start = outcome(order, timeout_s), submission.run_dir(_RUN)
+    resize.wait_until_left(ordered.job, start, {ordered.node: f"node {ordered.node}"}, submission.is_running)
+    came = resize.came_to(map(read_event, Tail(start / "events.jsonl").lines()), order.name)
+    return {"node": ordered.node, "to": came, **done}
+
+
+def _running(handle: JobHandle) -> tuple[local_store.Submission, JobConfig]:
+    submission = _find(handle)
+    if not submission.is_running() or submission.read_status()["state"] != "running":
+        raise ConflictError(f"{handle.name} does not run", hint="`hp-ext create-job` starts it again")
+    return submission, submission.read_job()
+
+
+def _leave(submission: local_store.Submission, job: str, order: Order) -> PendingResize:
+    while not (submission.run_dir(_RUN) / "events.jsonl").exists() and submission.is_running():
+        time.sleep(0.05)  # what was there before the job began is none of its orders
+    name = resize.new_name()
+    resize.leave_order(submission.run_dir(_RUN), name, order)
+    return PendingResize(submission, job, name)
+
+
+def _find(handle: JobHandle) -> local_store.Submission:
+    submission = local_store.latest(handle.name)
+    if submission is None:
+        raise NotFoundError(f"there is no local job named {handle.name}", hint="`hp-ext status` lists them")
+    return submission

@@ -1,0 +1,311 @@
+"""Where local jobs are kept: a folder for each submission, a lock for each name.
+
+    $HPX_HOME/local/NAME/lock       held by the engine for as long as the job lives
+    $HPX_HOME/local/NAME/0001/      one submission
+        job.json  node.sh           what was submitted
+        status.json  result.json    written whole or not at all
+        engine.pid  engine.log
+        nodes_ended.jsonl           how each agent ended
+        reserved                    room for the last words on a full disk
+        main/  undisturbed/         run folders: events.jsonl, report.json, logs/
+
+Standard library only: the engine starts by importing this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hyperpod_ext.errors import HyperpodExtError
+from hyperpod_ext.files import (
+    make_private_folder,
+    open_private,
+    open_regular,
+    release_room,
+    reserve_room,
+    write_atomically,
+)
+from hyperpod_ext.jobs.contract.home import home
+from hyperpod_ext.jobs.job_files.json_files import read_checked, read_model, read_object
+from hyperpod_ext.jobs.local.result import NodeEnd, without_numbers
+
+if TYPE_CHECKING:
+    from hyperpod_ext.config.job.job import JobConfig
+
+_RESULT = "result.json"
+KEPT = 10
+"""Runs of a name whose folders are kept."""
+_ENDED = frozenset({"succeeded", "failed", "cancelled"})
+_LOCK_TIMEOUT_S = 0.3
+"""Whoever looks whether a lock is held takes it for a moment; a submission waits that out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """One submission's folder."""
+
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """Name of the job."""
+        return self.folder.parent.name
+
+    @property
+    def handle(self) -> str:
+        """The job's URL."""
+        return f"local://localhost/{self.name}"
+
+    @property
+    def job_file(self) -> Path:
+        return self.folder / "job.json"
+
+    @property
+    def script(self) -> Path:
+        return self.folder / "node.sh"
+
+    @property
+    def pid_file(self) -> Path:
+        return self.folder / "engine.pid"
+
+    @property
+    def status_file(self) -> Path:
+        return self.folder / "status.json"
+
+    @property
+    def engine_log(self) -> Path:
+        return self.folder / "engine.log"
+
+    @property
+    def result_file(self) -> Path:
+        return self.folder / _RESULT
+
+    def run_dir(self, run: str) -> Path:
+        """Folder of the `main` or the `undisturbed` run."""
+        return self.folder / run
+
+    def read_status(self) -> dict[str, Any]:
+        """What the engine said last.
+
+        Raises:
+            ConfigError: the file is damaged.
+        """
+        from hyperpod_ext.jobs.job_files.job_report import StatusFile
+
+        status = read_checked(self.status_file, StatusFile)
+        if status["state"] not in _ENDED and (result := self._result_elsewhere(status)) is not None:
+            status |= {"state": result["state"], "error": result["error"]}
+        return status
+
+    def read_job(self) -> JobConfig:
+        """The job's spec.
+
+        Raises:
+            ConfigError: the file is damaged.
+        """
+        from hyperpod_ext.config.job.job import JobConfig
+
+        return read_model(self.job_file, JobConfig)
+
+    def write_status(self, **changes: object) -> None:
+        """Change some of the status."""
+        _write(self.status_file, read_object(self.status_file) | changes)
+
+    def read_result(self) -> dict[str, Any]:
+        """How it ended.
+
+        Raises:
+            FileNotFoundError: it has not, or nothing could be written.
+            ConfigError: the file is damaged.
+        """
+        from hyperpod_ext.jobs.job_files.job_report import ReportOutput
+
+        try:
+            return read_checked(self.result_file, ReportOutput)
+        except FileNotFoundError:
+            if (kept := self._result_elsewhere(self.read_status())) is None:
+                raise
+            return kept
+
+    def end(self, result: Mapping[str, Any]) -> None:
+        """Write how it ended: the result first, so that readers of the status find it.
+
+        On a full disk a result of many steps may be too long: then it is written without its numbers. On a disk that
+        cannot be written it goes to the temporary directory.
+
+        Raises:
+            HyperpodExtError: that cannot be written either.
+        """
+        try:
+            try:
+                _write(self.result_file, result)
+            except HyperpodExtError as error:
+                _write(self.result_file, without_numbers(self.name, self.handle, result, error.message))
+            self.write_status(state=result["state"], error=result["error"], ended_at=now())
+        except HyperpodExtError as error:
+            if (scratch := self.read_status().get("scratch")) is None:
+                raise
+            _write(_elsewhere(scratch), without_numbers(self.name, self.handle, result, error.message))
+        release_room(self.folder)
+
+    def _result_elsewhere(self, status: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The result, if the submission's folder could not be written."""
+        try:
+            with open_regular(_elsewhere(status["scratch"])) as file:
+                ours = os.fstat(file.fileno()).st_uid == os.getuid()
+                result: dict[str, Any] | None = json.load(file) if ours else None
+        except (OSError, ValueError, KeyError):
+            return None
+        return result
+
+    def node_ended(self, end: NodeEnd) -> None:
+        """Keep how a node's agent has ended, whatever becomes of us. A full or broken disk loses it."""
+        if self.is_removed():
+            return
+        with contextlib.suppress(OSError), open_private(self.folder / "nodes_ended.jsonl", "a") as file:
+            file.write(json.dumps(asdict(end)) + "\n")
+
+    def node_ends(self) -> list[NodeEnd]:
+        """All ends of agents so far, oldest first."""
+        try:
+            lines = (self.folder / "nodes_ended.jsonl").read_text().splitlines()
+        except OSError:
+            return []
+        ends = []
+        for line in lines:
+            with contextlib.suppress(ValueError, TypeError):  # a full disk has cut it off
+                ends.append(NodeEnd(**json.loads(line)))
+        return ends
+
+    def is_removed(self) -> bool:
+        """Whether somebody has removed its folder: nobody can ask for the job any more."""
+        return not self.status_file.exists()
+
+    def has_ended(self) -> bool:
+        """Whether its end was written."""
+        return self.read_status()["state"] in _ENDED
+
+    def is_running(self) -> bool:
+        """Whether its engine lives."""
+        return _is_locked(self.folder.parent) and latest(self.name, self.folder.parent.parent) == self
+
+
+def now() -> str:
+    """The time, to the second, as status files carry it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def names(at: Path | None = None) -> list[str]:
+    """Names of all jobs that have a submission."""
+    folder = at or home()
+    return sorted(entry.name for entry in folder.iterdir() if latest(entry.name, folder)) if folder.is_dir() else []
+
+
+def latest(name: str, at: Path | None = None) -> Submission | None:
+    """The newest submission under `name`."""
+    found = _numbered((at or home()) / name)
+    return Submission(found[-1]) if found else None
+
+
+@contextlib.contextmanager
+def locked(name: str) -> Iterator[int | None]:
+    """The lock of `name` as a file descriptor, or None when it is held. A copy outlives this block."""
+    folder = home() / name
+    make_private_folder(folder)
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        yield descriptor if _take(descriptor) else None
+    finally:
+        os.close(descriptor)
+
+
+def create(name: str) -> Submission:
+    """A new folder under `name`; the oldest beyond ten go. Call it with the lock held."""
+    folder = home() / name
+    before = _numbered(folder)
+    submission = Submission(folder / f"{int(before[-1].name) + 1 if before else 1:04d}")
+    draft = Submission(folder / "draft")
+    shutil.rmtree(draft.folder, ignore_errors=True)
+    draft.folder.mkdir(mode=0o700)
+    write_atomically(
+        draft.status_file, json.dumps({"name": name, "state": "starting", "submitted_at": now(), "error": None})
+    )
+    reserve_room(draft.folder)
+    draft.folder.rename(submission.folder)  # whoever lists submissions sees it with its status
+    for old in _beyond_kept(before):
+        shutil.rmtree(old)
+    return submission
+
+
+def removed_by_next(name: str) -> list[Path]:
+    """Folders of old runs that the next submission under `name` removes."""
+    return _beyond_kept(_numbered(home() / name))
+
+
+def _beyond_kept(before: list[Path]) -> list[Path]:
+    """Of the runs before a new one, oldest first: those that go."""
+    return before[: max(len(before) + 1 - KEPT, 0)]
+
+
+def _numbered(folder: Path) -> list[Path]:
+    entries = folder.iterdir() if folder.is_dir() else ()
+    return sorted((entry for entry in entries if entry.name.isdecimal()), key=lambda entry: int(entry.name))
+
+
+def _take(descriptor: int) -> bool:
+    deadline = time.monotonic() + _LOCK_TIMEOUT_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        else:
+            return True
+
+
+def _is_locked(folder: Path) -> bool:
+    try:
+        descriptor = os.open(folder / "lock", os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _elsewhere(scratch: str) -> Path:
+    """Beside the folder of the job's sockets."""
+    return Path(f"{scratch}.result.json")
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file.
+
+    Raises:
+        HyperpodExtError: the disk is full, or the folder cannot be written.
+    """
+    try:
+        write_atomically(path, json.dumps(content, indent=2) + "\n", last=path.name == _RESULT)
+    except FileNotFoundError:  # the job was removed
+        raise
+    except OSError as error:
+        raise HyperpodExtError(
+            f"{path} cannot be written: {error.strerror}",
+            hint="Free space there, or set HPX_HOME to a folder on another disk.",
+        ) from error

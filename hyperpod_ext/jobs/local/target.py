@@ -1,0 +1,206 @@
+"""Target `local`: this machine plays a cluster. Each node is a process tree on the loopback interface."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from hyperpod_ext.config.clusters.cluster import ClusterConfig
+from hyperpod_ext.config.files.nearest import suggest
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.job.runtime import RuntimeConfig
+from hyperpod_ext.errors import ConfigError, ConflictError, HyperpodExtError, JobFailedError, NotFoundError, Problem
+from hyperpod_ext.files import open_private, write_atomically
+from hyperpod_ext.jobs.contract.capabilities import Capabilities
+from hyperpod_ext.jobs.contract.handle import JobHandle
+from hyperpod_ext.jobs.contract.job_status import JobStatus, StatusUpdate
+from hyperpod_ext.jobs.contract.render import render as fill
+from hyperpod_ext.jobs.local import store as local_store
+from hyperpod_ext.jobs.local import watch as local_watch
+from hyperpod_ext.jobs.local.result import EMPTY_REPORT
+
+if TYPE_CHECKING:
+    from hyperpod_ext.jobs.contract.plan_type import Plan
+    from hyperpod_ext.jobs.contract.targets import Target
+
+PARTS = {
+    "faults": "hyperpod_ext.jobs.fault_injection.local",
+    "move": "hyperpod_ext.jobs.local.resize",
+    "resize": "hyperpod_ext.jobs.local.resize",
+}
+INSTEAD = {
+    "leftovers": "files of a job are in the folder that `hp-ext status` shows",
+    "ports": "its processes are on this machine, and so are its ports",
+    "rehearsal": "`--dry-run` shows what would be submitted",
+    "shell": "its processes are on this machine: `hp-ext status` shows the folder of their files",
+}
+_CANCEL_TIMEOUT_S = 60.0
+
+
+def capabilities() -> Capabilities:
+    """What this version's runtime does on one machine."""
+    return Capabilities(
+        chaos=True,
+        process_restart=True,
+        spares=True,
+        elastic=True,
+        command=True,
+        reads=frozenset({"log_rules", "metrics", "network"}),
+    )
+
+
+def render(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
+    """`node.sh`, which the engine starts once for each node."""
+    del cluster  # this machine is the cluster
+    runtime = RuntimeConfig.of(job)
+    if job.nodes + job.spares > 1:
+        runtime = runtime.model_copy(update={"checkpoint": runtime.checkpoint.on_one_machine()})
+    if job.command is not None:  # it makes no steps that anything could be concluded from
+        hang = runtime.restart.hang.model_copy(update={"enabled": False})
+        runtime = runtime.model_copy(update={"restart": runtime.restart.model_copy(update={"hang": hang})})
+    text = runtime.model_dump_json()
+    return {"node.sh": fill("local/node.sh.j2", job=job, runtime=text, command=job.words, raw=job.command is not None)}
+
+
+def problems(job: JobConfig) -> Iterator[Problem]:
+    """Nothing besides what the capabilities say."""
+    del job
+    return iter(())
+
+
+def warnings(job: JobConfig) -> Iterator[str]:
+    """Nothing besides what the capabilities say."""
+    del job
+    return iter(())
+
+
+def submit(plan: Plan) -> JobHandle:
+    """Start the engine, detached; it has the job's name for as long as it lives."""
+    with local_store.locked(plan.name) as lock:
+        if lock is None:
+            hint = f"end it with `hp-ext cancel {plan.name}`, or use another name"
+            raise ConflictError(f"a job named {plan.name} is running", hint=hint)
+        _check_this_machine(plan.job)
+        if (before := local_store.latest(plan.name)) is not None:
+            local_watch.read_job_status(before, running=False)  # ends what nobody is left to end
+        submission = local_store.create(plan.name)
+        for name, text in {**plan.files, submission.job_file.name: plan.job.model_dump_json(indent=2) + "\n"}.items():
+            write_atomically(submission.folder / name, text)
+        _start_engine(submission, lock, str(plan.source_dir.resolve()))
+    return JobHandle("local", "localhost", plan.name)
+
+
+def list_jobs() -> list[JobStatus]:
+    """The newest submission of every name."""
+    return [_listed(JobHandle("local", "localhost", name)) for name in local_store.names()]
+
+
+def _listed(handle: JobHandle) -> JobStatus:
+    """`status`, or why a damaged file does not say it: the other jobs are listed all the same."""
+    try:
+        return status(handle)
+    except ConfigError as error:
+        return JobStatus(handle.name, str(handle), "unknown", error=error.to_json())
+
+
+def status(handle: JobHandle) -> JobStatus:
+    """The newest submission under the name."""
+    submission = _find(handle)
+    return local_watch.read_job_status(submission, submission.is_running())
+
+
+def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[StatusUpdate]:
+    """A moment ten times a second."""
+    return local_watch.watch(_find(handle), with_lines)
+
+
+def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> Iterator[str]:
+    """Lines of all ranks, or of one."""
+    submission = _find(handle)
+    world_size = submission.read_job().world_size
+    if rank is not None and rank >= world_size:
+        raise NotFoundError(f"{handle.name} has no rank {rank}", hint=f"ranks go from 0 to {world_size - 1}")
+    return local_watch.follow_logs(submission, rank, follow)
+
+
+def cancel(handle: JobHandle) -> JobStatus:
+    """SIGTERM to the engine, then wait until all it started is gone. An ended job is left as it is."""
+    submission = _find(handle)
+    grace_s = submission.read_job().checkpoint.grace_s
+    deadline = time.monotonic() + _CANCEL_TIMEOUT_S + grace_s
+    if submission.is_running() and not submission.has_ended():  # else a later run holds the name, whose folder is gone
+        # killed, or its folder is being removed: then the engine is ending the job by itself
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+            os.kill(int(submission.pid_file.read_text()), signal.SIGTERM)
+    while submission.is_running():
+        if time.monotonic() > deadline:
+            raise HyperpodExtError(f"{handle.name} does not end", hint=f"see {submission.engine_log}")
+        time.sleep(0.02)
+    return status(handle)
+
+
+def result(handle: JobHandle) -> Mapping[str, Any]:
+    """The engine's result.json."""
+    submission = _find(handle)
+    try:
+        return EMPTY_REPORT | {"name": handle.name} | submission.read_result()
+    except FileNotFoundError:
+        hint = f"`hp-ext status {handle.name}` shows how far it is"
+        raise NotFoundError(f"{handle.name} has no result yet", hint=hint) from None
+
+
+def _find(handle: JobHandle) -> local_store.Submission:
+    submission = local_store.latest(handle.name)
+    if submission is None:
+        known = local_store.names()
+        hint = suggest(handle.name, known) or "`hp-ext create-job` makes one"
+        raise NotFoundError(f"there is no local job named {handle.name}", hint=hint)
+    return submission
+
+
+def _start_engine(submission: local_store.Submission, lock: int, source_dir: str) -> None:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("HPX_")}
+    engine = "hyperpod_ext.jobs.local.engine"
+    with open_private(submission.engine_log, "wb") as log:
+        started = subprocess.run(
+            [sys.executable, "-P", "-m", engine, str(submission.folder), str(lock)],
+            env=inherited | {"HPX_SOURCE_DIR": source_dir, "HPX_PYTHON": sys.executable},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            pass_fds=[lock],
+            start_new_session=True,  # Ctrl-C in this terminal is for us, and we tell the engine
+            check=False,
+        )
+    if started.returncode != 0:
+        raise HyperpodExtError("the local engine did not start", hint=submission.engine_log.read_text()[-2000:])
+
+
+def _check_this_machine(job: JobConfig) -> None:
+    """What would make every node fail, said before any starts."""
+    if importlib.util.find_spec("torch") is None:
+        raise JobFailedError(f"there is no torch in {sys.executable}", hint="pip install torch")
+    needed = ("awscrt", "cryptography") if job.checkpoint.durable() else ("awscrt",)
+    if any(importlib.util.find_spec(name) is None for name in needed):
+        hint = "pip install 'hyperpod-ext[runtime]'"
+        raise JobFailedError(f"the runtime's own needs are not installed in {sys.executable}", hint=hint)
+    if port := job.rendezvous.port:
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError as error:
+            hint = "give rendezvous.port another value, or 0 for any free one"
+            raise ConflictError(f"port {port} cannot be used: {error.strerror}", hint=hint) from None
+
+
+if TYPE_CHECKING:
+    import hyperpod_ext.jobs.local.target as this_module
+
+    _checked: Target = this_module

@@ -1,0 +1,91 @@
+"""Reads what a local job writes while it runs: its events, and the lines its workers print."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.files import open_regular
+from hyperpod_ext.jobs.contract.job_status import JobStatus, StatusUpdate
+from hyperpod_ext.jobs.contract.run_files import LogReader, Tail, read_event, tells_step
+from hyperpod_ext.jobs.local.result import lost_result
+from hyperpod_ext.jobs.local.store import Submission
+from hyperpod_ext.scratch import end_abandoned
+
+_TICK_S = 0.1
+RUNS = ("main", "undisturbed")
+
+
+def watch(submission: Submission, with_lines: bool) -> Iterator[StatusUpdate]:
+    """Moments until the job has ended and nothing of it runs."""
+    events = {run: Tail(submission.run_dir(run) / "events.jsonl") for run in RUNS}
+    logs = {run: LogReader(submission.run_dir(run)) for run in RUNS}
+    while True:
+        running = submission.is_running()  # asked first: what was written before it ended is then read below
+        status = read_job_status(submission, running)
+        yield StatusUpdate(
+            status=status,
+            events=tuple(
+                event | {"run": run} for run in RUNS for line in events[run].lines() if (event := read_event(line))
+            ),
+            lines=tuple(line for run in RUNS for line in logs[run].lines()) if with_lines else (),
+        )
+        if status.ended and not running:
+            return
+        time.sleep(_TICK_S)
+
+
+def follow_logs(submission: Submission, rank: int | None, follow: bool) -> Iterator[str]:
+    """Lines of the main run, until now or until the job has ended."""
+    reader = LogReader(submission.run_dir("main"), rank)
+    while True:
+        running = follow and submission.is_running()
+        yield from reader.lines()
+        if not running:
+            return
+        time.sleep(_TICK_S)
+
+
+def read_job_status(submission: Submission, running: bool) -> JobStatus:
+    """The status as the files tell it; a job that is not over and has no engine has failed."""
+    if not running and not submission.has_ended():
+        _end_as_lost(submission)
+    known = submission.read_status()
+    run = "undisturbed" if known["state"] == "comparing" else "main"
+    step = _last_step(submission.run_dir(run) / "events.jsonl")
+    return JobStatus(
+        name=submission.name,
+        handle=submission.handle,
+        state=known["state"],
+        step=step.get("step"),
+        of=step.get("of"),
+        submitted_at=known["submitted_at"],
+        ended_at=known.get("ended_at"),
+        error=known["error"],
+        folder=str(submission.folder),
+    )
+
+
+def _end_as_lost(submission: Submission) -> None:
+    """Keeper and engine were both killed, and nobody wrote the end: do what they would have done."""
+    if scratch := submission.read_status().get("scratch"):
+        end_abandoned(Path(scratch))
+    message = "the job's engine was killed before the job was over"
+    log, ends = str(submission.engine_log), submission.node_ends()
+    submission.end(lost_result(submission.name, submission.handle, message, log, ends))
+
+
+def _last_step(events: Path) -> dict[str, Any]:
+    """The newest step event; only the end of the file is read."""
+    try:
+        with open_regular(events) as opened:
+            opened.seek(max(opened.seek(0, 2) - 16384, 0))
+            lines = opened.read().split(b"\n")
+    except FileNotFoundError:
+        return {}
+    for line in reversed(lines[:-1]):
+        if b'"step"' in line and tells_step(event := read_event(line)):
+            return event
+    return {}

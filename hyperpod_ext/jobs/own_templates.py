@@ -1,0 +1,80 @@
+"""Templates of a user's own: whether they can be read, and what they change of those that are shipped."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import TemplateSyntaxError
+
+from hyperpod_ext.config.files.nearest import suggest
+from hyperpod_ext.errors import NotFoundError, Problem
+from hyperpod_ext.jobs.contract.render import parse_template, template_names, template_text
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateDifference:
+    """One template of the folder beside the shipped one."""
+
+    name: str
+    """`hyperpod_eks/job.yaml.j2`."""
+    diff: str
+    """Unified diff, from the shipped one to the user's; empty where they are the same."""
+
+
+def template_problems(folder: Path) -> Iterator[Problem]:
+    """What in the folder would never be used, or cannot be read.
+
+    Raises:
+        NotFoundError: there is no such folder.
+    """
+    known = template_names()
+    names = _names(folder)
+    if not names:
+        hint = f"`hp-ext templates eject {folder}` writes the shipped ones"
+        yield Problem("holds no template: nothing of it would be used", source=str(folder), hint=hint)
+    for name in names:
+        if name not in known:
+            message = "no template is called so: it would never be used"
+            yield Problem(message, source=str(folder / name), hint=_name_meant(name, folder, known))
+            continue
+        try:
+            parse_template((folder / name).read_text(encoding="utf-8"))
+        except TemplateSyntaxError as error:
+            hint = f"`hp-ext templates show {name}` shows the original"
+            yield Problem(f"cannot be read: {error.message}", source=str(folder / name), line=error.lineno, hint=hint)
+        except UnicodeDecodeError:
+            yield Problem("is not UTF-8 text", source=str(folder / name), hint="write it as UTF-8")
+
+
+def _name_meant(name: str, folder: Path, known: list[str]) -> str:
+    """Hint for a template in the wrong place. Folders of templates are called as targets, with underscores."""
+    meant = name.replace("-", "_")
+    if f"{folder.name.replace('-', '_')}/{meant}" in known:
+        return f"name the folder around it: --templates {folder.parent}, with {folder.name.replace('-', '_')}/{meant}"
+    return f"rename it to {meant}" if meant in known else suggest(name, known)
+
+
+def template_differences(folder: Path) -> list[TemplateDifference]:
+    """Every template that is in the folder and is shipped, by name.
+
+    Raises:
+        NotFoundError: there is no such folder.
+    """
+    known = set(template_names())
+    return [_difference(folder, name) for name in _names(folder) if name in known]
+
+
+def _difference(folder: Path, name: str) -> TemplateDifference:
+    shipped = template_text(name).splitlines(keepends=True)
+    own = (folder / name).read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = difflib.unified_diff(shipped, own, f"shipped/{name}", str(folder / name))
+    return TemplateDifference(name, "".join(lines))
+
+
+def _names(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        raise NotFoundError(f"there is no folder {folder}", hint=f"`hp-ext templates eject {folder}` makes one")
+    return sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*.j2") if file.is_file())

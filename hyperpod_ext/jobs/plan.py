@@ -1,0 +1,129 @@
+"""Makes a Plan: checks what only job, cluster and target together show, and renders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path as FilePath
+from typing import TYPE_CHECKING, cast
+
+from hyperpod_ext.config.files.checks import Check, Finding, ListFiles
+from hyperpod_ext.config.files.document import Path
+from hyperpod_ext.config.files.rule import Rule
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.errors import Problem, UnsupportedError
+from hyperpod_ext.jobs.contract.capabilities import unsupported, unused
+from hyperpod_ext.jobs.contract.plan_type import Plan as Plan
+from hyperpod_ext.jobs.contract.targets import TARGETS, get_target
+from hyperpod_ext.jobs.rules import Context, all_rules, findings
+
+if TYPE_CHECKING:
+    from hyperpod_ext.config.clusters.cluster import ClusterConfig
+
+_ALL: tuple[Path, ...] = ((),)
+"""What a check reads that may read any field."""
+
+
+def make_plan(
+    job: JobConfig,
+    cluster: ClusterConfig | None = None,
+    target: str = "local",
+    source_dir: FilePath = FilePath(),
+    ignore: Collection[str] = (),
+    locate: Callable[[list[Problem]], list[Problem]] = list,
+    *,
+    checked: bool = False,
+) -> Plan:
+    """Check what only job, cluster and target together show, then render.
+
+    Args:
+        locate: fills in where the fields of warnings are written.
+        checked: `find_problems` has found nothing; it does not run again.
+
+    Raises:
+        UnsupportedError: holds every reason why this target cannot run this job.
+        ConfigError: there is no such target.
+    """
+    if problems := [] if checked else find_problems(job, cluster, target, ignore):
+        raise UnsupportedError(problems)
+    module = get_target(target)
+    warned = (str(problem) for problem in locate(find_warnings(job, cluster, target, ignore)))
+    return Plan(
+        target=target,
+        name=job.name,
+        job=job,
+        files=module.render(job, cluster),
+        world_size=job.world_size,
+        source_dir=source_dir,
+        warnings=(*unused(job, target, module.capabilities()), *module.warnings(job), *warned),
+    )
+
+
+def find_problems(
+    job: JobConfig,
+    cluster: ClusterConfig | None,
+    target: str | None,
+    ignore: Collection[str] = (),
+    *,
+    rules: bool = True,
+) -> list[Problem]:
+    """Errors that only job, cluster and target together show, except those of the rules in `ignore`."""
+    problems: list[Problem] = []
+    if target is not None:
+        problems += unsupported(job, target, get_target(target).capabilities())
+        problems += get_target(target).problems(job)
+    if cluster is not None:
+        problems += _cluster_problems(job, cluster)
+    return problems + list(findings(Context(job, cluster, target), "error", ignore) if rules else ())
+
+
+def draft_checks(
+    cluster: ClusterConfig | None,
+    target: str | None,
+    ignore: Collection[str],
+    complete: Callable[[JobConfig], JobConfig],
+    *,
+    alone: bool,
+) -> list[Check]:
+    """Checks for a spec with invalid fields: as `find_problems`, without the rules that read an invalid field.
+
+    Args:
+        complete: adds to a job what its cluster says.
+        alone: leave out all that a cluster or a target may change: the cluster cannot be read.
+    """
+
+    def by_target(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
+        for one in find_problems(complete(job), cluster, target if target in TARGETS else None, rules=False):
+            yield Finding(_parts(one.path), one.message, one.hint)
+
+    def seen_by(rule: Rule[Context], job: JobConfig) -> Context:
+        return Context(job) if rule.reads else Context(complete(job), cluster, target)
+
+    def by_rule(rule: Rule[Context]) -> Check:
+        def run(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
+            return cast(Iterator[Finding], rule.find(seen_by(rule, job)))
+
+        return Check(rule.reads or _ALL, run, rule.id)
+
+    rules = [one for one in all_rules().values() if one.severity == "error" and one.id not in ignore]
+    own = [by_rule(one) for one in rules if one.reads]
+    return own if alone else [*own, Check(_ALL, by_target), *(by_rule(one) for one in rules if not one.reads)]
+
+
+def _parts(path: str) -> Path:
+    return tuple(int(part) if part.isdecimal() else part for part in path.split(".") if part)
+
+
+def find_warnings(
+    job: JobConfig, cluster: ClusterConfig | None, target: str | None, ignore: Collection[str] = ()
+) -> list[Problem]:
+    """What will work, and is probably not what was meant."""
+    return list(findings(Context(job, cluster, target), "warning", ignore))
+
+
+def _cluster_problems(job: JobConfig, cluster: ClusterConfig) -> Iterator[Problem]:
+    if job.nodes > cluster.working_nodes:
+        yield Problem(
+            f"the job wants {job.nodes} nodes; cluster {cluster.name} has {cluster.working_nodes} besides its spares",
+            path="nodes",
+            hint=f"write at most {cluster.working_nodes}, or give the cluster more machines",
+        )

@@ -1,0 +1,70 @@
+"""What a job's own pods say of it while it runs, through the API server of Kubernetes; and the spec that it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.metrics import SUMMARY
+from hyperpod_ext.errors import HyperpodExtError
+from hyperpod_ext.jobs.contract.handle import JobHandle
+
+_MOST_PODS = 16
+"""How many are asked: the first that counts is nearly always the first pod."""
+
+
+class PodNumbers:
+    """Asks the pods of one job again and again.
+
+    Args:
+        job: its spec, which says at which port it counts.
+    """
+
+    def __init__(self, handle: JobHandle, job: JobConfig) -> None:
+        from hyperpod_ext.jobs.kubernetes.jobs import client_of
+
+        self._client, self._handle = client_of(handle), handle
+        self._port = job.metrics.port if job.metrics is not None and job.mode == "ours" else 0
+        self._last = ""
+        """The pod that answered."""
+        self.why = ""
+        """Why nothing is known; empty: something is, or nobody was asked."""
+
+    def now(self) -> Mapping[str, Any] | None:
+        """What `hp-ext top` shows, as the pod that counts has it; None: none answers."""
+        if not self._port:
+            self.why = "its spec has no `metrics.port` at which pods could be asked"
+            return None
+        namespace = self._client.access.namespace
+        for pod in self._pods():
+            path = f"/api/v1/namespaces/{namespace}/pods/{pod}:{self._port}/proxy{SUMMARY}"
+            try:
+                found = self._client.get_once(path)
+            except HyperpodExtError as error:  # another pod may count by now
+                self.why = error.message
+                continue
+            if found:
+                self._last, self.why = pod, ""
+                return found
+        return None
+
+    def _pods(self) -> list[str]:
+        from hyperpod_ext.jobs.kubernetes.details import pods_of
+
+        running = [str(pod["metadata"]["name"]) for pod in pods_of(self._client, self._handle, running=True)]
+        return sorted(running, key=lambda name: name != self._last)[:_MOST_PODS]
+
+
+def spec_of(handle: JobHandle) -> JobConfig | None:
+    """The spec that a job of Kubernetes was made from; None: it has none that this version can read, or the target
+    keeps none.
+
+    Raises:
+        NotFoundError: there is no such job.
+    """
+    if handle.target not in ("hyperpod-eks", "kubeflow"):
+        return None
+    from hyperpod_ext.jobs.kubernetes.details import kept_spec
+
+    return kept_spec(handle)

@@ -1,0 +1,268 @@
+"""What a pod asks of a machine, against what the machine has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from hyperpod_ext.catalog import labels
+from hyperpod_ext.catalog.instances import Instance, instance, instances, usable_cpus, usable_memory_mib
+from hyperpod_ext.config.files.checks import Finding
+from hyperpod_ext.config.files.document import Path
+from hyperpod_ext.config.files.nearest import suggest
+from hyperpod_ext.config.job.volumes import ScratchVolume
+from hyperpod_ext.jobs.kubernetes.sizes import NodeShare, instance_type_of, node_share, spans_nodes
+from hyperpod_ext.jobs.rules import KUBERNETES, Context, rule
+
+_OF_A_NODE = ("resources", "node_groups", "nodes", "workers_per_node", "elastic.max_nodes")
+"""Fields that `_machines` concludes from."""
+
+
+def _machines(context: Context) -> Iterator[tuple[Path, Instance, NodeShare]]:
+    """Each instance type that the job names and that is known here, with what a pod takes of it."""
+    job = context.job
+    for index, group in enumerate(job.node_groups):
+        if group.instance_type and (machine := instance(group.instance_type)):
+            yield ("node_groups", index, "instance_type"), machine, node_share(job, group)
+    if machine := instance(instance_type_of(job) or ""):
+        yield ("resources", "instance_type"), machine, node_share(job)
+
+
+@rule(
+    "HPX111",
+    "error",
+    "more accelerators than the machine has",
+    "No node of this type can ever hold the pod: it would wait for ever.",
+    "Ask for fewer, or choose a larger instance type; `hp-ext instances` lists them.",
+    reads=_OF_A_NODE,
+)
+def accelerators_fit(context: Context) -> Iterator[Finding]:
+    for _path, machine, share in _machines(context):
+        own = share.accelerator_resource == machine.accelerator_resource
+        if own and share.accelerators > machine.accelerators:
+            path = ("resources", "accelerators") if context.job.resources.accelerators else ("workers_per_node",)
+            message = f"{machine.name} has {machine.accelerators} {machine.accelerator}, not {share.accelerators}"
+            yield Finding(path, message, f"write at most {machine.accelerators}")
+            return
+
+
+@rule(
+    "HPX112",
+    "warning",
+    "workers and accelerators differ in number",
+    "With fewer workers than accelerators some stand idle and are paid for; with more, several share one.",
+    "Have as many workers_per_node as accelerators.",
+)
+def workers_use_the_accelerators(context: Context) -> Iterator[Finding]:
+    workers = context.job.workers_per_node
+    if workers == 1 and context.job.command is not None:
+        return  # it may start workers of its own
+    for _path, machine, share in _machines(context):
+        if machine.neuron_cores or not share.accelerators or share.accelerator_resource != machine.accelerator_resource:
+            continue
+        if share.accelerators != workers:
+            message = f"{workers} workers for {share.accelerators} accelerators of each node"
+            yield Finding(("workers_per_node",), message, f"write {share.accelerators}")
+            return
+
+
+@rule(
+    "HPX113",
+    "error",
+    "more EFA interfaces than the machine has",
+    "No node of this type can ever hold the pod.",
+    "Ask for fewer; `hp-ext instances` shows how many each type has.",
+    reads=_OF_A_NODE,
+)
+def efa_fits(context: Context) -> Iterator[Finding]:
+    asked = context.job.resources.efa
+    for _path, machine, _share in _machines(context):
+        if asked is not None and machine.efa is not None and asked > machine.efa:
+            message = f"{machine.name} has {machine.efa} EFA interfaces, not {asked}"
+            yield Finding(("resources", "efa"), message, f"write at most {machine.efa}")
+            return
+
+
+@rule(
+    "HPX139",
+    "error",
+    "the number of EFA interfaces is unknown",
+    "A job of several nodes on a type whose EFA interfaces are not in the catalog would be rendered without EFA, and "
+    "its ranks would talk over TCP, many times slower.",
+    "Write resources.efa: the number that `aws ec2 describe-instance-types` shows for the type, or 0 for TCP.",
+    reads=_OF_A_NODE,
+)
+def efa_is_known(context: Context) -> Iterator[Finding]:
+    job = context.job
+    if job.resources.efa is not None or not spans_nodes(job):
+        return
+    for path, machine, _share in _machines(context):
+        if machine.efa is None:
+            message = f"the catalog does not have the number of EFA interfaces of {machine.name}"
+            yield Finding(path, message, "write resources.efa")
+            return
+
+
+@rule(
+    "HPX114",
+    "warning",
+    "EFA for nothing, or not all of it",
+    "One node alone sends nothing over EFA; and a job that has all accelerators of a node but not all EFA interfaces "
+    "leaves bandwidth unused that nobody else can have.",
+    "Leave resources.efa out: it then follows from the instance type and the number of nodes.",
+)
+def efa_is_used(context: Context) -> Iterator[Finding]:
+    job, asked = context.job, context.job.resources.efa
+    if asked is None:
+        return
+    if asked and not spans_nodes(job):
+        yield Finding(("resources", "efa"), "a job of one node does not use EFA", "leave it out")
+        return
+    for _path, machine, share in _machines(context):
+        full_node = 0 < machine.accelerators <= share.accelerators and spans_nodes(job)
+        if full_node and machine.efa is not None and asked < machine.efa:
+            message = f"{asked} of the {machine.efa} EFA interfaces of {machine.name}, but all of its accelerators"
+            yield Finding(("resources", "efa"), message, f"write {machine.efa}, or leave it out")
+            return
+
+
+@rule(
+    "HPX115",
+    "error",
+    "more CPU or memory than pods can have",
+    "Kubernetes and the daemons of a node keep a share for themselves; a pod that asks for all of the machine is never "
+    "placed.",
+    "Ask for what is left, or leave cpus and memory_mib out: they then follow from the instance type.",
+    reads=_OF_A_NODE,
+)
+def cpu_and_memory_fit(context: Context) -> Iterator[Finding]:
+    asked = context.job.resources
+    for _path, machine, share in _machines(context):
+        cpus, memory = usable_cpus(machine), usable_memory_mib(machine) - (share.hugepages_mib or 0)
+        if asked.cpus is not None and asked.cpus > cpus:
+            message = f"pods can have {cpus:g} of the {machine.vcpus} CPUs of {machine.name}"
+            yield Finding(("resources", "cpus"), message, f"write at most {cpus:g}, or leave it out")
+        if asked.memory_mib is not None and asked.memory_mib > memory:
+            message = f"pods can have {memory} MiB of the {machine.memory_gib} GiB of {machine.name}"
+            yield Finding(("resources", "memory_mib"), message, f"write at most {memory}, or leave it out")
+        return
+
+
+@rule(
+    "HPX116",
+    "error",
+    "huge pages without CPU or memory",
+    "Kubernetes refuses a pod that asks for huge pages but for neither CPU nor memory.",
+    "Name an instance type, from which both follow, or write resources.memory_mib.",
+)
+def hugepages_need_memory(context: Context) -> Iterator[Finding]:
+    share = node_share(context.job)
+    if context.may_be(*KUBERNETES) and share.hugepages_mib and share.cpus is None and share.memory_mib is None:
+        hint = "add resources.memory_mib, or resources.instance_type"
+        yield Finding(("resources", "hugepages_mib"), "huge pages need a request of CPU or memory beside them", hint)
+
+
+@rule(
+    "HPX117",
+    "warning",
+    "an instance type that is not known here",
+    "Nothing about it can be checked, and no default follows from it.",
+    "Correct the name, or go on if it is newer than this version.",
+)
+def instance_type_is_known(context: Context) -> Iterator[Finding]:
+    job = context.job
+    named: list[tuple[Path, str | None]] = [(("resources", "instance_type"), job.resources.instance_type)]
+    named += [(("node_groups", index, "instance_type"), g.instance_type) for index, g in enumerate(job.node_groups)]
+    for path, name in named:
+        if name is not None and instance(name) is None:
+            near = suggest(name, instances())
+            yield Finding(
+                path, f"`{name}` is not known here", near if "did you mean" in near else "see hp-ext instances"
+            )
+
+
+@rule(
+    "HPX130",
+    "error",
+    "nodes of another instance type are selected",
+    "Pods ask for what resources.instance_type has, and would be placed on the other machines, or nowhere.",
+    "Write the type in resources.instance_type, or in the group's instance_type, and leave the label out.",
+)
+def selected_nodes_are_of_the_type(context: Context) -> Iterator[Finding]:
+    job = context.job
+    if not context.may_be(*KUBERNETES):
+        return
+    places: list[tuple[Path, Mapping[str, str], str | None]] = [
+        (("scheduling", "node_selector"), job.scheduling.node_selector, instance_type_of(job))
+    ]
+    for index, group in enumerate(job.node_groups):
+        places.append((("node_groups", index, "node_selector"), group.node_selector, instance_type_of(job, group)))
+    for path, selected, wanted in places:
+        for label in (labels.INSTANCE_TYPE, f"beta.{labels.INSTANCE_TYPE.removeprefix('node.')}"):
+            other = selected.get(label)  # nodes that are not HyperPod's have it without `ml.`
+            if wanted and other and other.removeprefix("ml.") != wanted.removeprefix("ml."):
+                message = f"selects {other}, and the pods are made for {wanted}"
+                yield Finding((*path, label), message, f"remove it, or write {other} as instance_type")
+
+
+@rule(
+    "HPX118",
+    "error",
+    "memory that is promised twice",
+    "/dev/shm, scratch volumes in memory and the memory tier all come out of the memory of the pod's node. Together "
+    "they are more than the pod asks for, so that the node may kill it.",
+    "Make them smaller, or take a machine with more memory.",
+)
+def memory_is_enough(context: Context) -> Iterator[Finding]:
+    job = context.job
+    memory = node_share(job).memory_mib
+    tier = job.checkpoint.memory() if job.mode == "ours" else None
+    parts = {
+        ("shared_memory_mib",): job.shared_memory_mib or 0,
+        ("checkpoint", "tiers"): (tier.budget_mib or 0) if tier else 0,
+        ("volumes",): sum(v.size_mib or 0 for v in job.volumes if isinstance(v, ScratchVolume) and v.in_memory),
+    }
+    total = sum(parts.values())
+    if memory is not None and total > memory and context.may_be(*KUBERNETES):
+        path = max(parts, key=lambda one: parts[one])
+        listed = " + ".join(f"{dotted} {size}" for (dotted, *_), size in parts.items() if size)
+        yield Finding(path, f"{listed} MiB are more than the {memory} MiB of the pod", "make it smaller")
+
+
+@rule(
+    "HPX119",
+    "error",
+    "the cluster has no such machines",
+    "The cluster's instance groups hold no machine of this type, or fewer than the job has nodes.",
+    "Name an instance type of the cluster, or give the cluster such a group.",
+)
+def cluster_has_the_machines(context: Context) -> Iterator[Finding]:
+    wanted, cluster = context.job.resources.instance_type, context.cluster
+    if cluster is None or wanted is None or context.job.node_groups:
+        return
+    there = sum(group.count - group.spares for group in cluster.instance_groups if group.instance_type == wanted)
+    path = ("resources", "instance_type")
+    if not there:
+        types = ", ".join(sorted({group.instance_type for group in cluster.instance_groups}))
+        yield Finding(path, f"cluster {cluster.name} has no {wanted}", f"it has: {types}")
+    elif there < context.job.nodes:
+        yield Finding(path, f"cluster {cluster.name} has {there} of {wanted} besides spares", f"write nodes: {there}")
+
+
+@rule(
+    "HPX125",
+    "warning",
+    "slices of a GPU that cannot work together",
+    "A process sees one MIG slice, and slices have no way to one another: no peer-to-peer, no CUDA IPC, and NCCL "
+    "refuses two slices of one GPU. Training on several needs gloo, or whole GPUs.",
+    "Use one worker with one slice, or whole GPUs: leave accelerator_resource out.",
+)
+def slices_are_used_alone(context: Context) -> Iterator[Finding]:
+    job, asked = context.job, context.job.resources
+    if not (asked.accelerator_resource or "").startswith("nvidia.com/mig-"):
+        return
+    if (asked.accelerators or 0) > job.workers_per_node:
+        message = f"{asked.accelerators} slices for {job.workers_per_node} workers, of which each sees one"
+        yield Finding(("resources", "accelerators"), message, f"write {job.workers_per_node}")
+    if job.world_size > 1:
+        message = f"{job.world_size} ranks on slices, which NCCL does not connect"
+        yield Finding(("resources", "accelerator_resource"), message, "use whole GPUs")

@@ -1,0 +1,78 @@
+"""How the container is started: its entry point, its environment, and the arguments of the script. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig, split_variable
+from hyperpod_ext.jobs.contract.spec_annotation import note_text
+
+ENV_SECRET_ID = "HPX_SECRET_ID"
+ENV_SPEC = "HPX_SPEC"
+"""The spec that the request was made from; nothing in the container reads it."""
+LONGEST_VARIABLE = 512
+"""Characters that SageMaker lets a variable have."""
+MOST_VARIABLES = 100
+LONGEST_ARGUMENT = 256
+ENTRY = ("python3", "-m", "hyperpod_ext.runtime.container_sagemaker")
+
+
+def environment_of(job: JobConfig) -> dict[str, str]:
+    """Variables of every node, and the spec where there is room for it. What is too long for one comes in parts."""
+    runtime = (
+        split_variable(ENV_RUNTIME, RuntimeConfig.of(job).model_dump_json(), LONGEST_VARIABLE)
+        if job.mode != "plain"
+        else {}
+    )
+    secret = {ENV_SECRET_ID: secret_id(job)} if needs_secret(job) else {}
+    needed = {**job.env, **runtime, **secret}
+    note = split_variable(ENV_SPEC, note_text(job), LONGEST_VARIABLE)
+    return needed | note if len(needed) + len(note) <= MOST_VARIABLES else needed
+
+
+def needs_secret(job: JobConfig) -> bool:
+    """Whether nodes must know each other, or checkpoints outlive the job."""
+    return job.mode == "ours" and (job.nodes > 1 or bool(job.checkpoint.durable()))
+
+
+def secret_id(job: JobConfig) -> str:
+    """Name or ARN of the job's secret in Secrets Manager."""
+    return job.sagemaker.secret or f"hyperpod_ext/{job.name}"
+
+
+def entrypoint_of(job: JobConfig) -> dict[str, Any]:
+    """Members of AlgorithmSpecification. In mode `plain` the image's own entry point starts torchrun."""
+    if job.mode == "plain":
+        return {}
+    start = list(ENTRY)
+    if job.sagemaker.install:
+        wanted = " ".join(shlex.quote(name) for name in job.sagemaker.install)
+        start = ["sh", "-c", f'python3 -m pip install -q {wanted} && exec {shlex.join(ENTRY)} "$@"', "sh"]
+    return {"ContainerEntrypoint": start} | ({"ContainerArguments": list(job.args)} if job.args else {})
+
+
+def arguments_of(job: JobConfig) -> dict[str, str]:
+    """`--steps 40` as hyperparameters, which SageMaker's images make arguments of again.
+
+    Raises:
+        ValueError: with the argument that is no option with its value, or that comes twice.
+    """
+    found: dict[str, str] = {}
+    for name, value in _pairs(job.args):
+        if name in found:
+            raise ValueError(f"`--{name}` comes twice, and only its last value would be passed on")
+        found[name] = value
+    return found
+
+
+def _pairs(args: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    rest = list(args)
+    while rest:
+        option = rest.pop(0)
+        name, equals, value = option.removeprefix("--").partition("=")
+        if not option.startswith("--") or not name or (not equals and not rest):
+            raise ValueError(f"`{option}` is none")
+        yield name, value if equals else rest.pop(0)

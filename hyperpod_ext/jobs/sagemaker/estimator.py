@@ -1,0 +1,327 @@
+"""A JobConfig for those who submit with the SageMaker Python SDK: keyword arguments for its own classes.
+
+    from sagemaker.pytorch import PyTorch                        # 2.x
+    from hyperpod_ext.jobs.sagemaker.estimator import estimator_kwargs, fit_kwargs
+
+    job = load(JobConfig, "job.yaml")
+    estimator = PyTorch(entry_point=job.script, source_dir=".", **estimator_kwargs(job))
+    estimator.fit(**fit_kwargs(job))
+
+    from sagemaker.train import ModelTrainer                     # 3.x
+    from hyperpod_ext.jobs.sagemaker.estimator import model_trainer, model_trainer_kwargs
+
+    trainer = model_trainer(ModelTrainer(**model_trainer_kwargs(job, source_dir=".")), job)
+    trainer.train()
+
+`estimator_kwargs` and `model_trainer_kwargs` create the job's secret in Secrets Manager, as `hp-ext create-job` does,
+if the job needs one and there is none. All come to the request of `hyperpod_ext.jobs.sagemaker.request`, member by
+member. What the SDK would ignore without a word is refused here, with the field.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+import warnings
+from typing import Any
+
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.errors import HyperpodExtError, Problem, UnreachableError, UnsupportedError
+from hyperpod_ext.jobs.sagemaker.container import ENTRY, arguments_of, entrypoint_of, environment_of, secret_id
+from hyperpod_ext.jobs.sagemaker.problems import problems
+from hyperpod_ext.jobs.sagemaker.request import (
+    CODE_CHANNEL,
+    DEFAULT_RUN_S,
+    Request,
+    experiment,
+    tags,
+    training_job_request,
+)
+from hyperpod_ext.jobs.sagemaker.secret import ensure_secret, how_to_create
+
+Kwargs = dict[str, Any]
+
+
+def distribution(job: JobConfig) -> Kwargs:
+    """`distribution=` for a `PyTorch` of sagemaker 2.x with other arguments of yours: torchrun starts the workers.
+
+    `estimator_kwargs` holds it already. Alone it says nothing else of the job: role, image, instances, environment and
+    arguments are then the user's.
+
+    Raises:
+        UnsupportedError: SageMaker cannot run this job, or `distribution=` alone does not start it.
+    """
+    _check(job, _problems_alone(job))
+    return _torchrun()
+
+
+def distributed(job: JobConfig) -> Any:
+    """`distributed=` for a `ModelTrainer` of sagemaker 3.x whose other arguments are its user's, as `distribution`.
+
+    Raises:
+        UnsupportedError: SageMaker cannot run this job, or `distributed=` alone does not start it.
+        HyperpodExtError: sagemaker 3.x is not installed.
+    """
+    _check(job, _problems_alone(job))
+    return _trainer_torchrun(job)
+
+
+def estimator_kwargs(job: JobConfig, boto_session: Any = None) -> Kwargs:
+    """Arguments of sagemaker 2.x's `PyTorch`, besides `entry_point` and `source_dir`. Creates the job's secret.
+
+    Args:
+        boto_session: a `boto3.Session` to create the secret with. Default: the identity and region of this environment.
+
+    Raises:
+        UnsupportedError: holds every reason why SageMaker, or its SDK, cannot run this job.
+        HyperpodExtError: the job has groups of nodes, and sagemaker 2.x is not installed; or the job's secret is about
+            to be deleted, or `sagemaker.secret` names one that does not exist.
+    """
+    _check(job, _estimator_problems(job))
+    _secret(job, boto_session)
+    options, starting = job.sagemaker, entrypoint_of(job)
+    started: Kwargs | None = _torchrun() if job.mode == "plain" else None
+    groups: Kwargs = {"instance_count": job.nodes, "instance_type": job.resources.instance_type}
+    if job.node_groups:
+        made = _instance_groups(job)
+        groups = {"instance_groups": made}
+        if started and len(made) > 1:
+            # the SDK takes exactly one group, and the same object; the image runs torchrun on the nodes of that one
+            started["instance_groups"] = made[:1]
+    return groups | _given(
+        distribution=started,
+        role=options.role,
+        image_uri=job.image,
+        base_job_name=job.name,
+        output_path=options.output,
+        code_location=options.output and options.output.rstrip("/"),
+        output_kms_key=options.output_kms_key,
+        disable_output_compression=not options.compress_output,
+        volume_size=options.volume_gib or 30,
+        volume_kms_key=options.volume_kms_key,
+        keep_alive_period_in_seconds=options.keep_alive_s,
+        training_plan=options.training_plan,
+        max_run=job.timeouts.run_s or DEFAULT_RUN_S,
+        use_spot_instances=options.spot or None,
+        max_wait=training_job_request(job)["StoppingCondition"].get("MaxWaitTimeInSeconds"),
+        max_retry_attempts=job.relaunch.max_times or None,
+        checkpoint_s3_uri=options.checkpoint_uri,
+        checkpoint_local_path=options.checkpoint_path if options.checkpoint_uri else None,
+        subnets=list(options.vpc.subnets) if options.vpc else None,
+        security_group_ids=list(options.vpc.security_groups) if options.vpc else None,
+        enable_network_isolation=options.network_isolation or None,
+        encrypt_inter_container_traffic=options.encrypt_traffic or None,
+        metric_definitions=[{"Name": m.name, "Regex": m.regex} for m in options.metrics] or None,
+        environment=environment_of(job) or None,
+        hyperparameters=arguments_of(job) if job.mode == "plain" else None,
+        container_entry_point=starting.get("ContainerEntrypoint"),
+        container_arguments=starting.get("ContainerArguments"),
+        tags=tags(job) or None,
+        disable_profiler=not options.profiler,
+        debugger_hook_config=False,
+        enable_remote_debug=options.remote_debug or None,
+        enable_infra_check=options.infra_check or None,
+    )
+
+
+def fit_kwargs(job: JobConfig) -> Kwargs:
+    """Arguments of `fit`: what 2.x does not take before it."""
+    _check(job)
+    inputs: Any = _module("sagemaker.inputs", "sagemaker<3") if job.sagemaker.channels else None
+    found = {}
+    for name, channel in job.sagemaker.channels.items():
+        if channel.kind == "file-system":
+            found[name] = inputs.FileSystemInput(
+                channel.id, channel.type, channel.directory, file_system_access_mode=channel.access
+            )
+        else:
+            found[name] = inputs.TrainingInput(
+                channel.uri,
+                distribution=channel.distribution,
+                compression=channel.compression,
+                content_type=channel.content_type,
+                input_mode=channel.mode,
+                s3_data_type=channel.data,
+            )
+    return _given(inputs=found or None, experiment_config=experiment(job))
+
+
+def model_trainer_kwargs(job: JobConfig, source_dir: str = ".", boto_session: Any = None) -> Kwargs:
+    """Arguments of sagemaker 3.x's `ModelTrainer`; `model_trainer` sets the rest by methods. Creates the job's secret.
+
+    Args:
+        source_dir: folder of the script, or an S3 URI of it.
+        boto_session: a `boto3.Session` to create the secret with. Default: the identity and region of this environment.
+
+    Raises:
+        UnsupportedError: holds every reason why SageMaker, or its SDK, cannot run this job.
+        HyperpodExtError: the job runs under torchrun, and sagemaker 3.x is not installed; or the job's secret is about
+            to be deleted, or `sagemaker.secret` names one that does not exist.
+    """
+    _check(job, model_trainer_problems(job))
+    _secret(job, boto_session)
+    options, request = job.sagemaker, training_job_request(job)
+    plain = job.mode == "plain"
+    return _given(
+        role=options.role,
+        base_job_name=job.name,
+        training_image=job.image,
+        source_code=_given(
+            source_dir=source_dir,
+            command=None if plain else trainer_command(job),
+            entry_script=job.script if plain else None,
+            args=None if plain else list(job.args) or None,
+        ),
+        distributed=_trainer_torchrun(job) if plain else None,
+        compute=_snake(request["ResourceConfig"])
+        | _given(
+            enable_managed_spot_training=options.spot or None,
+        ),
+        stopping_condition=_snake(request["StoppingCondition"]),
+        output_data_config=_snake(request["OutputDataConfig"]),
+        input_data_config=[
+            _snake(one) for one in request.get("InputDataConfig", []) if one["ChannelName"] != CODE_CHANNEL
+        ]
+        or None,
+        checkpoint_config=_snake(request["CheckpointConfig"]) if "CheckpointConfig" in request else None,
+        networking=_given(
+            subnets=list(options.vpc.subnets) if options.vpc else None,
+            security_group_ids=list(options.vpc.security_groups) if options.vpc else None,
+            enable_network_isolation=options.network_isolation or None,
+            enable_inter_container_traffic_encryption=options.encrypt_traffic or None,
+        )
+        or None,
+        environment=environment_of(job),
+        hyperparameters=arguments_of(job) if plain and job.args else None,
+        tags=[_snake(tag) for tag in tags(job)] or None,
+    )
+
+
+def model_trainer(trainer: Any, job: JobConfig) -> Any:
+    """`trainer`, a ModelTrainer, with what it takes by methods alone; returns it."""
+    shapes = _module("sagemaker.core.shapes", "sagemaker>=3")
+    options = job.sagemaker
+    if job.relaunch.max_times:
+        trainer.with_retry_strategy(shapes.RetryStrategy(maximum_retry_attempts=job.relaunch.max_times))
+    if options.metrics:
+        trainer.with_metric_definitions([shapes.MetricDefinition(name=m.name, regex=m.regex) for m in options.metrics])
+    if options.remote_debug:
+        trainer.with_remote_debug_config(shapes.RemoteDebugConfig(enable_remote_debug=True))
+    if options.infra_check:
+        trainer.with_infra_check_config(shapes.InfraCheckConfig(enable_infra_check=True))
+    return trainer
+
+
+def trainer_command(job: JobConfig) -> str:
+    """What ModelTrainer runs on every node, in the folder of the script."""
+    install = shlex.join(["python3", "-m", "pip", "install", "-q", *job.sagemaker.install])
+    start = f"HPX_SCRIPT={shlex.quote(job.script)} {shlex.join(ENTRY)}"
+    return f"{install} && {start}" if job.sagemaker.install else start
+
+
+def model_trainer_problems(job: JobConfig) -> list[Problem]:
+    """What ModelTrainer has no argument for, and would leave out without a word."""
+    found = _code_problems(job, "ModelTrainer")
+    if job.sagemaker.experiment is not None:
+        hint = "remove it, or use sagemaker 2.x or hp-ext"
+        found.append(Problem("ModelTrainer files no job in an experiment", path="sagemaker.experiment", hint=hint))
+    if job.sagemaker.profiler:
+        hint = "remove it, or use sagemaker 2.x or hp-ext"
+        found.append(Problem("ModelTrainer does not profile", path="sagemaker.profiler", hint=hint))
+    if any(character.isspace() for character in job.script):
+        hint = "rename the script"
+        found.append(Problem("ModelTrainer splits commands at blanks", path="script", hint=hint))
+    return found
+
+
+def _torchrun() -> Kwargs:
+    return {"torch_distributed": {"enabled": True}}
+
+
+def _trainer_torchrun(job: JobConfig) -> Any:
+    torchrun = _module("sagemaker.train.distributed", "sagemaker>=3").Torchrun
+    return torchrun(process_count_per_node=job.workers_per_node)
+
+
+def _estimator_problems(job: JobConfig) -> list[Problem]:
+    """What `PyTorch` has no argument for, and would leave out without a word."""
+    found = _code_problems(job, "PyTorch")
+    if job.sagemaker.max_pending_s is not None:
+        hint = "remove it, or use sagemaker 3.x or hp-ext"
+        found.append(Problem("PyTorch does not bound the wait for nodes", path="sagemaker.max_pending_s", hint=hint))
+    return found
+
+
+def _problems_alone(job: JobConfig) -> list[Problem]:
+    """What of the job `distribution=` cannot say, without which it is not started as it should be."""
+    hint = "leave it out, and add **estimator_kwargs(job) to PyTorch, or **model_trainer_kwargs(job) to ModelTrainer"
+    if job.mode != "plain":
+        message = "distribution= alone starts no agent: each node would run the script once, by itself"
+        return [Problem(message, path="mode", hint=f"{hint}; or write mode: plain, which torchrun starts")]
+    if job.node_groups:
+        return [Problem("distribution= alone does not have its groups", path="node_groups", hint=hint)]
+    return []
+
+
+def _code_problems(job: JobConfig, who: str) -> list[Problem]:
+    if job.sagemaker.code is None:
+        return []
+    hint = "remove it, and give it as source_dir"
+    return [Problem(f"{who} brings the code itself, and would ignore this", path="sagemaker.code", hint=hint)]
+
+
+def _overlay_problems(job: JobConfig) -> list[Problem]:
+    if not job.overlay.sagemaker.request:
+        return []
+    hint = "remove it, and give the SDK's own arguments; or submit with `hp-ext create-job --target sagemaker`"
+    return [Problem("the SDK makes the request itself, and takes no members", path="overlay.sagemaker", hint=hint)]
+
+
+def _check(job: JobConfig, more: list[Problem] | None = None) -> None:
+    if found := [*problems(job), *(more or []), *_overlay_problems(job)]:
+        raise UnsupportedError(found)
+
+
+def _secret(job: JobConfig, boto_session: Any) -> None:
+    """Create the job's secret. Without access to Secrets Manager, warn: the job can be described offline."""
+    try:
+        ensure_secret(job, boto_session)
+    except UnreachableError as error:
+        message = (
+            f"the job reads secret {secret_id(job)} when it starts, which could not be looked up ({error.message})"
+        )
+        warnings.warn(f"{message}; if there is none, create it first: {how_to_create(job)}", stacklevel=3)
+
+
+def _instance_groups(job: JobConfig) -> list[Any]:
+    group = _module("sagemaker.instance_group", "sagemaker<3").InstanceGroup
+    return [group(one.name, one.instance_type or job.resources.instance_type, one.nodes) for one in job.node_groups]
+
+
+def _module(name: str, package: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise HyperpodExtError(f"{package} is not installed here", hint=f"pip install '{package}'") from None
+
+
+def _snake(members: Request) -> Kwargs:
+    """Members of the API as sagemaker 3.x calls them."""
+    return {
+        _snake_name(name): _snake(value)
+        if isinstance(value, dict)
+        else [_snake(one) if isinstance(one, dict) else one for one in value]
+        if isinstance(value, list)
+        else value
+        for name, value in members.items()
+    }
+
+
+def _snake_name(name: str) -> str:
+    name = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name)
+    return re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", name).lower()
+
+
+def _given(**arguments: Any) -> Kwargs:
+    return {name: value for name, value in arguments.items() if value is not None}

@@ -1,0 +1,130 @@
+"""`overlay.sagemaker`: members that are added to the rendered request, and those that would break the job. Pure."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hyperpod_ext.errors import Problem
+from hyperpod_ext.jobs.contract.rank_variables import is_of_ranks
+
+_HERE = "overlay.sagemaker.request"
+_COUNTED = ("ranks are counted by it", "write `nodes`, `resources.instance_type` or `node_groups`")
+_ANSWERED = ("SageMaker answers with it, and takes it from nobody", "remove it")
+_STARTED = ("it starts what tells ranks who they are", "write `image`, `script` and `args`")
+REFUSED = {
+    "TrainingJobName": ("the job is found by its name", "write `name`"),
+    "AlgorithmSpecification.AlgorithmName": _STARTED,
+    "AlgorithmSpecification.ContainerArguments": _STARTED,
+    "AlgorithmSpecification.ContainerEntrypoint": _STARTED,
+    "AlgorithmSpecification.TrainingImage": _STARTED,
+    "AlgorithmSpecification.TrainingInputMode": ("each channel has its own", "write `mode` of the channel"),
+    "ResourceConfig.InstanceCount": _COUNTED,
+    "ResourceConfig.InstanceGroups": _COUNTED,
+    "ResourceConfig.InstancePreferences": _COUNTED,
+    "ResourceConfig.InstanceType": _COUNTED,
+    "ResourceConfig.SelectedInstanceCount": _ANSWERED,
+    "ResourceConfig.SelectedInstanceType": _ANSWERED,
+    "ServerlessJobConfig": ("SageMaker would choose the machines and the script", "remove it"),
+}
+"""Member, why an overlay cannot say it, and what to do."""
+
+
+def with_overlay(request: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
+    """`request` and what it lacks of `added`: mappings are merged, lists go on; neither is changed."""
+    found: dict[str, Any] = copy.deepcopy(dict(request))
+    for name, value in added.items():
+        before = found.get(name)
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            found[name] = with_overlay(before, value)
+        elif isinstance(before, list) and isinstance(value, list):
+            found[name] = [*before, *copy.deepcopy(value)]
+        else:
+            found[name] = copy.deepcopy(value)
+    return found
+
+
+def problems(request: Mapping[str, Any], added: Mapping[str, Any]) -> Iterator[Problem]:
+    """Everything that is wrong with the members `added` to `request`, which the spec alone renders to.
+
+    Raises:
+        HyperpodExtError: botocore, whose model the request is checked with, is not installed.
+    """
+    from hyperpod_ext.jobs.sagemaker.strict import check_request
+
+    found = [*_repeated(request, added, ""), *_promises(request, added)]
+    if not found:
+        for one in check_request("CreateTrainingJob", with_overlay(request, added)):
+            if (path := _within(request, added, one.path)) is not None:
+                found.append(Problem(one.message, path=path, hint=one.hint))
+    yield from found
+
+
+def paths(added: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """Every member of `added` that is no mapping, as `StoppingCondition.MaxPendingTimeInSeconds`."""
+    for name, value in added.items():
+        at = f"{path}.{name}" if path else name
+        if isinstance(value, Mapping) and value:
+            yield from paths(value, at)
+        else:
+            yield at
+
+
+def _repeated(request: Mapping[str, Any], added: Mapping[str, Any], path: str) -> Iterator[Problem]:
+    for name, value in added.items():
+        at = f"{path}.{name}" if path else name
+        if at in REFUSED:
+            why, hint = REFUSED[at]
+            yield Problem(f"cannot be changed: {why}", path=f"{_HERE}.{at}", hint=hint)
+        elif value is None:
+            yield Problem("cannot be removed: an overlay adds", path=f"{_HERE}.{at}", hint="change the spec's field")
+        elif name not in request:
+            below = value if isinstance(value, Mapping) else {}
+            yield from _repeated({}, below, at)
+        elif isinstance(value, Mapping) and isinstance(request[name], Mapping):
+            yield from _repeated(request[name], value, at)
+        elif not (isinstance(value, list) and isinstance(request[name], list)):
+            message = "is said by the spec already"
+            yield Problem(message, path=f"{_HERE}.{at}", hint="change the spec's own field")
+
+
+def _promises(request: Mapping[str, Any], added: Mapping[str, Any]) -> Iterator[Problem]:
+    for name in _mapping(added.get("Environment")):
+        if is_of_ranks(name) or name.startswith(("SM_", "SAGEMAKER_")):
+            message = f"{name} is set by the launcher or by SageMaker: ranks know by it who they are"
+            yield Problem(message, path=f"{_HERE}.Environment.{name}", hint="remove it")
+    for name in _mapping(added.get("HyperParameters")):
+        if name.startswith("sagemaker_"):
+            message = "is SageMaker's own: the script is started by it"
+            yield Problem(message, path=f"{_HERE}.HyperParameters.{name}", hint="write `script` and `args`")
+    for member, key in (("Tags", "Key"), ("InputDataConfig", "ChannelName")):
+        used = {one.get(key) for one in request.get(member, [])} | ({"code"} if key == "ChannelName" else set())
+        items = added.get(member)
+        for index, one in enumerate(items if isinstance(items, list) else []):
+            if isinstance(one, Mapping) and one.get(key) in used:
+                at = f"{_HERE}.{member}.{index}"
+                yield Problem(f"{one.get(key)} is used by the job itself", path=at, hint="give it another name")
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _within(request: Any, added: Any, path: str) -> str | None:
+    """Where the overlay says what is at `path` of the whole request; None where it says nothing of it."""
+    here = _HERE
+    for part in path.split(".") if path else ():
+        if isinstance(added, list) and part.isdecimal():
+            index = int(part) - (len(request) if isinstance(request, list) else 0)
+            if not 0 <= index < len(added):
+                return None
+            here, added, request = f"{here}.{index}", added[index], None
+        elif isinstance(added, Mapping) and part in added:
+            here, added = f"{here}.{part}", added[part]
+            request = request.get(part) if isinstance(request, Mapping) else None
+        elif isinstance(added, Mapping) and here != _HERE and not _mapping(request).get(part):
+            return here  # a member that is missing in what the overlay begins
+        else:
+            return None
+    return here

@@ -1,0 +1,250 @@
+"""The one neutral CreateTrainingJob request. Pure: raw boto3 sends it, and both SageMaker SDKs come to the same.
+
+The container is started as SageMaker's own framework images expect it: hyperparameters, each a JSON value, name the
+script (`sagemaker_program`) and the archive it is in (`sagemaker_submit_directory`). That is what sagemaker 2.x sends,
+so its estimators and this request are equal member by member. sagemaker 3.x brings the code as channels instead
+(`as_model_trainer_sends_it`).
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from hyperpod_ext.catalog.labels import JOB as TAG
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.job.sagemaker import FileSystemChannel, S3Channel
+from hyperpod_ext.jobs.sagemaker.container import arguments_of, entrypoint_of, environment_of
+from hyperpod_ext.jobs.sagemaker.overlay import with_overlay
+
+Request = dict[str, Any]
+
+ARCHIVE = "sourcedir.tar.gz"
+CODE_CHANNEL = "code"
+DEFAULT_RUN_S = 86400
+_LOG_LEVEL = "20"
+_TRAINER_SCRIPT = "/opt/ml/input/data/sm_drivers/sm_train.sh"
+
+
+def training_job_request(job: JobConfig, job_name: str | None = None) -> Request:
+    """The request for `job`, which `sagemaker.problems` has nothing to say against, with its overlay.
+
+    Args:
+        job_name: name of the training job, which SageMaker keeps for ever. Default: the job's own.
+    """
+    return with_overlay(plain_request(job, job_name), job.overlay.sagemaker.request)
+
+
+def plain_request(job: JobConfig, job_name: str | None = None) -> Request:
+    """The request without the overlay."""
+    name, options = job_name or job.name, job.sagemaker
+    request: Request = {
+        "TrainingJobName": name,
+        "RoleArn": options.role,
+        "AlgorithmSpecification": _algorithm(job),
+        "HyperParameters": hyperparameters(job, name),
+        "InputDataConfig": _channels(job, name),
+        "OutputDataConfig": _given(
+            S3OutputPath=options.output,
+            KmsKeyId=options.output_kms_key,
+            CompressionType=None if options.compress_output else "NONE",
+        ),
+        "ResourceConfig": _resources(job),
+        "StoppingCondition": _given(
+            MaxRuntimeInSeconds=job.timeouts.run_s or DEFAULT_RUN_S,
+            MaxWaitTimeInSeconds=_wait_s(job),
+            MaxPendingTimeInSeconds=options.max_pending_s,
+        ),
+        "Environment": environment_of(job),
+        "Tags": tags(job),
+        "VpcConfig": vpc(job),
+        "EnableNetworkIsolation": options.network_isolation or None,
+        "EnableInterContainerTrafficEncryption": options.encrypt_traffic or None,
+        "EnableManagedSpotTraining": options.spot or None,
+        "CheckpointConfig": checkpoint(job),
+        "RetryStrategy": {"MaximumRetryAttempts": job.relaunch.max_times} if job.relaunch.max_times else None,
+        "ExperimentConfig": experiment(job),
+        "ProfilerConfig": {"DisableProfiler": not options.profiler}
+        | ({"S3OutputPath": options.output} if options.profiler else {}),
+        "RemoteDebugConfig": {"EnableRemoteDebug": True} if options.remote_debug else None,
+        "InfraCheckConfig": {"EnableInfraCheck": True} if options.infra_check else None,
+    }
+    return {member: value for member, value in request.items() if value not in (None, [], {})}
+
+
+def submitted_as(request: Mapping[str, Any], job_name: str) -> Request:
+    """`request` under another name, and its code where that name's is. Nothing else changes."""
+    before = str(request["TrainingJobName"])
+    changed: Request = copy.deepcopy(dict(request))
+    changed["TrainingJobName"] = job_name
+    output = changed["OutputDataConfig"]["S3OutputPath"]
+    old, new = code_uri(output, before), code_uri(output, job_name)
+    if "HyperParameters" in changed:
+        values = changed["HyperParameters"]
+        values |= {key: json.dumps(new) for key, value in values.items() if value == json.dumps(old)}
+        values |= {"sagemaker_job_name": json.dumps(job_name)}
+    for channel in changed.get("InputDataConfig", []):
+        source = channel["DataSource"].get("S3DataSource", {})
+        if source.get("S3Uri") == old:
+            source["S3Uri"] = new
+    return changed
+
+
+def as_model_trainer_sends_it(request: Mapping[str, Any], job: JobConfig, job_name: str, inputs: str) -> Request:
+    """`request` in the form that sagemaker 3.x gives it: its own entry point, and the code as channels.
+
+    Args:
+        job_name: the name, which ModelTrainer makes of `base_job_name` and the time.
+        inputs: the prefix on S3 that it puts channels under.
+    """
+    changed: Request = copy.deepcopy(dict(request))
+    changed["TrainingJobName"] = job_name
+    changed["HyperParameters"] = dict(arguments_of(job)) if job.mode == "plain" else {}
+    changed["AlgorithmSpecification"] |= {
+        "ContainerEntrypoint": ["/bin/bash"],
+        "ContainerArguments": ["-c", f"chmod +x {_TRAINER_SCRIPT} && {_TRAINER_SCRIPT}"],
+    }
+    own = [
+        {
+            "ChannelName": name,
+            "DataSource": {
+                "S3DataSource": {
+                    "S3DataType": "S3Prefix",
+                    "S3Uri": f"{inputs}/{name}",
+                    "S3DataDistributionType": "FullyReplicated",
+                }
+            },
+            "InputMode": "File",
+        }
+        for name in (CODE_CHANNEL, "sm_drivers")
+    ]
+    given = [one for one in changed.get("InputDataConfig", []) if one["ChannelName"] != CODE_CHANNEL]
+    changed["InputDataConfig"] = [*given, *own]
+    changed.pop("ProfilerConfig", None)
+    return changed
+
+
+def code_uri(output: str, job_name: str) -> str:
+    """Where the code of a training job is put."""
+    return f"{output.rstrip('/')}/{job_name}/source/{ARCHIVE}"
+
+
+def hyperparameters(job: JobConfig, job_name: str) -> dict[str, str]:
+    """What SageMaker's framework images are started by, each value as JSON."""
+    options = job.sagemaker
+    isolated = f"/opt/ml/input/data/{CODE_CHANNEL}/{ARCHIVE}"
+    values: dict[str, Any] = {
+        "sagemaker_submit_directory": isolated if options.network_isolation else _code(job, job_name),
+        "sagemaker_program": job.script,
+        "sagemaker_container_log_level": int(_LOG_LEVEL),
+        "sagemaker_job_name": job_name,
+    }
+    if options.region is not None:
+        values["sagemaker_region"] = options.region
+    if job.mode == "plain":
+        values |= arguments_of(job)
+        values["sagemaker_torch_distributed_enabled"] = True
+        if not job.node_groups:
+            values["sagemaker_instance_type"] = job.resources.instance_type
+    return {name: json.dumps(value) for name, value in values.items()}
+
+
+def tags(job: JobConfig) -> list[dict[str, str]]:
+    """What jobs of ours are found by, labels, and the tags of the section, as the API takes them."""
+    found = {TAG: job.name, **job.labels, **job.sagemaker.tags}
+    return [{"Key": key, "Value": value} for key, value in found.items()]
+
+
+def vpc(job: JobConfig) -> Request | None:
+    """Subnets and security groups."""
+    given = job.sagemaker.vpc
+    return None if given is None else {"Subnets": list(given.subnets), "SecurityGroupIds": list(given.security_groups)}
+
+
+def checkpoint(job: JobConfig) -> Request | None:
+    """The prefix that SageMaker itself keeps equal to a folder."""
+    uri = job.sagemaker.checkpoint_uri
+    return {"S3Uri": uri, "LocalPath": job.sagemaker.checkpoint_path} if uri else None
+
+
+def experiment(job: JobConfig) -> Request | None:
+    """Where the job is filed."""
+    given = job.sagemaker.experiment
+    return None if given is None else _given(ExperimentName=given.name, TrialName=given.trial, RunName=given.run)
+
+
+def channel(given: S3Channel | FileSystemChannel) -> Request:
+    """One input, without its name."""
+    if given.kind == "file-system":
+        source = {
+            "FileSystemDataSource": {
+                "FileSystemId": given.id,
+                "FileSystemAccessMode": given.access,
+                "FileSystemType": given.type,
+                "DirectoryPath": given.directory,
+            }
+        }
+        return {"DataSource": source}
+    source = {
+        "S3DataSource": {"S3DataType": given.data, "S3Uri": given.uri, "S3DataDistributionType": given.distribution}
+    }
+    form = _given(InputMode=given.mode, ContentType=given.content_type, CompressionType=given.compression)
+    return {"DataSource": source, **form}
+
+
+def _algorithm(job: JobConfig) -> Request:
+    metrics = [{"Name": metric.name, "Regex": metric.regex} for metric in job.sagemaker.metrics]
+    return _given(
+        TrainingImage=job.image,
+        TrainingInputMode="File",
+        MetricDefinitions=metrics or None,
+        **entrypoint_of(job),
+    )
+
+
+def _channels(job: JobConfig, job_name: str) -> list[Request]:
+    found = [{"ChannelName": name, **channel(given)} for name, given in job.sagemaker.channels.items()]
+    if job.sagemaker.network_isolation:
+        source = {
+            "S3DataType": "S3Prefix",
+            "S3Uri": _code(job, job_name),
+            "S3DataDistributionType": "FullyReplicated",
+        }
+        found.append({"ChannelName": CODE_CHANNEL, "DataSource": {"S3DataSource": source}})
+    return found
+
+
+def _resources(job: JobConfig) -> Request:
+    options = job.sagemaker
+    groups = [
+        {
+            "InstanceGroupName": group.name,
+            "InstanceType": group.instance_type or job.resources.instance_type,
+            "InstanceCount": group.nodes,
+        }
+        for group in job.node_groups
+    ]
+    instances = {} if groups else {"InstanceType": job.resources.instance_type, "InstanceCount": job.nodes}
+    return instances | _given(
+        InstanceGroups=groups or None,
+        VolumeSizeInGB=options.volume_gib or 30,
+        VolumeKmsKeyId=options.volume_kms_key,
+        KeepAlivePeriodInSeconds=options.keep_alive_s,
+        TrainingPlanArn=options.training_plan,
+    )
+
+
+def _wait_s(job: JobConfig) -> int | None:
+    if not job.sagemaker.spot:
+        return None
+    return job.sagemaker.max_wait_s or job.timeouts.run_s or DEFAULT_RUN_S
+
+
+def _code(job: JobConfig, job_name: str) -> str:
+    return job.sagemaker.code or code_uri(job.sagemaker.output or "", job_name)
+
+
+def _given(**members: Any) -> Request:
+    return {name: value for name, value in members.items() if value is not None}

@@ -1,0 +1,349 @@
+"""Target `sagemaker`: a training job, which is one CreateTrainingJob request."""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from hyperpod_ext.catalog.labels import JOB as TAG
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.errors import (
+    ConfigError,
+    ConflictError,
+    HyperpodExtError,
+    NotFoundError,
+    UnknownOutcomeError,
+    UnreachableError,
+)
+from hyperpod_ext.jobs.contract import records
+from hyperpod_ext.jobs.contract.capabilities import Capabilities
+from hyperpod_ext.jobs.contract.differences import differences
+from hyperpod_ext.jobs.contract.handle import ANYWHERE, JobHandle
+from hyperpod_ext.jobs.contract.job_status import JobStatus, StatusUpdate
+from hyperpod_ext.jobs.job_files.job_report import TrainingJobRecord
+from hyperpod_ext.jobs.local.result import EMPTY_REPORT
+from hyperpod_ext.jobs.sagemaker.client import call, client
+from hyperpod_ext.jobs.sagemaker.job_logs import JobLogs
+from hyperpod_ext.jobs.sagemaker.problems import problems as problems
+from hyperpod_ext.jobs.sagemaker.problems import warnings as warnings
+from hyperpod_ext.jobs.sagemaker.request import code_uri, submitted_as, training_job_request
+from hyperpod_ext.jobs.sagemaker.secret import ensure_secret
+
+if TYPE_CHECKING:
+    from hyperpod_ext.config.clusters.cluster import ClusterConfig
+    from hyperpod_ext.jobs.contract.plan_type import Plan
+    from hyperpod_ext.jobs.contract.targets import Target
+
+NAME = "sagemaker"
+PARTS: dict[str, str] = {}
+INSTEAD = {
+    "faults": "write `chaos.inject` with `on_clusters: true` in the spec, or rehearse with --target local",
+    "leftovers": "SageMaker keeps training jobs for ever; their files are below sagemaker.output",
+    "move": "a training job keeps the instances that it began with, and has no spares",
+    "ports": "with sagemaker.remote_debug, Session Manager forwards ports",
+    "rehearsal": "`--dry-run` shows what would be submitted",
+    "resize": "a training job keeps the instances that it began with: submit it again with other `nodes`; "
+    "it goes on from its newest durable checkpoint",
+    "shell": "with sagemaker.remote_debug: `aws ssm start-session --target sagemaker-training-job:NAME_algo-1`",
+}
+FILE = "create_training_job.json"
+_ASK_EVERY_S = 5.0
+_CANCEL_TIMEOUT_S = 300.0
+_STATES = {
+    "InProgress": "running",
+    "Stopping": "running",
+    "Deleting": "running",
+    "Completed": "succeeded",
+    "Failed": "failed",
+    "Stopped": "cancelled",
+}
+_LONGEST_NAME = 63
+_MOST_PAGES = 10
+"""Of a hundred jobs each, newest first: SageMaker keeps jobs for ever."""
+
+
+def capabilities() -> Capabilities:
+    """What our agent does inside the container; nodes of a running job are not replaced."""
+    return Capabilities(
+        no_node_disk="the disks of a training job's nodes end with the job",
+        image=True,
+        process_restart=True,
+        reads=frozenset(
+            {
+                "resources",
+                "node_groups",
+                "relaunch",
+                "timeouts",
+                "labels",
+                "sagemaker",
+                "metrics",
+                "network",
+                "log_rules",
+            }
+        ),
+    )
+
+
+def render(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
+    """The request as JSON. At submission its name gets the time, as SageMaker keeps names for ever."""
+    del cluster  # SageMaker brings the nodes
+    return {FILE: json.dumps(training_job_request(job), indent=2) + "\n"}
+
+
+def submit(plan: Plan) -> JobHandle:
+    """Check the request strictly, put code and secret where the job finds them, and send it.
+
+    Raises:
+        ConfigError: SageMaker refuses the request.
+        ConflictError: the newest job of this name has not ended.
+        UnreachableError: the service cannot be reached, or does not let us.
+    """
+    region = plan.job.sagemaker.region
+    job_name = f"{plan.name[: _LONGEST_NAME - 16].rstrip('-')}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    request = submitted_as(json.loads(plan.files[FILE]), job_name)
+    service = client("sagemaker", region)
+    if plan.name in records.names(NAME):
+        _refuse_a_second(plan.name)
+    ensure_secret(plan.job)
+    if plan.job.sagemaker.code is None:
+        _put_code(plan, code_uri(request["OutputDataConfig"]["S3OutputPath"], job_name), region)
+    place = region or str(service.meta.region_name)
+    record = {"job_name": job_name, "region": place, "world_size": plan.world_size}
+    try:
+        _create(service, request)
+    except UnknownOutcomeError:
+        records.remember(NAME, plan.name, record)  # the next submission looks whether this one runs
+        raise
+    records.remember(NAME, plan.name, record)
+    return JobHandle(NAME, place, plan.name)
+
+
+def _create(service: Any, request: Mapping[str, Any]) -> None:
+    name = str(request["TrainingJobName"])
+
+    def existing() -> Mapping[str, Any]:
+        """The job of an attempt whose answer was lost. Members that DescribeTrainingJob leaves out are not compared."""
+        doing = f"DescribeTrainingJob {name}"
+        found: Mapping[str, Any] = call(doing, lambda: service.describe_training_job(TrainingJobName=name))
+        asked = {member: value for member, value in request.items() if member != "Tags"}
+        if other := [str(one) for one in differences(asked, found) if one.there is not None]:
+            hint = "it is not this job: submit again, which makes another name"
+            raise ConflictError(f"a training job {name} exists and differs: {'; '.join(other)}", hint=hint)
+        return found
+
+    call(f"CreateTrainingJob {name}", lambda: service.create_training_job(**request), existing=existing)
+
+
+def list_jobs() -> list[JobStatus]:
+    """The newest submission of every name: those of the region, by their tag, and those that were submitted from here;
+    `unknown` where SageMaker cannot be asked.
+
+    Raises:
+        UnreachableError: it cannot be asked, and nothing was submitted from here.
+    """
+    known = {
+        JobHandle(NAME, str(records.recall(NAME, name, TrainingJobRecord)["region"]), name)
+        for name in records.names(NAME)
+    }
+    found: dict[JobHandle, JobStatus] = {}
+    try:
+        service = client("sagemaker", None)
+        for name, described in _newest_by_name(service).items():
+            handle = JobHandle(NAME, str(service.meta.region_name), name)
+            found[handle] = _status(handle, described)
+    except UnreachableError:
+        if not known:
+            raise
+    for handle in known - found.keys():
+        try:
+            found[handle] = status(handle)
+        except (UnreachableError, NotFoundError) as error:
+            found[handle] = JobStatus(name=handle.name, handle=str(handle), state="unknown", error=error.to_json())
+    return sorted(found.values(), key=lambda one: (one.name, one.handle))
+
+
+def status(handle: JobHandle) -> JobStatus:
+    """What SageMaker says of the newest submission under the name, or of the training job that is called so."""
+    handle = _with_region(handle)
+    return _status(handle, _describe(handle))
+
+
+def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[StatusUpdate]:
+    """A moment every few seconds."""
+    handle = _with_region(handle)
+    printed = JobLogs(handle.place, _job_name(handle))
+    while True:
+        now = status(handle)
+        yield StatusUpdate(now, (), tuple(printed.new_lines()) if with_lines else ())
+        if now.ended:
+            return
+        time.sleep(_ASK_EVERY_S)
+
+
+def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> Iterator[str]:
+    """What CloudWatch has of the job."""
+    handle = _with_region(handle)
+    printed = JobLogs(handle.place, _job_name(handle))
+    of_rank = None if rank is None else f"rank {rank} | "
+    while True:
+        ended = not follow or status(handle).ended  # asked first: what came before its end is read below
+        yield from (line for line in printed.new_lines() if of_rank is None or of_rank in line)
+        if ended:
+            return
+        time.sleep(_ASK_EVERY_S)
+
+
+def cancel(handle: JobHandle) -> JobStatus:
+    """StopTrainingJob, then wait until it has stopped. An ended job is left as it is."""
+    handle = _with_region(handle)
+    service, job_name = client("sagemaker", handle.place), _job_name(handle)
+    deadline = time.monotonic() + _CANCEL_TIMEOUT_S
+    asked = False
+    while not (now := status(handle)).ended:
+        if not asked:
+            call(f"StopTrainingJob {job_name}", lambda: service.stop_training_job(TrainingJobName=job_name))
+            asked = True
+        if time.monotonic() > deadline:
+            raise HyperpodExtError(f"{job_name} does not stop", hint="the SageMaker console may say why")
+        time.sleep(1.0)
+    return now
+
+
+def result(handle: JobHandle) -> Mapping[str, Any]:
+    """How the job ended. Its report, with losses and recoveries, is in the job's output on S3.
+
+    Raises:
+        NotFoundError: the job has not ended.
+    """
+    handle = _with_region(handle)
+    described = _describe(handle)
+    now = _status(handle, described)
+    if not now.ended:
+        raise NotFoundError(f"{handle.name} has no result yet", hint=f"`hp-ext status {handle}` shows how far it is")
+    found = EMPTY_REPORT | {"state": now.state, "error": now.error, "name": handle.name, "target": NAME}
+    found |= {"handle": str(handle), "training_job": described["TrainingJobName"]}
+    billed = described.get("BillableTimeInSeconds")
+    found["seconds"] = {} if billed is None else {"billed": billed}
+    found["model"] = described.get("ModelArtifacts", {}).get("S3ModelArtifacts")
+    return found
+
+
+def _status(handle: JobHandle, described: Mapping[str, Any]) -> JobStatus:
+    state = _STATES.get(described["TrainingJobStatus"], "running")
+    if state == "running" and described.get("SecondaryStatus") in ("Starting", "Pending", "LaunchingMLInstances"):
+        state = "starting"
+    error = None
+    if state == "failed":
+        hint = f"hp-ext logs {handle} shows what was printed"
+        error = {
+            "code": "JobFailedError",
+            "message": described.get("FailureReason", "it does not say why"),
+            "hint": hint,
+        }
+    return JobStatus(
+        name=handle.name,
+        handle=str(handle),
+        state=state,
+        submitted_at=_iso_time(described.get("CreationTime")) or "",
+        ended_at=_iso_time(described.get("TrainingEndTime")),
+        error=error,
+        folder=described.get("OutputDataConfig", {}).get("S3OutputPath", ""),
+    )
+
+
+def _describe(handle: JobHandle) -> Mapping[str, Any]:
+    service, job_name = client("sagemaker", handle.place), _job_name(handle)
+    answer: Mapping[str, Any] = call(
+        f"DescribeTrainingJob {job_name}", lambda: service.describe_training_job(TrainingJobName=job_name)
+    )
+    return answer
+
+
+def _job_name(handle: JobHandle) -> str:
+    """The newest submission of the name from this machine or, by its tag, from another; or else the name itself."""
+    try:
+        return str(records.recall(NAME, handle.name, TrainingJobRecord)["job_name"])
+    except NotFoundError:
+        return _tagged(handle.place, handle.name) or handle.name
+
+
+@functools.cache
+def _tagged(region: str, name: str) -> str | None:
+    """Asked once: a job that is watched stays the same."""
+    try:
+        found = _newest_by_name(client("sagemaker", region), name)
+    except (UnreachableError, ConfigError):  # who may not search may still describe
+        return None
+    return str(found[name]["TrainingJobName"]) if name in found else None
+
+
+def _with_region(handle: JobHandle) -> JobHandle:
+    """Of a bare name: in the region that it was submitted to from this machine, or else in that of the environment."""
+    if handle.place != ANYWHERE:
+        return handle
+    try:
+        region = str(records.recall(NAME, handle.name, TrainingJobRecord)["region"])
+    except NotFoundError:
+        region = str(client("sagemaker", None).meta.region_name)
+    return JobHandle(NAME, region, handle.name)
+
+
+def _refuse_a_second(name: str) -> None:
+    handle = JobHandle(NAME, records.recall(NAME, name, TrainingJobRecord)["region"], name)
+    try:
+        if status(handle).ended:
+            return
+    except NotFoundError:
+        return  # deleted
+    raise ConflictError(
+        f"a job named {name} is running", hint=f"end it with `hp-ext cancel {handle}`, or use another name"
+    )
+
+
+def _put_code(plan: Plan, uri: str, region: str | None) -> None:
+    from hyperpod_ext.jobs.sagemaker.source import pack
+
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    body = pack(plan.source_dir)
+    call(f"PutObject {uri}", lambda: client("s3", region).put_object(Bucket=bucket, Key=key, Body=body))
+
+
+def _iso_time(at: datetime | None) -> str | None:
+    return at.astimezone(UTC).isoformat(timespec="seconds") if at else None
+
+
+def _newest_by_name(service: Any, name: str | None = None) -> dict[str, Mapping[str, Any]]:
+    """Of each name, or of one, the newest training job, as Search describes it.
+
+    Raises:
+        UnreachableError: the service cannot be reached, or does not let us search.
+    """
+    condition = {"Operator": "Exists"} if name is None else {"Operator": "Equals", "Value": name}
+    request: dict[str, Any] = {
+        "Resource": "TrainingJob",
+        "SearchExpression": {"Filters": [{"Name": f"Tags.{TAG}"} | condition]},
+        "SortBy": "CreationTime",
+        "SortOrder": "Descending",
+        "MaxResults": 100,
+    }
+    found: dict[str, Mapping[str, Any]] = {}
+    for _ in range(_MOST_PAGES):
+        page = call("Search TrainingJob", lambda: service.search(**request))
+        for job in (one["TrainingJob"] for one in page.get("Results", []) if "TrainingJob" in one):
+            ours = {tag["Key"]: tag["Value"] for tag in job.get("Tags", [])}.get(TAG)
+            if ours is not None:
+                found.setdefault(ours, job)
+        if not page.get("NextToken") or (name is not None and found):
+            break
+        request["NextToken"] = page["NextToken"]
+    return found
+
+
+if TYPE_CHECKING:
+    import hyperpod_ext.jobs.sagemaker.target as this_module
+
+    _checked: Target = this_module

@@ -1,0 +1,210 @@
+"""One command of an sbatch file that starts workers: srun's options, and what it starts. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hyperpod_ext.errors import ConfigError, Problem
+from hyperpod_ext.jobs.imports.how import HOW
+from hyperpod_ext.jobs.imports.launch import Launch, launcher_in, parse_launch
+from hyperpod_ext.jobs.imports.placeholders import names_in
+from hyperpod_ext.jobs.imports.shell_values import Script
+from hyperpod_ext.jobs.kubernetes.imports.command import SHELLS, Started, read_words
+
+_LONG = {"n": "ntasks", "N": "nodes", "c": "cpus-per-task", "w": "nodelist", "x": "exclude", "p": "partition"}
+_LONG |= {"t": "time", "J": "job-name", "o": "output", "e": "error", "i": "input", "r": "relative", "G": "gpus"}
+_LONG |= {"m": "distribution", "C": "constraint", "A": "account", "q": "qos", "D": "chdir", "l": "label"}
+_LONG |= {"u": "unbuffered", "K": "kill-on-bad-exit", "v": "verbose", "Q": "quiet", "O": "overcommit", "k": "no-kill"}
+_LONG |= {"s": "oversubscribe", "X": "disable-status", "E": "preserve-env", "W": "wait", "d": "dependency"}
+"""Of srun's manual."""
+_FLAGS = {"label", "unbuffered", "exclusive", "overlap", "kill-on-bad-exit", "verbose", "pty", "quiet", "overcommit"}
+_FLAGS |= {"no-kill", "oversubscribe", "disable-status", "preserve-env", "contiguous", "spread-job", "exact"}
+_FLAGS |= {
+    "use-min-nodes",
+    "multi-prog",
+    "test-only",
+    "hold",
+    "reboot",
+    "immediate",
+    "interactive",
+    "external-launcher",
+}
+_FLAGS |= {"no-container-mount-home", "container-mount-home", "no-container-remap-root", "container-remap-root"}
+_FLAGS |= {"container-writable", "container-readonly", "container-entrypoint", "no-container-entrypoint"}
+"""Options of srun and pyxis that take no value, or one behind `=` alone."""
+_STARTED_BY = {"exec", "time", "command"}
+"""Words before srun that change nothing for what it starts."""
+SOME_NODES = ("nodelist", "exclude", "relative", "multi-prog", "het-group", "nodefile")
+_MPI = re.compile(r"(?:^|[\s;&|/])(mpirun|mpiexec)\b")
+
+
+@dataclass
+class Step:
+    """One command, as it was written and as it was read."""
+
+    words: list[str]
+    line: int
+    options: list[tuple[str, str]] = field(default_factory=list)
+    """Of srun, by their long names without dashes."""
+    program: list[str] = field(default_factory=list)
+    """What srun starts."""
+    before: list[str] = field(default_factory=list)
+    """Words before srun."""
+    launch: Launch | None = None
+    inner: Started | None = None
+    """The shell that the launch is in, if it is in one."""
+
+    @property
+    def is_srun(self) -> bool:
+        """Whether srun starts it, on all nodes that it takes."""
+        return any(word.rpartition("/")[2] == "srun" for word in self.words)
+
+    def option(self, *names: str) -> str | None:
+        """The value of the last of these that it has."""
+        return next((value for name, value in reversed(self.options) if name in names), None)
+
+    def shown(self) -> str:
+        """Its beginning, in one line."""
+        return " ".join(" ".join(self.words).split())[:80]
+
+
+def read_step(words: list[str], line: int, known: Mapping[str, str], literal: Collection[str] = ()) -> Step:
+    """Take srun's options off, and look for the launch after them.
+
+    Args:
+        known: variables that have these values in each task.
+        literal: words that were in single quotes.
+    """
+    rest, step = list(words), Step(words, line)
+    if step.is_srun:
+        while rest[0].rpartition("/")[2] != "srun":
+            step.before.append(rest.pop(0))
+        step.before = [word for word in step.before if word not in _STARTED_BY]
+        rest.pop(0)
+        _take_options(rest, step.options)
+    step.program = rest
+    plain = [word if word in literal else unescaped(word) for word in rest]
+    if (launch := parse_launch(plain)) is not None or not any(word.rpartition("/")[2] in SHELLS for word in rest[:1]):
+        step.launch = launch
+        return step
+    # inside a shell of each node, which has Slurm's variables of its task
+    step.inner = read_words([word.replace("\\$", "$") for word in rest], known)
+    step.launch = step.inner.launch
+    return step
+
+
+def unescaped(word: str) -> str:
+    """A word in double quotes, as the shell passes it on."""
+    return re.sub(r"\\([$`\\])", lambda match: match[1], word)
+
+
+def _take_options(rest: list[str], options: list[tuple[str, str]]) -> None:
+    while rest and rest[0].startswith("-") and rest[0] != "-":
+        word = rest.pop(0)
+        if word == "--":
+            return
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            name = name.replace("_", "-")  # as older manuals have them
+        else:
+            name, equals, value = _LONG.get(word[1], word[1]), word[2:], word[2:].removeprefix("=")
+            if name in _FLAGS and name != "kill-on-bad-exit" and value:  # several letters, `-lu`
+                rest.insert(0, f"-{value}")
+                value = ""
+        if not equals and name not in _FLAGS and rest:
+            value = rest.pop(0)
+        options.append((name, value))
+
+
+def raw_step(steps: Sequence[Step], script: Script, nodes: int, tasks: str | None, source: str) -> Step:
+    """The one step that starts no Python file, where a spec's `command` does the same: one task on each node.
+
+    Args:
+        tasks: those of a node, as the file's options have them.
+
+    Raises:
+        ConfigError: it has none, several, or one that a command is not.
+    """
+    if not steps or script.hidden:
+        raise _no_step(script, nodes, source)
+    step = steps[-1]
+    if (launcher := launcher_in(step.program)) is not None and (missing := _unset_names(step.program)):
+        what = f"{launcher} starts no file that can be told: nothing in the file sets {{name}}"
+        raise ConfigError(
+            [
+                Problem(what.format(name=name), source=source, line=step.line, hint=HOW.format(name=name))
+                for name in missing
+            ]
+        )
+    count = tasks_of(step, nodes, tasks)
+    some = next((name for name in SOME_NODES if step.option(name) is not None), None)
+    on = step.option("nodes")
+    all_tasks = step.option("ntasks")
+    if step.is_srun and not some and count not in (None, "1") and (module := _module(step.program)) is not None:
+        step.launch = module
+        return step
+    if not step.is_srun or not step.program:
+        why = "it starts no Python file that can be told"
+    elif len(steps) > 1:
+        first = "; ".join(one.shown() for one in steps)
+        why = f"it has {len(steps)} steps, of which none starts a Python file ({first}), and a spec has one"
+    elif count not in (None, "1"):
+        why = f"srun starts {count} tasks on each node, which get their ranks from it (MPI, SLURM_PROCID): a spec one"
+    elif (on is not None and on != str(nodes)) or (all_tasks is not None and all_tasks != str(nodes)) or some:
+        which = f"--nodes={on}" if on is not None else f"--ntasks={all_tasks}" if all_tasks is not None else f"--{some}"
+        why = f"its step has {which}, and that of a spec has a task on each of the {nodes} nodes"
+    else:
+        return step
+    hint = "run it with sbatch as before, or write a spec with a script, or a command for each node"
+    raise ConfigError([Problem(f"{why} ({step.shown()})", source=source, line=step.line, hint=hint)])
+
+
+def _unset_names(words: Sequence[str]) -> list[str]:
+    """Variables that the words need and that nothing sets, besides those that each task has."""
+    text = re.sub(r"\$\([^()]*\)|`[^`]*`", "", " ".join(words))
+    return [name for name in dict.fromkeys(names_in(text)) if not name.startswith("SLURM")]
+
+
+def tasks_of(step: Step, nodes: int, of_file: str | None) -> str | None:
+    """Tasks of a node: those of the step count, then those of the file."""
+    if (found := step.option("ntasks-per-node", "tasks-per-node")) is not None:
+        return found
+    found = step.option("ntasks")
+    if found is not None and found.isdecimal() and int(found) and int(found) % nodes == 0:
+        return str(int(found) // nodes)
+    return of_file
+
+
+def _module(words: Sequence[str]) -> Launch | None:
+    """`python -m package` as each task of srun starts it."""
+    if len(words) < 3 or not re.fullmatch(r"python[0-9.]*", words[0].rpartition("/")[2]):
+        return None
+    at = 2 if words[1] == "-u" else 1
+    if words[at] != "-m" or len(words) < at + 2:
+        return None
+    return Launch(
+        "python", words[at + 1], list(words[at + 2 :]), program=words[0], is_module=True, is_unbuffered=at == 2
+    )
+
+
+def _no_step(script: Script, nodes: int, source: str) -> ConfigError:
+    hint = "run it with sbatch as before; import reads files that train by srun or a launcher"
+    for text, line in script.hidden:
+        message = f"a step is in what is not followed, a loop or the like: {text.strip().splitlines()[0][:80]}"
+        hint = "write it outside, with the values that it has, or write a spec"
+        return ConfigError([Problem(message, source=source, line=line, hint=hint)])
+    for text, line in script.others:
+        if found := _MPI.search(text):
+            message = f"{found[1]} starts the processes of all nodes from the first one; a spec's command is on each"
+            return ConfigError([Problem(message, source=source, line=line, hint=hint)])
+    if script.alone:
+        words, line = script.alone[-1]
+        message = f"{' '.join(words)[:80]} runs on the first of {nodes} nodes alone"
+        hint = "write srun before it, or --nodes=1"
+        return ConfigError([Problem(message, source=source, line=line, hint=hint)])
+    first = next((text.strip().splitlines()[0][:80] for text, _line in script.others if text.strip()), "nothing")
+    line = script.others[0][1] if script.others else 1
+    message = f"has no step of srun or a launcher, so it prepares or tests on its first node alone: {first}"
+    return ConfigError([Problem(message, source=source, line=line, hint=hint)])

@@ -1,0 +1,107 @@
+"""Moving the ranks of a node to a spare in a job on Slurm that runs; Slurm is told to leave the node out.
+
+The order is left in the run folder. A node that has left stays in the allocation of a job that is not elastic: if Slurm
+starts the job's step again, it must find the nodes that the job began with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.resize import MoveOrder
+from hyperpod_ext.errors import ConfigError, HyperpodExtError, Problem, UnsupportedError
+from hyperpod_ext.jobs.contract import resize
+from hyperpod_ext.jobs.contract.handle import JobHandle
+from hyperpod_ext.jobs.contract.run_files import Tail, read_event
+from hyperpod_ext.jobs.slurm import client as slurm
+from hyperpod_ext.jobs.slurm import target as hyperpod_slurm
+from hyperpod_ext.jobs.slurm.resize import PendingResize, give_back, hosts_of, runs, seldom, spec_of, training_start
+
+
+@dataclass(frozen=True, slots=True)
+class PendingMove:
+    """An order to move the ranks of a node."""
+
+    job: hyperpod_slurm.Submitted
+    spec: JobConfig
+    start: Path
+    """Folder of the start that it is for."""
+    name: str
+    node: int
+    host: str
+    """What Slurm calls the node; empty: it is of another allocation, which ends with it."""
+    events: Tail
+    """What is told from now on."""
+
+
+def move(handle: JobHandle, node: str) -> PendingMove:
+    """Order the ranks of a node, by its number in the job or by its name in Slurm, on a spare.
+
+    Raises:
+        NotFoundError: there is no such job.
+        ConflictError: it does not train.
+        ConfigError: it has no such node, or no spares.
+    """
+    job = hyperpod_slurm.submission(handle)
+    spec = spec_of(job)
+    if spec.mode != "ours":
+        hint = "in mode ours, with spares, ranks move while the job runs"
+        raise UnsupportedError([Problem(f"ranks cannot move in mode {spec.mode}", path="mode", hint=hint)])
+    if problem := resize.refusal_to_move(spec, 0):
+        raise ConfigError([problem])
+    start = training_start(job, handle)
+    hosts = hosts_of(start)
+    number = _number_of(node, hosts)
+    if number is None:
+        known = ", ".join(f"{number} ({host})" for number, host in sorted(hosts.items()))
+        hint = f"its nodes are {known}"
+        raise ConfigError([Problem(f"{job.name} does not run on node {node}", source="--node", hint=hint)])
+    if problem := resize.refusal_to_move(spec, number):
+        raise ConfigError([problem])
+    events = Tail(start / "events.jsonl")
+    events.lines()
+    name = resize.new_name()
+    resize.leave_order(start, name, MoveOrder(node=number))
+    return PendingMove(job, spec, start, name, number, hosts.get(number, ""), events)
+
+
+def moved(ordered: PendingMove, timeout_s: float | None, *, drain: bool) -> dict[str, Any]:
+    """Wait until the ranks are on the spare and the node's agent has ended; then have Slurm leave the node out.
+
+    Returns:
+        what the move took, and `drain`: the node's name in Slurm, or why it was not, `why_no_drain`.
+
+    Raises:
+        ConflictError: it was refused, or the job ended first.
+        WaitTimeoutError: it takes longer than `timeout_s`.
+    """
+    job, still_runs = ordered.job, seldom(lambda: runs(ordered.job))
+    over, called = f"{job.name} ended, or was queued again, before they moved", ordered.host or f"node {ordered.node}"
+    done = resize.outcome(job.name, ordered.events, ordered.name, lambda: "" if still_runs() else over, timeout_s)
+    resize.wait_until_left(ordered.spec, ordered.start, {ordered.node: called}, still_runs)
+    came = resize.came_to(map(read_event, Tail(ordered.start / "events.jsonl").lines()), ordered.name)
+    result = {"node": ordered.node, "to": came, **done, **(_drain(ordered) if drain else {})}
+    if ordered.spec.elastic is None:
+        return result
+    size = done["nodes"]
+    order = PendingResize(job, ordered.spec, ordered.start, ordered.name, size, size, ordered.events)
+    return result | give_back(order, done)
+
+
+def _number_of(node: str, hosts: dict[int, str]) -> int | None:
+    """Number of a node by its name in Slurm, or as it is."""
+    named = [number for number, host in hosts.items() if host == node]
+    return named[0] if named else int(node) if node.isdecimal() else None
+
+
+def _drain(ordered: PendingMove) -> dict[str, Any]:
+    if not ordered.host:
+        return {"why_no_drain": "it is of another allocation, which ends with it"}
+    try:
+        slurm.take_no_jobs([ordered.host], f"hp-ext move {ordered.job.name}")
+    except HyperpodExtError as error:  # it takes an administrator; the ranks have moved all the same
+        return {"why_no_drain": str(error)}
+    return {"drain": ordered.host}

@@ -1,0 +1,234 @@
+"""Resizing a job on Slurm that runs.
+
+Fewer nodes: an order in the run folder; once the nodes have left the job, they are given back to Slurm. More nodes: an
+array of jobs with a node each, which bring the order with them when they come, and end when their node leaves. Slurm's
+own way to make an allocation larger is not used: it is off on most clusters.
+
+RUNS/NAME/JOBID/nodes.jobs       their ids, a line each
+RUNS/NAME/JOBID/0.0/hosts/3      what Slurm calls node 3 of the job's own allocation
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.resize import LEFT, ResizeOrder
+from hyperpod_ext.errors import ConfigError, ConflictError, NotFoundError, Problem, UnsupportedError
+from hyperpod_ext.files import write_atomically
+from hyperpod_ext.jobs.contract import resize
+from hyperpod_ext.jobs.contract.handle import JobHandle
+from hyperpod_ext.jobs.contract.render import check_shell
+from hyperpod_ext.jobs.contract.run_files import Tail, read_event
+from hyperpod_ext.jobs.contract.spec_annotation import parse_note
+from hyperpod_ext.jobs.slurm import client as slurm
+from hyperpod_ext.jobs.slurm import runs as hyperpod_slurm_runs
+from hyperpod_ext.jobs.slurm import target as hyperpod_slurm
+from hyperpod_ext.jobs.slurm.script import NOTE, nodes_script
+
+Answer = TypeVar("Answer")
+_ASK_EVERY_S = 2.0
+_ENDED_BADLY = frozenset({"failed", "cancelled"})
+
+
+@dataclass(frozen=True, slots=True)
+class PendingResize:
+    """An order that was left for a job, or that the nodes which come for it bring along."""
+
+    job: hyperpod_slurm.Submitted
+    spec: JobConfig
+    start: Path
+    """Folder of the start that it is for."""
+    name: str
+    nodes: int
+    of: int
+    """Nodes that the job has."""
+    events: Tail
+    """What is told from now on."""
+    joining: str = ""
+    """Id of the array of jobs that brings nodes; empty: no others are needed."""
+
+    @property
+    def note(self) -> str:
+        """That nodes must come from the queue."""
+        if not self.joining:
+            return ""
+        count = self.nodes - self.of
+        return (
+            f"job {self.joining} of the queue brings {count} more node{'s'[: count > 1]}; the job trains on meanwhile"
+        )
+
+
+def order(handle: JobHandle, nodes: int) -> PendingResize:
+    """Order the job on `nodes` nodes; where that is more than it has, ask Slurm for them.
+
+    Raises:
+        NotFoundError: there is no such job.
+        ConflictError: it does not train, has so many already, or nodes are on their way to it.
+        ConfigError: it cannot run on so many, or Slurm refuses the nodes.
+    """
+    job = hyperpod_slurm.submission(handle)
+    spec = spec_of(job)
+    if spec.mode != "ours":
+        hint = "submit it again with other `nodes`; in mode ours it is resized while it runs"
+        raise UnsupportedError([Problem(f"mode {spec.mode} cannot be resized", path="mode", hint=hint)])
+    if problem := resize.refusal(spec, nodes):
+        raise ConfigError([problem])
+    start = training_start(job, handle)
+    if waiting := [one for one in _joining(job) if slurm.task_states(one) & {"starting"}]:
+        hint = f"wait for them, or drop them with `scancel {waiting[0]}`"
+        raise ConflictError(f"{job.name} waits for nodes already, job {waiting[0]} of the queue", hint=hint)
+    events = Tail(start / "events.jsonl")
+    job_nodes = resize.nodes_of_job(read_event(line) for line in events.lines())
+    if nodes == job_nodes.size:
+        raise ConflictError(f"{job.name} has {nodes} nodes already")
+    name = resize.new_name()
+    joining = numbers_for(spec, nodes, job_nodes)
+    arriving = ""
+    if joining:
+        arriving = _send_for(job, spec, name, ResizeOrder(nodes=nodes, joining=joining))
+    else:
+        resize.leave_order(start, name, ResizeOrder(nodes=nodes))
+    return PendingResize(job, spec, start, name, nodes, job_nodes.size, events, arriving)
+
+
+def training_start(job: hyperpod_slurm.Submitted, handle: JobHandle) -> Path:
+    """Folder of the start of a job that trains now, with the names of its nodes.
+
+    Raises:
+        ConflictError: it does not train.
+        UnsupportedError: another version wrote it.
+    """
+    starts = hyperpod_slurm_runs.starts(job.job_dir)
+    if not runs(job) or not starts or not (starts[-1] / "events.jsonl").exists():
+        raise ConflictError(f"{job.name} does not train", hint=f"`hp-ext status {handle}` shows how far it is")
+    if not (starts[-1] / "hosts").is_dir():
+        hint = "submit it again: nodes of jobs that this version writes can come and go"
+        raise UnsupportedError([Problem(f"{job.name} was submitted by another version of hp-ext", hint=hint)])
+    return starts[-1]
+
+
+def numbers_for(spec: JobConfig, nodes: int, job_nodes: resize.JobNodes) -> tuple[int, ...]:
+    """Numbers of the nodes that must come before the job can have `nodes`, besides its spares. Pure.
+
+    The highest that are free: the lowest are those that a start of the job gives its own nodes.
+    """
+    most = max(spec.nodes, spec.elastic.max_nodes if spec.elastic else 0) + spec.spares
+    missing = max(0, nodes + spec.spares - len(job_nodes.members)) if nodes > job_nodes.size else 0
+    free = sorted(set(range(most)) - job_nodes.members)
+    return tuple(free[len(free) - missing :]) if missing else ()
+
+
+def outcome(ordered: PendingResize, timeout_s: float | None) -> dict[str, Any]:
+    """Wait until the job goes on as was ordered, and give back to Slurm what it does not need any more.
+
+    Raises:
+        ConflictError: it was refused, the job ended first, or the nodes that should come have failed.
+        WaitTimeoutError: it takes longer than `timeout_s`.
+    """
+    unasked, ended = ordered.nodes if ordered.joining else None, seldom(lambda: _why_not(ordered))
+    done = resize.outcome(ordered.job.name, ordered.events, ordered.name, ended, timeout_s, unasked)
+    return done | give_back(ordered, done)
+
+
+def _why_not(ordered: PendingResize) -> str:
+    job = ordered.job
+    if not runs(job):
+        return f"{job.name} ended, or was queued again, before it was resized"
+    if ordered.joining and (bad := slurm.task_states(ordered.joining) & _ENDED_BADLY):
+        return f"a node that should come has {min(bad)}: see {job.folder}/{job.name}.nodes-{ordered.joining}_*.out"
+    return ""
+
+
+def give_back(ordered: PendingResize, done: dict[str, Any]) -> dict[str, Any]:
+    """Let Slurm have the nodes of the job's own allocation that have left it.
+
+    Returns:
+        `given_back`, their names, and `kept`, those that left but stay in the allocation, with a reason, `why_kept`.
+    """
+    start, job = ordered.start, ordered.job
+    hosts = hosts_of(start)
+    if done["nodes"] < done["of"]:
+        _wait_for_departing(ordered, hosts)
+    held, first = slurm.nodes_of(job.id)
+    left = [hosts[number] for number in sorted(hosts) if (start / LEFT.format(number)).exists()]
+    gone = [host for host in left if host in held and host != first]
+    result: dict[str, Any] = {"given_back": [], "kept": [host for host in left if host == first and host in held]}
+    if result["kept"]:
+        result["why_kept"] = "the batch script runs there"
+    if not gone:
+        return result
+    try:
+        slurm.keep_nodes(job.id, [host for host in held if host not in gone])
+    except ConfigError as error:
+        return result | {"kept": [*result["kept"], *gone], "why_kept": error.problems[0].message}
+    return result | {"given_back": gone}
+
+
+def hosts_of(start: Path) -> dict[int, str]:
+    """What Slurm calls each node of the job's own allocation."""
+    return {int(file.name): file.read_text().strip() for file in (start / "hosts").iterdir()}
+
+
+def _wait_for_departing(ordered: PendingResize, hosts: dict[int, str]) -> None:
+    """Until those of the job's own nodes that the order sends away have ended, checkpoints and all.
+
+    Raises:
+        HyperpodExtError: they do not.
+    """
+    events = [read_event(line) for line in Tail(ordered.start / "events.jsonl").lines()]
+    begun = [one for one in events if one.get("event") == "resize_begun" and one["order"] == ordered.name]
+    leaving = {number: hosts[number] for number in (begun[-1]["leaving"] if begun else ()) if number in hosts}
+    resize.wait_until_left(ordered.spec, ordered.start, leaving, seldom(lambda: runs(ordered.job)))
+
+
+def seldom(ask: Callable[[], Answer]) -> Callable[[], Answer]:
+    """`ask`, which runs a command of Slurm's, but its answer is kept for two seconds."""
+    newest: list[tuple[float, Answer]] = []
+
+    def kept() -> Answer:
+        if not newest or time.monotonic() - newest[0][0] >= _ASK_EVERY_S:
+            newest[:] = [(time.monotonic(), ask())]
+        return newest[0][1]
+
+    return kept
+
+
+def runs(job: hyperpod_slurm.Submitted) -> bool:
+    """Whether Slurm runs it now."""
+    return slurm.find(job.id).our_state == "running"
+
+
+def _send_for(job: hyperpod_slurm.Submitted, spec: JobConfig, name: str, order: ResizeOrder) -> str:
+    """Ask Slurm for a node of each number that joins; returns the id of the array."""
+    script = nodes_script(spec, job.id, name, order.joining, order.model_dump_json(), job.folder)
+    check_shell("nodes.sbatch", script)
+    array, _ = slurm.submit(script, job.folder)
+    write_atomically(job.job_dir / hyperpod_slurm.MORE, "".join(f"{one}\n" for one in (*_joining(job), array)))
+    return array
+
+
+def _joining(job: hyperpod_slurm.Submitted) -> Sequence[str]:
+    return hyperpod_slurm.more_jobs(job.job_dir)
+
+
+def spec_of(job: hyperpod_slurm.Submitted) -> JobConfig:
+    """What the job was made from, as its own file says.
+
+    Raises:
+        ConflictError: it has not begun yet.
+        NotFoundError: the file holds none that this version can read.
+    """
+    try:
+        lines = (job.job_dir / "job.sbatch").read_text().splitlines()
+    except FileNotFoundError:
+        raise ConflictError(f"{job.name} has not begun yet", hint=f"`squeue -j {job.id}` says why") from None
+    spec = next((parse_note(line.removeprefix(NOTE)) for line in lines if line.startswith(NOTE)), None)
+    if spec is None:
+        hint = "was it changed after it was written, or made by another version?"
+        raise NotFoundError(f"{job.job_dir}/job.sbatch holds no spec", hint=hint)
+    return spec

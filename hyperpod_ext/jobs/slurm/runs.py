@@ -1,0 +1,128 @@
+"""What a job on Slurm writes to the folder that all its nodes share, and what it comes to over several starts.
+
+RUNS/NAME/secret               the same for every start of the name
+RUNS/NAME/JOBID/job.sbatch     what was submitted
+RUNS/NAME/JOBID/0.0/           one start: events.jsonl, report.json, logs/
+RUNS/NAME/JOBID/0.1/           the step was started again; the first number counts requeues
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.errors import ConfigError
+from hyperpod_ext.jobs.contract.job_status import FINAL_STATES
+from hyperpod_ext.jobs.contract.run_files import LogReader, Tail, read_event, tells_step
+from hyperpod_ext.jobs.job_files.job_report import ReportOutput
+from hyperpod_ext.jobs.job_files.json_files import read_checked
+from hyperpod_ext.jobs.local.result import EMPTY_REPORT, JobReport
+
+_START = re.compile(r"(\d+)\.(\d+)")
+_TAIL_LINES = 20
+
+
+def starts(job_dir: Path) -> list[Path]:
+    """Folders of all starts of the job, oldest first."""
+    found = [entry for entry in job_dir.iterdir() if _START.fullmatch(entry.name)] if job_dir.is_dir() else []
+    return sorted(found, key=lambda entry: tuple(map(int, entry.name.split("."))))
+
+
+class JobReader:
+    """Reads what came since the last look, over all starts."""
+
+    def __init__(self, job_dir: Path, batch_log: Path, rank: int | None = None) -> None:
+        self._job_dir, self._rank = job_dir, rank
+        self._batch = Tail(batch_log)
+        self._events: dict[Path, Tail] = {}
+        self._logs: dict[Path, LogReader] = {}
+        self._nodes: dict[Path, Tail] = {}
+
+    def events(self) -> Iterator[Mapping[str, Any]]:
+        """Events of the runtime, each with `run: main`."""
+        for start in starts(self._job_dir):
+            for line in self._events.setdefault(start, Tail(start / "events.jsonl")).lines():
+                if event := read_event(line):
+                    yield event | {"run": "main"}
+
+    def lines(self) -> Iterator[str]:
+        """What the batch script, the nodes and the workers print."""
+        if self._rank is None:
+            yield from (f"batch | {line}" for line in self._batch.lines())
+        for start in starts(self._job_dir):
+            yield from self._logs.setdefault(start, LogReader(start, self._rank)).lines()
+            if self._rank is not None:
+                yield from self._printed_by_torchrun(start, f"rank {self._rank} | ")
+
+    def _printed_by_torchrun(self, start: Path, mark: str) -> Iterator[str]:
+        """Its workers have no logs of their own, but their rank before each line of their node's."""
+        for file in sorted((start / "logs").glob("node*.log")):
+            tail = self._nodes.setdefault(file, Tail(file))
+            yield from (line for line in tail.lines() if line.startswith(mark))
+
+
+def last_step(job_dir: Path) -> dict[str, Any]:
+    """The newest event that says how far the job is, of the newest start that has one."""
+    for start in reversed(starts(job_dir)):
+        for event in reversed(_events(start)):
+            if tells_step(event):
+                return dict(event)
+    return {}
+
+
+def make_result(job_dir: Path, batch_log: Path, state: str, cause: str) -> JobReport:
+    """The report of the last start, with the losses of all; `state` and `cause` are Slurm's."""
+    folders = starts(job_dir)
+    reports = [_report(folder) for folder in folders]
+    last = (reports[-1] if reports else None) or {}
+    result = EMPTY_REPORT | last
+    result["losses"] = {step: loss for report in reports for step, loss in (report or {}).get("losses", {}).items()}
+    for folder, report in zip(folders, reports, strict=True):
+        if report is None:  # it was killed before it could write one
+            result["losses"] = _losses(folder) | result["losses"]
+    result["losses"] = dict(sorted(result["losses"].items(), key=lambda item: int(item[0])))
+    result["starts"] = len(folders)
+    result["state"] = state
+    if state == "succeeded":
+        result["error"] = None
+    elif state == "failed" and not result["error"]:
+        printed = "\n".join(_tail(batch_log) + (_tail(folders[-1] / "logs" / "node0.log") if folders else []))
+        message = f"{cause}\n{printed}".rstrip()
+        result["error"] = {"code": "JobFailedError", "message": message, "hint": f"see {batch_log}"}
+    return result
+
+
+def reported_state(job_dir: Path) -> str | None:
+    """How the newest start ended, if it could tell."""
+    folders = starts(job_dir)
+    reported = (_report(folders[-1]) or {}).get("state") if folders else None
+    return str(reported) if reported in FINAL_STATES else None
+
+
+def _losses(folder: Path) -> dict[str, Any]:
+    losses = {}
+    for event in _events(folder):
+        match event:
+            case {"event": "step", "rank": 0, "step": int(step), "loss": None | int() | float() as loss}:
+                losses[str(step)] = loss
+    return losses
+
+
+def _events(folder: Path) -> list[dict[str, Any]]:
+    return [event for line in Tail(folder / "events.jsonl").lines() if (event := read_event(line))]
+
+
+def _report(folder: Path) -> JobReport | None:
+    with suppress(FileNotFoundError, ConfigError):
+        return read_checked(folder / "report.json", ReportOutput)
+    return None
+
+
+def _tail(file: Path) -> list[str]:
+    try:
+        return file.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,358 @@
+"""From a JobConfig to the one file that sbatch takes. Pure."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.job.overlay import Overlay
+from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
+from hyperpod_ext.config.job.secret_variables import secrets_last
+from hyperpod_ext.errors import HyperpodExtError, Problem
+from hyperpod_ext.jobs.contract.launcher_text import RANKED_LINES, without_launcher, words_for_torchrun
+from hyperpod_ext.jobs.contract.rank_variables import changes_ranks
+from hyperpod_ext.jobs.contract.render import check_shell, render
+from hyperpod_ext.jobs.contract.spec_annotation import note_text
+
+NOTE = "# spec: "
+"""Before the job's own spec in the file: what `hp-ext import` reads back."""
+COMMENT = "hyperpod_ext"
+"""What our jobs carry, so that they can be told from others in the queue."""
+MORE_NODES = ".nodes"
+"""After a job's name: that of jobs that bring nodes to it. No job of ours can be named so."""
+
+OWN_OPTIONS = frozenset(
+    {"job-name", "nodes", "ntasks-per-node", "ntasks", "output", "open-mode", "comment", "chdir", "array", "export"}
+)
+"""Options of sbatch that the file sets itself and stands or falls with."""
+
+OVERLAY_MARK = "# from overlay.slurm: "
+_SET = "is set by the rendered file itself"
+_ONE_AGENT = ("would start other than one agent on each node", "write `nodes` and `workers_per_node`")
+_LOG = ("would take the job's log from where it is looked for", "read it by `hp-ext logs`")
+_NO_JOB = ("has sbatch submit no job", "remove it")
+_VARIABLES = ("would bring the job other variables than its own", "write `env`")
+REFUSED_OF_BATCH = {
+    "job-name": (_SET, "write `name`"),
+    "nodes": (_SET, "write `nodes`"),
+    "ntasks": _ONE_AGENT,
+    "ntasks-per-node": _ONE_AGENT,
+    "ntasks-per-core": _ONE_AGENT,
+    "ntasks-per-gpu": _ONE_AGENT,
+    "ntasks-per-socket": _ONE_AGENT,
+    "output": _LOG,
+    "open-mode": _LOG,
+    "comment": (_SET, "remove it: the job is told by it from others in the queue"),
+    "chdir": ("would take the job from the folder of its files", "submit it from the folder of the script"),
+    "array": ("would start many jobs as one", "submit each under a name of its own"),
+    "export": _VARIABLES,
+    "export-file": _VARIABLES,
+    "get-user-env": _VARIABLES,
+    "signal": (_SET, "write `timeouts.run_s` and `checkpoint.grace_s`"),
+    "requeue": (_SET, "write `slurm.requeue`"),
+    "no-requeue": (_SET, "write `slurm.requeue`"),
+    "no-kill": (_SET, "write `spares` or `elastic`"),
+    "wrap": ("would stand in the place of the file", "write `script` and `args`"),
+    "test-only": _NO_JOB,
+    "help": _NO_JOB,
+    "usage": _NO_JOB,
+    "version": _NO_JOB,
+    "wait": ("would have the submission last as long as the job", "use `hp-ext wait`"),
+    "clusters": ("would bring the job to a cluster where it is not looked for", "submit it from that cluster"),
+}
+"""Option of sbatch, why an overlay cannot say it, and what to do."""
+NEVER = frozenset({"wrap", "test-only", "help", "usage", "version", "wait", "clusters"})
+"""Options of these that `slurm.sbatch` does not take either: the job would not be submitted, or not be found."""
+REFUSED_OF_STEP = {"nodes", "ntasks", "nodelist", "exclude", "relative", "multi-prog", "export", "chdir", "no-kill"}
+REFUSED_OF_STEP |= {"ntasks-per-node", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket", "auto-resume"}
+REFUSED_OF_STEP |= {"kill-on-bad-exit", "wait", "test-only", "jobid", "container-image", "container-mounts"}
+REFUSED_OF_STEP |= {"no-container-mount-home", "container-mount-home", "container-entrypoint", "cpu-bind", "pty"}
+"""What starts one agent on each node, and brings it its files and its secret."""
+
+_PASSED = ("HPX_NODE_RANK", "HPX_RUN_DIR", "HPX_RDZV_ENDPOINT", "HPX_SOURCE_DIR", "HPX_JOB_DIR", "HPX_SECRET_FILE")
+_PASSED_ELASTIC = ("HPX_NNODES", "HPX_REJOIN")
+_LOOK_S = 20
+"""How often a node that joined a job looks whether that goes on."""
+_SAVE_S = 5
+"""Seconds besides checkpoint.grace_s between the signal and the time limit."""
+
+
+def job_script(job: JobConfig) -> str:
+    """The whole text of `job.sbatch`."""
+    plain = job.mode == "plain"
+    own = RANKED_LINES if plain else {ENV_RUNTIME: RuntimeConfig.of(job).model_dump_json()}
+    no_python, words = words_for_torchrun(job)
+    alone = without_launcher(job)
+    elastic = _in_place(job)
+    return render(
+        "hyperpod_slurm/job.sbatch.j2",
+        job=job,
+        note=NOTE + note_text(job),
+        env={**own, **secrets_last(job.env)},
+        options=list(_batch_options(job)),
+        step_options=list(_step_options(job)),
+        marks=list(_marks(job)),
+        before=job.overlay.slurm.before,
+        enroot=_container(job) == "enroot",
+        mounts=_mounts(job),
+        passed=(*_PASSED, *(_PASSED_ELASTIC if elastic else ()), "SLURM_JOB_ID", "SLURM_STEP_ID"),
+        port=job.rendezvous.port or "$((20000 + SLURM_JOB_ID % 10000))",
+        launcher="none" if alone else "torchrun" if plain else "agent",
+        no_python=no_python,
+        elastic=elastic,
+        warned=_warned(job),
+        requeue=job.slurm.requeue and not plain,
+        folder=_quoted(job.working_dir) if job.working_dir else '"$HPX_SOURCE_DIR"',
+        command=words if plain and not alone else job.words,
+    )
+
+
+def nodes_script(job: JobConfig, job_id: str, order: str, numbers: Sequence[int], text: str, folder: Path) -> str:
+    """The file for sbatch by which nodes of these `numbers` join job `job_id`, for an order to resize it.
+
+    Args:
+        order: name of the order, whose content is `text`.
+        folder: the one that the job was submitted from.
+    """
+    runs_dir = folder / job.slurm.runs / job.name
+    job_dir = runs_dir / job_id
+    own = (f"array={','.join(map(str, numbers))}", "nodes=1", "ntasks-per-node=1")
+    signal = (f"signal=B:USR1@{_warning_s(job)}",) if job.timeouts.run_s is not None else ()
+    outputs = ("output=%x-%A_%a.out", f"comment={COMMENT}:{job_id}")
+    return render(
+        "hyperpod_slurm/nodes.sbatch.j2",
+        job=job,
+        id=job_id,
+        order=order,
+        text=text,
+        runs_dir=str(runs_dir),
+        job_dir=str(job_dir),
+        source_dir=str(folder),
+        look_s=_LOOK_S,
+        grace_s=_warning_s(job),
+        options=[
+            f"job-name={job.name}{MORE_NODES}",
+            *own,
+            *_place_options(job),
+            *signal,
+            "no-requeue",
+            *outputs,
+            *_further(job),
+        ],
+        step_options=[option for option in _step_options(job) if not option.startswith(("nodes=", "ntasks="))],
+    )
+
+
+def problems(job: JobConfig) -> Iterator[Problem]:
+    """What the spec asks of Slurm that cannot be."""
+    for name in job.slurm.sbatch:
+        if name in OWN_OPTIONS:
+            hint = "remove it: the spec's own fields say what it would"
+            yield Problem(f"--{name} is set by the rendered file itself", path=f"slurm.sbatch.{name}", hint=hint)
+        elif name in NEVER:
+            why, hint = REFUSED_OF_BATCH[name]
+            yield Problem(f"--{name} {why}", path=f"slurm.sbatch.{name}", hint=hint)
+    if _container(job) == "enroot" and not (job.image or "").endswith(".sqsh"):
+        hint = "`enroot import -o /fsx/train.sqsh docker://...` makes one; or use slurm.container: pyxis"
+        yield Problem("enroot starts images that are squashfs files (.sqsh)", path="image", hint=hint)
+    for index, volume in enumerate(job.volumes):
+        if volume.kind not in ("host", "scratch"):
+            hint = "mount it on the nodes, and use a volume of kind host"
+            yield Problem(f"Slurm has no volumes of kind {volume.kind}", path=f"volumes.{index}", hint=hint)
+        elif volume.kind == "scratch":
+            hint = "use a folder of the node: a volume of kind host"
+            yield Problem("Slurm makes no scratch volumes", path=f"volumes.{index}", hint=hint)
+    yield from _unreadable(job.slurm.setup, "slurm.setup")
+    yield from _problems_at_limit(job)
+    yield from _overlay_problems(job)
+    if job.node_groups:
+        hint = "remove node_groups; one job on Slurm has nodes that are alike"
+        yield Problem("Slurm jobs here have one kind of node", path="node_groups", hint=hint)
+
+
+def warnings(job: JobConfig) -> Iterator[str]:
+    """What will be otherwise than one may think."""
+    options = job.slurm
+    if options.gres and options.auto_resume:
+        yield "slurm.gres: HyperPod queues a job with GRES again from its start, where it would resume the step"
+    if options.requeue and job.mode == "ours" and not job.checkpoint.durable():
+        yield "no durable tier: a job that Slurm queues again, after the loss of a node, begins from step 0"
+    if job.image is None and job.volumes:
+        yield "volumes are not used without an image: the job sees the nodes' own folders"
+    if job.image is None and job.working_dir:
+        yield "working_dir is a folder of the nodes, as there is no image"
+
+
+def _problems_at_limit(job: JobConfig) -> Iterator[Problem]:
+    if not job.slurm.requeue_at_limit:
+        return
+    path = "slurm.requeue_at_limit"
+    if job.mode == "plain":
+        yield Problem("nobody saves a plain script before the limit", path=path, hint="use mode: ours")
+    elif not job.checkpoint.durable():
+        hint = "add a tier of kind file or s3"
+        yield Problem("no durable tier: a job that is queued again would begin from step 0", path=path, hint=hint)
+    if job.timeouts.run_s is None:
+        yield Problem("there is no time limit", path=path, hint="set timeouts.run_s, the seconds of each start")
+    if not job.slurm.requeue:
+        yield Problem("slurm.requeue: false forbids it", path=path, hint="remove one of the two")
+
+
+def _in_place(job: JobConfig) -> bool:
+    """Whether nodes may come and go while the job runs."""
+    return job.elastic is not None and job.mode == "ours"
+
+
+def _warned(job: JobConfig) -> bool:
+    """Whether the batch script, and not each node, is told that the time limit comes near."""
+    return job.timeouts.run_s is not None and job.mode == "ours" and (job.slurm.requeue_at_limit or _in_place(job))
+
+
+def _warning_s(job: JobConfig) -> int:
+    return math.ceil(job.checkpoint.grace_s) + _SAVE_S
+
+
+def _batch_options(job: JobConfig) -> Iterator[str]:
+    yield from (f"job-name={job.name}", f"nodes={job.nodes + job.spares}", "ntasks-per-node=1")
+    yield from _place_options(job)
+    if job.timeouts.run_s is not None:  # to the steps, or to the batch script, before the limit
+        yield f"signal={'B:USR1' if _warned(job) else 'TERM'}@{_warning_s(job)}"
+    yield "requeue" if job.slurm.requeue else "no-requeue"
+    if job.spares or job.elastic:
+        yield "no-kill"  # the nodes that are left go on, with a spare or with fewer
+    yield from ("output=%x-%j.out", "open-mode=append", f"comment={COMMENT}")
+    yield from _further(job)
+
+
+def _place_options(job: JobConfig) -> Iterator[str]:
+    """What a node of the job must be, and for how long."""
+    slurm, resources = job.slurm, job.resources
+    if slurm.exclusive:
+        yield "exclusive"
+    for name, value in (
+        ("partition", job.scheduling.queue),
+        ("qos", job.scheduling.priority),
+        ("account", slurm.account),
+        ("reservation", slurm.reservation),
+        ("constraint", slurm.constraint),
+        ("exclude", slurm.exclude),
+        ("gres", slurm.gres),
+        ("cpus-per-task", math.ceil(resources.cpus) if resources.cpus else None),
+        ("mem", f"{resources.memory_mib}M" if resources.memory_mib else "0" if slurm.exclusive else None),
+        ("time", _time(job.timeouts.run_s)),
+    ):
+        if value is not None:
+            yield f"{name}={value}"
+
+
+def _further(job: JobConfig) -> Iterator[str]:
+    for name, value in job.slurm.sbatch.items():
+        yield f"{name}={value}" if value else name
+    yield from job.overlay.slurm.sbatch
+
+
+def _marks(job: JobConfig) -> Iterator[str]:
+    """What of the file is from the overlay."""
+    overlay = job.overlay.slurm
+    yield from (f"{OVERLAY_MARK}#SBATCH --{_name(line)}" for line in overlay.sbatch)
+    yield from (f"{OVERLAY_MARK}srun --{name}" for name in overlay.srun)
+    if overlay.before:
+        yield f"{OVERLAY_MARK}lines before the step"
+
+
+def _name(line: str) -> str:
+    return line.partition("=")[0]
+
+
+def _is_one_word(line: str) -> bool:
+    """Whether sbatch reads the line as this option alone."""
+    try:
+        return len(shlex.split(line, comments=True)) == 1 and not line.endswith("\\")
+    except ValueError:
+        return False
+
+
+def _overlay_problems(job: JobConfig) -> Iterator[Problem]:
+    """What of the overlay would break what the job relies on, or says again what the spec says."""
+    overlay, path = job.overlay.slurm, "overlay.slurm"
+    plain = job.model_copy(update={"overlay": Overlay()})
+    present = {_name(option) for option in _batch_options(plain)}
+    for index, line in enumerate(overlay.sbatch):
+        name, at = _name(line), f"{path}.sbatch.{index}"
+        if name in REFUSED_OF_BATCH:
+            why, hint = REFUSED_OF_BATCH[name]
+            yield Problem(f"--{name} {why}", path=at, hint=hint)
+        elif not _is_one_word(line):
+            hint = "put its value in double quotes, and further options in lines of their own"
+            yield Problem(f"--{name} is not one option, as sbatch reads it", path=at, hint=hint)
+        elif name in present:
+            yield Problem(
+                f"--{name} is said by the spec already", path=at, hint="change that field, or remove this line"
+            )
+    present = {_name(option) for option in _step_options(plain)}
+    for name in overlay.srun:
+        if name in REFUSED_OF_STEP | present:
+            hint = "remove it: the step starts one agent on each node, with the job's files and secret"
+            yield Problem(f"--{name} of srun is set by the rendered file", path=f"{path}.srun.{name}", hint=hint)
+    for index, line in enumerate(overlay.before):
+        if changes_ranks(line):
+            hint = "remove it: the launcher sets these variables"
+            message = "would change variables that ranks or the runtime rely on"
+            yield Problem(message, path=f"{path}.before.{index}", hint=hint)
+    yield from _unreadable(overlay.before, f"{path}.before")
+
+
+def _unreadable(lines: Sequence[str], path: str) -> Iterator[Problem]:
+    if not lines:
+        return
+    try:
+        check_shell(path, "\n".join(lines) + "\n")
+    except HyperpodExtError:
+        yield Problem("is no shell that sh can read", path=path, hint="end what it begins, quotes too")
+
+
+def _step_options(job: JobConfig) -> Iterator[str]:
+    if job.slurm.auto_resume:
+        yield "auto-resume=1"
+    if _in_place(job):
+        yield from ('nodes="$nodes"', 'ntasks="$nodes"')
+    if job.spares or job.elastic:
+        yield "no-kill"
+    # our agents end by themselves, and then the exit code is the job's own; workers of torchrun may wait for ever
+    yield f"kill-on-bad-exit={int(job.mode == 'plain')}"
+    yield "cpu-bind=none"
+    for name, value in job.overlay.slurm.srun.items():
+        yield f"{name}={_quoted(value)}" if value else name
+    if _container(job) == "pyxis":
+        yield f"container-image={_quoted(job.image or '')}"
+        yield f"container-mounts={','.join(_mounts(job))}"
+        yield "no-container-mount-home"
+
+
+def _container(job: JobConfig) -> str | None:
+    return job.slurm.container if job.image else None
+
+
+def _mounts(job: JobConfig) -> list[str]:
+    """`from:to` for the shell: folders of the job itself, then the spec's volumes."""
+    own = ['"$HPX_SOURCE_DIR:$HPX_SOURCE_DIR"', '"$HPX_RUNS_DIR:$HPX_RUNS_DIR"']
+    volumes = [volume for volume in job.volumes if volume.kind == "host"]
+    disks = [tier.mounted for tier in job.checkpoint.durable() if tier.on_node and tier.mounted]
+    disks = [path for path in disks if not any(PurePosixPath(path).is_relative_to(v.path) for v in volumes)]
+    own += [_quoted(f"{path}:{path}") for path in disks]
+    return own + [_quoted(f"{v.host_path}:{v.path}{':ro' if v.read_only else ''}") for v in volumes]
+
+
+def _time(seconds: int | None) -> str | None:
+    """As sbatch takes it; it counts whole minutes."""
+    if seconds is None:
+        return None
+    minutes = math.ceil(seconds / 60)
+    return f"{minutes // 1440}-{minutes // 60 % 24:02d}:{minutes % 60:02d}:00"
+
+
+def _quoted(text: str) -> str:
+    return shlex.quote(text)

@@ -1,0 +1,324 @@
+"""Target `hyperpod-slurm`: one sbatch file, which any Slurm takes; on HyperPod its step is resumed by itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.errors import ConflictError, HyperpodExtError, NotFoundError, UnreachableError
+from hyperpod_ext.jobs.contract import records
+from hyperpod_ext.jobs.contract.capabilities import Capabilities
+from hyperpod_ext.jobs.contract.handle import JobHandle
+from hyperpod_ext.jobs.contract.job_status import JobStatus, StatusUpdate
+from hyperpod_ext.jobs.job_files.job_report import SlurmRecord
+from hyperpod_ext.jobs.slurm import client as slurm
+from hyperpod_ext.jobs.slurm import runs
+from hyperpod_ext.jobs.slurm.script import COMMENT, NOTE, job_script
+from hyperpod_ext.jobs.slurm.script import problems as problems
+from hyperpod_ext.jobs.slurm.script import warnings as warnings
+
+if TYPE_CHECKING:
+    from hyperpod_ext.config.clusters.cluster import ClusterConfig
+    from hyperpod_ext.jobs.contract.plan_type import Plan
+    from hyperpod_ext.jobs.contract.targets import Target
+
+NAME = "hyperpod-slurm"
+PARTS = {
+    "move": "hyperpod_ext.jobs.slurm.move",
+    "resize": "hyperpod_ext.jobs.slurm.resize",
+    "shell": "hyperpod_ext.jobs.slurm.inside",
+}
+INSTEAD = {
+    "faults": "write `chaos.inject` with `on_clusters: true` in the spec, or rehearse with --target local",
+    "leftovers": "Slurm forgets a job by itself; its files are in the folder that `hp-ext status` shows",
+    "ports": "ssh -L HERE:HOST:THERE, to the host that `squeue` shows",
+    "rehearsal": "`--dry-run` shows what would be submitted",
+}
+FILE = "job.sbatch"
+_TICK_S = 0.2
+_ASK_EVERY_S = 2.0
+"""How often Slurm is asked: its controller serves everybody."""
+_CANCEL_TIMEOUT_S = 120.0
+MORE = "nodes.jobs"
+"""In a job's folder: ids of the jobs of Slurm that bring nodes to it while it runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """Where one submission is."""
+
+    name: str
+    id: str
+    cluster: str
+    folder: Path
+    """Folder that the job was submitted from."""
+    runs: str
+    world_size: int
+    submitted_at: str
+
+    @property
+    def job_dir(self) -> Path:
+        return self.folder / self.runs / self.name / self.id
+
+    @property
+    def batch_log(self) -> Path:
+        return self.folder / f"{self.name}-{self.id}.out"
+
+
+def capabilities() -> Capabilities:
+    """What our agent does inside a step, and Slurm around it."""
+    return Capabilities(
+        orchestrator="slurm",
+        image=True,
+        process_restart=True,
+        spares=True,
+        elastic=True,
+        command=True,
+        reads=frozenset(
+            {
+                "working_dir",
+                "resources",
+                "scheduling",
+                "volumes",
+                "relaunch",
+                "timeouts",
+                "slurm",
+                "metrics",
+                "network",
+                "log_rules",
+            }
+        ),
+    )
+
+
+def render(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
+    """`job.sbatch`."""
+    del cluster  # Slurm knows its nodes
+    return {FILE: job_script(job)}
+
+
+def submit(plan: Plan) -> JobHandle:
+    """Hand the file to sbatch.
+
+    Raises:
+        ConflictError: a job of this name is in the queue.
+        ConfigError: Slurm refuses it.
+        UnreachableError: there is no Slurm here, or it does not answer.
+    """
+    if (other := slurm.active_job(plan.name)) is not None:
+        hint = f"end it with `scancel {other}`, or use another name"
+        raise ConflictError(f"job {other} of the queue is named {plan.name}, too", hint=hint)
+    folder = plan.source_dir.resolve()
+    job_id, cluster = slurm.submit(plan.files[FILE], folder)
+    record = {
+        "id": job_id,
+        "cluster": cluster,
+        "folder": str(folder),
+        "runs": plan.job.slurm.runs,
+        "world_size": plan.world_size,
+        "submitted_at": time.strftime("%Y-%m-%dT%H:%M:%S"),
+    }
+    records.remember(NAME, plan.name, record)
+    return JobHandle(NAME, cluster, plan.name)
+
+
+def list_jobs() -> list[JobStatus]:
+    """The newest submission of every name, from this machine or another; `unknown` where Slurm cannot be asked.
+
+    Raises:
+        UnreachableError: it cannot be asked, and nothing was submitted from here.
+    """
+    found = []
+    known = {name: str(records.recall(NAME, name, SlurmRecord)["cluster"]) for name in records.names(NAME)}
+    try:
+        elsewhere = [name for name in _newest_of_ours() if name not in known]
+        known |= dict.fromkeys(elsewhere, slurm.cluster_name() if elsewhere else "")
+    except UnreachableError:
+        if not known:  # what was submitted from here is listed all the same
+            raise
+    for name, cluster in sorted(known.items()):
+        handle = JobHandle(NAME, cluster, name)
+        try:
+            found.append(status(handle))
+        except (UnreachableError, NotFoundError) as error:
+            found.append(JobStatus(name=name, handle=str(handle), state="unknown", error=error.to_json()))
+    return found
+
+
+def status(handle: JobHandle) -> JobStatus:
+    """The newest submission under the name; a job that Slurm has forgotten is told from its report."""
+    job = submission(handle)
+    try:
+        known = slurm.find(job.id)
+        state, submitted, ended, reason = known.our_state, known.submitted_at, known.ended_at, known.reason
+        word = known.state
+    except NotFoundError:
+        reported = runs.reported_state(job.job_dir)
+        if reported is None:
+            raise
+        word, state, submitted, ended, reason = reported, reported, job.submitted_at, None, ""
+    if state == "failed" and runs.reported_state(job.job_dir) == "cancelled":
+        state = "cancelled"  # it was asked to end, and did; to Slurm that is an exit code like any other
+    error = None
+    if state == "failed":
+        cause = f"job {job.id} is {word}" + (f" ({reason})" if reason else "")
+        error = runs.make_result(job.job_dir, job.batch_log, state, cause)["error"]
+    step = runs.last_step(job.job_dir)
+    return JobStatus(
+        name=job.name,
+        handle=str(handle),
+        state=state,
+        step=step.get("step"),
+        of=step.get("of"),
+        submitted_at=submitted,
+        ended_at=ended,
+        error=error,
+        folder=str(job.job_dir),
+    )
+
+
+def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[StatusUpdate]:
+    """Moments several times a second; Slurm itself is asked every two seconds."""
+    job = submission(handle)
+    reader = runs.JobReader(job.job_dir, job.batch_log)
+    now = status(handle)
+    asked = time.monotonic()
+    while True:
+        yield StatusUpdate(now, tuple(reader.events()), tuple(reader.lines()) if with_lines else ())
+        if now.ended:
+            return
+        time.sleep(_TICK_S)
+        if time.monotonic() - asked >= _ASK_EVERY_S:
+            now, asked = status(handle), time.monotonic()
+
+
+def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> Iterator[str]:
+    """Lines of the batch script, of nodes and of ranks, over all starts."""
+    job = submission(handle)
+    if rank is not None and rank >= job.world_size:
+        raise NotFoundError(f"{handle.name} has no rank {rank}", hint=f"ranks go from 0 to {job.world_size - 1}")
+    reader = runs.JobReader(job.job_dir, job.batch_log, rank)
+    ended, asked = not follow, time.monotonic()
+    while True:
+        yield from reader.lines()
+        if ended:
+            return
+        time.sleep(_TICK_S)
+        if time.monotonic() - asked >= _ASK_EVERY_S:  # what is printed before it ended is read above
+            ended, asked = status(handle).ended, time.monotonic()
+
+
+def cancel(handle: JobHandle) -> JobStatus:
+    """scancel, then wait until Slurm has ended all of it. An ended job is left as it is."""
+    job = submission(handle)
+    deadline = time.monotonic() + _CANCEL_TIMEOUT_S
+    asked = False
+    while not (now := status(handle)).ended:
+        if not asked:
+            for one in (*more_jobs(job.job_dir), job.id):
+                with suppress(NotFoundError):  # Slurm forgets those that ended long ago
+                    slurm.cancel(one)
+            asked = True
+        if time.monotonic() > deadline:
+            raise HyperpodExtError(f"{handle.name} does not end", hint=f"`scontrol show job {job.id}` says why")
+        time.sleep(_TICK_S)
+    return now
+
+
+def result(handle: JobHandle) -> Mapping[str, Any]:
+    """The report of the last start, with the losses of all.
+
+    Raises:
+        NotFoundError: the job has not ended.
+    """
+    job, now = submission(handle), status(handle)
+    if not now.ended:
+        hint = f"`hp-ext status {handle}` shows how far it is"
+        raise NotFoundError(f"{handle.name} has no result yet", hint=hint)
+    found = runs.make_result(job.job_dir, job.batch_log, now.state, f"job {job.id} is {now.state}")
+    about = {"name": job.name, "target": NAME, "handle": str(handle), "slurm_job_id": job.id}
+    if now.error is not None:  # which has Slurm's own word for it
+        found = found | {"error": now.error}
+    return found | about
+
+
+def _record(name: str) -> Mapping[str, Any]:
+    """Of the newest submission from this machine; where there is none, of the newest in the queue."""
+    try:
+        return records.recall(NAME, name, SlurmRecord)
+    except NotFoundError:
+        with suppress(UnreachableError):
+            if queued := _newest_of_ours().get(name):
+                return _record_of(queued)
+        raise
+
+
+def more_jobs(job_dir: Path) -> list[str]:
+    """Ids of the jobs of Slurm that bring, or brought, nodes to the job."""
+    file = job_dir / MORE
+    return file.read_text().split() if file.exists() else []
+
+
+def submission(handle: JobHandle) -> Submitted:
+    """Where the newest submission under the name is."""
+    record = _record(handle.name)
+    return Submitted(
+        name=handle.name,
+        id=record["id"],
+        cluster=record["cluster"],
+        folder=Path(record["folder"]),
+        runs=record["runs"],
+        world_size=record["world_size"],
+        submitted_at=record["submitted_at"],
+    )
+
+
+def _newest_of_ours() -> dict[str, slurm.Queued]:
+    """Of each name, the newest job of this user that was made here or elsewhere by this tool."""
+    found: dict[str, slurm.Queued] = {}
+    for queued in sorted(slurm.queued(), key=lambda one: int(one.id)):
+        if queued.comment == COMMENT:
+            found[queued.name] = queued
+    return found
+
+
+def _record_of(queued: slurm.Queued) -> dict[str, Any]:
+    """What the machine that submitted the job remembers of it.
+
+    Raises:
+        NotFoundError: Slurm does not give out the file that the job was made from.
+    """
+    try:
+        text = slurm.batch_script(queued.id)
+    except HyperpodExtError as error:
+        hint = f"ask on the machine that submitted it, or look at `scontrol show job {queued.id}`"
+        raise NotFoundError(f"the file of job {queued.id} cannot be had: {error.message}", hint=hint) from None
+    notes = [line.removeprefix(NOTE) for line in text.splitlines() if line.startswith(NOTE)]
+    if not notes:
+        raise NotFoundError(f"the file of job {queued.id} holds no spec", hint="was it changed after it was written?")
+    try:
+        job = JobConfig.model_validate_json(notes[0])
+    except ValidationError:
+        hint = "ask on the machine that submitted it"
+        raise NotFoundError(f"the file of job {queued.id} holds a spec of another version", hint=hint) from None
+    return {
+        "id": queued.id,
+        "cluster": slurm.cluster_name(),
+        "folder": str(Path(queued.folder)),
+        "runs": job.slurm.runs,
+        "world_size": job.world_size,
+        "submitted_at": queued.submitted_at,
+    }
+
+
+if TYPE_CHECKING:
+    import hyperpod_ext.jobs.slurm.target as this_module
+
+    _checked: Target = this_module
