@@ -73,7 +73,7 @@ def _checks() -> dict[str, Rule[Any]]:
     from hyperpod_ext.config.files.check_texts import TEXTS
     from hyperpod_ext.config.files.rule import Rule
 
-    return {name: Rule(name, "error", *texts, find=lambda _context: iter(())) for name, texts in TEXTS.items()}
+    return {name: Rule(name, "error", *texts, look=lambda _context: iter(())) for name, texts in TEXTS.items()}
 
 
 def _explain_rule(name: str, rules: dict[str, Rule[Any]], output: str) -> None:

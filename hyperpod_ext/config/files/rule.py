@@ -1,13 +1,13 @@
 """Rules: what is right field by field, and would still fail, or waste machines.
 
 Each rule has a number, a cause and a fix, which `hp-ext explain` shows, and is a pure function of what it looks at. A
-registry has the rules of one kind of spec: those of jobs are in `submit.rules`, those of clusters in `clusters.checks`.
+registry has the rules of one kind of spec: those of jobs are in `jobs.rules`, those of clusters in `clusters.checks`.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, Literal, TypeVar
 
@@ -33,10 +33,16 @@ class Rule(Generic[S]):
     """What would happen, and why."""
     fix: str
     """What to do."""
-    find: Find[S]
+    look: Find[S]
     reads: tuple[Path, ...] = ()
     """All fields that the rule reads; empty if it also reads a cluster or a target. A rule with fields here still runs
     if other fields are invalid."""
+    when: Callable[[S], bool] | None = None
+    """Whether the rule is for a spec; None: it is for all."""
+
+    def find(self, seen: S) -> Iterator[Finding] | Iterator[Problem]:
+        """Return all findings; none if the rule is not for this spec."""
+        return self.look(seen) if self.when is None or self.when(seen) else iter(())
 
     def problems(self, seen: S) -> Iterator[Problem]:
         """What the rule finds, with its number."""
@@ -50,36 +56,52 @@ class Registry(Generic[S]):
     """The rules of one kind of spec.
 
     Args:
-        package: loads `modules`, which enter their rules, when all are asked for.
+        modules: modules of `package` that enter rules when they are loaded, each with a test: false if none of its
+            rules is for a spec, so that the module need not be loaded. None: it always is.
     """
 
-    def __init__(self, package: str, modules: Sequence[str]) -> None:
+    def __init__(self, package: str, modules: Mapping[str, Callable[[S], bool] | None]) -> None:
         self._package, self._modules = package, modules
         self._rules: dict[str, Rule[S]] = {}
 
     def rule(
-        self, id: str, severity: Severity, title: str, cause: str, fix: str, *, reads: tuple[str, ...] = ()
+        self,
+        id: str,
+        severity: Severity,
+        title: str,
+        cause: str,
+        fix: str,
+        *,
+        reads: tuple[str, ...] = (),
+        when: Callable[[S], bool] | None = None,
     ) -> Callable[[Find[S]], Find[S]]:
         """Enter a function as the rule `id`."""
 
         def enter(find: Find[S]) -> Find[S]:
-            if id in self._rules and self._rules[id].find.__qualname__ != find.__qualname__:
+            if id in self._rules and self._rules[id].look.__qualname__ != find.__qualname__:
                 raise ValueError(f"two rules are called {id}")
             fields = tuple(tuple(path.split(".")) for path in reads)
-            self._rules[id] = Rule(id, severity, title, cause, fix, find, fields)
+            self._rules[id] = Rule(id, severity, title, cause, fix, find, fields, when)
             return find
 
         return enter
 
     def all(self) -> dict[str, Rule[S]]:
         """Every rule, by id."""
-        for name in self._modules:
+        return self._loaded(self._modules)
+
+    def _loaded(self, modules: Iterable[str]) -> dict[str, Rule[S]]:
+        for name in modules:
             importlib.import_module(f"{self._package}.{name}")
         return dict(sorted(self._rules.items()))
 
+    def needed(self, seen: S) -> list[str]:
+        """Return the modules whose rules may find something."""
+        return [name for name, needed in self._modules.items() if needed is None or needed(seen)]
+
     def findings(self, seen: S, severity: Severity, ignore: Collection[str] = ()) -> Iterator[Problem]:
         """What the rules of this severity find, except those in `ignore`."""
-        for rule in self.all().values():
+        for rule in self._loaded(self.needed(seen)).values():
             if rule.severity == severity and rule.id not in ignore:
                 yield from rule.problems(seen)
 

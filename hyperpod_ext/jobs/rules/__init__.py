@@ -6,10 +6,11 @@ be ignored.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hyperpod_ext.config.files.rule import Registry
+from hyperpod_ext.config.files.rule import Find, Registry, Severity
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.jobs.contract.targets import TARGETS, get_target
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from hyperpod_ext.jobs.contract.capabilities import Capabilities
 
 KUBERNETES = frozenset({"hyperpod-eks", "kubeflow"})
-_MODULES = ("features", "machines", "images", "cluster_objects", "pods", "storage", "budgets", "numbers", "secrets")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,5 +40,37 @@ class Context:
         return self.target is None or self.target in targets
 
 
+def _in_pods(*fields: str) -> Callable[[Context], bool]:
+    """Whether the job may run in pods, or its spec has one of `fields`, whatever the target."""
+    return lambda context: context.may_be(*KUBERNETES) or not context.job.model_fields_set.isdisjoint(fields)
+
+
+_OBJECTS = ("kubernetes", "volumes", "scheduling", "node_groups", "labels", "annotations")
+_MODULES: dict[str, Callable[[Context], bool] | None] = {
+    "features": None,
+    "machines": _in_pods("resources", "node_groups"),
+    "images": _in_pods("image", "mode"),
+    "cluster_objects": _in_pods(*_OBJECTS),
+    "pods": _in_pods("kubernetes"),
+    "storage": _in_pods(),
+    "budgets": None,
+    "numbers": None,
+    "texts": None,
+}
 REGISTRY: Registry[Context] = Registry(__name__, _MODULES)
-rule, all_rules, findings = REGISTRY.rule, REGISTRY.all, REGISTRY.findings
+all_rules, findings, needed = REGISTRY.all, REGISTRY.findings, REGISTRY.needed
+
+
+def rule(
+    id: str,
+    severity: Severity,
+    title: str,
+    cause: str,
+    fix: str,
+    *,
+    reads: tuple[str, ...] = (),
+    targets: Collection[str] = TARGETS,
+) -> Callable[[Find[Context]], Find[Context]]:
+    """Enter a function as the rule `id`, for jobs that may be for one of `targets`."""
+    when = None if targets is TARGETS else lambda context: context.may_be(*targets)
+    return REGISTRY.rule(id, severity, title, cause, fix, reads=reads, when=when)

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator
 
 from hyperpod_ext.config.files.checks import Finding
-from hyperpod_ext.jobs.kubernetes.sizes import NEW_POD_S
-from hyperpod_ext.jobs.rules import KUBERNETES, Context, rule
+from hyperpod_ext.jobs.rules import Context, rule
 
 
 @rule(
@@ -85,21 +84,6 @@ def log_rules_have_names(context: Context) -> Iterator[Finding]:
 
 
 @rule(
-    "HPX165",
-    "error",
-    "less time to end than the newest step needs",
-    "checkpoint.grace_s is the time to bring the newest step to the durable tiers; Kubernetes kills it before.",
-    "Raise kubernetes.termination_grace_s, or leave it out: it then follows from checkpoint.grace_s.",
-)
-def pods_have_time_to_save(context: Context) -> Iterator[Finding]:
-    job, given = context.job, context.job.kubernetes.termination_grace_s
-    needed = job.checkpoint.grace_s
-    if given is not None and job.mode == "ours" and given < needed and context.may_be(*KUBERNETES):
-        message = f"{given} s are less than checkpoint.grace_s, {needed:g} s"
-        yield Finding(("kubernetes", "termination_grace_s"), message, "leave it out")
-
-
-@rule(
     "HPX166",
     "error",
     "a limit that includes a shorter one",
@@ -114,28 +98,3 @@ def limits_are_in_order(context: Context) -> Iterator[Finding]:
             part = getattr(limits, name)
             if part is not None and part > limits.run_s:
                 yield Finding(("timeouts", name), f"{part} s are more than run_s, {limits.run_s} s", "write less")
-
-
-_POD_IS_THERE_S, _POD_COMES_S = 60.0, 300.0
-"""What it takes at least until the operator has a spare in the place of a lost pod, and until a new pod runs."""
-
-
-@rule(
-    "HPX167",
-    "warning",
-    "a lost pod is waited for too shortly",
-    "Under AWS's operator with launcher `ours`, the others wait restart.node_wait_s for the pod in the place of a "
-    "lost one, and the job has failed after that. A spare is there once the operator has noticed; a new pod has to be "
-    "scheduled and to fetch its image, and a machine may have to be replaced first.",
-    "Remove restart.node_wait_s, which is then long enough, or write a larger one.",
-)
-def a_pod_is_waited_for(context: Context) -> Iterator[Finding]:
-    job = context.job
-    if context.target != "hyperpod-eks" or job.kubernetes.launcher != "ours" or job.nodes == 1:
-        return
-    written = job.restart.node_wait_s if "node_wait_s" in job.restart.model_fields_set else NEW_POD_S
-    if written < (_POD_IS_THERE_S if job.spares_in_all else _POD_COMES_S):
-        message = (
-            f"{written:g} s are too short for a pod in the place of a lost one, and the job fails when they are over"
-        )
-        yield Finding(("restart", "node_wait_s"), message, f"write {NEW_POD_S:g}, or remove it")

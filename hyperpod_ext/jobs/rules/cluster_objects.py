@@ -9,7 +9,6 @@ from hyperpod_ext.config.files.checks import Finding
 from hyperpod_ext.config.files.document import Path
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.volumes import HostVolume, ScratchVolume, is_below
-from hyperpod_ext.jobs.contract.rank_variables import is_of_ranks
 from hyperpod_ext.jobs.contract.spec_annotation import note_of
 from hyperpod_ext.jobs.rules import KUBERNETES, Context, rule
 
@@ -25,10 +24,11 @@ _AUTO_RESUME_NAMESPACES = ("kubeflow", "hyperpod")
     "topology or priority without a queue",
     "Kueue acts on both, and only on jobs in one of its queues; without scheduling.queue they say nothing.",
     "Set scheduling.queue to the local queue of the namespace.",
+    targets=KUBERNETES,
 )
 def queue_is_named(context: Context) -> Iterator[Finding]:
     asked = context.job.scheduling
-    if not context.may_be(*KUBERNETES) or asked.queue is not None:
+    if asked.queue is not None:
         return
     if asked.topology is not None:
         yield Finding(("scheduling", "topology"), "needs a queue of Kueue", "add scheduling.queue")
@@ -42,11 +42,12 @@ def queue_is_named(context: Context) -> Iterator[Finding]:
     "a team's namespace without its queue",
     "Namespaces hyperpod-ns-TEAM belong to task governance: its admission policy refuses pods without a queue.",
     "Set scheduling.queue: NAMESPACE-localqueue.",
+    targets=KUBERNETES,
 )
 def governed_namespace_has_a_queue(context: Context) -> Iterator[Finding]:
     job, namespace = context.job, context.job.kubernetes.namespace
     governed = namespace is not None and namespace.startswith("hyperpod-ns-")
-    if governed and context.may_be(*KUBERNETES) and job.scheduling.queue is None:
+    if governed and job.scheduling.queue is None:
         hint = f"add scheduling.queue: {namespace}-localqueue"
         yield Finding(("scheduling", "queue"), f"namespace {namespace} admits no pod without a queue", hint)
 
@@ -72,10 +73,11 @@ def pod_names_fit(context: Context) -> Iterator[Finding]:
     "a NetworkPolicy that protects nothing",
     "Pods on the node's own network are outside of every NetworkPolicy: whoever reaches the node can stop the job.",
     "Leave host_network out, or guard the nodes with security groups.",
+    targets=KUBERNETES,
 )
 def policy_reaches_the_pods(context: Context) -> Iterator[Finding]:
     only = context.job.kubernetes
-    if only.host_network and only.network_policy and context.may_be(*KUBERNETES):
+    if only.host_network and only.network_policy:
         yield Finding(
             ("kubernetes", "host_network"), "no NetworkPolicy holds on the node's own network", "leave it out"
         )
@@ -158,9 +160,10 @@ def addresses_are_each_pods_own(context: Context) -> Iterator[Finding]:
     "a privileged container",
     "Whoever gets into the container owns the node, and with it every job on it.",
     "Leave kubernetes.privileged out; nothing here needs it.",
+    targets=KUBERNETES,
 )
 def nothing_is_privileged(context: Context) -> Iterator[Finding]:
-    if context.job.kubernetes.privileged and context.may_be(*KUBERNETES):
+    if context.job.kubernetes.privileged:
         yield Finding(("kubernetes", "privileged"), "the container owns the node", "leave it out if you can")
 
 
@@ -200,10 +203,9 @@ def groups_add_up(context: Context) -> Iterator[Finding]:
     "more annotations than Kubernetes keeps",
     "All annotations of an object, the spec that we keep there among them, may have 256 KiB together.",
     "Shorten args, env or annotations; long settings belong in a file of the image or in a ConfigMap.",
+    targets=KUBERNETES,
 )
 def annotations_fit(context: Context) -> Iterator[Finding]:
-    if not context.may_be(*KUBERNETES):
-        return
     notes = dict(context.job.annotations) | note_of(context.job)
     size = sum(len(key.encode()) + len(value.encode()) for key, value in notes.items())
     if size > _MOST_BYTES:
@@ -255,25 +257,6 @@ def variables_are_written_once(context: Context) -> Iterator[Finding]:
 
 
 @rule(
-    "HPX160",
-    "error",
-    "a variable by which ranks know who they are",
-    "The launcher sets RANK, WORLD_SIZE, MASTER_ADDR and the like for each process. A value of the spec would be lost, "
-    "or all ranks would take themselves for the same one.",
-    "Remove it; for the port of the first node write rendezvous.port.",
-    reads=("env", "kubernetes.secret_env"),
-)
-def variables_of_ranks_are_left_alone(context: Context) -> Iterator[Finding]:
-    named: list[tuple[Path, str]] = [(("env", name), name) for name in context.job.env]
-    secrets = enumerate(context.job.kubernetes.secret_env)
-    named += [(("kubernetes", "secret_env", index, "name"), entry.name) for index, entry in secrets]
-    for path, name in named:
-        if is_of_ranks(name) and not name.startswith("HPX_"):  # of which HPX007 and HPX150 tell
-            hint = "write rendezvous.port" if name == "MASTER_PORT" else "remove it, or choose another name"
-            yield Finding(path, f"{name} is set by the launcher: ranks know by it who they are", hint)
-
-
-@rule(
     "HPX151",
     "error",
     "a label that is ours",
@@ -287,27 +270,6 @@ def own_labels_are_left_alone(context: Context) -> Iterator[Finding]:
         for key in getattr(context.job, field):
             if key.startswith(("hyperpod-ext/", "kueue.x-k8s.io/")) or key == "app.kubernetes.io/managed-by":
                 yield Finding((field, key), "is set by the launcher", "choose another key")
-
-
-@rule(
-    "HPX152",
-    "error",
-    "text that no process can be given",
-    "A NUL character ends every text of a process: what comes after it would be lost.",
-    "Remove the character.",
-    reads=("args", "command", "env", "script"),
-)
-def text_has_no_nul(context: Context) -> Iterator[Finding]:
-    for index, text in enumerate(context.job.args):
-        if "\0" in text:
-            yield Finding(("args", index), "holds a NUL character", "remove it")
-    for name, text in context.job.env.items():
-        if "\0" in text:
-            yield Finding(("env", name), "holds a NUL character", "remove it")
-    if "\0" in "".join(context.job.command or ()):
-        yield Finding(("command",), "holds a NUL character", "remove it")
-    if "\0" in context.job.script:
-        yield Finding(("script",), "holds a NUL character", "remove it")
 
 
 @rule(

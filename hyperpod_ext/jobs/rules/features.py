@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hyperpod_ext.catalog.instances import instance
 from hyperpod_ext.config.files.checks import Finding
 from hyperpod_ext.jobs.contract.targets import TARGETS, get_target
-from hyperpod_ext.jobs.kubernetes.sizes import instance_type_of, node_share
-from hyperpod_ext.jobs.rules import KUBERNETES, Context, rule
+from hyperpod_ext.jobs.rules import Context, rule
 
 
 @rule(
@@ -95,29 +93,14 @@ def spares_need_a_queue(context: Context) -> Iterator[Finding]:
     "The operator keeps spares group by group. Where the nodes are in groups, it is told only of those of each group, "
     "and spares of the job as a whole would be lost without a word.",
     "Write spares in the groups that are to have them.",
+    targets={"hyperpod-eks"},
 )
 def spares_are_those_of_groups(context: Context) -> Iterator[Finding]:
     job = context.job
     grouped = job.node_groups and not any(group.spares for group in job.node_groups)  # else HPX147 tells of both
-    if context.may_be("hyperpod-eks") and job.spares and grouped:
+    if job.spares and grouped:
         hint = f"remove it, and write node_groups.0.spares: {job.spares}, for example"
         yield Finding(("spares",), "the nodes are in groups, and none of them has these spares", hint)
-
-
-@rule(
-    "HPX105",
-    "error",
-    "checkpointless training needs GPUs of NVIDIA",
-    "AWS's checkpointless container moves the state between GPUs with NCCL.",
-    "Choose an instance type with NVIDIA GPUs; AWS's own recipes use ml.p5.48xlarge.",
-    reads=("mode", "resources.instance_type"),
-)
-def checkpointless_needs_gpus(context: Context) -> Iterator[Finding]:
-    job = context.job
-    machine = instance(instance_type_of(job) or "")
-    if job.mode == "aws-checkpointless" and machine and machine.accelerator_resource != "nvidia.com/gpu":
-        path = ("resources", "instance_type")
-        yield Finding(path, f"{machine.name} has no NVIDIA GPUs", "write ml.p5.48xlarge, for example")
 
 
 @rule(
@@ -156,11 +139,12 @@ def checkpoint_is_read(context: Context) -> Iterator[Finding]:
     "AWS says of elastic training that it does not currently support Spot: a machine that goes is no "
     "reason to scale to the operator.",
     "Use on-demand machines, or a job that is not elastic. If AWS has changed this: --ignore HPX120.",
+    targets={"hyperpod-eks"},
 )
 def elastic_on_spot(context: Context) -> Iterator[Finding]:
     groups = context.cluster.instance_groups if context.cluster else ()
     spot = [group.name for group in groups if group.capacity == "spot"]
-    if context.job.elastic is not None and spot and context.may_be("hyperpod-eks"):
+    if context.job.elastic is not None and spot:
         yield Finding(("elastic",), f"the cluster's group {spot[0]} is of spot machines", "use on-demand machines")
 
 
@@ -192,27 +176,6 @@ def checkpointless_needs_node_recovery(context: Context) -> Iterator[Finding]:
     if job.mode == "aws-checkpointless" and cluster is not None and cluster.node_recovery == "None":
         message = f"cluster {cluster.name} has node_recovery None"
         yield Finding(("mode",), message, "write node_recovery: Automatic in the cluster, or another mode")
-
-
-@rule(
-    "HPX122",
-    "error",
-    "memory that AWS's daemon takes too",
-    "The daemon of managed tiered checkpointing reserves a share of each node's memory, whether a job uses it or not; "
-    "a pod that asks for more than the rest of the machine is never placed.",
-    "Ask for less memory_mib, or lower memory_percent of the cluster's tiered_storage.",
-)
-def memory_is_left_for_the_daemon(context: Context) -> Iterator[Finding]:
-    job, cluster = context.job, context.cluster
-    storage = cluster.tiered_storage if cluster else None
-    machine = instance(instance_type_of(job) or "")
-    if storage is None or not storage.enabled or not storage.memory_percent or machine is None:
-        return
-    left = int(machine.memory_gib * 1024 * (1 - storage.memory_percent / 100))
-    asked = node_share(job).memory_mib  # without memory_mib, what a pod can have of a whole machine
-    if asked is not None and asked > left and context.may_be(*KUBERNETES):
-        message = f"the daemon leaves {left} MiB of {machine.name}, and a pod asks for {asked}"
-        yield Finding(("resources", "memory_mib"), message, f"write at most {left}")
 
 
 @rule(

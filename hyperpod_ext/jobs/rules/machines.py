@@ -153,10 +153,11 @@ def cpu_and_memory_fit(context: Context) -> Iterator[Finding]:
     "huge pages without CPU or memory",
     "Kubernetes refuses a pod that asks for huge pages but for neither CPU nor memory.",
     "Name an instance type, from which both follow, or write resources.memory_mib.",
+    targets=KUBERNETES,
 )
 def hugepages_need_memory(context: Context) -> Iterator[Finding]:
     share = node_share(context.job)
-    if context.may_be(*KUBERNETES) and share.hugepages_mib and share.cpus is None and share.memory_mib is None:
+    if share.hugepages_mib and share.cpus is None and share.memory_mib is None:
         hint = "add resources.memory_mib, or resources.instance_type"
         yield Finding(("resources", "hugepages_mib"), "huge pages need a request of CPU or memory beside them", hint)
 
@@ -186,11 +187,10 @@ def instance_type_is_known(context: Context) -> Iterator[Finding]:
     "nodes of another instance type are selected",
     "Pods ask for what resources.instance_type has, and would be placed on the other machines, or nowhere.",
     "Write the type in resources.instance_type, or in the group's instance_type, and leave the label out.",
+    targets=KUBERNETES,
 )
 def selected_nodes_are_of_the_type(context: Context) -> Iterator[Finding]:
     job = context.job
-    if not context.may_be(*KUBERNETES):
-        return
     places: list[tuple[Path, Mapping[str, str], str | None]] = [
         (("scheduling", "node_selector"), job.scheduling.node_selector, instance_type_of(job))
     ]
@@ -211,6 +211,7 @@ def selected_nodes_are_of_the_type(context: Context) -> Iterator[Finding]:
     "/dev/shm, scratch volumes in memory and the memory tier all come out of the memory of the pod's node. Together "
     "they are more than the pod asks for, so that the node may kill it.",
     "Make them smaller, or take a machine with more memory.",
+    targets=KUBERNETES,
 )
 def memory_is_enough(context: Context) -> Iterator[Finding]:
     job = context.job
@@ -222,7 +223,7 @@ def memory_is_enough(context: Context) -> Iterator[Finding]:
         ("volumes",): sum(v.size_mib or 0 for v in job.volumes if isinstance(v, ScratchVolume) and v.in_memory),
     }
     total = sum(parts.values())
-    if memory is not None and total > memory and context.may_be(*KUBERNETES):
+    if memory is not None and total > memory:
         path = max(parts, key=lambda one: parts[one])
         listed = " + ".join(f"{dotted} {size}" for (dotted, *_), size in parts.items() if size)
         yield Finding(path, f"{listed} MiB are more than the {memory} MiB of the pod", "make it smaller")
@@ -266,3 +267,41 @@ def slices_are_used_alone(context: Context) -> Iterator[Finding]:
     if job.world_size > 1:
         message = f"{job.world_size} ranks on slices, which NCCL does not connect"
         yield Finding(("resources", "accelerator_resource"), message, "use whole GPUs")
+
+
+@rule(
+    "HPX105",
+    "error",
+    "checkpointless training needs GPUs of NVIDIA",
+    "AWS's checkpointless container moves the state between GPUs with NCCL.",
+    "Choose an instance type with NVIDIA GPUs; AWS's own recipes use ml.p5.48xlarge.",
+    reads=("mode", "resources.instance_type"),
+)
+def checkpointless_needs_gpus(context: Context) -> Iterator[Finding]:
+    job = context.job
+    machine = instance(instance_type_of(job) or "")
+    if job.mode == "aws-checkpointless" and machine and machine.accelerator_resource != "nvidia.com/gpu":
+        path = ("resources", "instance_type")
+        yield Finding(path, f"{machine.name} has no NVIDIA GPUs", "write ml.p5.48xlarge, for example")
+
+
+@rule(
+    "HPX122",
+    "error",
+    "memory that AWS's daemon takes too",
+    "The daemon of managed tiered checkpointing reserves a share of each node's memory, whether a job uses it or not; "
+    "a pod that asks for more than the rest of the machine is never placed.",
+    "Ask for less memory_mib, or lower memory_percent of the cluster's tiered_storage.",
+    targets=KUBERNETES,
+)
+def memory_is_left_for_the_daemon(context: Context) -> Iterator[Finding]:
+    job, cluster = context.job, context.cluster
+    storage = cluster.tiered_storage if cluster else None
+    machine = instance(instance_type_of(job) or "")
+    if storage is None or not storage.enabled or not storage.memory_percent or machine is None:
+        return
+    left = int(machine.memory_gib * 1024 * (1 - storage.memory_percent / 100))
+    asked = node_share(job).memory_mib  # without memory_mib, what a pod can have of a whole machine
+    if asked is not None and asked > left:
+        message = f"the daemon leaves {left} MiB of {machine.name}, and a pod asks for {asked}"
+        yield Finding(("resources", "memory_mib"), message, f"write at most {left}")

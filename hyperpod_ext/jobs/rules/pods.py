@@ -14,7 +14,7 @@ from hyperpod_ext.jobs.contract.rank_variables import is_of_ranks
 from hyperpod_ext.jobs.kubernetes.mounts import is_own_name
 from hyperpod_ext.jobs.kubernetes.own_words import written
 from hyperpod_ext.jobs.kubernetes.pod import grace_s
-from hyperpod_ext.jobs.kubernetes.sizes import node_share
+from hyperpod_ext.jobs.kubernetes.sizes import NEW_POD_S, node_share
 from hyperpod_ext.jobs.rules import KUBERNETES, Context, rule
 from hyperpod_ext.jobs.rules.pod_parts import contradictions, size_of
 
@@ -136,11 +136,52 @@ def names_and_ports_are_apart(context: Context) -> Iterator[Finding]:
     "more, or less, than the pod has",
     "A limit below the request, and a pause longer than a pod has to end, are refused by the API server.",
     "Correct the number, or what it is compared with.",
+    targets=KUBERNETES,
 )
 def amounts_fit(context: Context) -> Iterator[Finding]:
-    if context.may_be(*KUBERNETES):
-        yield from _limits(context.job)
-        yield from _pause(context.job)
+    yield from _limits(context.job)
+    yield from _pause(context.job)
+
+
+@rule(
+    "HPX165",
+    "error",
+    "less time to end than the newest step needs",
+    "checkpoint.grace_s is the time to bring the newest step to the durable tiers; Kubernetes kills it before.",
+    "Raise kubernetes.termination_grace_s, or leave it out: it then follows from checkpoint.grace_s.",
+    targets=KUBERNETES,
+)
+def pods_have_time_to_save(context: Context) -> Iterator[Finding]:
+    job, given = context.job, context.job.kubernetes.termination_grace_s
+    needed = job.checkpoint.grace_s
+    if given is not None and job.mode == "ours" and given < needed:
+        message = f"{given} s are less than checkpoint.grace_s, {needed:g} s"
+        yield Finding(("kubernetes", "termination_grace_s"), message, "leave it out")
+
+
+_POD_IS_THERE_S, _POD_COMES_S = 60.0, 300.0
+"""What it takes at least until the operator has a spare in the place of a lost pod, and until a new pod runs."""
+
+
+@rule(
+    "HPX167",
+    "warning",
+    "a lost pod is waited for too shortly",
+    "Under AWS's operator with launcher `ours`, the others wait restart.node_wait_s for the pod in the place of a "
+    "lost one, and the job has failed after that. A spare is there once the operator has noticed; a new pod has to be "
+    "scheduled and to fetch its image, and a machine may have to be replaced first.",
+    "Remove restart.node_wait_s, which is then long enough, or write a larger one.",
+)
+def a_pod_is_waited_for(context: Context) -> Iterator[Finding]:
+    job = context.job
+    if context.target != "hyperpod-eks" or job.kubernetes.launcher != "ours" or job.nodes == 1:
+        return
+    written = job.restart.node_wait_s if "node_wait_s" in job.restart.model_fields_set else NEW_POD_S
+    if written < (_POD_IS_THERE_S if job.spares_in_all else _POD_COMES_S):
+        message = (
+            f"{written:g} s are too short for a pod in the place of a lost one, and the job fails when they are over"
+        )
+        yield Finding(("restart", "node_wait_s"), message, f"write {NEW_POD_S:g}, or remove it")
 
 
 @rule(

@@ -12,7 +12,8 @@ from hyperpod_ext.config.clusters.cluster import ClusterConfig
 from hyperpod_ext.config.files.document import Path
 from hyperpod_ext.config.files.repair import overlaps
 from hyperpod_ext.config.job.job import JobConfig
-from hyperpod_ext.jobs.rules import Context, all_rules
+from hyperpod_ext.jobs.contract.targets import TARGETS
+from hyperpod_ext.jobs.rules import Context, all_rules, needed
 
 P5 = {"instance_type": "ml.p5.48xlarge"}
 GB200 = {"instance_type": "ml.p6e-gb200.36xlarge"}
@@ -614,6 +615,20 @@ def test_errors_that_a_job_alone_shows_name_the_fields_that_they_are_read_from()
             named = [path for path in seen.paths if any(overlaps(read, path) for read in known.reads)]
             assert not known.reads or (len(named) == len(seen.paths) and not seen.more), rule
             assert known.reads or seen.more or fields is not wrong, rule
+
+
+@pytest.mark.parametrize("target", [None, *TARGETS])
+def test_rules_of_modules_that_are_not_loaded_find_nothing(target: str | None) -> None:
+    for _, wrong, _, _ in CASES:
+        seen = context(wrong, target)
+        left_out = [one for one in all_rules().values() if one.look.__module__.rpartition(".")[2] not in needed(seen)]
+        assert [one.id for one in left_out if list(one.find(seen))] == []
+
+
+def test_a_laptop_job_enters_no_code_of_kubernetes() -> None:
+    fields = {"name": "a", "script": "train.py", "nodes": 2, "checkpoint": {"tiers": [{"kind": "memory"}]}}
+    job = JobConfig.model_validate_json(json.dumps(fields))
+    assert needed(Context(job, target="local")) == ["features", "budgets", "numbers", "texts"]
 
 
 def test_every_finding_says_what_to_do() -> None:

@@ -1,0 +1,73 @@
+"""Texts that the spec gives to processes: arguments and variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hyperpod_ext.config.files.checks import Finding
+from hyperpod_ext.config.files.document import Path, dotted
+from hyperpod_ext.config.job.secret_variables import secret_arguments, secret_variables
+from hyperpod_ext.jobs.contract.rank_variables import is_of_ranks
+from hyperpod_ext.jobs.rules import KUBERNETES, Context, rule
+
+
+@rule(
+    "HPX174",
+    "warning",
+    "a secret as text",
+    "Everybody who may read the job, its files or the spec reads it too: a pod's variables are shown by `kubectl get`, "
+    "those of a training job by DescribeTrainingJob. The copy of the spec in the job has no such variables.",
+    "On Kubernetes write kubernetes.secret_env, which names a key of a Secret. Elsewhere read it in the script, from "
+    "Secrets Manager or from a file that only you may read.",
+)
+def secrets_are_no_text(context: Context) -> Iterator[Finding]:
+    paths = [*secret_variables(context.job), *secret_arguments(context.job)]
+    if not paths:
+        return
+    names = ", ".join(map(dotted, paths))
+    name = paths[0][-1] if paths[0][0] == "env" else "NAME"
+    hint = f"write kubernetes.secret_env: [{{name: {name}, secret: NAME-OF-THE-SECRET, key: KEY}}]"
+    if not context.may_be(*KUBERNETES):
+        hint = "read it in the script, from Secrets Manager or from a file that only you may read"
+    message = f"{names} {'looks' if len(paths) == 1 else 'look'} like a secret, and will be readable in the job"
+    yield Finding(paths[0], message, hint)
+
+
+@rule(
+    "HPX160",
+    "error",
+    "a variable by which ranks know who they are",
+    "The launcher sets RANK, WORLD_SIZE, MASTER_ADDR and the like for each process. A value of the spec would be lost, "
+    "or all ranks would take themselves for the same one.",
+    "Remove it; for the port of the first node write rendezvous.port.",
+    reads=("env", "kubernetes.secret_env"),
+)
+def variables_of_ranks_are_left_alone(context: Context) -> Iterator[Finding]:
+    named: list[tuple[Path, str]] = [(("env", name), name) for name in context.job.env]
+    secrets = enumerate(context.job.kubernetes.secret_env)
+    named += [(("kubernetes", "secret_env", index, "name"), entry.name) for index, entry in secrets]
+    for path, name in named:
+        if is_of_ranks(name) and not name.startswith("HPX_"):  # of which HPX007 and HPX150 tell
+            hint = "write rendezvous.port" if name == "MASTER_PORT" else "remove it, or choose another name"
+            yield Finding(path, f"{name} is set by the launcher: ranks know by it who they are", hint)
+
+
+@rule(
+    "HPX152",
+    "error",
+    "text that no process can be given",
+    "A NUL character ends every text of a process: what comes after it would be lost.",
+    "Remove the character.",
+    reads=("args", "command", "env", "script"),
+)
+def text_has_no_nul(context: Context) -> Iterator[Finding]:
+    for index, text in enumerate(context.job.args):
+        if "\0" in text:
+            yield Finding(("args", index), "holds a NUL character", "remove it")
+    for name, text in context.job.env.items():
+        if "\0" in text:
+            yield Finding(("env", name), "holds a NUL character", "remove it")
+    if "\0" in "".join(context.job.command or ()):
+        yield Finding(("command",), "holds a NUL character", "remove it")
+    if "\0" in context.job.script:
+        yield Finding(("script",), "holds a NUL character", "remove it")
