@@ -264,3 +264,13 @@ def test_problems_found_later_can_be_given_their_line() -> None:
     peer, image = loaded.locate([Problem("no", path="checkpoint.tiers.0"), Problem("no", path="image")])
     assert (peer.source, peer.line) == ("job.yaml", 5)
     assert (image.source, image.line) == ("job.yaml", 1)
+
+
+def test_keys_with_dots_have_their_line() -> None:
+    text = GOOD + "scheduling:\n  node_selector:\n    a: x\n    node.kubernetes.io/instance-type: ml.p5.48xlarge\n"
+    path = "scheduling.node_selector.node.kubernetes.io/instance-type"
+    loaded = read_text(JobConfig, text, "job.yaml")
+    found = loaded.locate([Problem("no", path=path), Problem("no", path=f"{path}.below")])
+    assert [problem.line for problem in found] == [len(text.splitlines())] * 2
+    changed = read_text(JobConfig, text, "job.yaml", [f"{path}=ml.p4d.24xlarge"]).config
+    assert changed.scheduling.node_selector["node.kubernetes.io/instance-type"] == "ml.p4d.24xlarge"

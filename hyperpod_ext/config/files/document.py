@@ -57,10 +57,21 @@ class Document:
 
     def location(self, path: Path) -> SourceLocation:
         """Where `path` was written, or else the nearest thing around it."""
+        path = path if path in self.locations else self.path_of(dotted(path))
         for length in range(len(path), -1, -1):
             if found := self.locations.get(path[:length]):
                 return found if length == len(path) else SourceLocation(found.source, found.line)
         return SourceLocation(self.source, 1)
+
+    def path_of(self, text: str) -> Path:
+        """Return the path that `dotted` writes as `text`. The file shows which dots are part of a key, as in
+        `nvidia.com/gpu`."""
+        known = {dotted(path): path for path in self.locations}
+        head, rest = text, ""
+        while head and head not in known:
+            head, _, last = head.rpartition(".")
+            rest = f"{last}.{rest}" if rest else last
+        return known.get(head, ()) + tuple(int(part) if part.isdecimal() else part for part in rest.split(".") if part)
 
     def problem(self, path: Path, message: str, hint: str = "") -> Problem:
         """A problem at `path`, with its place filled in."""

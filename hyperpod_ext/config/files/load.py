@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from hyperpod_ext.config.base import Config
 from hyperpod_ext.config.files.checks import CHECKS, Check, ListFiles
-from hyperpod_ext.config.files.document import Document, Path, parse
+from hyperpod_ext.config.files.document import Document, Path, dotted, parse
 from hyperpod_ext.config.files.error_messages import translate
 from hyperpod_ext.config.files.nearest import nearest
 from hyperpod_ext.config.files.overrides import Override, apply_overrides
@@ -52,8 +52,7 @@ class Loaded(Generic[M]):
         return list(_check(checks, self.config, self.document, set(), None))
 
     def _located(self, problem: Problem) -> Problem:
-        parts = problem.path.split(".") if problem.path else []
-        place = self.document.location(tuple(int(part) if part.isdecimal() else part for part in parts))
+        place = self.document.location(self.document.path_of(problem.path))
         return replace(problem, source=place.source, line=place.line)
 
 
@@ -124,7 +123,7 @@ def _validate(
 ) -> tuple[M | None, list[Problem]]:
     """Validate, mend, and validate again until the checks can run too."""
     problems: list[Problem] = []
-    made_up: set[Path] = {tuple(problem.path.split(".")) for problem in document.problems if problem.path}
+    made_up: set[Path] = {document.path_of(problem.path) for problem in document.problems if problem.path}
     draft = replace(document, data=copy.deepcopy(document.data), locations=dict(document.locations))
     for _round in range(_MOST_ROUNDS):
         try:
@@ -133,7 +132,7 @@ def _validate(
             mended: set[Path] = set()
             for detail in error.errors(include_url=False):
                 problem = translate(detail, model, draft)
-                if tuple(problem.path.split(".")) not in {tuple(map(str, path)) for path in made_up}:
+                if not problem.path or problem.path not in set(map(dotted, made_up)):
                     problems.append(problem)
                 path = repair(detail, model, draft)
                 if path is not None:

@@ -39,7 +39,7 @@ def _apply(document: Document, override: Override) -> Problem | None:
     value = parse(text, source)
     if value.problems:
         return value.problems[0]
-    path: Path = tuple(int(part) if part.isdecimal() else part for part in name.split("."))
+    path = document.path_of(name)
     if problem := _write(document, path, value.data if text.strip() else None, source):
         return problem
     for known in [known for known in document.locations if known[: len(path)] == path]:
