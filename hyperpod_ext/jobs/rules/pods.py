@@ -9,9 +9,8 @@ from hyperpod_ext.catalog import labels
 from hyperpod_ext.config.files.checks import Finding
 from hyperpod_ext.config.files.document import Path
 from hyperpod_ext.config.job.job import JobConfig
-from hyperpod_ext.config.job.volumes import is_below
 from hyperpod_ext.jobs.contract.rank_variables import is_of_ranks
-from hyperpod_ext.jobs.kubernetes.mounts import is_own_name
+from hyperpod_ext.jobs.kubernetes.mounts import hides_secret, is_own_name, unread_secret
 from hyperpod_ext.jobs.kubernetes.own_words import written
 from hyperpod_ext.jobs.kubernetes.pod import grace_s
 from hyperpod_ext.jobs.kubernetes.sizes import NEW_POD_S, node_share
@@ -79,7 +78,7 @@ def promises_are_kept(context: Context) -> Iterator[Finding]:
             yield Finding((*_POD, "volumes", index, "name"), message, "choose another name")
     mounted = [one["mountPath"] for one in own.get("volumeMounts", ())]
     for index, place in enumerate(mounted):
-        if job.mode == "ours" and is_below(labels.SECRET_DIR, place):
+        if job.mode == "ours" and hides_secret(place):
             at = (*_CONTAINER, "volumeMounts", index, "mountPath")
             yield Finding(at, "would hide the job's secret", "mount it elsewhere")
     read_only = own.get("securityContext", {}).get("readOnlyRootFilesystem")
@@ -258,23 +257,14 @@ def _of_node(job: JobConfig, path: Path, container: Mapping[str, Any]) -> Iterat
 
 
 def _unread_secret(job: JobConfig) -> Iterator[Finding]:
-    """A user besides root who would not be let near the job's secret, which is of root and of the pod's group."""
-    own, above = (one.get("securityContext") for one in (job.kubernetes.container, job.kubernetes.pod))
+    """Report a user of the spec who cannot read a secret."""
+    own, above = (one.get("securityContext", {}) for one in (job.kubernetes.container, job.kubernetes.pod))
     overlaid = job.overlay.kubernetes.pod.get("securityContext")
-    group = (above or {}).get("fsGroup") or (isinstance(overlaid, dict) and overlaid.get("fsGroup"))
-    if job.mode != "ours" or group:
-        return
-    found: list[tuple[Path, int | None, bool | None]] = [
-        (path, one.get("runAsUser"), one.get("runAsNonRoot")) for path, one in ((_CONTAINER, own), (_POD, above)) if one
-    ]
-    for path, user, nonroot in found:
-        field = "runAsUser" if user else "runAsNonRoot"
-        if user or (nonroot and not user):
-            who = f"user {user}" if user else "a user besides root"
-            hint = f"add kubernetes.pod.securityContext.fsGroup, {user or 1000} for example"
-            message = f"{who} cannot read the job's secret without a group of the pod"
-            yield Finding((*path, "securityContext", field), message, hint)
-            return
+    group = overlaid.get("fsGroup") if isinstance(overlaid, dict) else None
+    if found := unread_secret(job, own, above, above.get("fsGroup") if group is None else group):
+        part, field, message, add = found
+        hint = f"add kubernetes.pod.securityContext.fsGroup, {add} for example"
+        yield Finding(("kubernetes", part, "securityContext", field), message, hint)
 
 
 def _limits(job: JobConfig) -> Iterator[Finding]:

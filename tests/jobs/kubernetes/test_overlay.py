@@ -217,7 +217,7 @@ def test_what_a_pod_may_say_is_what_kubernetes_publishes() -> None:
     [
         ("pod", "runAsUser: 1000", "", "runAsUser: user 1000 cannot read the job's secret without"),
         ("container", "runAsUser: 1000", "", "runAsUser: user 1000 cannot read the job's secret without"),
-        ("pod", "runAsNonRoot: true", "", "runAsNonRoot: another user than root cannot read the job's secret"),
+        ("pod", "runAsNonRoot: true", "", "runAsNonRoot: a user besides root cannot read the job's secret"),
         ("pod", "fsGroup: 0, runAsUser: 1000", "", "runAsUser: user 1000 cannot read the job's secret"),
         ("pod", "fsGroup: 1000, runAsUser: 1000", "", ""),
         ("container", "runAsUser: 1000", "kubernetes: {pod: {securityContext: {fsGroup: 1000}}}", ""),

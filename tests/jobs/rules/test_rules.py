@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hyperpod_ext.catalog import labels
 from hyperpod_ext.config.base import Config
 from hyperpod_ext.config.clusters.cluster import ClusterConfig
 from hyperpod_ext.config.files.document import Path
@@ -47,6 +48,7 @@ def named(key: str, value: Any) -> dict[str, Any]:
 FROM_POD = {"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
 SPACE: dict[str, Any] = {"name": "a", "emptyDir": {}}
 CLAIM: dict[str, Any] = {"kind": "claim", "path": "/fsx", "claim": "fsx-claim"}
+SECRET: dict[str, Any] = {"kind": "secret", "path": "/keys", "secret": "keys"}
 NFS = {"server": "fs", "path": "/"}
 MOUNT = {"name": "a", "mountPath": "/a"}
 
@@ -402,6 +404,19 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         "kubernetes.pod.volumes.0.name",
     ),
     ("HPX156", mounting("/var/run"), mounting("/var/run/other"), "kubernetes.container.volumeMounts.0.mountPath"),
+    (
+        "HPX156",
+        mounting(f"{labels.SECRET_DIR}/key"),
+        {"mode": "plain"} | mounting(f"{labels.SECRET_DIR}/key"),
+        "kubernetes.container.volumeMounts.0.mountPath",
+    ),
+    (
+        "HPX156",
+        {"mode": "plain", "volumes": [SECRET]} | inside(securityContext={"runAsUser": 1000}),
+        {"mode": "plain", "volumes": [SECRET]}
+        | inside(securityContext={"runAsUser": 1000}, above={"pod": {"securityContext": {"fsGroup": 1000}}}),
+        "kubernetes.container.securityContext.runAsUser",
+    ),
     (
         "HPX156",
         inside(securityContext={"readOnlyRootFilesystem": True}),

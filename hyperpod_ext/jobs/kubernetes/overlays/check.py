@@ -13,10 +13,10 @@ from hyperpod_ext.catalog.pod_fields import DIRECTIVE, RETAIN, pod_types
 from hyperpod_ext.config.files.error_messages import in_words, named
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.pods.models import model_of
-from hyperpod_ext.config.job.volumes import is_below
 from hyperpod_ext.errors import Problem
 from hyperpod_ext.jobs.contract.rank_variables import is_of_ranks
 from hyperpod_ext.jobs.contract.spec_annotation import ANNOTATION
+from hyperpod_ext.jobs.kubernetes.mounts import hides_secret, unread_secret
 
 _HERE = "overlay.kubernetes"
 _SPEC_FIELD = "the spec has a field for it"
@@ -121,7 +121,7 @@ def _promises_of_container(patch: Mapping[str, Any], path: str, own: bool) -> It
             yield Problem(f"{name} is set by the launcher: ranks know by it who they are", path=f"{path}.env.{index}")
     for index, one in _items(patch, "volumeMounts"):
         where = str(one.get("mountPath", ""))
-        if one == {DIRECTIVE: "replace"} or is_below(where, labels.SECRET_DIR):
+        if one == {DIRECTIVE: "replace"} or hides_secret(where):
             yield Problem("would hide the job's secret", path=f"{path}.volumeMounts.{index}", hint="mount it elsewhere")
     for index, one in _items(patch, "ports"):
         if DIRECTIVE in one:
@@ -149,23 +149,14 @@ def _promises_of_pod(job: JobConfig, patch: Mapping[str, Any], container: str) -
 
 
 def _secret_unread(job: JobConfig, patch: Mapping[str, Any]) -> Iterator[Problem]:
-    """A user besides root who would not be let near a secret, which is of root and of the pod's group."""
+    """Report a user of the overlay who cannot read a secret."""
     of_pod, of_container = patch.get("securityContext"), job.overlay.kubernetes.container.get("securityContext")
     own, above = (one if isinstance(one, Mapping) else {} for one in (of_container, of_pod))
     group = above.get("fsGroup", job.kubernetes.pod.get("securityContext", {}).get("fsGroup"))
-    if job.mode == "ours":
-        what, is_read = "the job's secret", bool(group)  # the runtime takes no file that root's group may read
-    else:
-        paths = [volume.path for volume in job.volumes if volume.kind == "secret"]
-        what, is_read = f"the secret at {', '.join(paths)}", group is not None or not paths
-    field = "runAsUser" if any(one.get("runAsUser") is not None for one in (own, above)) else "runAsNonRoot"
-    where = "container" if own.get(field) is not None else "pod"
-    user = (own if where == "container" else above).get(field)
-    if user and not is_read:
-        who, group = ("another user than root", 1000) if user is True else (f"user {user}", user)
-        hint = f"write overlay.kubernetes.pod.securityContext.fsGroup, {group} for example"
-        at = f"{_HERE}.{where}.securityContext.{field}"
-        yield Problem(f"{who} cannot read {what} without a group of the pod", path=at, hint=hint)
+    if found := unread_secret(job, own, above, group):
+        part, field, message, add = found
+        hint = f"write overlay.kubernetes.pod.securityContext.fsGroup, {add} for example"
+        yield Problem(message, path=f"{_HERE}.{part}.securityContext.{field}", hint=hint)
 
 
 def _promises_of_job(patch: Mapping[str, Any]) -> Iterator[Problem]:
