@@ -9,8 +9,9 @@ from hyperpod_ext.catalog import labels
 from hyperpod_ext.config.files.checks import Finding
 from hyperpod_ext.config.files.document import Path
 from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.job.secret_files import hides_secret, unread_secret
 from hyperpod_ext.jobs.contract.rank_variables import is_of_ranks
-from hyperpod_ext.jobs.kubernetes.mounts import hides_secret, is_own_name, unread_secret
+from hyperpod_ext.jobs.kubernetes.mounts import is_own_name
 from hyperpod_ext.jobs.kubernetes.own_words import written
 from hyperpod_ext.jobs.kubernetes.pod import grace_s
 from hyperpod_ext.jobs.kubernetes.sizes import NEW_POD_S, node_share

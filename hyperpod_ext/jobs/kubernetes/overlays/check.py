@@ -13,10 +13,10 @@ from hyperpod_ext.catalog.pod_fields import DIRECTIVE, RETAIN, pod_types
 from hyperpod_ext.config.files.error_messages import in_words, named
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.pods.models import model_of
+from hyperpod_ext.config.job.secret_files import hides_secret, unread_secret
 from hyperpod_ext.errors import Problem
 from hyperpod_ext.jobs.contract.rank_variables import is_of_ranks
 from hyperpod_ext.jobs.contract.spec_annotation import ANNOTATION
-from hyperpod_ext.jobs.kubernetes.mounts import hides_secret, unread_secret
 
 _HERE = "overlay.kubernetes"
 _SPEC_FIELD = "the spec has a field for it"

@@ -1,0 +1,42 @@
+"""Secrets that pods see as files: mounts that hide them, and users that cannot read them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hyperpod_ext.catalog import labels
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.job.volumes import is_below
+
+
+def hides_secret(path: str) -> bool:
+    """Whether a mount at `path` lies over the job's secret, or in it."""
+    return is_below(path, labels.SECRET_DIR) or is_below(labels.SECRET_DIR, path)
+
+
+def unread_secret(
+    job: JobConfig, container: Mapping[str, Any], pod: Mapping[str, Any], group: object
+) -> tuple[str, str, str, int] | None:
+    """Find a user besides root who cannot read a secret, which is of root and of the pod's group.
+
+    Args:
+        container: its `securityContext`.
+        pod: its `securityContext`.
+        group: `fsGroup` of the pod.
+
+    Returns:
+        `container` or `pod`, the field that sets the user, the message, and a group to add.
+    """
+    if job.mode == "ours":
+        secret, is_read = "the job's secret", bool(group)  # the runtime takes no file that root's group may read
+    else:
+        paths = [volume.path for volume in job.volumes if volume.kind == "secret"]
+        secret, is_read = f"the secret at {', '.join(paths)}", group is not None or not paths
+    name = "runAsUser" if any(one.get("runAsUser") is not None for one in (container, pod)) else "runAsNonRoot"
+    part = "container" if container.get(name) is not None else "pod"
+    user = (container if part == "container" else pod).get(name)
+    if not user or is_read:
+        return None
+    who, add = ("a user besides root", 1000) if user is True else (f"user {user}", user)
+    return part, name, f"{who} cannot read {secret} without a group of the pod", add
