@@ -185,9 +185,9 @@ def test_a_coordinator_that_takes_over_names_steps_as_the_one_before_it_did(tmp_
         checkpoint = CheckpointPolicy.model_validate_json(json.dumps({"tiers": [memory, AUTO]}))
         config = by_clock(RuntimeConfig(name="job", nodes=1, workers_per_node=1, spares=1, checkpoint=checkpoint))
         first = Coordinator.first(config, 0, tmp_path, 1)
-        first.schedule.tuner.inherit({"began": 1.0, "fell_back": {}, "memory_every": 7, "seconds": {"file": 480.0}})
+        first.job.schedule.tuner.inherit({"began": 1.0, "fell_back": {}, "memory_every": 7, "seconds": {"file": 480.0}})
         first.members.members[1] = {"node": 1, "pid": 1, "peer": ("", 2), "address": ("", 3), "domain": ""}
-        job_state = first._outbox._make_job_state()
+        job_state = first.job.outbox._make_job_state()
         first.stop()
         own = AgentHandshake(
             id="1",
@@ -203,8 +203,8 @@ def test_a_coordinator_that_takes_over_names_steps_as_the_one_before_it_did(tmp_
             job_state=json.loads(json.dumps({**job_state, "number": 1})),
         )
         successor = Coordinator.successor(config, 1, tmp_path, own, [])
-        policy_now, tier = successor.schedule.policy, checkpoint.durable()[0]
-        assert (policy_now.next_due(8), successor.schedule.tuner.seconds(tier)) == (14, 480.0)
+        policy_now, tier = successor.job.schedule.policy, checkpoint.durable()[0]
+        assert (policy_now.next_due(8), successor.job.schedule.tuner.seconds(tier)) == (14, 480.0)
         assert successor.membership.retention.next_due(8) == 14
         successor.stop()
 
@@ -369,7 +369,7 @@ def _peer_job(tmp_path: Path, nodes: int, sharing: str, step_s: float) -> list[d
             node: {"peer": ["127.0.0.1", 1], "address": ["127.0.0.1", 2], "domain": f"node {node}"}
             for node in range(nodes)
         }
-        coordinator.schedule.tuner._tiers["peer"].interval = 0.0
+        coordinator.job.schedule.tuner._tiers["peer"].interval = 0.0
         for rank in range(nodes):
             coordinator.reports.take(rank, Join(rank=rank, live=None, pid=1, store_port=1))
         for step in range(400):

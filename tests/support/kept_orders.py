@@ -58,7 +58,7 @@ def handshake_of(node: int, **said: Any) -> c.AgentHandshake:
 def come(coordinator: Coordinator, handshake: c.AgentHandshake) -> Sent:
     """An agent is let in."""
     line: Any = Sent()
-    coordinator._admission.welcome(handshake.node, handshake, Agent(line, time.monotonic()))
+    coordinator.admission.welcome(handshake.node, handshake, Agent(line, time.monotonic()))
     return line
 
 

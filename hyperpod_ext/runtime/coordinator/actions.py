@@ -9,17 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hyperpod_ext.runtime.coordinator.durable_query import DurableQuery, Excluded
+from hyperpod_ext.runtime.coordinator.job_context import JobContext
 from hyperpod_ext.runtime.coordinator.job_end import ASK_LATER_S, JobEnd
-from hyperpod_ext.runtime.coordinator.job_run import Formation, JobRun, Ranks
-from hyperpod_ext.runtime.coordinator.members import Members
-from hyperpod_ext.runtime.coordinator.outbox import Outbox
 from hyperpod_ext.runtime.coordinator.resize_clock import ResizeClock
 from hyperpod_ext.runtime.coordinator.resize_orders import tell_wanted
-from hyperpod_ext.runtime.coordinator.save_schedule import SaveSchedule
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc.decision_parts import DecisionParts
 from hyperpod_ext.runtime.membership import actions as m
-from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.membership.node_states import NodeState
 from hyperpod_ext.runtime.snapshot.select import Decision
 
@@ -46,20 +42,10 @@ class Timers:
 class Actions:
     """From actions of the membership to what others hear of them."""
 
-    def __init__(
-        self,
-        run: JobRun,
-        members: Members,
-        membership: Membership,
-        outbox: Outbox,
-        ranks: Ranks,
-        schedule: SaveSchedule,
-        formation: Formation,
-        end: JobEnd,
-        log: Callable[..., None],
-    ) -> None:
-        self._run, self._members, self._membership, self._outbox = run, members, membership, outbox
-        self._ranks, self._schedule, self._formation, self._end, self._log = ranks, schedule, formation, end, log
+    def __init__(self, job: JobContext, end: JobEnd) -> None:
+        self._run, self._members, self._membership, self._outbox = job.run, job.members, job.membership, job.outbox
+        self._ranks, self._schedule, self._formation = job.ranks, job.schedule, job.formation
+        self._log, self.end = job.events.write, end
         self._timers = Timers()
         self._checkpoint = ""
         """The durable checkpoint that ranks are restoring; empty: none."""
@@ -70,7 +56,7 @@ class Actions:
         """Do all of them, and tell every agent what has become of the membership."""
         for action in actions:
             self._do(action)
-        if actions and not self._end.ended.done():
+        if actions and not self.end.ended.done():
             self._outbox.share_job_state()
 
     def _do(self, action: m.Action) -> None:
@@ -84,8 +70,8 @@ class Actions:
                 self._try_next(decision)
             case m.Go(step):
                 self._go(step)
-            case m.Abort() if self._end.is_stopping:
-                self._end.end("cancelled")  # what has been saved has to do
+            case m.Abort() if self.end.is_stopping:
+                self.end.end("cancelled")  # what has been saved has to do
             case m.Abort(_, rank):
                 self._abort(rank)
             case m.Replace(rank):
@@ -99,9 +85,9 @@ class Actions:
             case m.Finish():
                 self._outbox.to_all(c.FinishTraining(generation=generation))
             case m.Fail():
-                self._end.fail(action)
+                self.end.fail(action)
             case m.Cancel():
-                self._end.cancel()
+                self.end.cancel()
             case m.Log(event, fields):
                 self._write(event, fields)
             case _:
@@ -185,7 +171,7 @@ class Actions:
         self._outbox.to_all(c.AbortGeneration(generation=generation, rank=rank, moved=moved, moved_in=moved_in))
 
     def _ask_durable(self, exclude: Excluded) -> int | None:
-        if self._end.ended.done() or not self._members.agents:
+        if self.end.ended.done() or not self._members.agents:
             return None
         node = min(self._members.agents)
         self._outbox.send(node, c.AskDurableTiers(exclude=exclude))

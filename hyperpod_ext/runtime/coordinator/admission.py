@@ -5,15 +5,12 @@ from __future__ import annotations
 import time
 
 from hyperpod_ext.runtime.coordinator.actions import Actions
-from hyperpod_ext.runtime.coordinator.job_end import JobEnd
-from hyperpod_ext.runtime.coordinator.job_run import Formation, JobRun
-from hyperpod_ext.runtime.coordinator.members import Agent, Members
-from hyperpod_ext.runtime.coordinator.outbox import Outbox, frame_of
-from hyperpod_ext.runtime.events.log import EventLog
+from hyperpod_ext.runtime.coordinator.job_context import JobContext
+from hyperpod_ext.runtime.coordinator.members import Agent
+from hyperpod_ext.runtime.coordinator.outbox import frame_of
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc.declared import Address
 from hyperpod_ext.runtime.membership.actions import JobPhase, Replace
-from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.membership.node_states import HAD_RANKS, NodeState
 
 _KEPT = 0.5
@@ -24,19 +21,9 @@ if that is lost there is as much time left for another."""
 class Admission:
     """Takes agents that come, for the first time or again."""
 
-    def __init__(
-        self,
-        run: JobRun,
-        members: Members,
-        membership: Membership,
-        outbox: Outbox,
-        formation: Formation,
-        end: JobEnd,
-        actions: Actions,
-        events: EventLog,
-    ) -> None:
-        self._run, self._members, self._membership, self._outbox = run, members, membership, outbox
-        self._formation, self._end, self._actions, self._events = formation, end, actions, events
+    def __init__(self, job: JobContext, actions: Actions) -> None:
+        self._run, self._members, self._membership, self._outbox = job.run, job.members, job.membership, job.outbox
+        self._formation, self._events, self._actions, self._end = job.formation, job.events, actions, actions.end
         self._given: dict[Address, tuple[int, float]] = {}
         """Numbers of nodes that are on their way: where each will listen, which it has, and until when it is kept."""
 

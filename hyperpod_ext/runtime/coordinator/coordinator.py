@@ -1,8 +1,8 @@
 """The job's membership over TCP, on one of the agents. Decides nothing itself: `Membership` does.
 
-Hears agents (`reports.py`, `admission.py`), finds nodes that are lost, and has the membership's actions carried out
-(`actions.py`). A few agents have all that it knows, as the job state, and hear what changes of it, so that one of them
-can take its place (`agent/coordinator_client.py`).
+Its parts share a `JobContext`: one admits agents (`admission.py`), one takes reports (`reports.py`), one finds lost
+nodes (`lost_nodes.py`), and one carries out the membership's actions (`actions.py`). A few agents receive the job state
+and its changes, so that one of them can take the coordinator's place (`agent/coordinator_client.py`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.config.resize import MoveOrder
 from hyperpod_ext.runtime.coordinator.actions import Actions
 from hyperpod_ext.runtime.coordinator.admission import Admission
+from hyperpod_ext.runtime.coordinator.job_context import JobContext
 from hyperpod_ext.runtime.coordinator.job_end import FinalState, JobEnd
-from hyperpod_ext.runtime.coordinator.job_run import Formation, JobRun, Ranks
+from hyperpod_ext.runtime.coordinator.job_run import JobRun
+from hyperpod_ext.runtime.coordinator.lost_nodes import LOOKS, LostNodes
 from hyperpod_ext.runtime.coordinator.members import Agent, Members
-from hyperpod_ext.runtime.coordinator.outbox import Outbox, frame_of
+from hyperpod_ext.runtime.coordinator.outbox import frame_of
 from hyperpod_ext.runtime.coordinator.reports import Reports
 from hyperpod_ext.runtime.coordinator.resize_orders import (
     orders_due,
@@ -32,16 +34,13 @@ from hyperpod_ext.runtime.coordinator.resize_orders import (
     orders_were_left,
     read_orders,
 )
-from hyperpod_ext.runtime.coordinator.save_schedule import SaveSchedule
 from hyperpod_ext.runtime.events.capacity import orders_accepted
 from hyperpod_ext.runtime.events.event import Events
-from hyperpod_ext.runtime.events.log import EventLog
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.clocks import Clocks
-from hyperpod_ext.runtime.ipc.connections import open_tcp
 from hyperpod_ext.runtime.ipc.declared import Address
-from hyperpod_ext.runtime.membership.actions import EscalationLevel, Fail, JobPhase
+from hyperpod_ext.runtime.membership.actions import JobPhase
 from hyperpod_ext.runtime.membership.escalation import Budgets
 from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.membership.quorum import newest
@@ -50,10 +49,6 @@ from hyperpod_ext.runtime.membership.rescaling import OVERTAKEN
 from hyperpod_ext.runtime.metrics import tracing
 from hyperpod_ext.runtime.metrics.exporter import MetricsExporter
 
-_LOOKS = 6
-"""How often in a lease it is looked who is silent."""
-_PROBE = 1 / 24
-"""Share of the lease in which the agent of a connection that has broken must take another one."""
 _ORDERS_S = 0.1
 """How often it is looked whether somebody wants the job on another number of nodes."""
 
@@ -64,44 +59,25 @@ class Coordinator:
     def __init__(
         self, run: JobRun, membership: Membership, members: Members, inherited: Mapping[str, Any] | None = None
     ) -> None:
-        config, now = run.config, time.monotonic()
-        self._run, self.membership, self.members = run, membership, members
-        self.events = EventLog(run.run_dir, fresh=run.term == 1)
-        self._log = log = self.events.write
-        self.schedule = schedule = SaveSchedule(config, log, now, (inherited or {}).get("learned", {}))
-        self._outbox = outbox = Outbox(run, members, membership, inherited, schedule.tuner.learned)
-        ranks = Ranks()
-        self._formation = formation = Formation(config.restart.form_timeout_s, now if run.term > 1 else None)
-        self.end = end = JobEnd(run, members, membership, outbox, ranks, schedule, self.events)
-        self.actions = Actions(run, members, membership, outbox, ranks, schedule, formation, end, log)
-        self.reports = Reports(
-            run,
-            members,
-            membership,
-            outbox,
-            ranks,
-            schedule,
-            formation,
-            end,
-            self.actions,
-            log,
-            self._give_up_node,
-            self._lose_majority,
-        )
-        self._admission = Admission(run, members, membership, outbox, formation, end, self.actions, self.events)
+        config = run.config
+        self.job = job = JobContext.of(run, members, membership, inherited, time.monotonic())
+        self._run, self.membership, self.members, self._outbox = run, membership, members, job.outbox
+        self.events, self._log, self._formation = job.events, job.events.write, job.formation
+        self.end = JobEnd(job)
+        self.actions = Actions(job, self.end)
+        self.lost_nodes = LostNodes(job, self.actions)
+        self.reports = Reports(job, self.actions, self.lost_nodes)
+        self.admission = Admission(job, self.actions)
         self._clocks = Clocks()
-        self._ran_at = now
-        """When this process was last known to run."""
         self._metrics: MetricsExporter | None = None
         if config.metrics is not None:
-            self._metrics = MetricsExporter(config, self.events.past(), log)
+            self._metrics = MetricsExporter(config, self.events.past(), self._log)
             self.events.listeners.append(self._metrics.add)
         self._trace: tracing.TraceSender | None = None
         if tracing.is_asked_for():
             self._trace = tracing.TraceSender(run.name, config.name, self.events.past())
             self.events.listeners.append(self._trace.add)
         self._tasks: list[asyncio.Task[None]] = []
-        self._probing: dict[int, asyncio.Task[None]] = {}
 
     @classmethod
     def first(cls, config: RuntimeConfig, node: int, run_dir: Path, master_port: int) -> Self:
@@ -165,14 +141,14 @@ class Coordinator:
         if resized:
             made.actions.resize_clock.resume(written)
         if lost in members.members:
-            made._lose(lost, job_state.get("gives_up") or "its agent, which coordinated the job, is gone")
+            made.lost_nodes.lose(lost, job_state.get("gives_up") or "its agent, which coordinated the job, is gone")
         for its in sorted(gone & members.members.keys()):
             members.memberships = [set(members.members) - gone]
-            made._lose(its, "another pod has its rank, or none")
+            made.lost_nodes.lose(its, "another pod has its rank, or none")
         return made
 
     def _start(self, orders_accepted: set[str]) -> None:
-        self.membership.retention.next_due = self.schedule.policy.next_due
+        self.membership.retention.next_due = self.job.schedule.policy.next_due
         self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._look_for_orders(orders_accepted))]
         for task in self._tasks:
             task.add_done_callback(self._looked)
@@ -210,8 +186,9 @@ class Coordinator:
 
     def stop(self) -> None:
         """Look for nothing any more."""
-        for task in [*self._tasks, *self._probing.values()]:
+        for task in self._tasks:
             task.cancel()
+        self.lost_nodes.stop()
 
     async def close(self) -> None:
         """Let the agents have their last message, and say theirs."""
@@ -237,8 +214,8 @@ class Coordinator:
     ) -> None:
         """An agent has come, with `handshake`; take what it says until it is gone."""
         node = handshake.node
-        self._notice_pause(time.monotonic())
-        while self.members.unsure_since is not None and not (handshake.knows_job or self._is_over):
+        self.lost_nodes.notice_pause(time.monotonic())
+        while self.members.unsure_since is not None and not (handshake.knows_job or self.lost_nodes.is_over):
             await asyncio.sleep(self._run.config.restart.lease_s / 60)  # it may be in another coordinator's job
         if (former := self.members.agents.get(node)) is not None:
             if not handshake.knows_job:
@@ -246,36 +223,36 @@ class Coordinator:
             elif self.members.is_known(node, handshake.id):  # the same agent: its former connection has broken
                 self.members.agents.pop(node).hang_up()
         if not handshake.knows_job and node in self.members.doubted and self._formation.job_has_begun:
-            self._lose(node, self.members.doubted[node])  # another agent is in its place, and knows nothing
-        if self._has_left:
+            self.lost_nodes.lose(node, self.members.doubted[node])  # another agent is in its place, and knows nothing
+        if self.lost_nodes.has_left:
             return  # without a word: of an order to stop, its node would
-        if refusal := self._admission.refusal(node, handshake):
+        if refusal := self.admission.refusal(node, handshake):
             writer.write(frame_of(c.StopNode(why=refusal, hint="")))
             await writer.drain()
             return
         agent = Agent(writer, time.monotonic())
         try:
             self._hear_clock(node, handshake.clock)
-            self._admission.welcome(node, handshake, agent)
+            self.admission.welcome(node, handshake, agent)
             self._hear_follower(node, agent.heard_at)
             message = await reading
             while message is not None:
                 agent.heard(now := time.monotonic())
-                self._notice_pause(now)
+                self.lost_nodes.notice_pause(now)
                 if self.members.agents.get(node) is agent:
                     self._read(node, agent, message)
                 message = await wire.read(reader)
         finally:
             if self.members.agents.get(node) is agent:
-                self._line_ended(node, "the connection to its agent closed")
+                self.lost_nodes.line_ended(node, "the connection to its agent closed")
 
     async def free_number(self, wanted: int, listens: Address | None) -> int | None:
         """Number that a node may have which has none yet, and will listen there: `wanted`, if nobody has it."""
-        if (free := self._admission.free_number(wanted, listens, time.monotonic())) is not None:
+        if (free := self.admission.free_number(wanted, listens, time.monotonic())) is not None:
             return free
         if (former := self.members.agents.get(wanted)) is not None:
             await former.doubted()  # its node may have been lost, and nobody has noticed
-        return self._admission.free_number(wanted, listens, time.monotonic())
+        return self.admission.free_number(wanted, listens, time.monotonic())
 
     def _read(self, node: int, agent: Agent, message: wire.Message) -> None:
         """What is damaged is refused, and the next message is read."""
@@ -332,7 +309,7 @@ class Coordinator:
         """Take orders to resize and to move, in the order in which they came; those of an earlier run are none."""
         if not self._takes_orders:
             return
-        while not self._is_over:
+        while not self.lost_nodes.is_over:
             await asyncio.sleep(_ORDERS_S)
             if self.membership.phase is not JobPhase.RUNNING:
                 continue
@@ -361,7 +338,7 @@ class Coordinator:
             self._outbox.send(node, c.Released())
             self.members.agents.pop(node)
         if self._run.node in nodes:
-            self._step_down(cause="it has left the job")
+            self.lost_nodes.step_down(cause="it has left the job")
             self._outbox.send(self._run.node, c.Released())
             self._hang_up_on_others()
             return
@@ -374,161 +351,15 @@ class Coordinator:
             if node != self._run.node:
                 agent.writer.close()
 
-    @property
-    def _has_left(self) -> bool:
-        """Whether the node here is none of the job's any more: others coordinate, or are about to."""
-        return self.members.stepped_down and self._run.node not in self.members.members
-
-    # --- nodes that are lost --------------------------------------------------------------------
-
-    @property
-    def _is_over(self) -> bool:
-        """Whether the job has ended, or goes on without this coordinator."""
-        return self.ended.done() or self.members.stepped_down
-
     async def _watch(self) -> None:
-        """Find nodes that are silent, and ranks that do not come."""
-        lease_s = self._run.config.restart.lease_s
-        while not self._is_over:
-            self._ran_at = time.monotonic()
-            await asyncio.sleep(lease_s / _LOOKS)
+        """Find silent nodes, and ranks that do not join in time."""
+        lost_nodes = self.lost_nodes
+        while not lost_nodes.is_over:
+            lost_nodes.ran_at = time.monotonic()
+            await asyncio.sleep(self._run.config.restart.lease_s / LOOKS)
             now = time.monotonic()
-            self._notice_pause(now)
-            self._lose_overdue(now, lease_s)
+            lost_nodes.look(now)
             self.reports.late_ranks(now)
-
-    def _notice_pause(self, now: float) -> None:
-        """Find that this process stood still: what came meanwhile is read now, and others may go on without it."""
-        lease_s = self._run.config.restart.lease_s
-        if now - self._ran_at <= 2 * lease_s / _LOOKS:
-            return
-        self._ran_at = now
-        self.members.was_paused(now, lease_s)
-        if self._formation.job_has_begun and self.members.others_may_go_on and not (self._is_over or self._others_wait):
-            self.members.doubt_all(now)
-
-    @property
-    def _others_wait(self) -> bool:
-        """Whether no others can go on by themselves: who has stopped all says who does, or all is done."""
-        return bool(self.membership.held) or self.end.final_save.begun
-
-    def _lose_overdue(self, now: float, lease_s: float) -> None:
-        """Give up nodes that are silent; but where no majority would be left, it is this node that is cut off.
-
-        Then no loss is counted, as that could end the job, which others go on with.
-        """
-        members, overdue = self.members, self.members.overdue(now, lease_s)
-        if members.unsure_since is not None and self._others_wait:
-            members.unsure_since = None
-            self.end.is_sure()
-        elif members.unsure_since is not None:
-            if now > members.unsure_since + lease_s / 3:
-                self._lose_majority(set(members.members), members.members.keys() - members.shown)
-            return
-        if overdue and self._formation.job_has_begun and not self._others_wait:
-            if not members.enough_without(overdue.keys()):
-                self._lose_majority(set(members.members), overdue.keys())
-                return
-            if not members.enough_without(members.silent(now, lease_s) | overdue.keys()):
-                return  # until the others are heard of, or overdue as well
-        for node, cause in overdue.items():
-            self._lose(node, cause)
-
-    def _line_ended(self, node: int, cause: str) -> None:
-        """Its node is lost. But if that would end the job, the others are waited for first: where their connections end
-        as well, it is this node that is cut off, and they go on under another coordinator."""
-        if self._has_left:  # it goes by another coordinator, which says what becomes of it
-            self.members.leave(node)
-            return
-        now, lease_s = time.monotonic(), self._run.config.restart.lease_s
-        self._notice_pause(now)
-        counts = self._formation.job_has_begun and not (self._is_over or self.end.final_save.begun)
-        counts = counts and node != self._run.node
-        in_doubt = self.members.unsure_since is not None or self.membership.ends_with_loss(node, time.time())
-        address = self.members.members[node]["address"] if node in self.members.members else None
-        if counts and self.members.others_may_go_on and in_doubt:
-            self.members.doubt(node, cause, now + lease_s / 3)
-        elif address is None or self._is_over:
-            self._lose(node, cause)
-        else:
-            self.members.doubt(node, cause, now + lease_s / 3)
-            self._probing[node] = asyncio.create_task(self._probe(node, (str(address[0]), int(address[1])), cause))
-
-    async def _probe(self, node: int, address: Address, cause: str) -> None:
-        """Lose a node whose agent does not listen any more. An agent that does has lost a connection, and makes another
-        one: it has a third of the lease."""
-        try:
-            async with asyncio.timeout(self._run.config.restart.lease_s * _PROBE):
-                _, writer = await open_tcp(*address)
-            writer.close()
-        except OSError:
-            if node in self.members.doubted:
-                self._lose(node, cause)
-
-    def _lose(self, node: int, cause: str) -> None:
-        """A node is gone, or cannot be told from one that is."""
-        if (agent := self.members.agents.get(node)) is not None:
-            self._tell_stop(node, f"the others have given it up ({cause})")
-            agent.writer.close()
-        known, seen = set(self.members.members), time.monotonic()
-        enough = self.members.leave(node)
-        if not enough and self.membership.held:
-            self.members.lost_while_held |= known
-            enough = True
-        if not self._is_over:
-            self._log("node_lost", t=seen, node=node, cause=cause)
-        if self._is_over or self.end.final_save.begun:
-            self.end.agent_lost(node)
-        elif not self._formation.job_has_begun:
-            if node < self._run.config.nodes:
-                self.end.fail(Fail("JobFailedError", f"the agent of node {node} is gone before the job began: {cause}"))
-        elif not enough:
-            self._lose_majority(known)
-        elif self.membership.phase is JobPhase.ENDED:
-            self.end.lost_when_done(node)
-        else:
-            self._go_on_without(node, cause, seen)
-
-    def _go_on_without(self, node: int, cause: str, seen: float) -> None:
-        membership = self.membership
-        ranks, step, before = membership.ranks_on(node), membership.committed + 1, len(membership.faults)
-        actions = membership.node_lost(node, cause, time.time())
-        for rank in ranks if len(membership.faults) > before else ():  # of a job that is held it may be none
-            fault = {"rank": rank, "node": node, "step": step, "cause": f"node {node} is lost: {cause}"}
-            level = EscalationLevel.NODE.value
-            self._log("fault", t=seen, **fault, died=True, phase="", kind="lost", escalation_level=level)
-        self.actions.carry_out(actions)
-        self._outbox.share_job_state()
-        if not self.ended.done():
-            self.actions.durable.node_lost(node)
-
-    def _lose_majority(self, members: Set[int], silent: Set[int] = frozenset()) -> None:
-        """Too few nodes are left to speak for the job: others may go on, so these must not."""
-        reached = self.members.agents.keys() - silent
-        left = ", ".join(str(node) for node in sorted(reached | {self._run.node}))
-        why = f"of the job's {len(members)} nodes only {left} can be reached, which is no majority"
-        self._step_down(reached=sorted(reached))
-        for node in list(self.members.agents):
-            self._tell_stop(node, why, "Look at the network between the nodes; the others may have gone on.")
-
-    def _give_up_node(self, node: int, cause: str) -> None:
-        """A node cannot go on, and says so itself; the coordinator's own leaves the job to another coordinator."""
-        if node != self._run.node:
-            self._lose(node, cause)
-            return
-        self.members.gives_up = cause
-        self._outbox.share_job_state()  # who coordinates next says so in its loss
-        self._step_down(cause=cause)
-        self._tell_stop(node, cause)
-
-    def _step_down(self, **why: Any) -> None:
-        self.members.stepped_down = True
-        self._log("stepped_down", node=self._run.node, term=self._run.term, **why)
-        for node, agent in self.members.agents.items():  # what the log has is not told again to whoever comes next
-            self._outbox.send(node, c.Heard(heard=agent.events))
-
-    def _tell_stop(self, node: int, why: str, hint: str = "") -> None:
-        self._outbox.send(node, c.StopNode(why=why, hint=hint))
 
 
 def _continues(config: RuntimeConfig) -> bool:

@@ -12,14 +12,10 @@ from typing import Any, Literal
 
 from hyperpod_ext.files import release_room
 from hyperpod_ext.runtime.coordinator.final_save import FinalSave
-from hyperpod_ext.runtime.coordinator.job_run import JobRun, Ranks
-from hyperpod_ext.runtime.coordinator.members import Members
-from hyperpod_ext.runtime.coordinator.outbox import Outbox
-from hyperpod_ext.runtime.coordinator.save_schedule import SaveSchedule
-from hyperpod_ext.runtime.events.log import REPORT, EventLog, write_report
+from hyperpod_ext.runtime.coordinator.job_context import JobContext
+from hyperpod_ext.runtime.events.log import REPORT, write_report
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.membership.actions import Fail, JobPhase
-from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.membership.stop_agreement import Answer, StopAgreement
 
 FinalState = Literal["succeeded", "failed", "cancelled"]
@@ -35,18 +31,9 @@ _FARTHEST = 1024
 class JobEnd:
     """Watches how processes end, and says when the job has."""
 
-    def __init__(
-        self,
-        run: JobRun,
-        members: Members,
-        membership: Membership,
-        outbox: Outbox,
-        ranks: Ranks,
-        schedule: SaveSchedule,
-        events: EventLog,
-    ) -> None:
-        self._run, self._members, self._membership, self._outbox = run, members, membership, outbox
-        self._ranks, self._schedule, self._events = ranks, schedule, events
+    def __init__(self, job: JobContext) -> None:
+        self._run, self._members, self._membership, self._outbox = job.run, job.members, job.membership, job.outbox
+        self._ranks, self._schedule, self._events = job.ranks, job.schedule, job.events
         self.final_save = FinalSave()
         self.all_uploaded = asyncio.Event()
         self.anybody_joined = False

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Set
+from collections.abc import Collection, Iterable, Set
 from dataclasses import replace
 
 from hyperpod_ext.runtime.coordinator.actions import Actions
-from hyperpod_ext.runtime.coordinator.job_end import JobEnd
-from hyperpod_ext.runtime.coordinator.job_run import Formation, JobRun, Ranks
-from hyperpod_ext.runtime.coordinator.members import Members
-from hyperpod_ext.runtime.coordinator.outbox import Outbox
+from hyperpod_ext.runtime.coordinator.job_context import JobContext
+from hyperpod_ext.runtime.coordinator.lost_nodes import LostNodes
 from hyperpod_ext.runtime.coordinator.queries import HangQuery, LivenessQuery
-from hyperpod_ext.runtime.coordinator.save_schedule import SaveSchedule
 from hyperpod_ext.runtime.coordinator.step_sampler import StepSampler
 from hyperpod_ext.runtime.detection.hangs import Hang, Heartbeat
 from hyperpod_ext.runtime.events.of_training import is_sampled
@@ -21,7 +18,6 @@ from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc.declared import Count, Declared, encode, read
 from hyperpod_ext.runtime.ipc.gathered import HeldOffers, RankJoin, joins_of
 from hyperpod_ext.runtime.membership.actions import Fail, Fault, JobPhase
-from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.snapshot.select import Offer
 
 _TOGETHER_S = 1.0
@@ -44,31 +40,17 @@ class _OfStep(Declared, extra="ignore"):
 
 
 class Reports:
-    """Takes reports.
+    """Takes reports."""
 
-    `give_up_node`: takes a node that cannot go on, and why. `lose_majority`: takes the members, of whom too few can be
-    reached.
-    """
-
-    def __init__(
-        self,
-        run: JobRun,
-        members: Members,
-        membership: Membership,
-        outbox: Outbox,
-        ranks: Ranks,
-        schedule: SaveSchedule,
-        formation: Formation,
-        end: JobEnd,
-        actions: Actions,
-        log: Callable[..., None],
-        give_up_node: Callable[[int, str], None],
-        lose_majority: Callable[[Set[int]], None],
-    ) -> None:
-        self._run, self._members, self._membership, self._outbox = run, members, membership, outbox
-        self._ranks, self._schedule, self._formation, self._end = ranks, schedule, formation, end
-        self._actions, self._log, self._give_up_node = actions, log, give_up_node
-        self._lose_majority = lose_majority
+    def __init__(self, job: JobContext, actions: Actions, lost_nodes: LostNodes) -> None:
+        self._run, self._members, self._membership, self._outbox = job.run, job.members, job.membership, job.outbox
+        self._ranks, self._schedule, self._formation, self._log = (
+            job.ranks,
+            job.schedule,
+            job.formation,
+            job.events.write,
+        )
+        self._actions, self._end, self._lost_nodes = actions, actions.end, lost_nodes
         self._step_sampler = StepSampler()
         self._hangs = HangQuery()
         self._liveness: LivenessQuery | None = None
@@ -183,7 +165,7 @@ class Reports:
         if lost := self._members.lost_while_held:
             self._members.lost_while_held = set()
             if nodes > len(self._members.members):
-                self._lose_majority(lost | self._members.members.keys())
+                self._lost_nodes.lose_majority(lost | self._members.members.keys())
                 return
         leaving = {its for its, member in self._members.members.items() if member["address"][0] in gone}
         self._actions.carry_out(self._membership.resume(node, nodes, leaving))
@@ -355,7 +337,7 @@ class Reports:
         """A node cannot go on: a spare takes its place, or the job ends."""
         spares = self._run.config.spares
         if report.lost and self._formation.job_has_begun and self._membership.spares_left(spares):
-            self._give_up_node(node, report.cause)
+            self._lost_nodes.give_up(node, report.cause)
         else:
             self._end.fail(Fail(report.code, f"node {node}: {report.cause}"))
 

@@ -370,7 +370,7 @@ NEWS = c.JobNews(
 
 
 def settings_of(coordinator: Coordinator, node: int, folder: Path, first: tuple[str, int]) -> NodeSettings:
-    return NodeSettings(coordinator._run.config, node, *first, ["a.py"], folder, folder, folder / "secret", SECRET)
+    return NodeSettings(coordinator.job.run.config, node, *first, ["a.py"], folder, folder, folder / "secret", SECRET)
 
 
 def test_one_that_does_not_read_is_cut_while_the_job_goes_on_and_is_taken_when_it_comes_again(
@@ -575,7 +575,7 @@ def test_a_rank_that_does_not_join_in_time_is_a_fault_of_its_own_kind(tmp_path: 
             agents[0].say(c.Join(rank=0, pid=1, live=None, store_port=1, generation=1))
             while not events(tmp_path, "joined"):
                 await asyncio.sleep(0)
-            coordinator._formation.limit_s = 0.1
+            coordinator.job.formation.limit_s = 0.1
             assert (await agents[1].hears(c.StartWorker)).rank == 1
 
     asyncio.run(asyncio.wait_for(run(), 30))
@@ -890,8 +890,8 @@ def stood_still(coordinator: Coordinator, *agents: Agent) -> None:
     for agent in agents:
         assert agent.beating is not None
         agent.beating.cancel()
-    coordinator._ran_at -= LEASE_S
-    coordinator._notice_pause(time.monotonic())
+    coordinator.lost_nodes.ran_at -= LEASE_S
+    coordinator.lost_nodes.notice_pause(time.monotonic())
 
 
 def test_a_coordinator_that_stood_still_counts_nothing_until_the_others_show_that_they_have_no_other(

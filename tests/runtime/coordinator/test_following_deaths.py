@@ -83,7 +83,7 @@ def test_a_node_that_comes_while_a_generation_forms_is_told_which(tmp_path: Path
     async def run() -> None:
         async with begun(CONFIG, tmp_path) as (coordinator, _):
             train(coordinator)
-            coordinator._lose(1, "its pod is deleted")
+            coordinator.lost_nodes.lose(1, "its pod is deleted")
             line = come(coordinator, handshake_of(1, id="another"))
             orders = [order for order in line.orders if isinstance(order, c.AbortGeneration | c.StartWorker)]
             assert [type(order) for order in orders] == [c.AbortGeneration] + EACH * [c.StartWorker]

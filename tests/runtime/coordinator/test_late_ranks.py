@@ -89,8 +89,8 @@ def test_a_node_that_gets_ranks_while_a_generation_forms_has_the_whole_time_for_
     async def run() -> None:
         async with begun(config_of(spares=spares), tmp_path) as (coordinator, lines):
             join(coordinator, *range(EACH))
-            coordinator._formation.since = time.monotonic() - ALMOST_S
-            coordinator._lose(1, "its pod is deleted")
+            coordinator.job.formation.since = time.monotonic() - ALMOST_S
+            coordinator.lost_nodes.lose(1, "its pod is deleted")
             if not spares:
                 lines[1] = come(coordinator, handshake_of(1, id="another"))
             assert started(lines[2 if spares else 1]) == list(range(EACH, 2 * EACH))
@@ -103,7 +103,7 @@ def test_a_process_that_is_replaced_while_a_generation_forms_has_the_whole_time_
     async def run() -> None:
         async with begun(config_of(), tmp_path) as (coordinator, lines):
             join(coordinator, *range(2 * EACH - 1))
-            coordinator._formation.since = time.monotonic() - ALMOST_S
+            coordinator.job.formation.since = time.monotonic() - ALMOST_S
             last = 2 * EACH - 1
             take(coordinator, 1, died(last))
             assert started(lines[1])[-2:] == [last, last]
@@ -115,7 +115,7 @@ def test_a_process_that_is_replaced_while_a_generation_forms_has_the_whole_time_
 def test_one_that_does_not_come_is_late_though_others_join(tmp_path: Path) -> None:
     async def run() -> None:
         async with begun(config_of(), tmp_path) as (coordinator, _):
-            coordinator._formation.since = time.monotonic() - ALMOST_S
+            coordinator.job.formation.since = time.monotonic() - ALMOST_S
             join(coordinator, *range(2 * EACH - 1))
             assert is_blamed_soon(coordinator)
 

@@ -41,7 +41,7 @@ async def taken_back(nodes: int, folder: Path) -> tuple[int, dict[int, Sent]]:
     first = Coordinator.first(config_of(nodes), 0, folder, 1)
     for node in range(nodes):
         come(first, handshake_of(node, trains=False))
-    job_state = json.loads(json.dumps(first._outbox._make_job_state() | {"number": 1}))
+    job_state = json.loads(json.dumps(first.job.outbox._make_job_state() | {"number": 1}))
     first.stop()
     made = 0
     make = Outbox._make_job_state

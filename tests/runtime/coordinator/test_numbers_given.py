@@ -27,7 +27,7 @@ def lose(coordinator: Coordinator, *nodes: int) -> None:
 
 
 def given(coordinator: Coordinator, wanted: int, by: Address | None, later_s: float = 0.0) -> int | None:
-    return coordinator._admission.free_number(wanted, by, time.monotonic() + later_s)
+    return coordinator.admission.free_number(wanted, by, time.monotonic() + later_s)
 
 
 def test_two_pods_that_ask_at_one_time_get_two_numbers(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_a_coordinator_takes_over_where_nothing_can_be_written(
 
     async def run() -> None:
         async with begun(CONFIG, tmp_path) as (first, _):
-            job_state = first._outbox._make_job_state() | {"number": 1}
+            job_state = first.job.outbox._make_job_state() | {"number": 1}
         settings = NodeSettings(
             CONFIG, 1, "127.0.0.1", 0, ["a.py"], gone, tmp_path, tmp_path / "secret", b"the secret of this test"
         )

@@ -6,6 +6,7 @@ from mutants.table import Mutant, Source
 
 _TESTS = ("tests/faults/test_cluster_in_one_process.py",)
 COORDINATOR = Source("hyperpod_ext.runtime.coordinator.coordinator", _TESTS)
+LOST_NODES = Source("hyperpod_ext.runtime.coordinator.lost_nodes", _TESTS)
 ADMISSION = Source("hyperpod_ext.runtime.coordinator.admission", _TESTS)
 MEMBERSHIP = Source("hyperpod_ext.runtime.membership.membership", _TESTS)
 MEMBERS = Source("hyperpod_ext.runtime.coordinator.members", _TESTS)
@@ -20,7 +21,7 @@ MUTANTS: list[Mutant] = [
         "for job_state in job_states) + 1",
         "for job_state in job_states)",
     ),
-    COORDINATOR.mutant(
+    LOST_NODES.mutant(
         "cluster.losses_before_majority",
         "A coordinator that is cut off counts no loss: it stands down.",
         "if overdue and self._formation.job_has_begun and not self._others_wait:",
@@ -68,10 +69,10 @@ MUTANTS: list[Mutant] = [
         "        if waiting:\n",
         "        if False:\n",
     ),
-    Source(COORDINATOR.where, ("tests/runtime/coordinator/test_coordinator.py",)).mutant(
+    Source(LOST_NODES.where, ("tests/runtime/coordinator/test_coordinator.py",)).mutant(
         "cluster.cut_off_ends_the_job",
         "A coordinator whose connections end does not end the job before it knows that it is not cut off.",
-        "if counts and self.members.others_may_go_on and in_doubt:",
+        "if counts and self._members.others_may_go_on and in_doubt:",
         "if False:",
     ),
     Source(MEMBERSHIP.where, ("tests/runtime/membership/test_membership.py",)).mutant(
@@ -80,17 +81,17 @@ MUTANTS: list[Mutant] = [
         "if dropped or (has_ranks and not joins) else []",
         "if dropped else []",
     ),
-    Source(COORDINATOR.where, ("tests/runtime/coordinator/test_coordinator.py",)).mutant(
+    Source(LOST_NODES.where, ("tests/runtime/coordinator/test_coordinator.py",)).mutant(
         "cluster.woken_coordinator_is_sure",
         "A coordinator that stood still acts on nothing before enough others have shown that they have no other.",
-        "self.members.others_may_go_on and not (self._is_over or self._others_wait):",
+        "self._members.others_may_go_on and not (self.is_over or self._others_wait):",
         "False:",
     ),
-    COORDINATOR.mutant(
+    LOST_NODES.mutant(
         "cluster.loss_recorded_late",
         "Whoever may take over knows of a loss when it is acted on, not with the next change.",
-        "self.actions.carry_out(actions)\n        self._outbox.share_job_state()\n        if not",
-        "for action in actions:\n            self.actions._do(action)\n        if not",
+        "self._actions.carry_out(actions)\n        self._outbox.share_job_state()\n        if not",
+        "for action in actions:\n            self._actions._do(action)\n        if not",
     ),
     COORDINATOR.mutant(
         "cluster.lost_coordinator_keeps_ranks",
