@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hyperpod_ext.runtime.coordinator.durable_query import DurableQuery, Excluded
 from hyperpod_ext.runtime.coordinator.job_context import JobContext
 from hyperpod_ext.runtime.coordinator.job_end import ASK_LATER_S, JobEnd
+from hyperpod_ext.runtime.coordinator.queries import DurableQuery, Excluded
 from hyperpod_ext.runtime.coordinator.resize_clock import ResizeClock
 from hyperpod_ext.runtime.coordinator.resize_orders import tell_wanted
 from hyperpod_ext.runtime.ipc import control_messages as c

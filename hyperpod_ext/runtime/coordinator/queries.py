@@ -1,4 +1,5 @@
-"""Questions to all agents: what ranks do, when some rank makes no progress; whether they live, when a collective broke.
+"""Questions to agents: the activity of all ranks, when some rank makes no progress; whether all live, when a collective
+broke; the checkpoints in durable tiers.
 
 The kernel marks a process as ending before it closes its sockets. So when all agents have looked after a rank saw its
 connection end, and none has found such a process, nobody died: the connection itself broke.
@@ -6,8 +7,9 @@ connection end, and none has found such a process, nobody died: the connection i
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +20,13 @@ _AGAIN_S = 0.5
 """Agents tell of a stall again and again; they are not asked more often than this."""
 _ENDING = 0x4
 """PF_EXITING, of a process's flags."""
+_ASK_AGAIN_S = 1.0
+"""How soon a durable tier that cannot be reached is asked again; twice as long after each time."""
+_UNREACHABLE_S = 60.0
+"""How long it is asked again; the job fails then, as it must not go on from an older step."""
+
+Excluded = tuple[tuple[str, str], ...]
+"""URL and save id of checkpoints that are known already."""
 
 
 class HangQuery:
@@ -60,6 +69,47 @@ class LivenessQuery:
             return None
         self.missing.discard(node)
         return None if self.missing else self.fault
+
+
+class DurableQuery:
+    """One question at a time, to the agent of one node.
+
+    `send` asks the durable tiers what they hold besides those; returns which node was asked, None: nobody is there.
+    """
+
+    def __init__(self, send: Callable[[Excluded], int | None]) -> None:
+        self._send = send
+        self._excluded: Excluded = ()
+        self._asked_at, self._wait_s = 0.0, _ASK_AGAIN_S
+        self._node: int | None = None
+
+    def ask(self, excluded: Excluded) -> None:
+        """What is there, besides those?"""
+        self._excluded, self._asked_at, self._wait_s = excluded, time.monotonic(), _ASK_AGAIN_S
+        self._repeat()
+
+    def _repeat(self) -> None:
+        self._node = self._send(self._excluded)
+
+    def node_lost(self, node: int) -> None:
+        """Ask another one, if this one was asked."""
+        if node == self._node:
+            self._repeat()
+
+    def answered(self, *, reached: bool) -> bool:
+        """The answer is there; whether it is to be used: else it is asked again in a while, as a tier could not be
+        reached and has not had its time."""
+        if not reached and self._again():
+            return False
+        self._node = None
+        return True
+
+    def _again(self) -> bool:
+        if time.monotonic() + self._wait_s > self._asked_at + _UNREACHABLE_S:
+            return False
+        asyncio.get_running_loop().call_later(self._wait_s, self._repeat)
+        self._wait_s *= 2
+        return True
 
 
 def all_live(pids: Collection[int]) -> bool:

@@ -11,9 +11,8 @@ from hyperpod_ext.runtime.coordinator.actions import Actions
 from hyperpod_ext.runtime.coordinator.job_context import JobContext
 from hyperpod_ext.runtime.coordinator.lost_nodes import LostNodes
 from hyperpod_ext.runtime.coordinator.queries import HangQuery, LivenessQuery
-from hyperpod_ext.runtime.coordinator.step_sampler import StepSampler
 from hyperpod_ext.runtime.detection.hangs import Hang, Heartbeat
-from hyperpod_ext.runtime.events.of_training import is_sampled
+from hyperpod_ext.runtime.events.of_training import Step, is_sampled
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc.declared import Count, Declared, encode, read
 from hyperpod_ext.runtime.ipc.gathered import HeldOffers, RankJoin, joins_of
@@ -28,6 +27,8 @@ _OF_SAMPLED = frozenset({"groups_open", "aborted"})
 """Of ranks that are not sampled, these do not go to the log."""
 _OWN = frozenset({"type", "event", "t", "self"})
 """Names in an event that are not its sender's to choose."""
+_OF_STEP = frozenset(Step.model_fields)
+"""Fields that a step has by itself; others are the script's metrics."""
 
 
 class _OfStep(Declared, extra="ignore"):
@@ -39,18 +40,28 @@ class _OfStep(Declared, extra="ignore"):
     cause: str = ""
 
 
+class StepSampler:
+    """Picks the steps that go to the log: of sampled ranks, and of the lowest rank that logs metrics."""
+
+    def __init__(self) -> None:
+        self._generation, self._lowest = -1, 0
+
+    def takes(self, rank: int, generation: int, fields: Iterable[str]) -> bool:
+        """Whether a step that `rank` has made goes to the log. `fields`: names of what it reports of it."""
+        has_numbers = any(name not in _OF_STEP for name in fields)
+        if has_numbers and (generation != self._generation or rank <= self._lowest):
+            self._generation, self._lowest = generation, rank
+            return True
+        return is_sampled(rank)
+
+
 class Reports:
     """Takes reports."""
 
     def __init__(self, job: JobContext, actions: Actions, lost_nodes: LostNodes) -> None:
         self._run, self._members, self._membership, self._outbox = job.run, job.members, job.membership, job.outbox
-        self._ranks, self._schedule, self._formation, self._log = (
-            job.ranks,
-            job.schedule,
-            job.formation,
-            job.events.write,
-        )
-        self._actions, self._end, self._lost_nodes = actions, actions.end, lost_nodes
+        self._ranks, self._schedule, self._formation = job.ranks, job.schedule, job.formation
+        self._log, self._actions, self._end, self._lost_nodes = job.events.write, actions, actions.end, lost_nodes
         self._step_sampler = StepSampler()
         self._hangs = HangQuery()
         self._liveness: LivenessQuery | None = None

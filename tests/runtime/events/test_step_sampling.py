@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from made_events import entry, events_of
 
-from hyperpod_ext.runtime.coordinator.step_sampler import StepSampler
+from hyperpod_ext.runtime.coordinator.reports import StepSampler
 from hyperpod_ext.runtime.events.event import Event
 from hyperpod_ext.runtime.events.of_training import ALL_SAMPLED_UP_TO, count_sampled, is_sampled
 from hyperpod_ext.runtime.events.report import make_report
