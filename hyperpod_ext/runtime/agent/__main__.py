@@ -18,9 +18,9 @@ from hyperpod_ext.errors import HyperpodExtError, JobFailedError
 from hyperpod_ext.files import make_private_folder
 from hyperpod_ext.processes import collect_seldom, take_signals_from
 from hyperpod_ext.runtime.agent import last_word
-from hyperpod_ext.runtime.agent.arguments import parse, read_settings
 from hyperpod_ext.runtime.agent.coordinator_client import ExcludedError
 from hyperpod_ext.runtime.agent.node import Node
+from hyperpod_ext.runtime.agent.settings import parse, read_settings
 from hyperpod_ext.runtime.coordinator.resize_orders import tell_here, tell_left
 from hyperpod_ext.runtime.events.event import Events
 from hyperpod_ext.runtime.events.log import REPORT, report_of, report_on, write_report
@@ -30,7 +30,7 @@ from hyperpod_ext.scratch import scratch_folder
 from hyperpod_ext.standard_streams import lose_unwritable_output
 
 _LEFT_FOR_NOW = "left for now"
-"""The job goes on without this node until it, or another one, is there again."""
+"""The job continues without this node, which may return."""
 _EXIT_CODES = {
     "succeeded": 0,
     "left": 0,
@@ -45,7 +45,7 @@ def main() -> None:
     arguments = parse(sys.argv[1:])
     run_dir = Path(os.environ.get(ENV_RUN_DIR, "hpx-run"))
     last_word.keep("")
-    signal.signal(signal.SIGTERM, _end)  # until there is a node that hears it
+    signal.signal(signal.SIGTERM, _end)  # until there is a node
     try:
         with _disk_errors():
             _prepare(run_dir, arguments)
@@ -80,7 +80,7 @@ def _prepare(run_dir: Path, arguments: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def _disk_errors() -> Iterator[None]:
-    """Raise the error of a file, as before a job begins, as one of ours. An error without a file is a defect."""
+    """Raise an OSError with a file name as JobFailedError. One without a file is a defect."""
     try:
         yield
     except OSError as error:
@@ -97,7 +97,6 @@ def _end(_signum: int, _frame: FrameType | None) -> None:
 
 
 def _report_in(run_dir: Path) -> dict[str, Any]:
-    """The job's report; empty where this node has none."""
     try:
         report: dict[str, Any] = json.loads((run_dir / REPORT).read_text())
     except (OSError, ValueError):
@@ -106,7 +105,7 @@ def _report_in(run_dir: Path) -> dict[str, Any]:
 
 
 def _report(error: HyperpodExtError, arguments: argparse.Namespace, run_dir: Path) -> None:
-    """Leave why this node had to stop where nobody else will; it is why the job did until others know better."""
+    """Write this node's error to its own report; to the job's report, too, if this is node 0 and there is none."""
     node, log = arguments.node_rank, run_dir / "events.jsonl"
     world_size = arguments.nnodes * arguments.nproc_per_node
     why = error.to_json()
@@ -122,7 +121,7 @@ def _report(error: HyperpodExtError, arguments: argparse.Namespace, run_dir: Pat
 
 @contextlib.contextmanager
 def socket_dir() -> Iterator[Path]:
-    """Private directory for sockets: the one we are given, or one of our own that goes with us."""
+    """Yield a private directory for sockets, from the environment or a temporary one."""
     if ENV_SOCKET_DIR in os.environ:
         yield Path(os.environ[ENV_SOCKET_DIR])
         return
@@ -131,7 +130,7 @@ def socket_dir() -> Iterator[Path]:
 
 
 def _run(arguments: argparse.Namespace, run_dir: Path, private: Path) -> tuple[str, str, str]:
-    """The job's final state, and where it has failed, why and what to do."""
+    """Return the job's final state, and if it has failed, why and what to do."""
     settings = read_settings(arguments, run_dir, private)
     collect_seldom()
 
@@ -142,7 +141,7 @@ def _run(arguments: argparse.Namespace, run_dir: Path, private: Path) -> tuple[s
             if state == "left" and node.asked_to_leave and settings.config.elastic is None:
                 state = _LEFT_FOR_NOW
         finally:
-            take_signals_from(asyncio.get_running_loop(), signal.SIG_IGN)  # what it is told now, it does already
+            take_signals_from(asyncio.get_running_loop(), signal.SIG_IGN)  # it ends already
         return state, *node.why_failed
 
     return asyncio.run(run())

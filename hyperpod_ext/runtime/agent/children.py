@@ -17,10 +17,9 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.processes import children
@@ -140,79 +139,39 @@ def _session_of(pid: int) -> int:
 _MEMORY_SERVER = "hyperpod_ext.runtime.memory_server.__main__"
 
 
-@dataclass(frozen=True)
-class MemoryServerProcess:
-    """One that imports, or has; nobody has told it yet which node's it is."""
-
-    pid: int
-    orders: int
-    """Where it is told."""
-    output: int
-    """Where its words are read."""
-
-    @classmethod
-    def start(cls, environ: Mapping[str, str]) -> MemoryServerProcess:
-        """Start it; its imports go on beside whatever the caller does next."""
-        (reading, orders), (output, writing) = os.pipe(), os.pipe()
-        arguments = ["--orders", str(reading), "--parent", str(os.getpid())]
-        pid = start_module(_MEMORY_SERVER, arguments, environ, pass_fds=[reading], output=writing)
-        os.close(reading)
-        os.close(writing)
-        return cls(pid, orders, output)
-
-    def begin(self, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Have it go on as if it were started with these. One that has ended is found by who waits for it."""
-        order = {"arguments": list(arguments), "environ": dict(environ)}
-        with os.fdopen(self.orders, "w") as line, contextlib.suppress(BrokenPipeError):
-            json.dump(order, line)
-            line.flush()
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Processes of a node that has none yet: what takes time is done before somebody waits for it."""
-
-    fork_server: ForkServerProcess
-    memory_server: MemoryServerProcess
-
-    @classmethod
-    def start(cls, preload: Sequence[str], environ: Mapping[str, str]) -> Prepared:
-        return cls(ForkServerProcess.start(preload, environ), MemoryServerProcess.start(environ))
-
-
 class MemoryServer:
-    """This node's memory server. What it writes goes on to this process's stderr, and is quoted should it end."""
+    """A memory server. Its process imports at once, and serves after `begin`. Its output goes on to stderr here."""
 
     silent = ""
     """Why it was killed: it did not answer."""
     is_gone = False
-    """Whether its end has been dealt with."""
+    """Whether its end has been handled."""
 
-    def __init__(
-        self, path: Path, later: Path, node: int, environ: Mapping[str, str], process: MemoryServerProcess | None = None
-    ) -> None:
-        """`path`: its socket, which may be renamed to `later`."""
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        (reading, self.orders), (self.output, writing) = os.pipe(), os.pipe()
+        arguments = ["--orders", str(reading), "--parent", str(os.getpid())]
+        self.pid = start_module(_MEMORY_SERVER, arguments, environ, pass_fds=[reading], output=writing)
+        os.close(reading)
+        os.close(writing)
+
+    def begin(self, path: Path, later: Path, node: int, environ: Mapping[str, str]) -> None:
+        """Serve at `path`, a socket that may be renamed to `later`."""
         arguments = ["--socket", str(path), "--later", str(later), "--node", str(node), "--parent", str(os.getpid())]
-        if process is not None:
-            self.pid, self._reading = process.pid, process.output
-            process.begin(arguments, environ)
-        else:
-            self._reading, writing = os.pipe()
-            self.pid = start_module(_MEMORY_SERVER, arguments, environ, output=writing)
-            os.close(writing)
+        with contextlib.suppress(BrokenPipeError), os.fdopen(self.orders, "w") as orders:  # `on_exit` reports its end
+            json.dump({"arguments": arguments, "environ": dict(environ)}, orders)
         self._lines: deque[str] = deque(maxlen=_QUOTED)
         self._listening = threading.Thread(target=self._listen, name="hpx-memory-words", daemon=True)
         self._listening.start()
 
     def _listen(self) -> None:
-        with os.fdopen(self._reading, errors="replace") as lines:
+        with os.fdopen(self.output, errors="replace") as lines:
             for line in lines:
                 sys.stderr.write(line)
                 sys.stderr.flush()
                 self._lines.append(line.strip())
 
     async def last_log_line(self) -> str:
-        """The last lines that it wrote, once it has ended."""
+        """Return its last lines of output, once it has ended."""
         await asyncio.to_thread(self._listening.join, _LISTEN_S)
         return " / ".join(line for line in self._lines if line)
 
@@ -221,51 +180,30 @@ class ForkServerEndedError(JobFailedError):
     """There is no process any more that forks workers."""
 
 
-@dataclass(frozen=True)
-class ForkServerProcess:
-    """One that imports, or has; nobody has asked it for a worker yet."""
+class ForkServer:
+    """The agent's side of a fork server. Its process imports at once, and forks after `connect` and `ready`."""
 
-    pid: int
-    line: socket.socket
-
-    @classmethod
-    def start(cls, preload: Sequence[str], environ: Mapping[str, str]) -> ForkServerProcess:
-        """Start it; its imports go on beside whatever the caller does next."""
-        ours, theirs = socket.socketpair()
+    def __init__(self, preload: Sequence[str], environ: Mapping[str, str]) -> None:
+        self._socket, theirs = socket.socketpair()
         line = theirs.fileno()
         arguments = [str(os.getpid()), str(line), *preload]
-        pid = start_module("hyperpod_ext.runtime.agent.fork_server", arguments, environ, pass_fds=[line])
+        self.pid = start_module("hyperpod_ext.runtime.agent.fork_server", arguments, environ, pass_fds=[line])
         theirs.close()
-        return cls(pid, ours)
-
-
-class ForkServer:
-    """The agent's end of the fork server: ask for a worker, get its process id.
-
-    Args:
-        environ: what each worker has beside the process's own environment.
-    """
-
-    def __init__(
-        self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, environ: Mapping[str, str]
-    ) -> None:
-        self.pid, self._reader, self._writer, self._environ = pid, reader, writer, environ
         self._asking = asyncio.Lock()
         self.is_ready = False
         """Whether it has imported everything, and forks workers."""
         self.notes: tuple[str, ...] = ()
-        """Sentences on modules of `restart.preload` that are not preloaded, or not much of them."""
+        """Sentences on modules of `restart.preload` that are not, or hardly, preloaded."""
         self._spares: dict[int, int | Callable[[int], None] | None] = {}
-        """Of each warm spare what hears of its end, or the status with which it has ended. None: nobody, not yet."""
+        """Of each warm spare: the callback for its end, or the status that it ended with."""
 
-    @classmethod
-    async def of(cls, process: ForkServerProcess, environ: Mapping[str, str]) -> ForkServer:
-        """The end of this process, which may have imported everything long ago."""
-        reader, writer = await open_over(process.line)
-        return cls(process.pid, reader, writer, environ)
+    async def connect(self, environ: Mapping[str, str]) -> None:
+        """Use it in this event loop. `environ`: of each worker, in addition to the process's own."""
+        self._reader, self._writer = await open_over(self._socket)
+        self._environ = environ
 
     async def ready(self) -> float:
-        """Wait for the imports; returns the seconds they took.
+        """Wait for the imports; return their seconds.
 
         Raises:
             JobFailedError: a module could not be imported, or it ended.
@@ -276,8 +214,7 @@ class ForkServer:
         return seconds
 
     async def fork(self, *, argv: list[str], env: Mapping[str, str], cwd: Path, log: Path) -> tuple[int, bool]:
-        """Process id of a new worker, and whether it was a warm spare. Its parent is this process: `on_exit` hears of
-        its end.
+        """Return the process id of a new worker, a child of this process, and whether it was a warm spare.
 
         Raises:
             JobFailedError: it could not, or it ended.
@@ -286,18 +223,17 @@ class ForkServer:
         return int(answer["pid"]), bool(answer["warm"])
 
     async def adopt_orphans(self) -> None:
-        """Have what a dead worker left behind reaped when it ends. What has a session of its own may run on: something
-        that sends the last of a run's logs, say. It ends with the node.
-        """
-        async with self._asking:  # between two forks: the children of this process that are workers are all known
-            # those of its own session are being waited for by whoever started them
+        """Reap processes that a dead worker has left when they end. One with a session of its own may run until the
+        node ends, for example to send the last of a run's logs."""
+        async with self._asking:  # between two forks, all workers among the children of this process are known
+            # children in its own session are waited for elsewhere
             orphans = [pid for pid in children(os.getpid()) if pid not in _KNOWN and _session_of(pid) != os.getsid(0)]
             for pid in orphans:
                 with contextlib.suppress(ProcessLookupError):
                     on_exit(pid, lambda status: None)
 
     async def keep_warm(self, local_ranks: Sequence[int]) -> None:
-        """Have a process with a CUDA context ready for each of these that has a GPU here.
+        """Keep a process with a CUDA context ready for each of these, if this node has GPUs.
 
         Raises:
             JobFailedError: it ended.
@@ -308,7 +244,7 @@ class ForkServer:
             on_exit(pid, functools.partial(self._spare_ended, pid))
 
     def on_exit(self, pid: int, tell: Callable[[int], None]) -> None:
-        """As the function of this name, of a worker that `fork` has brought."""
+        """As the function of this name, for a worker from `fork`."""
         if pid not in self._spares:
             on_exit(pid, tell)
         elif isinstance(ended := self._spares[pid], int):
@@ -353,3 +289,10 @@ class ForkServer:
         if "error" in answer:
             raise JobFailedError(str(answer["error"]))
         return answer
+
+
+class Prepared(NamedTuple):
+    """Helper processes of a node, started before it has a rank."""
+
+    fork_server: ForkServer
+    memory_server: MemoryServer

@@ -1,13 +1,23 @@
-"""Where other agents reach this one. It leads to the coordinator, if that is here; else those who come are votes."""
+"""The listener for agents of other nodes, and the coordinator, if this node's agent is it."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
+import json
 import sys
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any, Protocol
 
+from hyperpod_ext.errors import ConflictError
+from hyperpod_ext.files import write_atomically
+from hyperpod_ext.ports import free_port
 from hyperpod_ext.processes import allow_open_files
+from hyperpod_ext.runtime.agent.settings import NodeSettings
+from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
+from hyperpod_ext.runtime.events.kept import LogUpload
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc import unproven
@@ -15,13 +25,16 @@ from hyperpod_ext.runtime.ipc.declared import Address, checked_version, encode, 
 from hyperpod_ext.runtime.ipc.listener import Listener
 from hyperpod_ext.runtime.ipc.unproven import Unproven
 from hyperpod_ext.runtime.membership.quorum import may_take_over
+from hyperpod_ext.runtime.storage.open import open_tier
 
 _UNPROVEN = 1024
 """Least number of connections at a time that have not shown the secret yet."""
 _LOOK_S = 0.2
-"""How often it is looked whether another coordinates."""
+"""How often to look whether another node coordinates."""
 _OTHER_FILES = 1024
-"""Files that an agent has open beside the connections of others."""
+"""Open files of an agent, without connections of other agents."""
+_WHERE = "coordinator.json"
+"""File in the run directory with the coordinator's address."""
 
 
 class Serves(Protocol):
@@ -38,10 +51,20 @@ class Serves(Protocol):
     async def free_number(self, wanted: int, listens: Address | None) -> int | None: ...
 
 
+class KnowsJob(Protocol):
+    """This node's `CoordinatorClient`, as an `ElectionListener` sees it."""
+
+    news: c.JobNews | None
+
+    @property
+    def has_coordinator(self) -> bool: ...
+
+    def know_gone(self, hosts: Collection[str], *, replaced: bool) -> None: ...
+
+
 def places_for(nodes: int) -> int:
-    """Places for connections that have not shown the secret yet: all agents of a job of `nodes` nodes, spares included,
-    may come at once, and again, while strangers come. Lets this process open as many files as that takes.
-    """
+    """Return how many connections may not have shown the secret yet, and raise this process's limit of open files for
+    them: all agents of `nodes` nodes, spares included, may connect at once, and again, next to strangers."""
     places = max(_UNPROVEN, 2 * nodes)
     allow_open_files(unproven.FILES_A_PLACE * places)
     if not allow_open_files(nodes + _OTHER_FILES):
@@ -53,15 +76,12 @@ def places_for(nodes: int) -> int:
 
 
 class ElectionListener:
-    """Listens for agents of the job, from this one's start to its end.
+    """Listens for agents of the job. They are passed to the coordinator if that is here; else they are votes for it.
 
     Args:
-        places: connections at a time that have not shown the secret yet, as `places_for` has it.
+        places: connections at a time that have not shown the secret yet, see `places_for`.
         encrypted: whether agents speak TLS.
-        has_coordinator: whether this node has one elsewhere. Who is new in the job and looks for it is hung up on then.
-        news: what this node knows of the job.
-        begun_anew: is told the host of an agent that looks for its place: a former one there is gone.
-        succeeded: whether the job has come to its end, so that nobody is needed any more.
+        succeeded: whether the job has ended, so that no other agent is needed.
     """
 
     def __init__(
@@ -71,21 +91,18 @@ class ElectionListener:
         places: int = _UNPROVEN,
         *,
         encrypted: bool = False,
-        has_coordinator: Callable[[], bool] = lambda: False,
-        news: Callable[[], c.JobNews | None] = lambda: None,
-        begun_anew: Callable[[str], object] = lambda host: None,
         succeeded: bool = False,
     ) -> None:
-        self._secret, self._encrypted, self._has_coordinator = secret, encrypted, has_coordinator
-        self._news, self._begun_anew, self._succeeded = news, begun_anew, succeeded
+        self._secret, self._encrypted, self._succeeded = secret, encrypted, succeeded
+        self.client: KnowsJob | None = None
+        """This node's connection to a coordinator elsewhere."""
         # not the connection: asyncio breaks when that is closed in the middle of a TLS handshake
         self._unproven: Unproven[asyncio.Task[Any]] = Unproven(unproven.places(places), asyncio.Task.cancel)
         self._listener = Listener(self._serve, on_error)
         self._coordinator: Serves | None = None
-        self._opened = asyncio.Event()
         self._let_go = asyncio.Event()
         self.votes: dict[int, c.AgentHandshake] = {}
-        """What each node said that wants this one to coordinate, and waits."""
+        """Handshake of each node that waits for this one to coordinate."""
         self._voted = asyncio.Condition()
         self.address = ("", 0)
 
@@ -98,15 +115,14 @@ class ElectionListener:
         self.address = (host, await self._listener.listen_tcp(host, port))
 
     def lead_to(self, coordinator: Serves) -> None:
-        """From now on, whoever comes or waits is the coordinator's."""
+        """From now on, pass agents to `coordinator`; also those that wait."""
         self._coordinator = coordinator
-        self._opened.set()
+        self.let_go()
 
     async def wait_for_majority(
         self, members: Collection[int], me: int, timeout_s: float, gone: Callable[[], Collection[int]] = tuple
     ) -> bool:
-        """Whether, within the time, more than half of `members` want this node to coordinate; those that are `gone` for
-        good by then do not count."""
+        """Whether more than half of `members`, without those that are `gone` for good, vote for this node in time."""
 
         def enough() -> bool:
             return may_take_over(set(members) - set(gone()), {*self.votes, me})
@@ -119,11 +135,11 @@ class ElectionListener:
         return True
 
     async def look_again(self) -> None:
-        """Others are gone for good: who waits for a majority may have one."""
+        """Count again whether there is a majority: other nodes are gone for good."""
         await self._change(lambda: None)
 
     def let_go(self) -> None:
-        """This node has a coordinator elsewhere: those that want it to coordinate are told which."""
+        """End the wait of voters: there is a coordinator, which may be elsewhere."""
         self._let_go.set()
         self._let_go = asyncio.Event()
 
@@ -167,10 +183,9 @@ class ElectionListener:
             reading.cancel()
 
     async def _number(self, asked: c.AskNumber) -> c.FreeNumber:
-        if asked.listens is not None:
-            self._begun_anew(asked.listens[0])
-        news = self._news()
-        coordinator = self._coordinator
+        if asked.listens is not None and self.client is not None:  # a former agent at this address is gone
+            self.client.know_gone([asked.listens[0]], replaced=True)
+        news, coordinator = self._news, self._coordinator
         node = await coordinator.free_number(asked.wanted, asked.listens) if coordinator is not None else None
         where = news.candidates.get(news.coordinator) if news is not None else None
         return c.FreeNumber(node=node, knows_job=news is not None, coordinator=where, succeeded=self._succeeded)
@@ -178,21 +193,18 @@ class ElectionListener:
     async def _keep(
         self, handshake: c.AgentHandshake, reading: asyncio.Task[wire.Message | None], writer: asyncio.StreamWriter
     ) -> None:
-        """Hold a vote until it counts, or is taken back: its node goes, or says more than it should. It is given back,
-        with what this node knows of the job, where this node has a coordinator again."""
+        """Keep a vote until it counts, or its connection ends, or sends more. Answer with this node's news
+        of the job if there is a coordinator elsewhere again."""
         node = handshake.node
         await self._change(lambda: self.votes.update({node: handshake}))
         let_go = asyncio.create_task(self._let_go.wait())
-        opened = asyncio.create_task(self._opened.wait())
         every_s = None if handshake.knows_job else _LOOK_S
         try:
-            while not self._knows_another(handshake):
-                waits = {reading, opened, let_go}
-                done, _ = await asyncio.wait(waits, timeout=every_s, return_when=asyncio.FIRST_COMPLETED)
+            while self._coordinator is None and not self._knows_another(handshake):
+                done, _ = await asyncio.wait({reading, let_go}, timeout=every_s, return_when=asyncio.FIRST_COMPLETED)
                 if done:
                     break
         finally:
-            opened.cancel()
             let_go.cancel()
             if self._coordinator is None and self.votes.get(node) is handshake:
                 await self._change(lambda: self.votes.pop(node, None))
@@ -200,19 +212,106 @@ class ElectionListener:
             self._coordinator is None
             and handshake.knows_job
             and not reading.done()
-            and (news := self._news()) is not None
+            and (news := self._news) is not None
         ):
             writer.write(wire.encode(encode(news)))
             await writer.drain()
 
     def _knows_another(self, handshake: c.AgentHandshake) -> bool:
-        """Whether this node has a coordinator that who has come does not know of."""
-        if not handshake.knows_job:
-            return self._has_coordinator()
-        news = self._news()
-        return news is not None and news.term > handshake.term and self._has_coordinator()
+        """Whether this node has a coordinator that the other agent does not know of."""
+        if self.client is None or not self.client.has_coordinator:
+            return False
+        return not handshake.knows_job or (self._news is not None and self._news.term > handshake.term)
+
+    @property
+    def _news(self) -> c.JobNews | None:
+        return self.client.news if self.client is not None else None
 
     async def _change(self, change: Callable[[], object]) -> None:
         async with self._voted:
             change()
             self._voted.notify_all()
+
+
+class Leadership:
+    """Coordinates the job from this node, at first on node 0, later where it is elected."""
+
+    def __init__(self, settings: NodeSettings) -> None:
+        config = settings.config
+        self._settings = settings
+        self._others = itertools.cycle(settings.others)
+        self.coordinator: Coordinator | None = None
+        """None: another node coordinates."""
+        self._log_upload: LogUpload | None = None
+        places = places_for(config.most_nodes + config.spares)
+        self.election = ElectionListener(settings.secret, self._broke, places, encrypted=config.encrypted)
+
+    async def begin(self) -> None:
+        """Coordinate as the first node.
+
+        Raises:
+            ConflictError: the port is taken.
+        """
+        settings = self._settings
+        await self.listen(settings.host, settings.port)
+        port = free_port(settings.host)
+        self._lead(Coordinator.first(settings.config, settings.node, settings.run_dir, port))
+
+    async def listen(self, host: str, port: int) -> None:
+        """Listen for other agents.
+
+        Raises:
+            ConflictError: the port is taken.
+        """
+        try:
+            await self.election.open(host, port)
+        except OSError as error:
+            raise ConflictError(
+                f"cannot listen on {host}:{port}: {error.strerror}",
+                hint="Set rendezvous.port to a free port, or to 0 where the target can choose one.",
+            ) from error
+
+    def take_over(self, own: c.AgentHandshake, votes: list[c.AgentHandshake], gone: frozenset[int]) -> None:
+        """Coordinate in place of one that is lost, elected by `votes`."""
+        settings = self._settings
+        self._lead(Coordinator.successor(settings.config, settings.node, settings.run_dir, own, votes, gone))
+
+    def endpoint(self) -> tuple[str, int]:
+        """Address of the coordinator, which a node that joins later reads from the run directory."""
+        settings = self._settings
+        if settings.others:
+            return next(self._others)
+        if settings.rejoin:
+            with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # it is missing, or was cut off
+                host, port = json.loads((settings.run_dir / _WHERE).read_text())["address"]
+                return str(host), int(port)
+        return settings.host, settings.port
+
+    async def close(self) -> None:
+        await self.election.close()
+        if self.coordinator is not None:
+            await self.coordinator.close()
+        if self._log_upload is not None:
+            await asyncio.to_thread(self._log_upload.close)
+
+    def _lead(self, coordinator: Coordinator) -> None:
+        self.coordinator = coordinator
+        self.election.lead_to(coordinator)
+        coordinator.show()
+        self._write_address()
+        config = self._settings.config
+        if self._settings.keep_events and (shared := config.checkpoint.shared()):
+            place = partial(open_tier, shared[0], config.name)
+            self._log_upload = LogUpload(coordinator.events.path, place, self._settings.node)
+
+    def _write_address(self) -> None:
+        """For agents that join later: without it, only those do not find the coordinator."""
+        path = self._settings.run_dir / _WHERE
+        try:
+            write_atomically(path, json.dumps({"address": self.election.address}) + "\n")
+        except OSError as error:
+            sys.stderr.write(f"hyperpod_ext: {path} cannot be written: {error}\n")
+
+    def _broke(self, why: str) -> None:
+        if self.coordinator is not None:
+            self.coordinator.broke(why)

@@ -1,17 +1,18 @@
-"""The agent's client of its node's memory server, and the events that it makes of copies to other tiers."""
+"""The agent's client of its node's memory server."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-import sys
+import math
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Protocol
 
 from hyperpod_ext.errors import HyperpodExtError, JobFailedError
+from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.connections import open_unix
 from hyperpod_ext.runtime.ipc.declared import Declared, encode, with_version
@@ -22,13 +23,9 @@ _START_S = 30.0
 _AGAIN_S = 0.2
 """How soon a request is sent again whose connection broke."""
 _PING_S = 3.0
-"""How often it is looked whether the server answers at all."""
+"""How often to ask whether the server answers at all."""
 _MOST_LIMITS = 10
-"""So many times as long may an answer take that waits for what a dead rank had asked for."""
-_WATCH_S = 1.0
-"""How often it is looked whether a checkpoint has come to a durable tier."""
-_WATCH_ALL = 5
-"""Each so many looks, whatever has changed of copies to other tiers is told."""
+"""Factor on the limit of an answer that waits for earlier requests of a dead rank."""
 
 
 class Ask(Protocol):
@@ -37,50 +34,42 @@ class Ask(Protocol):
     async def __call__(self, request: Request[A], /) -> A: ...
 
 
-class Break(Protocol):
-    """Says that this node cannot go on."""
-
-    def __call__(self, why: str, *, code: str = ...) -> None: ...
-
-
 _LONG = (r.Durable, r.UploadNow, r.WaitIdle, r.WaitState, r.WaitOthers, r.CheckTiers, r.Fetch, r.FetchHead)
 """Requests that wait for other processes or for a store."""
 _SETTINGS = (r.Listen, r.Fence, r.Rescale, r.Peers, r.PeerSchedule, r.ScheduleCopy)
-"""What a memory server is told that the next one must know, too."""
+"""Requests that are sent to the next server, too."""
 
 
 def _setting(request: Request[Any]) -> tuple[object, ...] | None:
-    """What a request sets: the newest that sets the same counts. None: nothing that the next server must know."""
+    """Return a name for what a request sets: the newest with the same name counts. None: it sets nothing."""
     if not isinstance(request, _SETTINGS):
         return None
     return type(request), getattr(request, "kind", None), isinstance(request, r.Fence) and request.step is None
 
 
 class AsyncMemoryClient:
-    """Asks the memory server; each request has a connection of its own. One that ends while it is asked is followed by
-    another, which is asked once more. A connection that breaks is made again.
+    """Sends each request on a connection of its own, and again to the next server if this one ends meanwhile.
 
     Args:
-        silent: is called with a sentence when the server has not answered in `limit_s`. It has to end that server.
-        limit_s: seconds that it has for an answer that waits for nobody.
+        limit_s: seconds for an answer that waits for no other process.
     """
 
-    def __init__(
-        self, path: Path, silent: Callable[[str], object] = lambda why: None, limit_s: float = _START_S / 2
-    ) -> None:
-        self._path, self._silent, self._limit_s = path, silent, limit_s
+    def __init__(self, path: Path, limit_s: float = _START_S / 2) -> None:
+        self._path, self._limit_s = path, limit_s
+        self.on_silent: Callable[[str], object] = lambda why: None
+        """Called with a sentence if no answer comes within `limit_s`; it has to end the server."""
         self.ended = ""
-        """Why there is none, and none comes."""
+        """Why there is no server, and no other follows."""
         self._number = 0
-        """Of the server that is asked."""
+        """Number of the server, from 0."""
         self._change = asyncio.Event()
         self._reported: dict[tuple[object, ...], Request[Any]] = {}
 
     async def ask(self, request: Request[A]) -> A:
-        """The answer.
+        """Return the answer.
 
         Raises:
-            JobFailedError: it is gone for good, or refuses.
+            JobFailedError: the server is gone for good, or refuses.
         """
         deadline = None
         while True:
@@ -103,23 +92,23 @@ class AsyncMemoryClient:
         return answered
 
     async def watch(self) -> None:
-        """Find a server that is stopped, for as long as there is one to ask."""
+        """Find servers that are stopped."""
         with contextlib.suppress(JobFailedError):
             while True:
                 await asyncio.sleep(min(_PING_S, self._limit_s / 4))
                 await self.ask(r.Handshake())
 
     def lost(self, for_good: str = "") -> None:
-        """The server has ended. `for_good`: why no other one follows."""
+        """Note that the server has ended. `for_good`: why no other one follows."""
         self.ended = for_good
         self._number += 1
         self._change.set()
         self._change = asyncio.Event()
 
     async def succeed(self, path: Path) -> list[Declared]:
-        """Tell another server, which listens at `path`, what the one before knew, and have it asked from now on.
+        """Send the settings of the former server to the one at `path`, and use that from now on.
 
-        Returns its answers; none, when it has ended, too.
+        Returns its answers; none if it has ended, too.
         """
         number, answers = self._number, list[Declared]()
         for request in [*self._reported.values(), r.Held()]:
@@ -131,41 +120,30 @@ class AsyncMemoryClient:
         return answers
 
     async def _answer(self, path: Path, request: Request[Any], number: int | None = None) -> wire.Message | None:
-        """None: it has ended."""
+        """None: the server has ended."""
         line = await self._open(path, number)
         if line is None:
             return None
         reader, writer = line
         writer.write(wire.encode(with_version(encode(request))))
         reading, asked = asyncio.ensure_future(wire.read(reader)), self._number
+        limits = _MOST_LIMITS if isinstance(request, r.Held) and request.owner is not None else 1
+        slices = math.inf if isinstance(request, _LONG) else 10 * limits
         try:
-            await self._wait_for(reading, request, asked)
+            # in slices: time in which this process stood still does not count
+            while not reading.done() and self._number == asked and slices > 0:
+                await asyncio.wait({reading}, timeout=self._limit_s / 10)
+                slices -= 1
             if reading.done():
                 return reading.result()
             if self._number == asked:
-                self._silent(f"it did not answer `{type(request).__name__}` for {self._limit_of(request):g} s")
+                self.on_silent(f"it did not answer `{type(request).__name__}` for {limits * self._limit_s:g} s")
             return None
         except ConnectionError:
             return None
         finally:
             reading.cancel()
             writer.close()
-
-    def _limit_of(self, request: Request[Any]) -> float:
-        return self._limit_s * (_MOST_LIMITS if isinstance(request, r.Held) and request.owner is not None else 1)
-
-    async def _wait_for(self, reading: asyncio.Future[Any], request: Request[Any], asked: int) -> None:
-        """Until the answer is here, its time is over, or the server with the number `asked` has ended. Time in which
-        this process stood still does not count."""
-        slices = (
-            itertools.count()
-            if isinstance(request, _LONG)
-            else range(int(10 * self._limit_of(request) / self._limit_s))
-        )
-        for _ in slices:
-            await asyncio.wait({reading}, timeout=self._limit_s / 10)
-            if reading.done() or self._number != asked:
-                return
 
     async def _open(self, path: Path, number: int | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
         deadline = time.monotonic() + _START_S
@@ -192,50 +170,19 @@ def _read(request: Request[A], answer: wire.Message) -> A:
         raise JobFailedError(f"the memory server did not answer: {error}") from error
 
 
-class CopyMonitor:
-    """Makes events of how copies to other tiers go."""
-
-    def __init__(self, ask: Ask, event: Callable[..., None], break_node: Break) -> None:
-        self._ask, self._event, self._break = ask, event, break_node
-        self._known: dict[str, dict[str, Any]] = {}
-
-    async def watch(self) -> None:
-        """For as long as there is a memory server to ask."""
-        with contextlib.suppress(OSError, JobFailedError):
-            for look in itertools.count(1):
-                await asyncio.sleep(_WATCH_S)
-                await self.tell(all_changes=look % _WATCH_ALL == 0)
-
-    async def tell(self, *, all_changes: bool = True) -> None:
-        """What has changed since it was told last; a failure also to whoever reads the log of this node.
-
-        Not all changes: what has come to a durable tier, or failed to. A job may end at any moment, and its log is to
-        have that; copies on peers come and go with each step.
-        """
-        for status in (await self._ask(r.Status())).copying:
-            fields = copying_event(status)
-            before = self._known.get(fields["tier"], {})
-            if not all_changes and (fields["tier"] == "peer" or _state_of(fields) == _state_of(before)):
-                continue
-            self._known[fields["tier"]] = fields
-            if fields == before or not any(fields[key] for key in fields.keys() - {"tier"}):
-                continue
-            self._event("copying", **fields)
-            if fields["failed"] > before.get("failed", 0):
-                sys.stderr.write(f"a copy to {fields['tier']} failed: {fields['last_error']}\n")
-            if fields["fell_back"] and fields["fell_back"] != before.get("fell_back"):
-                sys.stderr.write(f"copies go over TCP, not by NIXL: {fields['fell_back']}\n")
-            if status.get("taken_over"):
-                self._break(f"{fields['tier']}: {fields['last_error']}", code="StaleGenerationError")
+Held = tuple[tuple[c.HeldSnapshot, ...], tuple[c.HeldPiece, ...]]
+"""Snapshots and parity in a node's memory."""
 
 
-def _state_of(fields: dict[str, Any]) -> tuple[int | None, int]:
-    """Of a durable tier what a report needs: its newest step, and how many did not come."""
-    return fields.get("newest_step"), fields.get("failed", 0)
+def held_in(answer: r.Snapshots) -> Held:
+    snapshots = tuple(c.HeldSnapshot.model_validate(one) for one in answer.snapshots)
+    return snapshots, tuple(c.HeldPiece.model_validate(one) for one in answer.pieces)
 
 
-def copying_event(status: dict[str, Any]) -> dict[str, Any]:
-    """What the event log keeps of how copying to one tier goes."""
-    step = status.get("replicated_step") if status["tier"] == "peer" else status["durable_step"]
-    keys = ("tier", "failed", "skipped", "superseded", "last_error")
-    return {**{key: status[key] for key in keys}, "newest_step": step, "fell_back": status.get("fell_back", "")}
+async def held_at_last(memory: AsyncMemoryClient, ranks: Collection[int]) -> Held:
+    """Return what this node holds after all requests of `ranks`, whose processes have ended."""
+    if memory.ended:
+        return (), ()
+    for rank in ranks:
+        await memory.ask(r.Held(owner=rank, pid=os.getpid()))
+    return held_in(await memory.ask(r.Held()))

@@ -1,4 +1,4 @@
-"""What a freshly forked worker does before and after the training script."""
+"""The life of a forked worker before and after the training script."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ SCRIPT_RAISED = 1
 
 
 def main(order: dict[str, Any], agent_pid: int) -> NoReturn:
-    """Run the script as `__main__` in this process and exit as a process of its own would.
+    """Run the script as `__main__` in this process, after `close_inherited`, and exit as a process of its own would.
 
-    What it inherited must be closed by then (`close_inherited`).
-
-    `order` has the keys: argv (script first), env, cwd, log.
+    Args:
+        order: has the keys argv (script first), env, cwd, log.
     """
     code = SCRIPT_RAISED
     try:
@@ -45,7 +44,7 @@ def main(order: dict[str, Any], agent_pid: int) -> NoReturn:
 
 
 def _flush() -> None:
-    """Write what is left in the script's streams. It may have closed them, or put something else in their place."""
+    """Flush the script's streams, which it may have closed or replaced."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None and not getattr(stream, "closed", False):
@@ -55,7 +54,7 @@ def _flush() -> None:
 
 
 def _become_worker(order: dict[str, Any], agent_pid: int) -> None:
-    """Become an ordinary process: own session, log, environment, and the agent as parent."""
+    """Get an own session, log and environment, and the agent as parent."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     leave_sigterm_to_the_agent()
@@ -77,7 +76,7 @@ def _become_worker(order: dict[str, Any], agent_pid: int) -> None:
 
 
 def _open_log(path: Path) -> int:
-    """The rank's log. If its disk is full or broken, the output goes nowhere, and the rank trains all the same."""
+    """Open the rank's log. If its disk is full or broken, the output is lost, and the rank trains all the same."""
     try:
         make_private_folder(path.parent)
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -87,24 +86,19 @@ def _open_log(path: Path) -> int:
 
 
 def close_inherited(kept: int = 2) -> None:
-    """Right after the fork: close the fork server's line to its agent, and whatever else it had open, but for `kept`.
-
-    Not later: by then this process may have opened what it needs, as CUDA has the GPU's devices.
-    """
+    """Close the fork server's files except `kept`, right after the fork: later this process has files of its own."""
     os.closerange(3, min(kept, 64))
     os.closerange(kept + 1, 64)
 
 
 def temporary_folder(socket_dir: Path, pid: int) -> Path:
-    """Where a worker's `multiprocessing` keeps its sockets: its agent removes it when the worker has ended."""
+    """Folder for sockets of a worker's `multiprocessing`. Its agent removes it when the worker has ended."""
     return socket_dir / f"worker{pid}"
 
 
 def use_temporary_folder(folder: Path) -> None:
-    """Have `multiprocessing` use it: its own in the temporary directory stays there when the process is killed.
-
-    TMPDIR stays as it is: compiled kernels lie there, for whoever comes next.
-    """
+    """Set the folder of `multiprocessing`: its own in TMPDIR would stay when the process is killed. TMPDIR is kept, for
+    compiled kernels."""
     try:
         folder.mkdir(mode=0o700)
     except OSError as error:  # only a script that needs such sockets cannot do without
@@ -114,7 +108,7 @@ def use_temporary_folder(folder: Path) -> None:
 
 
 def leave_sigterm_to_the_agent() -> None:
-    """Slurm signals every process of a step; what follows, the agent says. A script may handle it otherwise."""
+    """Ignore SIGTERM here: Slurm sends it to each process, and the agent decides. A script may set a handler."""
     signal.signal(signal.SIGTERM, _left_to_the_agent)
     before = threading.local()
 
@@ -137,7 +131,7 @@ def _left_to_the_agent(_signum: int, _frame: object) -> None:
 
 
 def wait_adopted(agent_pid: int) -> None:
-    """Until the process between us and the agent has ended, the kernel would watch the wrong parent."""
+    """Wait for the end of the process between this one and the agent: `die_with_parent` would watch that one."""
     parent = os.getppid()
     if parent == agent_pid:
         return

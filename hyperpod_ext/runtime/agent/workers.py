@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
 import shutil
 import signal
@@ -21,9 +20,9 @@ from typing import Any
 from hyperpod_ext.config.fault_injection import NodeFault
 from hyperpod_ext.processes import kill_group
 from hyperpod_ext.runtime.agent.children import ForkServer
-from hyperpod_ext.runtime.agent.gathering import Gathering
-from hyperpod_ext.runtime.agent.hang_monitor import HangMonitor
-from hyperpod_ext.runtime.agent.memory_client import AsyncMemoryClient
+from hyperpod_ext.runtime.agent.hang_monitor import HangMonitor, MonitoredWorker
+from hyperpod_ext.runtime.agent.memory_client import AsyncMemoryClient, held_in
+from hyperpod_ext.runtime.agent.reports import Gathering
 from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.agent.worker_main import temporary_folder
 from hyperpod_ext.runtime.coordinator.queries import all_live
@@ -38,36 +37,44 @@ from hyperpod_ext.runtime.ipc.resumed import Sent
 from hyperpod_ext.runtime.memory_server.protocol import requests as r
 from hyperpod_ext.runtime.process_group.address_book import NodeAddressBook
 
-_STARTS = itertools.count(1)
 _DYING_LOOKS, _DYING_LOOK_S = 20, 0.001
-"""How often, and how far apart, it is looked whether all threads of a dying process have come to their end."""
+"""Number and distance of looks whether all threads of a dying process have ended."""
 _LAST_EVENT_S = 0.02
-"""How long the word of a rehearsed end of this node has to get away."""
+"""How long before a rehearsed end of this node its event is sent."""
 
 Tell = Callable[[c.FromAgent], None]
 Log = Callable[..., None]
 Spawn = Callable[[Coroutine[Any, Any, None]], None]
 
 
-@dataclass(slots=True)
-class _Worker:
+@dataclass(slots=True, eq=False)
+class Start:
+    """The start of a worker that is wanted here."""
+
+    rank: int
+    world_size: int | None
+    """Size of the next rank assignment, if the worker waits for that."""
+    joining: bool
+    """Whether `rank` is a number of the next rank assignment."""
+    forking: int | None = None
+    """Local rank, while its process is being forked."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Worker(MonitoredWorker):
     """A worker process on this node."""
 
     rank: int
-    pid: int
-    log: Path
-    liveness_lock: LivenessLock | None
     local_rank: int
+    liveness_lock: LivenessLock | None = None
     joining: bool = False
     """Whether it waits for the next rank assignment."""
     is_watched: bool = False
     """Whether a thread waits for the end of its main thread."""
-    step: int = 0
-    """Step it is making, as far as it has told."""
     joined: int = 0
     """Newest generation that it has asked to join, or is in."""
     waiting: c.Join | None = None
-    """What it asked with, until that generation begins."""
+    """Its request to join, until that generation begins."""
     writer: asyncio.StreamWriter | None = None
     hung_up: asyncio.Event = field(default_factory=asyncio.Event)
     finished: bool = False
@@ -75,16 +82,16 @@ class _Worker:
     reported: bool = False
     """Whether its end is known."""
     is_replaced: bool = False
-    """Whether another takes its place: it is ended once that can be started, and until then joins nothing."""
+    """Whether another will take its place. It is ended when that can be started, and joins nothing until then."""
     gone: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when it has ended, and all that it had is free."""
+    """Set when it has ended, and its devices are free."""
     sent: Sent = field(default_factory=Sent)
-    """Orders, for a connection that follows one that broke."""
+    """Orders, to be sent again after its connection broke."""
     received: int = 0
     """Reports that it has sent, over all of its connections."""
 
     def send(self, frame: bytes) -> None:
-        """Send an order. Where the connection is broken, the next one brings it."""
+        """Send an order; over the next connection if this one is broken."""
         self.sent.add(frame)
         if self.writer is not None and not self.writer.is_closing():
             self.writer.write(frame)
@@ -95,7 +102,7 @@ class Workers:
 
     Args:
         tell, event: messages and events for the coordinator.
-        spawn: runs work beside everything else.
+        spawn: runs work as a background task.
     """
 
     def __init__(
@@ -104,30 +111,29 @@ class Workers:
         self._settings, self._config, self._memory = settings, settings.config, memory
         self._gathering = Gathering(tell, lambda: [rank for rank, its in self._workers.items() if not its.joining])
         self._tell, self._event, self._spawn = self._gathering.tell, event, spawn
-        rehearsing = settings.chaos and not settings.rejoin and self._config.chaos is not None
-        self._kill = KillOnce(self._config.chaos.faults if rehearsing and self._config.chaos else ())
-        self.monitor = HangMonitor(settings.config, settings.run_dir, settings.socket_dir, settings.node, tell, event)
+        chaos = self._config.chaos if settings.chaos and not settings.rejoin else None
+        self._kill = KillOnce(chaos.faults if chaos is not None else ())
+        self.monitor = HangMonitor(settings, lambda: self._workers, tell, event)
         self._workers: dict[int, _Worker] = {}
         self._known = asyncio.Condition()
         self.generation = 1
-        self.world_size = settings.config.world_size
+        self.world_size = self._config.world_size
         self.moved_in = 0
-        """Generation in which ranks last got other numbers, as far as those here go by them."""
+        """Newest generation with other numbers of ranks that workers here have."""
         self._leaving: dict[int, asyncio.Event] = {}
-        """By local rank, where the next worker needs what the former still has: set when that is free."""
-        self._starting: dict[int, int] = {}
-        """Local rank of each start whose process is being forked."""
-        self._starts: dict[int, int] = {}
-        """Of each rank that is wanted here, the newest start."""
-        self._starts_of_next: set[int] = set()
-        """Starts of the next rank assignment: their ranks are numbers of that one."""
+        """By local rank: set when the device of the former worker is free for the next."""
+        self._starts: dict[int, Start] = {}
+        """Newest start of each rank that is wanted here."""
         self.finishing = False
         self.exited: dict[int, int] = {}
-        """Exit codes of those that ended when their training was done."""
+        """Exit codes of workers that ended after their training."""
         self.master_port = 0
         self._disk_problems: set[str] = set()
-        """Those that were reported."""
-        self._addresses = NodeAddressBook(settings.config.workers_per_node, self._ask_addresses)
+        """Those that were printed."""
+        self._addresses = NodeAddressBook(
+            self._config.workers_per_node,
+            lambda generation, ranks: self._tell(c.LookUp(generation=generation, ranks=ranks)),
+        )
 
     @property
     def ranks(self) -> list[int]:
@@ -135,7 +141,7 @@ class Workers:
 
     @property
     def newest_step(self) -> int:
-        """Step that the first of them is making."""
+        """Newest step that one of them has begun."""
         return max((worker.step for worker in self._workers.values()), default=0)
 
     @property
@@ -144,11 +150,11 @@ class Workers:
         return self.finishing or any(worker.finished for worker in self._workers.values())
 
     def all_live(self) -> bool:
-        """Whether none of them ends at this moment."""
+        """Whether none of their processes is ending."""
         return all_live([worker.pid for worker in self._workers.values()])
 
     def summary(self) -> dict[str, Any]:
-        """What a coordinator that does not know these workers must be told of them: fields of `AgentHandshake`."""
+        """Return fields of `AgentHandshake`, for a coordinator that does not know these workers."""
         return {
             "generation": self.generation,
             "moved_in": self.moved_in,
@@ -161,7 +167,7 @@ class Workers:
         }
 
     def send(self, order: c.ToWorker) -> None:
-        """To all workers here; those that wait for the next rank assignment hear of aborts alone."""
+        """Send to all workers here; only aborts to those that wait for the next rank assignment."""
         match order:
             case c.BeginGeneration():
                 self._addresses.begin(order.generation, order.follows, order.addresses)
@@ -177,7 +183,7 @@ class Workers:
             worker.send(frame)
 
     def leave(self, order: c.AbortGeneration) -> None:
-        """A generation is over: tell everybody, and end those that do not come out of it in time."""
+        """End a generation: send the abort, and end workers that do not leave in time."""
         self._gathering.drop()
         self.generation = order.generation
         if order.drop_joining:  # another coordinator knows nothing of the rank assignment that they wait for
@@ -185,150 +191,151 @@ class Workers:
         if order.moved_in > self.moved_in:
             self._renumber(order.moved, order.moved_in)
         self.send(order)
-        for rank, worker in self._workers.items():
+        for worker in self._workers.values():
             if worker.waiting is not None:  # it waits for a generation that never began; let it wait for this one
-                self._spawn(self._join(rank, worker, worker.waiting))
+                self._spawn(self._join(worker, worker.waiting))
             wait_s = self._config.restart.leave_timeout_s
             asyncio.get_running_loop().call_later(wait_s, self._end_stuck, worker, self.generation)
 
     def _renumber(self, moved: Mapping[int, int], generation: int) -> None:
-        """Ranks have got other numbers. Workers without one are ended by an order of their own, unless another worker
-        here has theirs from now on."""
+        """Give ranks other numbers. A worker without a new one is ended here if another worker has its number, and by
+        an order of its own if not."""
         here = self._workers.items()
         pending = {rank for rank in self._starts if rank not in self._workers or self._workers[rank].is_replaced}
-        pending = {rank for rank in pending if rank in moved or self._starts[rank] in self._starts_of_next}
-        joining = {rank for rank, worker in here if worker.joining}
-        joining |= {rank for rank, start in self._starts.items() if start in self._starts_of_next}
-        self._starts_of_next.clear()
+        pending = {rank for rank in pending if rank in moved or self._starts[rank].joining}
+        joining = {its.rank for its in self._numbered() if its.joining}
         used = {moved[rank] for rank in (self._workers.keys() | pending) - joining if rank in moved}
         out = {rank for rank, worker in here if rank not in moved and rank in used and not worker.joining}
         self.keep_only((self._workers.keys() - out) | pending)
         kept = self._workers.keys() | pending
         numbers = {rank: rank if rank in joining else moved.get(rank, rank) for rank in kept}
-        self.monitor.renumber({rank: now for rank, now in numbers.items() if rank not in joining})
-        # a process that is about to be started is of its rank, whatever number that has by then
+        # a process that is about to be started keeps its rank, whatever number that has by then
         self._starts = {numbers[rank]: start for rank, start in self._starts.items() if rank in kept}
         self._workers = {numbers[rank]: worker for rank, worker in self._workers.items()}
-        for rank, worker in self._workers.items():
-            worker.rank, worker.joining = rank, False
+        for its in self._numbered():
+            its.rank, its.joining = numbers[its.rank], False
         self.moved_in = generation
 
+    def _numbered(self) -> list[_Worker | Start]:
+        """Return all that has the number of a rank."""
+        return [*self._workers.values(), *self._starts.values()]
+
     def learn(self, faults: Iterable[tuple[int, int]]) -> None:
-        """Rank and step of what has happened in the job: of rehearsed faults, each does once."""
+        """Skip rehearsed faults that have happened, by rank and step: each happens once in the job."""
         for rank, step in faults:
             self._kill.forget(rank, step)
 
     def end_joining(self) -> None:
-        """SIGKILL to those that wait for the next rank assignment; nobody is told of these deaths."""
+        """Kill those that wait for the next rank assignment, without a report."""
         self.keep_only([rank for rank, worker in self._workers.items() if not worker.joining])
 
     def kill_all(self) -> None:
-        """SIGKILL to each; nobody is told of these deaths."""
+        """Kill all, without a report."""
         self.keep_only(())
 
     def end_trainers(self, why: str) -> None:
-        """End those that are in a generation still."""
+        """End those that have not left their generation."""
         for rank, worker in self._workers.items():
             if worker.joined and worker.waiting is None:
                 self._event("stuck", rank=rank, step=worker.step)
                 self.monitor.end(rank, why, "stuck")
 
     async def all_wait(self) -> None:
-        """Returns when each worker here waits for a generation."""
+        """Wait until each worker here waits for a generation."""
         async with self._known:
             await self._known.wait_for(lambda: all(worker.waiting is not None for worker in self._workers.values()))
 
     def keep_only(self, ranks: Collection[int]) -> None:
-        """End those that are none of these: of a world that has come to nothing, or that this node has left."""
+        """Kill all others, without a report."""
         for rank in self._starts.keys() - set(ranks):
             del self._starts[rank]
         for rank in self._workers.keys() - set(ranks):
             worker = self._workers.pop(rank)
-            self.monitor.forget(rank)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker.pid, signal.SIGKILL)
 
-    def expect(self, rank: int, *, joining: bool = False) -> int:
-        """A worker is about to be started for `rank`, of the next rank assignment if it is `joining`: what `start` is
-        given."""
-        self._starts[rank] = next(_STARTS)
-        if joining:
-            self._starts_of_next.add(self._starts[rank])
+    def expect(self, rank: int, world_size: int | None = None) -> Start:
+        """Return the start of a worker for `rank`, for `start`.
+
+        Args:
+            world_size: of the next rank assignment, if the worker is for that.
+        """
+        start = self._starts[rank] = Start(rank, world_size, joining=world_size is not None)
         if (old := self._workers.get(rank)) is not None:
             old.is_replaced = True
             self._gathering.take_back(rank)
-        return self._starts[rank]
+        return start
 
-    async def start(self, rank: int, this: int, fork_server: ForkServer, world_size: int | None = None) -> None:
-        """Fork a worker for `rank`; one that is there already is ended.
-
-        None stays where it was expected once more meanwhile, or is not wanted any longer. Where ranks get other numbers
-        meanwhile, it is of the rank that it was expected for.
-        """
-        if (leaving := self._leaving.get(self._local_rank(rank))) is not None:
+    async def start(self, start: Start, fork_server: ForkServer) -> None:
+        """Fork a worker in place of the former one of its rank, unless the start is not wanted any longer."""
+        if (leaving := self._leaving.get(self._local_rank(start))) is not None:
             await leaving.wait()
-        if (now := self._rank_of(this)) is None:
+        if not self._is_wanted(start):
             return
-        rank = now
-        local_rank = self._local_rank(rank)
+        rank, local_rank = start.rank, self._local_rank(start)
         if (old := self._workers.pop(rank, None)) is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(old.pid, signal.SIGKILL)
         log = self._settings.run_dir / "logs" / f"rank{rank}.log"
-        each = self._config.workers_per_node
+        each, world_size = self._config.workers_per_node, start.world_size or self.world_size
+        page = self.monitor.new_page()
         env = {
             "RANK": str(rank),
             "LOCAL_RANK": str(local_rank),
-            "WORLD_SIZE": str(world_size or self.world_size),
+            "WORLD_SIZE": str(world_size),
             "LOCAL_WORLD_SIZE": str(each),
             "GROUP_RANK": str(rank // each),
-            "GROUP_WORLD_SIZE": str((world_size or self.world_size) // each),
+            "GROUP_WORLD_SIZE": str(world_size // each),
             "MASTER_ADDR": self._settings.host,
             "MASTER_PORT": str(self.master_port),
-            **self.monitor.environ(rank),
+            ENV_HEARTBEAT: page.path,
         }
-        lock = LivenessLock(Path(env[ENV_HEARTBEAT]))
+        lock = LivenessLock(Path(page.path))
         lock.prepare()
-        self._starting[this] = local_rank
+        start.forking = local_rank
         try:
             (pid, was_warm), script = await asyncio.gather(
                 fork_server.fork(argv=self._settings.argv, env=env, cwd=Path.cwd(), log=log),
                 asyncio.to_thread(_checksum, Path(self._settings.argv[0])),
             )
         finally:
-            self._starting.pop(this, None)
-        if (now := self._rank_of(this)) is None:
+            start.forking = None
+        if not self._is_wanted(start):
             fork_server.on_exit(pid, lambda status: None)
             with contextlib.suppress(ProcessLookupError):  # a warm spare that has ended
                 os.kill(pid, signal.SIGKILL)
             return
-        rank = now
-        worker = _Worker(rank, pid, log, lock, local_rank, joining=this in self._starts_of_next)
+        rank = start.rank  # another number by now, perhaps
+        worker = _Worker(
+            pid=pid,
+            log=log,
+            heartbeat=page,
+            rank=rank,
+            local_rank=local_rank,
+            liveness_lock=lock,
+            joining=start.joining,
+        )
         async with self._known:
             self._workers[rank] = worker
             self._known.notify_all()
-        self.monitor.started(rank, pid, log)
         self._event("worker_started", rank=rank, pid=pid, warm=was_warm, script=script)
         fork_server.on_exit(pid, lambda status: self._exited(worker, status, fork_server))
 
-    def _rank_of(self, start: int) -> int | None:
-        """The rank that this start is for; None: for none any longer."""
-        return next((rank for rank, newest in self._starts.items() if newest == start), None)
+    def _is_wanted(self, start: Start) -> bool:
+        return self._starts.get(start.rank) is start
 
-    def _local_rank(self, rank: int) -> int:
-        """That of the process which `rank` has here, or else its place among the ranks of a node, or the first that is
-        free where another process has that: numbers change, devices of processes do not."""
-        if (old := self._workers.get(rank)) is not None:
+    def _local_rank(self, start: Start) -> int:
+        """That of the rank's process here, or its place among the ranks of a node, or the first free one. Numbers
+        of ranks change, devices of processes do not."""
+        if (old := self._workers.get(start.rank)) is not None:
             return old.local_rank
         each = self._config.workers_per_node
         used = {worker.local_rank for worker in self._workers.values()}
-        others = set(self._starts.values()) - {self._starts.get(rank)}
-        used |= {local for start, local in self._starting.items() if start in others}
-        wanted = rank % each
+        used |= {other.forking for other in self._starts.values() if other is not start and other.forking is not None}
+        wanted = start.rank % each
         return next((local for local in (wanted, *range(each)) if local not in used), wanted)
 
     def _exited(self, worker: _Worker, status: int, fork_server: ForkServer) -> None:
-        """A worker's process has ended."""
         worker.gone.set()
         self._spawn(fork_server.adopt_orphans())
         shutil.rmtree(temporary_folder(self._settings.socket_dir, worker.pid), ignore_errors=True)
@@ -338,14 +345,13 @@ class Workers:
             self._spawn(self._ended(worker, status, time.monotonic()))
 
     def _wait_for_death(self, worker: _Worker, lock: LivenessLock, loop: asyncio.AbstractEventLoop) -> None:
-        """In a thread of its own."""
         if lock.wait():
             with contextlib.suppress(RuntimeError):  # the node has ended as well
                 seen = time.monotonic()
                 loop.call_soon_threadsafe(lambda: self._spawn(self._dying(worker, seen)))
 
     async def _dying(self, worker: _Worker, seen: float) -> None:
-        """A worker's main thread has ended. If all of it was killed, that is news before its memory is free."""
+        """The main thread of a worker has ended. If the process was killed, report that before its memory is free."""
         for _ in range(_DYING_LOOKS):
             if worker.reported or (status := dying_of(worker.pid)) is not None:
                 break
@@ -357,7 +363,6 @@ class Workers:
         await self._memory.ask(r.Ended(pid=worker.pid))
 
     def _end_stuck(self, worker: _Worker, generation: int) -> None:
-        """Kill a worker that was told to leave its generation and has not: its state lives on elsewhere."""
         rank = worker.rank
         if worker.joined < generation and self._workers.get(rank) is worker:
             self._event("stuck", rank=rank, step=worker.step)
@@ -368,13 +373,13 @@ class Workers:
     async def _ended(self, worker: _Worker, status: int, seen: float) -> None:
         kill_group(worker.pid)  # its children, data loaders: they hold its sockets open
         if worker.writer is not None:
-            # what it has said before is read, and then the line ends here: a child in a session of its own may hold it
+            # read what it has sent, and no more: a child in a session of its own may hold the connection
             with contextlib.suppress(OSError):  # it has ended already
                 worker.writer.get_extra_info("socket").shutdown(socket.SHUT_RD)
-            await worker.hung_up.wait()  # what it said before it died comes before the news of its death
+            await worker.hung_up.wait()  # its reports come before the report of its death
         rank = worker.rank
         if self._workers.get(rank) is not worker:
-            return  # ended by us, for another one
+            return  # this agent has ended it, for another one
         del self._workers[rank]
         code = os.waitstatus_to_exitcode(status)
         never_joined = worker.writer is None
@@ -383,7 +388,7 @@ class Workers:
             self.exited[rank] = code
             self._tell(c.Exited(rank=rank, code=code, last_line=written))
             return
-        exit_cause = self.monitor.exit_cause(rank, status, worker.step, written)
+        exit_cause = self.monitor.exit_cause(worker, status, written)
         if not worker.gone.is_set() and (exit_cause["kind"] == "out-of-memory" or has_gpu()):
             self._leaving[worker.local_rank] = worker.gone
         hint = f"The whole story is in {worker.log}." if code >= 0 else ""
@@ -392,10 +397,10 @@ class Workers:
         self._tell(c.Died(rank=rank, exit_code=code, final=unable, hint=hint, **exit_cause))
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One worker's line, for as long as it lives."""
+        """Serve a worker's connection."""
         pid = wire.check_same_user(writer.get_extra_info("socket"))
         if (first := await wire.read(reader)) is None:
-            return  # it died before its first word; its pidfd tells
+            return  # it died before its first message; its pidfd reports that
         try:
             handshake = read(c.WorkerHandshake, checked_version(first, "this agent", "its worker"), "handshake")
         except wire.WireError as error:
@@ -418,7 +423,7 @@ class Workers:
                 worker.hung_up.set()
 
     def _resume(self, worker: _Worker, writer: asyncio.StreamWriter, received: int) -> None:
-        """Go on over `writer` with a worker whose connection broke, and which has received so many orders.
+        """Resume a broken connection over `writer`, from the number of `received` orders.
 
         Raises:
             WireError: too many are missing.
@@ -432,8 +437,7 @@ class Workers:
             writer.write(frame)
 
     async def _worker_of(self, pid: int) -> _Worker:
-        """The worker that connected; it may do so before the fork server has told its process id. Its rank may have got
-        another number since it was started."""
+        """Return the worker that connected, maybe before the fork server has answered with its process id."""
 
         def known() -> _Worker | None:
             return next((worker for worker in self._workers.values() if worker.pid == pid), None)
@@ -445,48 +449,42 @@ class Workers:
         return worker
 
     async def _read(self, worker: _Worker, message: wire.Message) -> None:
-        """What is damaged is refused, and the next message is read."""
+        """Pass a report on to the coordinator; skip it if it is damaged."""
         try:
             report = c.WORKER_REPORTS.decode(message)
         except wire.WireError as error:
             sys.stderr.write(f"a message of rank {worker.rank} was refused: {error}\n")
-            return
-        await self._pass_on(worker.rank, worker, report)
+        else:
+            await self._pass_on(worker, report)
 
-    async def _pass_on(self, rank: int, worker: _Worker, report: c.FromWorker) -> None:
-        own: dict[str, Any] = {"rank": rank}
+    async def _pass_on(self, worker: _Worker, report: c.FromWorker) -> None:
+        own: dict[str, Any] = {"rank": worker.rank}
         match report:
             case c.Join():
-                await self._join(rank, worker, report)
+                await self._join(worker, report)
                 return
             case c.Event():
-                self.monitor.heard(rank, report)
+                self.monitor.heard(worker, report)
                 self._stepped(worker, report)
             case c.Restored(error="") if not worker.joining:
-                self._gathering.restored(rank, report)
+                self._gathering.restored(worker.rank, report)
                 return
             case c.LookUp(ranks=ranks):
-                self._look_up(worker, ranks)
+                if known := self._addresses.look_up(ranks):
+                    generation = self._addresses.generation
+                    worker.send(wire.encode(encode(c.Addresses(generation=generation, addresses=known))))
                 return
             case c.Finished():
                 worker.finished = True
             case c.Failed(cause=cause):
                 kind = "out-of-memory" if is_out_of_memory(cause) else "exception"
-                own |= {"t": time.monotonic(), "kind": kind, "phase": self.monitor.phase(rank)}
+                own |= {"t": time.monotonic(), "kind": kind, "phase": worker.phase}
                 if report.generation < self.generation:  # its rank's number is that of now
                     own |= {"joined": report.generation, "generation": self.generation}
         self._tell(report.model_copy(update=own))
 
-    def _look_up(self, worker: _Worker, ranks: Collection[int]) -> None:
-        book = self._addresses
-        if (known := book.look_up(ranks)) and worker.writer is not None:
-            worker.send(wire.encode(encode(c.Addresses(generation=book.generation, addresses=known))))
-
-    def _ask_addresses(self, generation: int, ranks: tuple[int, ...]) -> None:
-        self._tell(c.LookUp(generation=generation, ranks=ranks))
-
     def _stepped(self, worker: _Worker, report: c.Event) -> None:
-        """A worker told of a step that it has made, or begins to make; faults may be rehearsed there."""
+        """Note the step that a worker begins, and inject rehearsed faults that are due."""
         made, rank = report.fields.get("step"), worker.rank
         if report.event not in ("begun", "step") or not isinstance(made, int):
             return
@@ -499,20 +497,20 @@ class Workers:
             self._lose_node(worker.step)
 
     def _lose_node(self, step: int) -> None:
-        """A rehearsal: everything on this node dies, as soon as the event log has been told."""
+        """Rehearse the loss of this node, once its events are sent."""
         for rank in self._workers:
             self._event("killed", rank=rank, step=step, t=time.monotonic() + _LAST_EVENT_S)
         fault = NodeFault(kind="sigkill", node=self._settings.node)
         asyncio.get_running_loop().call_later(_LAST_EVENT_S, inject_node_fault, fault, lambda: None)
 
-    async def _join(self, rank: int, worker: _Worker, report: c.Join) -> None:
+    async def _join(self, worker: _Worker, report: c.Join) -> None:
         worker.joined = self.generation
         if worker.is_replaced:
             return
         worker.waiting, worker.finished = report, False
         async with self._known:
             self._known.notify_all()
-        held = await self._memory.ask(r.Held(owner=rank, pid=worker.pid))
+        held = await self._memory.ask(r.Held(owner=worker.rank, pid=worker.pid))
         rank = worker.rank
         if self._workers.get(rank) is worker and worker.waiting is report:
             own = report.model_copy(update={"rank": rank, "pid": worker.pid})
@@ -523,17 +521,7 @@ class Workers:
                 new = [problem for problem in disk.problems if problem not in self._disk_problems]
                 sys.stderr.writelines(f"warning: {problem}\n" for problem in new)
                 self._disk_problems.update(new)
-                self._gathering.join(rank, own, held_snapshots(held.snapshots), held_pieces(held.pieces), disk)
-
-
-def held_snapshots(snapshots: Iterable[Mapping[str, Any]]) -> tuple[c.HeldSnapshot, ...]:
-    """What a memory server says that it has, as the coordinator is told."""
-    return tuple(c.HeldSnapshot.model_validate(one) for one in snapshots)
-
-
-def held_pieces(pieces: Iterable[Mapping[str, Any]]) -> tuple[c.HeldPiece, ...]:
-    """The parity that it says it keeps."""
-    return tuple(c.HeldPiece.model_validate(one) for one in pieces)
+                self._gathering.join(rank, own, *held_in(held), disk)
 
 
 def _checksum(script: Path) -> str:

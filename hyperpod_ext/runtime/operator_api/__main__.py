@@ -22,7 +22,7 @@ from hyperpod_ext.errors import ConflictError, HyperpodExtError
 from hyperpod_ext.files import make_private_folder
 from hyperpod_ext.processes import become_subreaper, kill_descendants
 from hyperpod_ext.runtime.agent.__main__ import socket_dir
-from hyperpod_ext.runtime.agent.children import Prepared
+from hyperpod_ext.runtime.agent.children import ForkServer, MemoryServer, Prepared
 from hyperpod_ext.runtime.container_kubernetes import print_logs
 from hyperpod_ext.runtime.ipc.environment import ENV_RUN_DIR
 from hyperpod_ext.runtime.operator_api.agent_here import AgentHere
@@ -52,7 +52,8 @@ def _print_and_serve(arguments: argparse.Namespace, run_dir: Path, private: Path
     become_subreaper()
     # a spare has its imports done when it gets a rank; before there are threads, so that it can be forked from here
     preload = (config or RuntimeConfig(name="job", nodes=1, workers_per_node=1)).restart.preload
-    agent = AgentHere(arguments, run_dir, private, Prepared.start(preload, dict(os.environ)))
+    prepared = Prepared(ForkServer(preload, os.environ), MemoryServer(os.environ))
+    agent = AgentHere(arguments, run_dir, private, prepared)
     printer.start()
     try:
         return _serve(arguments, agent, _sizes(arguments, config))

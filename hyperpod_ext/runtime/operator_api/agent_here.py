@@ -19,12 +19,11 @@ from hyperpod_ext.errors import HyperpodExtError
 from hyperpod_ext.files import make_private_folder
 from hyperpod_ext.processes import take_signals_from
 from hyperpod_ext.runtime.agent import last_word
-from hyperpod_ext.runtime.agent.arguments import parse, read_settings
 from hyperpod_ext.runtime.agent.children import Prepared
 from hyperpod_ext.runtime.agent.coordinator_client import ExcludedError
 from hyperpod_ext.runtime.agent.election import ElectionListener
 from hyperpod_ext.runtime.agent.node import Node
-from hyperpod_ext.runtime.agent.settings import NodeSettings
+from hyperpod_ext.runtime.agent.settings import NodeSettings, parse, read_settings
 from hyperpod_ext.runtime.events.log import REPORT
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.log_rules import rules
@@ -98,7 +97,7 @@ class AgentHere:
 
     @property
     def waits_for(self) -> str:
-        return running[2].waits_for if (running := self._running) is not None else self._looks_for
+        return running[2].operator.waits_for if (running := self._running) is not None else self._looks_for
 
     def begin(self, at: NodeStart) -> None:
         """Start it, once one that runs has ended."""
@@ -109,22 +108,22 @@ class AgentHere:
 
     def resume(self, nodes: int, gone: Collection[str] = ()) -> None:
         self._is_held = False
-        self._to_node(lambda node: node.resume(nodes, gone))
+        self._to_node(lambda node: node.operator.resume(nodes, gone))
 
     def pause(self) -> None:
         self._is_held = True
-        self._to_node(lambda node: node.hold())
+        self._to_node(lambda node: node.operator.hold())
 
     async def rest(self, limit_s: float) -> None:
         """The same; returns when ranks here have left their step, and what is due of their state is elsewhere."""
         self._is_held = True
-        self._to_node(lambda node: node.hold(limit_s))
+        self._to_node(lambda node: node.operator.hold(limit_s))
         if (running := self._running) is not None:
             loop, _, node = running
             # it may have ended meanwhile, and a loop that ends forgets what was asked of it last
             with contextlib.suppress(RuntimeError, asyncio.CancelledError, HyperpodExtError, TimeoutError):
                 async with asyncio.timeout(limit_s + _MARGIN_S):
-                    await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(node.held(limit_s), loop))
+                    await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(node.operator.held(limit_s), loop))
 
     async def end(self) -> None:
         """Returns when nothing of it is left."""
@@ -138,7 +137,7 @@ class AgentHere:
 
     def note(self, **fields: Any) -> None:
         """For the job's event log, if there is one."""
-        self._to_node(lambda node: node.operator_asked(**fields))
+        self._to_node(lambda node: node.operator.log_call(**fields))
 
     def _drop(self) -> None:
         self._wanted += 1
@@ -248,7 +247,7 @@ class AgentHere:
         if number != self._wanted:
             task.cancel()
         if self._is_held:
-            node.hold()
+            node.operator.hold()
         await asyncio.sleep(0)
         for signum in (signal.SIGTERM, signal.SIGINT):  # in the place of the node's own
             asyncio.get_running_loop().add_signal_handler(signum, self._is_asked_to_end)

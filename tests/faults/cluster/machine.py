@@ -10,11 +10,11 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from hyperpod_ext.errors import HyperpodExtError
-from hyperpod_ext.runtime.agent import memory_client
+from hyperpod_ext.runtime.agent import copies, election, orders, supervisors
 from hyperpod_ext.runtime.agent import node as agent_node
 from hyperpod_ext.runtime.agent import workers as agent_workers
 from hyperpod_ext.runtime.agent.node import Node
@@ -23,7 +23,6 @@ from hyperpod_ext.runtime.coordinator import coordinator, outbox
 from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
 from hyperpod_ext.runtime.detection.failure_causes import FaultKind, decode_exit
 from hyperpod_ext.runtime.detection.health import Health
-from hyperpod_ext.runtime.detection.heartbeat import ENV_HEARTBEAT
 from hyperpod_ext.runtime.events.log import EventLog
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.membership.candidates import choose_candidates
@@ -86,7 +85,7 @@ class Machine:
 
     async def _run(self, agent: Process, settings: NodeSettings) -> None:
         try:
-            ended = await _Agent(settings).run()
+            ended = await Node(settings, self._watch).run()
         except HyperpodExtError as error:
             ended = f"{type(error).__name__}: {error}"
         except Exception as error:
@@ -95,6 +94,10 @@ class Machine:
             raise
         if self.agent is agent:
             self._end(ended)
+
+    def _watch(self, message: c.ToAgent | c.FromAgent) -> None:
+        if isinstance(message, c.JobNews | c.BeginGeneration):
+            self.cluster.judge.ordered(self.node, message)
 
     def _end(self, how: str) -> None:
         self.cluster.tell(f"agent {self.node} ends: {how}")
@@ -156,22 +159,6 @@ def here() -> Machine:
     return machine
 
 
-class _Agent(Node):
-    """The real one; what it does is seen."""
-
-    async def _follow(self, order: c.ToAgent) -> None:
-        here().cluster.judge.ordered(self._settings.node, order)
-        await super()._follow(order)
-
-    def _coordinate(self, coordinator: Coordinator) -> None:
-        machine = here()
-        machine.cluster.tell(f"node {machine.node} coordinates")
-        super()._coordinate(coordinator)
-
-    def _worker_environ(self) -> dict[str, str]:
-        return {}
-
-
 class _Coordinator(Coordinator):
     """The real one; all that it logs is seen, from its first line."""
 
@@ -181,22 +168,23 @@ class _Coordinator(Coordinator):
         self.events.listeners.append(lambda event: machine.cluster.judge.logged(machine.node, self, event))
         super()._start(orders_accepted)
 
+    def show(self) -> None:
+        machine = here()
+        machine.cluster.tell(f"node {machine.node} coordinates")
+        super().show()
+
 
 # --- what an agent finds in place of the machine ----------------------------------------------------
-
-
-class _ForkServerProcess:
-    @classmethod
-    def start(cls, preload: object, environ: object) -> Self:
-        return cls()
 
 
 class _ForkServer:
     pid, is_ready, notes = 1, True, ()
 
-    @classmethod
-    async def of(cls, process: object, environ: object) -> Self:
-        return cls()
+    def __init__(self, preload: object, environ: object) -> None:
+        pass
+
+    async def connect(self, environ: object) -> None:
+        pass
 
     async def ready(self) -> float:
         return 0.0
@@ -214,6 +202,9 @@ class _ForkServer:
 class _MemoryServer:
     def __init__(self, *_: object) -> None:
         self.pid = 2
+
+    def begin(self, *_: object) -> None:
+        pass
 
 
 class _Os:
@@ -250,33 +241,27 @@ class _NoOomKills:
         return False
 
 
+class _Page:
+    """The heartbeat of a worker that has come to no phase."""
+
+    path = ""
+
+    def read(self) -> Any:
+        return mock.Mock(marks=0)
+
+
 class _Monitor:
     """Of the hang monitor, all but the looking: nothing hangs here that is not ended from outside."""
 
-    def __init__(self, *_: object) -> None:
-        self._reasons: dict[int, tuple[str, FaultKind | None]] = {}
-        self._pids: dict[int, int] = {}
+    def __init__(self, settings: object, workers: Callable[[], Mapping[int, Any]], *_: object) -> None:
+        self._workers = workers
         self.on_node_fault: Any = None
 
-    def environ(self, rank: int) -> dict[str, str]:
-        return {ENV_HEARTBEAT: ""}
+    def new_page(self) -> Any:
+        return _Page()
 
-    def started(self, rank: int, pid: int, log: Path) -> None:
-        self._pids[rank] = pid
-        self._reasons.pop(rank, None)
-
-    def forget(self, rank: int) -> None:
-        self._pids.pop(rank, None)
-
-    def renumber(self, moved: Mapping[int, int]) -> None:
-        kept = {rank: pid for rank, pid in self._pids.items() if rank not in moved}
-        self._pids = kept | {now: self._pids[rank] for rank, now in moved.items() if rank in self._pids}
-
-    def heard(self, rank: int, report: c.Event) -> None:
+    def heard(self, worker: Any, report: c.Event) -> None:
         pass
-
-    def phase(self, rank: int) -> str:
-        return ""
 
     def answer(self) -> None:
         pass
@@ -285,14 +270,15 @@ class _Monitor:
         await asyncio.Event().wait()
 
     def end(self, rank: int, cause: str, kind: FaultKind | None = None) -> None:
-        self._reasons[rank] = cause, kind
-        with contextlib.suppress(ProcessLookupError):
-            _Os.kill(self._pids[rank], signal.SIGKILL)
+        if (worker := self._workers().get(rank)) is not None:
+            worker.kill_reason, worker.kind = cause, kind
+            with contextlib.suppress(ProcessLookupError):
+                _Os.kill(worker.pid, signal.SIGKILL)
 
-    def exit_cause(self, rank: int, status: int, step: int, last_log_line: str) -> dict[str, Any]:
-        reason, kind = self._reasons.pop(rank, ("", None))
-        cause = decode_exit(status, kill_reason=reason, last_log_line=last_log_line)
-        return {"cause": cause.cause, "kind": kind or cause.kind, "step": step, "phase": "", "place": ""}
+    def exit_cause(self, worker: Any, status: int, last_log_line: str) -> dict[str, Any]:
+        cause = decode_exit(status, kill_reason=worker.kill_reason, last_log_line=last_log_line)
+        kind = worker.kind or cause.kind
+        return {"cause": cause.cause, "kind": kind, "step": worker.step, "phase": "", "place": ""}
 
 
 async def _healthy(context: object) -> Health:
@@ -314,24 +300,24 @@ def simulated_machines(candidates: int) -> Iterator[None]:
 
         replace(
             agent_node,
-            Coordinator=_Coordinator,
-            ForkServer=_ForkServer,
-            ForkServerProcess=_ForkServerProcess,
-            MemoryServer=_MemoryServer,
-            AsyncMemoryClient=lambda path, silent, limit_s: here().memory,
-            on_exit=lambda pid, tell: None,
+            AsyncMemoryClient=lambda path, limit_s: here().memory,
             become_subreaper=lambda: None,
             kill_descendants=_kill_descendants,
-            free_port=lambda host: 29_400,
-            examine_until_fit=_healthy,
-            check_tiers=lambda config: None,
-            places_for=lambda nodes: 1024,
-            OomKills=_NoOomKills,
         )
+        replace(
+            supervisors,
+            ForkServer=_ForkServer,
+            MemoryServer=_MemoryServer,
+            OomKills=_NoOomKills,
+            on_exit=lambda pid, tell: None,
+        )
+        replace(election, Coordinator=_Coordinator, free_port=lambda host: 29_400, places_for=lambda nodes: 1024)
+        replace(orders, examine_until_fit=_healthy, check_tiers=lambda config: None)
+        replace(NodeSettings, worker_environ=lambda settings: {})
         # nobody gives an order, and no copy has anything to tell: they are not looked for several times a second
         replace(coordinator, _ORDERS_S=_NEVER_S)
         replace(outbox, choose_candidates=functools.partial(choose_candidates, most=candidates))
-        replace(memory_client, _WATCH_S=_NEVER_S)
+        replace(copies, _WATCH_S=_NEVER_S)
         # of each story a report is much work; and lines are written when somebody reads them, see `_Coordinator`
         replace(EventLog, reporter=lambda log, **told: lambda: told, together=lambda log: contextlib.nullcontext())
         replace(

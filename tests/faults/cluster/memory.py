@@ -58,6 +58,7 @@ class Memory:
         self._began = self._begins_at = 0
         self._peers: list[int] = []
         self.ended = ""
+        self.on_silent: Any = None
         self.unreadable_until = 0.0
 
     def save(self, copy: Copy) -> bool:

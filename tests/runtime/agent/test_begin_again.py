@@ -11,7 +11,7 @@ import pytest
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.config.resize import ResizeOrder
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.agent.arguments import parse, read_settings
+from hyperpod_ext.runtime.agent.settings import parse, read_settings
 from hyperpod_ext.runtime.coordinator.resize_orders import orders_due, orders_overtaken, read_orders
 
 

@@ -303,8 +303,7 @@ class Others:
         await self.election.open("127.0.0.1", 0)
         unused: Any = None
         client = CoordinatorClient(settings, self.election, handshake, unused)
-        self.election._news = lambda: client.news
-        client.news, client._given_up = self.news(8), True
+        client.news, client.given_up = self.news(8), True
         return client
 
     async def close(self) -> None:

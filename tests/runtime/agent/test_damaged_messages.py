@@ -15,6 +15,7 @@ import pytest
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.runtime.agent.children import on_exit
 from hyperpod_ext.runtime.agent.coordinator_client import CoordinatorClient
+from hyperpod_ext.runtime.agent.election import ElectionListener
 from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.agent.workers import Workers
 from hyperpod_ext.runtime.ipc import control_messages as c
@@ -48,7 +49,7 @@ def test_an_agent_refuses_those_of_its_coordinator(tmp_path: Path, capsys: pytes
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         unused: Any = None
-        client = CoordinatorClient(settings_in(tmp_path), unused, unused, unused)
+        client = CoordinatorClient(settings_in(tmp_path), ElectionListener(SECRET, print), unused, unused)
         await client.connect(lambda: ("127.0.0.1", port), lambda: "")
         assert await client.next() == c.StartWorker(rank=0)
         await client.close()
@@ -81,7 +82,7 @@ def test_an_agent_refuses_those_of_its_worker(tmp_path: Path, capsys: pytest.Cap
         )
         server = await asyncio.start_unix_server(workers.serve, path)
         fork_server: Any = ForkServer(path)
-        await workers.start(0, workers.expect(0), fork_server)
+        await workers.start(workers.expect(0), fork_server)
         assert (await heard.get()).digest == "right"
         server.close()
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import socket
-import subprocess
+import signal
 import sys
 from pathlib import Path
+from unittest import mock
 
 import cuda_driver
 import pytest
@@ -27,22 +27,19 @@ SOURCES = {
 
 
 async def ready(folder: Path, driver: Path, modules: list[str]) -> ForkServer:
-    """A fork server that has preloaded these."""
-    ours, theirs = socket.socketpair()
-    with theirs:
-        line = theirs.fileno()
-        command = [sys.executable, "-m", SERVER, str(os.getpid()), str(line), *modules]
-        path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-        environ = {**os.environ, "PYTHONPATH": path, "DRIVER": str(driver)}
-        process = subprocess.Popen(command, env=environ, pass_fds=[line])
-    reader, writer = await asyncio.open_connection(sock=ours)
+    """A fork server that has preloaded these, in a process that was not forked from this one."""
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    environ = {**os.environ, "PYTHONPATH": path, "DRIVER": str(driver)}
+    with mock.patch.dict(sys.modules):
+        sys.modules.pop(SERVER)
+        server = ForkServer(modules, environ)
     try:
-        server = ForkServer(process.pid, reader, writer, {})
+        await server.connect({})
         await server.ready()
         return server
     finally:
-        writer.close()
-        await asyncio.to_thread(process.wait)
+        os.kill(server.pid, signal.SIGKILL)
+        await asyncio.to_thread(os.waitpid, server.pid, 0)
 
 
 @pytest.mark.skipif(not cuda_driver.can_be_built(), reason="no cc, which builds what stands for CUDA's driver")
@@ -87,11 +84,11 @@ def test_of_a_package_that_loads_later_its_parts_can_be_named(tmp_path: Path, mo
     (tmp_path / "lazy" / "__init__.py").write_text(LAZY)
     (tmp_path / "lazy" / "trainer.py").write_text("class Trainer: ...\n")
     monkeypatch.syspath_prepend(tmp_path)
-    note = fork_server._loads_later("lazy", fork_server.load("lazy"))
+    note = fork_server.loads_later("lazy", fork_server.load("lazy"))
     assert note.startswith("lazy, which restart.preload names, loads 2 of its 2 parts when they are first used")
     assert "lazy.trainer" not in sys.modules
     trainer = fork_server.load("lazy.Trainer")
-    assert fork_server._loads_later("lazy.Trainer", trainer) == ""
+    assert fork_server.loads_later("lazy.Trainer", trainer) == ""
     assert trainer.__module__ == "lazy.trainer"
     for name in ("lazy.Nothing", "lazy.trainer.Nothing", "lazy.Config", "nothing.at.all"):
         with pytest.raises(ModuleNotFoundError):
@@ -102,4 +99,4 @@ def test_of_a_package_that_loads_later_its_parts_can_be_named(tmp_path: Path, mo
 
 @pytest.mark.parametrize("name", ["torch", "numpy", "json", "torch.distributed", "hyperpod_ext.runtime"])
 def test_an_ordinary_package_is_not_taken_for_a_lazy_one(name: str) -> None:
-    assert fork_server._loads_later(name, fork_server.load(name)) == ""
+    assert fork_server.loads_later(name, fork_server.load(name)) == ""

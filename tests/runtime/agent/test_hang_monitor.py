@@ -14,6 +14,7 @@ from hyperpod_ext.config.detection import HangPolicy
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.config.restart import RestartPolicy
 from hyperpod_ext.runtime.agent import hang_monitor
+from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.detection.heartbeat import Phase
 
 LIMIT_S = 0.3
@@ -39,9 +40,11 @@ def test_a_rank_that_has_used_up_its_time_is_told_of_then_and_not_at_the_next_ro
     def tell(_: object) -> None:
         told.append(clock[0])
 
-    monitor = hang_monitor.HangMonitor(config, tmp_path, tmp_path, 0, tell, lambda *_, **__: None)
-    page = hang_monitor.HeartbeatPage.of(monitor.environ(0)[hang_monitor.ENV_HEARTBEAT])
-    monitor.started(0, os.getpid(), tmp_path / "log")
+    settings = NodeSettings(config, 0, "", 1, ["train.py"], tmp_path, tmp_path, tmp_path / "secret", b"secret")
+    workers = dict[int, hang_monitor.MonitoredWorker]()
+    monitor = hang_monitor.HangMonitor(settings, lambda: workers, tell, lambda *_, **__: None)
+    page = monitor.new_page()
+    workers[0] = hang_monitor.MonitoredWorker(pid=os.getpid(), log=tmp_path / "log", heartbeat=page)
     page.mark(Phase.DATA)
     page.beat(0)
     quiet_since = page.read().marked_at

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 from made_events import made
 
-from hyperpod_ext.runtime.agent.last_step import LastStep
+from hyperpod_ext.runtime.agent.copies import CopyMonitor, LastStep
 from hyperpod_ext.runtime.events.durable_steps import durable_steps, left_out
 from hyperpod_ext.runtime.events.event import Event, Events
-from hyperpod_ext.runtime.memory_server.protocol.requests import UploadNow, UploadProgress
+from hyperpod_ext.runtime.ipc import control_messages as c
+from hyperpod_ext.runtime.memory_server.protocol.requests import Held, ServerStatus, Snapshots, Status, UploadProgress
 
 HOME = made(1.0, "final_save", save_id="g1-s13", step=13, made=13, nodes=[0, 1, 2])
 
@@ -82,22 +84,29 @@ def brought(answers: list[UploadProgress], limit_s: float, name: str | None = "g
     """What a node tells, whose memory server answers so."""
     told: list[Any] = []
 
-    async def ask(request: UploadNow) -> UploadProgress:
+    async def ask(request: Any) -> Any:
+        match request:
+            case Held():
+                return Snapshots(snapshots=(), pieces=())
+            case Status():
+                return ServerStatus(snapshots=(), copying=())
         told.append((request.op, request.save_id))
         return answers.pop(0)
 
-    async def held() -> tuple[Any, ...]:
-        return ()
+    def event(kind: str, **fields: Any) -> None:
+        told.append((kind, fields.get("in_time")))
 
     async def run() -> None:
-        last = LastStep(
-            ask,
-            lambda report: told.append(("leaving", report.held)),
-            lambda event, **fields: told.append((event, fields.get("in_time"))),
-        )
-        if name is not None:
-            last.name(name)
-        await last.bring(held, limit_s)
+        def tell(report: c.LastSnapshots | c.Uploaded) -> None:
+            if isinstance(report, c.LastSnapshots):
+                told.append(("leaving", report.held))
+                if name is not None:
+                    last.name(name)
+
+        memory: Any = SimpleNamespace(ask=ask, ended="")
+        last = LastStep(memory, CopyMonitor(ask, event, lambda why, **_: None), tell, event)
+        last.name("g1-s1")  # of an earlier upload
+        await last.upload((), limit_s)
 
     asyncio.run(run())
     return told

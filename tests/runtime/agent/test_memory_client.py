@@ -109,7 +109,8 @@ def test_a_server_that_does_not_answer_is_named_and_the_next_one_is_asked(tmp_pa
             said.append(why)
             line.lost()
 
-        line = AsyncMemoryClient(tmp_path / "memory", silent, limit_s=0.2)
+        line = AsyncMemoryClient(tmp_path / "memory", limit_s=0.2)
+        line.on_silent = silent
         first = await asyncio.start_unix_server(keep_silent, tmp_path / "memory")
         watching = asyncio.create_task(line.watch())
         asked = [asyncio.create_task(line.ask(r.Held(owner=owner))) for owner in (None, 3)]

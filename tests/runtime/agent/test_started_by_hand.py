@@ -13,7 +13,7 @@ import warm
 
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME
 from hyperpod_ext.errors import ConfigError, JobFailedError
-from hyperpod_ext.runtime.agent.arguments import parse, read_settings
+from hyperpod_ext.runtime.agent.settings import parse, read_settings
 
 
 @pytest.mark.parametrize(

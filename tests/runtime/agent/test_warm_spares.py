@@ -14,7 +14,7 @@ import torch
 from waiting import until
 
 from hyperpod_ext.runtime.agent import worker_main
-from hyperpod_ext.runtime.agent.warm_spares import WarmSpares
+from hyperpod_ext.runtime.agent.fork_server import WarmSpares
 
 
 class Forked:

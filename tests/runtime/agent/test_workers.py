@@ -10,18 +10,20 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from waiting import until
 
 from hyperpod_ext.config.job.runtime import RuntimeConfig
+from hyperpod_ext.runtime.agent import reports
 from hyperpod_ext.runtime.agent.children import on_exit
 from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.agent.workers import Workers
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.declared import encode, with_version
+from hyperpod_ext.runtime.memory_server.protocol import requests as r
 
 
 class ForkServer:
@@ -53,15 +55,29 @@ class Recording(ForkServer):
         return await super().fork(**more)
 
 
-def workers_in(folder: Path, events: list[str]) -> Workers:
+def workers_in(
+    folder: Path,
+    events: list[str] | None = None,
+    tell: Callable[[Any], None] = lambda report: None,
+    spawn: Callable[[Any], Any] = lambda work: work.close(),
+    asked: asyncio.Event | None = None,
+) -> Workers:
+    """`asked`: set when a worker joins, and its agent asks the memory server for its snapshots."""
     config = RuntimeConfig(name="a", nodes=1, workers_per_node=2)
     settings = NodeSettings(config, 0, "127.0.0.1", 1, ["train.py"], folder, folder, folder / "secret", b"secret")
-    memory: Any = None
+
+    async def ask(request: Any) -> r.Snapshots:
+        if asked is not None:
+            asked.set()
+        return r.Snapshots(snapshots=(), pieces=())
+
+    memory: Any = SimpleNamespace(ask=ask)
 
     def event(name: str, **_: Any) -> None:
-        events.append(name)
+        if events is not None:
+            events.append(name)
 
-    return Workers(settings, memory, tell=event, event=event, spawn=lambda work: work.close())
+    return Workers(settings, memory, tell=tell, event=event, spawn=spawn)
 
 
 def is_ended(pid: int) -> bool:
@@ -96,9 +112,9 @@ def test_a_worker_that_is_not_wanted_any_longer_does_not_stay(
         start = workers.expect(1)
         if when == "before it is asked for":
             undo(workers)
-            await workers.start(1, start, fork_server)
+            await workers.start(start, fork_server)
         else:
-            starting = asyncio.create_task(workers.start(1, start, fork_server))
+            starting = asyncio.create_task(workers.start(start, fork_server))
             await fork_server.asked.wait()
             undo(workers)
             fork_server.may.set()
@@ -120,7 +136,7 @@ def test_a_worker_that_is_wanted_stays(tmp_path: Path) -> None:
         workers = workers_in(tmp_path, events)
         fork_server: Any = ForkServer()  # all that is asked of one
         fork_server.may.set()
-        await workers.start(1, workers.expect(1), fork_server)
+        await workers.start(workers.expect(1), fork_server)
         assert workers.ranks == [1]
         workers.kill_all()
         while not is_reaped(fork_server.pids[0]):
@@ -130,27 +146,83 @@ def test_a_worker_that_is_wanted_stays(tmp_path: Path) -> None:
     assert events[0] == "worker_started"
 
 
+SPEAKS = """\
+import socket, sys, time
+line = socket.socket(socket.AF_UNIX)
+while line.connect_ex(sys.argv[1]):
+    time.sleep(0.005)
+line.sendall(bytes.fromhex(sys.argv[2]))
+time.sleep(600)
+"""
+
+
+class Speaking(ForkServer):
+    """Forks a process that connects as rank 1 and sends messages."""
+
+    def __init__(self, folder: Path, *reports: c.FromWorker) -> None:
+        super().__init__()
+        self.path = folder / "socket"
+        hello = with_version(encode(c.WorkerHandshake(rank=1, pid=1)))
+        self._words = b"".join(map(wire.encode, [hello, *map(encode, reports)])).hex()
+
+    async def fork(self, **_: Any) -> tuple[int, bool]:
+        self.pids.append(subprocess.Popen([sys.executable, "-c", SPEAKS, str(self.path), self._words]).pid)
+        return self.pids[-1], False
+
+    async def adopt_orphans(self) -> None:
+        pass
+
+
+JOIN = c.Join(rank=1, generation=1, live=None, store_port=1)
+FINISHED = c.Finished(digest="done")
+
+
+async def end(workers: Workers, fork_server: ForkServer) -> None:
+    workers.kill_all()
+    while not all(map(is_reaped, fork_server.pids)):
+        await asyncio.sleep(0.005)
+
+
 def test_a_process_that_is_to_be_replaced_joins_no_generation(tmp_path: Path) -> None:
     """It is ended as soon as its successor can be started, and the generation would wait for it in vain."""
-    told: list[Any] = []
 
     async def run() -> None:
-        workers = workers_in(tmp_path, [])
-        workers._gathering._send = told.append
-        fork_server: Any = Recording()
-        await workers.start(1, workers.expect(1), fork_server)
-        await workers.start(0, workers.expect(0), fork_server)
-        old, join = workers._workers[1], c.Join(rank=1, generation=1, live=None, pid=fork_server.pids[0], store_port=1)
-        workers._gathering.join(1, join, ())
-        this = workers.expect(1)
-        await workers._join(1, old, join)
-        workers._gathering.flush()
-        assert (told, old.waiting) == ([], None)
-        await workers.start(1, this, fork_server)
-        assert is_ended(old.pid)
-        workers.kill_all()
-        while not all(map(is_reaped, fork_server.pids)):
-            await asyncio.sleep(0.005)
+        told: asyncio.Queue[Any] = asyncio.Queue()
+        workers = workers_in(tmp_path, tell=told.put_nowait)
+        fork_server: Any = Speaking(tmp_path, JOIN, FINISHED)
+        await workers.start(workers.expect(1), fork_server)
+        old, this = fork_server.pids[0], workers.expect(1)
+        server = await asyncio.start_unix_server(workers.serve, fork_server.path)
+        assert isinstance(await told.get(), c.Finished)
+        await workers.start(this, fork_server)
+        assert is_ended(old)
+        await end(workers, fork_server)
+        server.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_what_a_process_has_asked_is_taken_back_when_it_is_to_be_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its join waits for that of the other rank here."""
+    monkeypatch.setattr(reports, "_WAIT_S", 3600.0)
+
+    async def run() -> None:
+        told: asyncio.Queue[Any] = asyncio.Queue()
+        joined = asyncio.Event()
+        workers = workers_in(tmp_path, tell=told.put_nowait, spawn=asyncio.ensure_future, asked=joined)
+        other: Any = Recording()
+        await workers.start(workers.expect(0), other)
+        fork_server: Any = Speaking(tmp_path, JOIN)
+        await workers.start(workers.expect(1), fork_server)
+        server = await asyncio.start_unix_server(workers.serve, fork_server.path)
+        await joined.wait()
+        workers.expect(1)
+        os.kill(fork_server.pids[0], signal.SIGKILL)
+        assert isinstance(await told.get(), c.Died)
+        await end(workers, other)
+        server.close()
 
     asyncio.run(asyncio.wait_for(run(), 60))
 
@@ -159,15 +231,15 @@ def test_a_replacement_gets_the_device_that_is_free_though_numbers_have_changed(
     """Rank 0 dies, and 1 is called 0 until another one joins, as 1."""
 
     async def run() -> None:
-        workers = workers_in(tmp_path, [])
+        workers = workers_in(tmp_path)
         fork_server: Any = Recording()
         for rank in (0, 1):
-            await workers.start(rank, workers.expect(rank), fork_server)
+            await workers.start(workers.expect(rank), fork_server)
         lost, kept = fork_server.pids
         workers.leave(c.AbortGeneration(generation=2, rank=0, moved={1: 0}, moved_in=2))
         assert workers.ranks == [0]
         assert is_ended(lost), "its number is another one's"
-        await workers.start(1, workers.expect(1, joining=True), fork_server)
+        await workers.start(workers.expect(1, 2), fork_server)
         assert [env["LOCAL_RANK"] for env in fork_server.envs] == ["0", "1", "0"]
         workers.end_joining()
         assert workers.ranks == [0]
@@ -187,18 +259,18 @@ def test_a_worker_that_is_started_while_ranks_get_other_numbers_is_of_its_rank(
     """Rank 1 is replaced as the node of rank 0 is lost, and is called 0: it was not started, or stayed unknown."""
 
     async def run() -> None:
-        workers = workers_in(tmp_path, [])
+        workers = workers_in(tmp_path)
         fork_server: Any = ForkServer()
         if old == "is there still":
             fork_server.may.set()
-            await workers.start(1, workers.expect(1), fork_server)
+            await workers.start(workers.expect(1), fork_server)
             fork_server.may.clear()
             fork_server.asked.clear()
         renumbered = c.AbortGeneration(generation=2, rank=0, moved={1: 0}, moved_in=2)
         start = workers.expect(1)
         if when == "before it is asked for":
             workers.leave(renumbered)
-        starting = asyncio.create_task(workers.start(1, start, fork_server))
+        starting = asyncio.create_task(workers.start(start, fork_server))
         await fork_server.asked.wait()
         if when == "while it is forked":
             workers.leave(renumbered)
@@ -210,7 +282,7 @@ def test_a_worker_that_is_started_while_ranks_get_other_numbers_is_of_its_rank(
         *former, new = fork_server.pids
         assert all(map(is_ended, former))
         assert not is_ended(new)
-        assert (await workers._worker_of(new)).rank == 0
+        assert {rank: worker.pid for rank, worker in workers.summary()["workers"].items()} == {0: new}
         workers.kill_all()
         while not all(map(is_reaped, fork_server.pids)):
             await asyncio.sleep(0.005)
@@ -254,11 +326,10 @@ def test_a_death_is_told_though_a_process_that_the_worker_forked_holds_its_line(
 
     async def run() -> Any:
         told: asyncio.Queue[Any] = asyncio.Queue()
-        workers = workers_in(tmp_path, [])
-        workers._gathering._send, workers._spawn = told.put_nowait, asyncio.ensure_future  # type: ignore[assignment]
+        workers = workers_in(tmp_path, tell=told.put_nowait, spawn=asyncio.ensure_future)
         fork_server: Any = ForksOneThatForks(tmp_path)
         server = await asyncio.start_unix_server(workers.serve, fork_server.path)
-        await workers.start(1, workers.expect(1), fork_server)
+        await workers.start(workers.expect(1), fork_server)
         try:
             return await told.get()
         finally:
@@ -271,44 +342,43 @@ def test_a_death_is_told_though_a_process_that_the_worker_forked_holds_its_line(
 
 def test_what_a_rank_met_in_a_former_generation_is_told_by_its_new_number(tmp_path: Path) -> None:
     """Its number was translated once more by the coordinator, which found nobody: the rank was waited for in vain."""
-    told: list[Any] = []
 
-    async def run() -> None:
-        workers = workers_in(tmp_path, [])
-        workers._gathering._send = told.append
-        fork_server: Any = Recording()
-        await workers.start(1, workers.expect(1), fork_server)
-        worker = workers._workers[1]
-        workers.leave(c.AbortGeneration(generation=2, rank=0, moved={1: 0}, moved_in=2))
+    async def run() -> Any:
+        told: asyncio.Queue[Any] = asyncio.Queue()
+        workers = workers_in(tmp_path, tell=told.put_nowait)
         failed = c.Failed(generation=1, cause="CUDA error", step=3, final=False, code="", hint="", place="")
-        await workers._pass_on(worker.rank, worker, failed)
-        workers.kill_all()
-        while not all(map(is_reaped, fork_server.pids)):
-            await asyncio.sleep(0.005)
+        fork_server: Any = Speaking(tmp_path, failed)
+        await workers.start(workers.expect(1), fork_server)
+        workers.leave(c.AbortGeneration(generation=2, rank=0, moved={1: 0}, moved_in=2))
+        server = await asyncio.start_unix_server(workers.serve, fork_server.path)
+        report = await told.get()
+        await end(workers, fork_server)
+        server.close()
+        return report
 
-    asyncio.run(asyncio.wait_for(run(), 60))
-    assert [(one.rank, one.generation, one.joined) for one in told] == [(0, 2, 1)]
+    report = asyncio.run(asyncio.wait_for(run(), 60))
+    assert (report.rank, report.generation, report.joined) == (0, 2, 1)
 
 
 def test_who_has_asked_before_it_was_known_which_generation_forms_is_of_that_one(tmp_path: Path) -> None:
     """Else its death is told as of a former one, and nobody leaves."""
 
-    async def run() -> int:
-        workers = workers_in(tmp_path, [])
-        fork_server: Any = Recording()
-        await workers.start(1, workers.expect(1), fork_server)
-        worker, line = (
-            workers._workers[1],
-            cast(asyncio.StreamWriter, SimpleNamespace(is_closing=lambda: False, write=lambda frame: None)),
-        )
-        worker.joined, worker.writer = 1, line
+    async def run() -> Any:
+        told: asyncio.Queue[Any] = asyncio.Queue()
+        workers = workers_in(tmp_path, tell=told.put_nowait, spawn=asyncio.ensure_future)
+        fork_server: Any = Speaking(tmp_path, JOIN)
+        await workers.start(workers.expect(1), fork_server)
+        server = await asyncio.start_unix_server(workers.serve, fork_server.path)
+        assert isinstance(await told.get(), c.NodeJoin)
         decision = c.RestoreDecision(step=0, sources={}, others="fresh")
         workers.send(
             c.BeginGeneration(generation=3, decision=decision, world_size=2, addresses={}, follows=0, peers={}, run="r")
         )
-        workers.kill_all()
-        while not all(map(is_reaped, fork_server.pids)):
-            await asyncio.sleep(0.005)
-        return worker.joined
+        os.kill(fork_server.pids[0], signal.SIGKILL)
+        death = await told.get()
+        server.close()
+        return death
 
-    assert asyncio.run(asyncio.wait_for(run(), 60)) == 3
+    death = asyncio.run(asyncio.wait_for(run(), 60))
+    assert isinstance(death, c.Died)
+    assert death.joined == 3

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import declared_examples
@@ -154,6 +155,11 @@ def all_events(tmp_path: Path) -> list[dict[str, Any]]:
 
 def events(tmp_path: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in all_events(tmp_path) if event["event"] == kind]
+
+
+def client_with(news: c.JobNews | None) -> Any:
+    """What a node that looks for a coordinator elsewhere knows of the job."""
+    return SimpleNamespace(news=news, has_coordinator=False, know_gone=lambda hosts, replaced: None)
 
 
 async def three(listener: ElectionListener, *, behind_s: float = 0.0) -> list[Agent]:
@@ -324,15 +330,15 @@ def test_a_pod_whose_rank_another_node_has_gets_the_number_of_the_lost_one(tmp_p
             for agent in (zero, one):
                 agent.beating = asyncio.create_task(agent.beats())
             await zero.hears(c.JobState)
-            listener._news = lambda: NEWS  # as agents do that are in the job
+            listener.client = client_with(NEWS)  # as agents do that are in the job
             told = asyncio.create_task(place(0))  # both are there, as far as anybody knows
             one.hang_up()
             assert await told == (1, listener.address)
             assert await place(1) == (1, listener.address)
-            stranger._news = lambda: NEWS
+            stranger.client = client_with(NEWS)
             assert await place(0, of=asked[:2], goes_on=False) is None, "it was stopped while it looked"
             knows = NEWS.model_copy(update={"candidates": {0: listener.address}})
-            stranger._news = lambda: knows
+            stranger.client = client_with(knows)
             assert await place(0, of=asked[:2]) == (1, listener.address), "whoever is asked says who coordinates"
             await stranger.close()
 
@@ -348,11 +354,11 @@ def test_a_pod_does_not_wait_for_one_that_says_nothing(tmp_path: Path, monkeypat
             zero, one = await Agent.come(listener, 0), await Agent.come(listener, 1)
             zero.beating = asyncio.create_task(zero.beats())
             await zero.hears(c.JobState)
-            listener._news = lambda: NEWS
+            listener.client = client_with(NEWS)
             one.hang_up()
             other = ElectionListener(SECRET, lambda why: pytest.fail(why))
             await other.open("127.0.0.1", 0)
-            other._news = lambda: NEWS.model_copy(update={"candidates": {0: listener.address}})
+            other.client = client_with(NEWS.model_copy(update={"candidates": {0: listener.address}}))
             settings = settings_of(coordinator, 1, tmp_path, listener.address)
             with socket.create_server(("127.0.0.1", 0)) as silent:
                 for asked in (listener.address, other.address):
@@ -449,13 +455,13 @@ def test_a_successor_that_hears_from_outside_who_is_gone_needs_no_majority_of_th
 
 def test_who_is_new_waits_where_a_coordinator_is_looked_for_and_asks_elsewhere_once_there_is_one() -> None:
     async def run() -> None:
-        there = False
-        listener = ElectionListener(SECRET, lambda why: pytest.fail(why), has_coordinator=lambda: there)
+        listener = ElectionListener(SECRET, lambda why: pytest.fail(why))
+        listener.client = elsewhere = client_with(None)
         await listener.open("127.0.0.1", 0)
         new = await Agent.come(listener, 0)
         voter = await Agent.come(listener, 2, term=1)
         assert await listener.wait_for_majority({0, 1, 2}, 1, 5.0)
-        there = True  # elsewhere
+        elsewhere.has_coordinator = True
         assert await new.hears_end()
         assert await (await Agent.come(listener, 0)).hears_end()
         assert set(listener.votes) == {2}, "who knows the job decides for itself how long to wait"

@@ -11,7 +11,7 @@ from kept_orders import begun, handshake_of, train
 from hyperpod_ext.config.elastic import Elastic
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.config.resize import WANTED
-from hyperpod_ext.runtime.agent.node import Node
+from hyperpod_ext.runtime.agent.election import Leadership
 from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
 from hyperpod_ext.runtime.ipc import control_messages as c
@@ -50,10 +50,10 @@ def test_a_coordinator_takes_over_where_nothing_can_be_written(
         settings = NodeSettings(
             CONFIG, 1, "127.0.0.1", 0, ["a.py"], gone, tmp_path, tmp_path / "secret", b"the secret of this test"
         )
-        node = Node(settings)
+        leadership = Leadership(settings)
         own = handshake_of(1, job_state=job_state, term=1)
-        node._take_over(own, [handshake_of(2, job_state=job_state, term=1)], frozenset())
-        made = node._coordinator
+        leadership.take_over(own, [handshake_of(2, job_state=job_state, term=1)], frozenset())
+        made = leadership.coordinator
         assert isinstance(made, Coordinator)
         assert set(made.members.members) == {1, 2}
         made.stop()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ext.runtime.agent.gathering import Gathering
+from hyperpod_ext.runtime.agent.reports import Gathering
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc.declared import encode
 from hyperpod_ext.runtime.ipc.gathered import HeldOffers, joins_of, node_join

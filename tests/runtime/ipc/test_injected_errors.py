@@ -153,7 +153,9 @@ def test_a_worker_and_its_agent(tmp_path: Path, count: int) -> None:
     async def run(inject: Injector) -> None:
         unused: Any = None
         workers = Workers(settings, unused, tell=tell, event=lambda *_, **__: None, spawn=lambda work: work.close())
-        worker = workers._workers[0] = _Worker(0, os.getpid(), tmp_path / "log", None, 0)
+        worker = workers._workers[0] = _Worker(
+            pid=os.getpid(), log=tmp_path / "log", heartbeat=workers.monitor.new_page(), rank=0, local_rank=0
+        )
         listener = Listener(workers.serve, errors.append)
         await listener.listen_unix(tmp_path / "agent")
         environment = WorkerEnvironment(0, 1, 0, 0, str(tmp_path / "agent"), "", SECRET, config)

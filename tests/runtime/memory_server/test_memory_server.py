@@ -25,7 +25,7 @@ from hyperpod_ext.errors import (
     NotFoundError,
     StaleGenerationError,
 )
-from hyperpod_ext.runtime.agent.children import MemoryServer, MemoryServerProcess
+from hyperpod_ext.runtime.agent.children import MemoryServer
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
 from hyperpod_ext.runtime.memory_server.protocol.requests import Held, WaitIdle
@@ -405,10 +405,9 @@ def test_the_newest_snapshot_is_never_given_up(server):
 
 
 def test_a_process_that_was_started_before_anybody_knew_whose_it_is_becomes_a_memory_server(tmp_path: Path) -> None:
-    prepared = MemoryServerProcess.start(dict(os.environ))
-    unused = MemoryServerProcess.start(dict(os.environ))
+    prepared, unused = MemoryServer(os.environ), MemoryServer(os.environ)
     served = Served(tmp_path / "memory", prepared.pid)
-    MemoryServer(served.path, served.path, 3, environ_of(tmp_path, MEMORY), prepared)
+    prepared.begin(served.path, served.path, 3, environ_of(tmp_path, MEMORY))
     until(lambda: answers(served.path))
     assert served.ask("held", owner=0, pid=os.getpid())["snapshots"] == []
     os.close(unused.orders)

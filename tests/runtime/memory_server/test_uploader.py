@@ -25,7 +25,7 @@ from waiting import until
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier
 from hyperpod_ext.config.checkpoint.file import FileTier
 from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, NotFoundError, UnreachableError
-from hyperpod_ext.runtime.agent.memory_client import CopyMonitor
+from hyperpod_ext.runtime.agent.copies import CopyMonitor
 from hyperpod_ext.runtime.memory_server.protocol.requests import NextSlot, SaveRecord, ServerStatus, Status
 from hyperpod_ext.runtime.memory_server.restore_cache import RestoreCache
 from hyperpod_ext.runtime.memory_server.state import NodeMemory

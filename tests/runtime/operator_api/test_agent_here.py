@@ -26,7 +26,6 @@ from hyperpod_ext.runtime.operator_api.states import NodeStart
 class Stays:
     """A node whose job goes on until it is told how it ends."""
 
-    waits_for = ""
     why_failed = ("", "")
 
     def __init__(self) -> None:

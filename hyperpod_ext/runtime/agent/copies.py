@@ -1,0 +1,133 @@
+"""Copies of snapshots to other tiers: events about them, and the upload of the newest step when a job ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import sys
+import time
+from collections.abc import Callable, Collection
+from typing import Any, Protocol
+
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.agent.memory_client import Ask, AsyncMemoryClient, held_at_last
+from hyperpod_ext.runtime.ipc import control_messages as c
+from hyperpod_ext.runtime.memory_server.protocol import requests as r
+
+_WATCH_S = 1.0
+"""How often to look for a new checkpoint in a durable tier."""
+_WATCH_ALL = 5
+"""One of so many looks reports all changes."""
+_TELL_S = 2.0
+"""How often the progress of the last upload is reported."""
+
+
+class Break(Protocol):
+    """Reports that this node cannot continue."""
+
+    def __call__(self, why: str, *, code: str = ...) -> None: ...
+
+
+class CopyMonitor:
+    """Reports copies of snapshots to other tiers as events."""
+
+    def __init__(self, ask: Ask, event: Callable[..., None], break_node: Break) -> None:
+        self._ask, self._event, self._break = ask, event, break_node
+        self._known: dict[str, dict[str, Any]] = {}
+
+    async def watch(self) -> None:
+        """Report changes until the memory server is gone for good."""
+        with contextlib.suppress(OSError, JobFailedError):
+            for look in itertools.count(1):
+                await asyncio.sleep(_WATCH_S)
+                await self.tell(all_changes=look % _WATCH_ALL == 0)
+
+    async def tell(self, *, all_changes: bool = True) -> None:
+        """Report changes since the last call; failures go to this node's log, too.
+
+        Args:
+            all_changes: False: new steps and failures of durable tiers only. The event log needs those at once, since a
+                job may end at any moment; copies on peers change with each step.
+        """
+        for status in (await self._ask(r.Status())).copying:
+            fields = _event_fields(status)
+            before = self._known.get(fields["tier"], {})
+            if not all_changes and (fields["tier"] == "peer" or _state_of(fields) == _state_of(before)):
+                continue
+            self._known[fields["tier"]] = fields
+            if fields == before or not any(fields[key] for key in fields.keys() - {"tier"}):
+                continue
+            self._event("copying", **fields)
+            if fields["failed"] > before.get("failed", 0):
+                sys.stderr.write(f"a copy to {fields['tier']} failed: {fields['last_error']}\n")
+            if fields["fell_back"] and fields["fell_back"] != before.get("fell_back"):
+                sys.stderr.write(f"copies go over TCP, not by NIXL: {fields['fell_back']}\n")
+            if status.get("taken_over"):
+                self._break(f"{fields['tier']}: {fields['last_error']}", code="StaleGenerationError")
+
+
+def _state_of(fields: dict[str, Any]) -> tuple[int | None, int]:
+    """Newest step of a durable tier, and the number of failed copies: a job's report needs both."""
+    return fields.get("newest_step"), fields.get("failed", 0)
+
+
+def _event_fields(status: dict[str, Any]) -> dict[str, Any]:
+    step = status.get("replicated_step") if status["tier"] == "peer" else status["durable_step"]
+    keys = ("tier", "failed", "skipped", "superseded", "last_error")
+    return {**{key: status[key] for key in keys}, "newest_step": step, "fell_back": status.get("fell_back", "")}
+
+
+class LastStep:
+    """This node's part of the upload of the newest step. All nodes report their snapshots first, and are sent the step.
+
+    Args:
+        tell, event: messages and events for the coordinator.
+    """
+
+    def __init__(
+        self,
+        memory: AsyncMemoryClient,
+        copies: CopyMonitor,
+        tell: Callable[[c.LastSnapshots | c.Uploaded], None],
+        event: Callable[..., None],
+    ) -> None:
+        self._memory, self.copies, self._tell, self._event = memory, copies, tell, event
+        self._named: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def name(self, save_id: str) -> None:
+        """Set the newest snapshot that every rank has; empty if there is none."""
+        if not self._named.done():
+            self._named.set_result(save_id)
+
+    async def upload(self, ranks: Collection[int], limit_s: float) -> None:
+        """Upload this node's part, and report the rest after `limit_s`. Processes of `ranks` have ended.
+
+        Raises:
+            OSError, JobFailedError: the memory server is gone.
+        """
+        self._named = asyncio.get_running_loop().create_future()
+        until = time.monotonic() + limit_s
+        save_id = ""
+        try:
+            async with asyncio.timeout(limit_s):
+                # a save that a rank asked for last may not be sealed yet
+                self._tell(c.LastSnapshots(held=(await held_at_last(self._memory, ranks))[0]))
+                save_id = await self._named
+        except TimeoutError:  # a node has not reported its snapshots: upload what is due
+            pass
+        while True:
+            left_s = until - time.monotonic()
+            progress = await self._memory.ask(r.UploadNow(save_id=save_id, timeout_s=max(0.0, min(left_s, _TELL_S))))
+            if progress.idle or left_s <= 0:
+                break
+            self._event("uploading", save_id=save_id, seconds_left=round(left_s, 1), tiers=progress.tiers)
+        fields = {"in_time": progress.idle, "limit_s": limit_s, "tiers": progress.tiers}
+        self._event("uploaded", save_id=save_id, **fields)
+        await self.copies.tell()
+        self._tell(c.Uploaded())
+
+    async def finish_due(self, limit_s: float) -> None:
+        """Let uploads of older steps arrive: the job continues without this node."""
+        await self._memory.ask(r.WaitIdle(timeout_s=limit_s))
+        await self.copies.tell()

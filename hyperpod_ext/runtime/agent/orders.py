@@ -1,0 +1,254 @@
+"""Orders that a node carries out: the coordinator's, and the operator's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Collection
+from functools import partial
+from typing import Any
+
+from hyperpod_ext.runtime.agent.coordinator_client import CoordinatorClient
+from hyperpod_ext.runtime.agent.copies import LastStep
+from hyperpod_ext.runtime.agent.memory_client import held_at_last
+from hyperpod_ext.runtime.agent.reports import NodeReports
+from hyperpod_ext.runtime.agent.settings import NodeSettings
+from hyperpod_ext.runtime.agent.supervisors import ForkSupervisor, MemorySupervisor
+from hyperpod_ext.runtime.agent.workers import Start, Workers
+from hyperpod_ext.runtime.detection.health import HealthContext, examine_until_fit
+from hyperpod_ext.runtime.detection.preflight import check_tiers
+from hyperpod_ext.runtime.fault_injection.from_agent import inject_node_fault
+from hyperpod_ext.runtime.ipc import control_messages as c
+from hyperpod_ext.runtime.memory_server.protocol import requests as r
+
+
+class Orders:
+    """Carries out the coordinator's orders, and passes on those for workers."""
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        client: CoordinatorClient,
+        workers: Workers,
+        memory: MemorySupervisor,
+        forks: ForkSupervisor,
+        last_step: LastStep,
+        reports: NodeReports,
+    ) -> None:
+        self._settings, self._config = settings, settings.config
+        self._client, self._workers, self._memory, self._forks = client, workers, memory, forks
+        self._last_step, self._reports, self._ask = last_step, reports, memory.client.ask
+        self._news: c.JobNews | None = None
+        self._own_ranks: Collection[int] = ()
+        self._peers = r.Peers(peers={}, domains={})
+        """Memory servers of other nodes."""
+        self._restored_from: dict[str, Any] = {}
+        """Run of the job, and the durable tiers that have the step of this generation."""
+
+    @property
+    def ranks(self) -> set[int]:
+        """Ranks assigned to this node, and those with a process here."""
+        return {*self._own_ranks, *self._workers.ranks}
+
+    async def follow(self, order: c.ToAgent) -> None:
+        """Carry out `order`."""
+        match order:
+            case c.JobNews():
+                await self._take_note(order)
+            case c.NodeAssignment():
+                self._own_ranks = order.ranks
+                await self._set_peers(order)
+            case c.StartWorker(rank=rank):
+                self._reports.spawn(self._start(self._workers.expect(rank)))
+            case c.PrepareWorker(rank=rank, world_size=world_size):
+                self._reports.spawn(self._start(self._workers.expect(rank, world_size)))
+            case c.EndWorkers():
+                if self._own_ranks:
+                    self._workers.end_joining()
+                else:
+                    self._workers.kill_all()
+            case c.MembersReleased(world_size=world_size):
+                await self._ask(r.ReleaseDeparted(ranks=tuple(self._workers.ranks), world_size=world_size))
+            case c.DecommissionNode():
+                self._reports.spawn(self._decommission())
+            case c.ScheduleSave(kind=kind, step=step):
+                await self._ask(r.ScheduleCopy(kind=kind, step=step))
+            case c.AskDurableTiers(exclude=exclude):
+                # a store may be slow, and an abort may not wait for it
+                self._reports.spawn(self._report_durable(exclude))
+            case c.AskHeartbeats():
+                self._workers.monitor.answer()
+            case c.AskAlive(generation=generation):
+                if self._workers.all_live():  # else a report of a death is on its way, and says more
+                    self._reports.tell(c.Alive(generation=generation))
+            case c.EndHung(rank=rank, cause=cause):
+                self._workers.monitor.end(rank, cause)
+            case c.SaveLast():
+                self._reports.spawn(self.save_last(self._config.checkpoint.finish_s))
+            case c.UploadSnapshot(save_id=save_id):
+                self._last_step.name(save_id)
+            case c.Heard() | c.JobState() | c.JobStateChange() | c.StopNode() | c.EndJob() | c.Released():
+                pass  # `CoordinatorClient` and `Node` have handled these
+            case _:
+                await self._lead_workers(order)
+
+    async def save_last(self, limit_s: float) -> None:
+        """End all workers, and upload the newest step to the durable tiers."""
+        ranks = self.ranks
+        self._workers.kill_all()  # from here on nobody writes to the slots
+        await self._last_step.upload(ranks, limit_s)
+
+    async def _lead_workers(self, order: c.ToWorker) -> None:
+        """Pass `order` on: an abort at once, as survivors wait in their collectives; else after the memory server."""
+        match order:
+            case c.AbortGeneration():
+                self._workers.leave(order)
+                return
+            case c.BeginGeneration() | c.TryNext():
+                await self._begin(order)
+            case c.GoOn(step=step):
+                # until now, when all have this step, a newer one might have been needed
+                generation = self._workers.generation
+                await self._ask(r.Fence(generation=generation, step=step, **self._restored_from))
+                if self._config.restart.warm_spares:
+                    self._forks.keep_warm()
+            case c.FinishTraining():
+                self._workers.finishing = True
+        self._workers.send(order)
+
+    async def _begin(self, order: c.BeginGeneration | c.TryNext) -> None:
+        self._workers.generation = order.generation  # the first one follows those of earlier runs
+        self._restored_from = {"run": order.run, "stored": order.decision.stored}
+        # not at the abort: saves of ranks that have left, or died, were still on their way then
+        if isinstance(order, c.BeginGeneration):
+            self._workers.keep_only(self._own_ranks)
+        await self._ask(r.Fence(generation=self._workers.generation, run=order.run))
+        if isinstance(order, c.BeginGeneration):
+            await self._ask(r.PeerSchedule(step=order.peer_step))
+        if self._config.elastic is not None or self._config.restart.policy == "continue":
+            nodes = self._news.nodes if self._news is not None else self._config.nodes
+            owners = len(self._own_ranks) or self._config.workers_per_node
+            await self._ask(r.Rescale(nodes=nodes, owners=owners))
+
+    async def _take_note(self, news: c.JobNews) -> None:
+        if self._news is None:
+            self._workers.master_port = news.master_port
+            self._forks.fork_after(self._prepare())
+        self._news = news
+        self._workers.learn(news.faults)
+        self._workers.world_size = news.world_size
+        self._memory.has_spare = news.spares
+        if not self._workers.ranks:
+            self._workers.moved_in = news.moved_in
+        await self._set_peers(self._peers)
+
+    async def _set_peers(self, now: c.NodeAssignment | r.Peers) -> None:
+        """Send the peers to the memory server if they have changed. A node without ranks keeps the former ones."""
+        before, lost = self._peers, self._news.servers_lost if self._news is not None else 0
+        self._peers = r.Peers(peers=now.peers, domains=now.domains, servers_lost=lost, group=now.group)
+        if now.peers and self._peers != before:
+            await self._ask(self._peers)
+
+    async def _prepare(self) -> None:
+        """Prepare for the first worker."""
+        checking = asyncio.to_thread(check_tiers, self._config) if self._settings.node == 0 else asyncio.sleep(0)
+        await asyncio.gather(self._forks.wait_imported(), checking)
+        monitor = self._workers.monitor
+        monitor.on_node_fault = lambda fault: inject_node_fault(fault, self._client.disconnect)
+        self._reports.spawn(monitor.run())
+        if self._config.checkpoint.durable() or self._config.checkpoint.peer():
+            self._reports.spawn(self._last_step.copies.watch())
+
+    async def _start(self, start: Start) -> None:
+        """Start a worker, if this node is fit for one."""
+        await self._forks.ready()
+        begun = self._workers.generation > 1 or start.world_size is not None
+        address = self._client.own_address
+        health = await examine_until_fit(HealthContext(self._config, self._settings.run_dir, address, begun=begun))
+        if health.unhealthy:
+            self._reports.event("unhealthy", problems=health.unhealthy, seconds=health.seconds)
+            self._reports.lose(f"it is not fit for a worker: {health.sentence()}")
+            return
+        await self._forks.fork(partial(self._workers.start, start))
+
+    async def _decommission(self) -> None:
+        """Another node has the ranks of this one, whose memory may still be needed."""
+        ranks = self._workers.ranks
+        self._workers.kill_all()
+        held, pieces = await held_at_last(self._memory.client, ranks)
+        self._reports.tell(c.Decommissioned(held=held, pieces=pieces))
+
+    async def _report_durable(self, exclude: tuple[tuple[str, str], ...]) -> None:
+        found = await self._ask(r.Durable(exclude=exclude))
+        answer = c.DurableAnswer(
+            checkpoints=tuple(c.DurableCheckpoint.model_validate(one) for one in found.checkpoints),
+            newest_generation=found.generation,
+            problems=found.problems,
+            unreachable=found.unreachable,
+            exclude=exclude,
+        )
+        self._reports.tell(answer)
+
+
+class Operator:
+    """Carries out what AWS's operator asks of this node. Another coordinator gets its newest order, too."""
+
+    def __init__(
+        self, client: CoordinatorClient, workers: Workers, memory: MemorySupervisor, reports: NodeReports
+    ) -> None:
+        self._client, self._workers, self._memory, self._reports = client, workers, memory, reports
+        self._order: c.HoldTraining | c.ResumeTraining | None = None
+        self._resumed_in = -1
+        """Term of the coordinator that has the order to resume."""
+        self._limit: asyncio.TimerHandle | None = None
+        """Ends ranks that have not left their step."""
+
+    def hold(self, limit_s: float | None = None) -> None:
+        """Have no rank of the job train until `resume`; processes and memory stay.
+
+        Args:
+            limit_s: ranks here that have not left their step by then are ended. None: the hold is for a fault, in which
+                `restart.leave_timeout_s` counts, and a job that continues without lost ranks does not stop.
+        """
+        self._order = c.HoldTraining(for_fault=limit_s is None)
+        self._reports.tell(self._order)
+        if limit_s is not None and self._limit is None:
+            why = f"did not leave its step within {limit_s:g} s, when the operator stopped the job"
+            self._limit = asyncio.get_running_loop().call_later(limit_s, self._workers.end_trainers, why)
+
+    async def held(self, limit_s: float) -> None:
+        """Wait, for `limit_s` at most, until ranks here are held and their state has arrived in other tiers."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._workers.all_wait()
+                await self._memory.client.ask(r.WaitIdle(timeout_s=limit_s))
+
+    def resume(self, nodes: int, gone: Collection[str] = ()) -> None:
+        """Let ranks train again, on `nodes` nodes if the job is elastic. Nodes at the addresses `gone` have left it."""
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
+        news = self._client.news
+        self._order = c.ResumeTraining(nodes=nodes, gone=tuple(sorted(gone)))
+        self._resumed_in = news.term if news is not None and self._client.has_coordinator else -1
+        self._client.know_gone(gone, replaced=news is None or nodes >= news.nodes)
+        self._reports.tell(self._order)
+
+    def repeat(self, message: c.ToAgent | c.FromAgent) -> None:
+        """Send the newest order again if `message` is from a coordinator that may not have it."""
+        if not isinstance(message, c.JobNews) or self._order is None:
+            return
+        if isinstance(self._order, c.ResumeTraining):
+            if message.term == self._resumed_in:
+                return
+            self._resumed_in = message.term
+        self._reports.tell(self._order)
+
+    @property
+    def waits_for(self) -> str:
+        """Why this node waits, in words; empty if it does not."""
+        return self._client.waits_for
+
+    def log_call(self, **fields: Any) -> None:
+        """Log a call of the pod for the job's event log."""
+        self._reports.event("operator_asked", **fields)

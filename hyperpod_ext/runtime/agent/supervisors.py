@@ -1,0 +1,205 @@
+"""Supervisors of a node's helper processes: another one is started when one ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.config.restart import RestartPolicy
+from hyperpod_ext.files import make_private_folder
+from hyperpod_ext.processes import describe_exit, process_state
+from hyperpod_ext.runtime.agent.children import (
+    ForkServer,
+    ForkServerEndedError,
+    MemoryServer,
+    on_exit,
+)
+from hyperpod_ext.runtime.agent.memory_client import AsyncMemoryClient
+from hyperpod_ext.runtime.agent.reports import NodeReports
+from hyperpod_ext.runtime.agent.settings import NodeSettings
+from hyperpod_ext.runtime.agent.workers import Workers
+from hyperpod_ext.runtime.detection.failure_causes import OomKills, decode_exit
+from hyperpod_ext.runtime.ipc import control_messages as c
+from hyperpod_ext.runtime.memory_server.protocol import requests as r
+
+_DIES_S = 2.0
+"""How long a killed process may take to end: one that waits for a disk ends when that answers."""
+
+
+class RestartLimit:
+    """Counts the ends of a helper process against `restart.max_on_node` and `restart.max_restarts`."""
+
+    def __init__(self, policy: RestartPolicy) -> None:
+        self._policy = policy
+        self._steps: list[int] = []
+        """Steps in which it ended."""
+
+    def count(self, step: int) -> str:
+        """Count an end in `step`. Returns why none may follow, as the rest of a sentence; empty if one may."""
+        policy, in_a_row = self._policy, 1
+        for at, after in itertools.pairwise([step, *reversed(self._steps)]):
+            if at - after >= policy.calm_steps:
+                break
+            in_a_row += 1
+        self._steps.append(step)
+        if in_a_row > policy.max_on_node:
+            return f"; {in_a_row} times in a row, the job goes on after {policy.max_on_node} (restart.max_on_node)"
+        if (ends := len(self._steps)) > policy.max_restarts:
+            return f"; {ends} times, the job goes on after {policy.max_restarts} (restart.max_restarts)"
+        return ""
+
+
+class ForkSupervisor:
+    """Keeps a fork server. Workers are not its children, so they train on when it ends.
+
+    Args:
+        mend: called before each fork.
+    """
+
+    def __init__(
+        self, settings: NodeSettings, workers: Workers, reports: NodeReports, mend: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._settings, self._workers, self._reports, self._mend = settings, workers, reports, mend
+        self._limit = RestartLimit(settings.config.restart)
+        self._ready: asyncio.Task[None] | None = None
+        self._replaced = asyncio.Event()
+
+    async def start(self, prepared: ForkServer | None = None) -> None:
+        """Use `prepared`, or a new one."""
+        environ = self._settings.worker_environ()
+        server = self._server = prepared or ForkServer(self._settings.config.restart.preload, environ)
+        await server.connect({name: value for name, value in environ.items() if os.environ.get(name) != value})
+        on_exit(server.pid, lambda status: self._reports.spawn(self._ended(server, status)))
+
+    def fork_after(self, preparation: Coroutine[Any, Any, None]) -> None:
+        """Run `preparation`, which calls `wait_imported`, before the first worker is forked."""
+        self._ready = asyncio.create_task(preparation)
+
+    async def wait_imported(self) -> None:
+        seconds = await self._server.ready()
+        for note in self._server.notes:
+            sys.stderr.write(f"hyperpod_ext: {note}\n")
+        self._reports.event("imported", seconds=seconds, notes=self._server.notes)
+
+    async def ready(self) -> None:
+        """Wait until workers can be forked."""
+        assert self._ready is not None, "the first news of the job come before the first order"
+        await asyncio.shield(self._ready)
+
+    async def fork(self, start: Callable[[ForkServer], Awaitable[None]]) -> None:
+        """Call `start` with the fork server; once more with the next one if that ends meanwhile."""
+        while True:
+            replaced = self._replaced
+            try:
+                await self.ready()
+                await self._mend()
+                return await start(self._server)
+            except ForkServerEndedError:
+                await replaced.wait()
+
+    def keep_warm(self) -> None:
+        """Keep a warm spare for each worker."""
+        self._reports.spawn(self._server.keep_warm(range(self._settings.config.workers_per_node)))
+
+    async def _ended(self, server: ForkServer, status: int) -> None:
+        cause, step = f"the process that forks workers {describe_exit(status)}", self._workers.newest_step
+        if self._reports.over or not server.is_ready:
+            self._reports.lose(cause)
+        elif why := self._limit.count(step):
+            self._reports.lose(cause + why)
+        else:
+            self._reports.event("fork_server_lost", cause=cause, step=step)
+            await self.start()
+            self.fork_after(self.wait_imported())
+            self._replaced.set()
+            self._replaced = asyncio.Event()
+
+
+class MemorySupervisor:
+    """Keeps a memory server. When it ends, its contents are lost; training continues, and saves to the next one."""
+
+    def __init__(
+        self, settings: NodeSettings, client: AsyncMemoryClient, workers: Workers, reports: NodeReports
+    ) -> None:
+        self._settings, self.client, self._workers, self._reports = settings, client, workers, reports
+        client.on_silent = self._kill_silent
+        self._limit = RestartLimit(settings.config.restart)
+        self._oom_kills = OomKills()
+        self._server: MemoryServer | None = None
+        self.has_spare = False
+        """Whether a spare node can take the place of this one."""
+        self.peer: tuple[str, int] | None = None
+        """Address for the memory servers of other nodes."""
+
+    def start(self, prepared: MemoryServer | None = None) -> None:
+        """Use `prepared`, or a new one."""
+        self._start(self._settings.memory_socket, prepared)
+
+    async def listen(self, host: str) -> None:
+        """Have it listen for those of other nodes."""
+        self.peer = host, (await self.client.ask(r.Listen(host=host))).port
+
+    def _start(self, path: Path, prepared: MemoryServer | None = None) -> None:
+        make_private_folder(path.parent)
+        path.unlink(missing_ok=True)  # of an agent that was killed
+        settings, environ = self._settings, self._settings.worker_environ()
+        server = self._server = prepared or MemoryServer(environ)
+        server.begin(path, settings.memory_socket, settings.node, environ)
+        on_exit(server.pid, lambda status: self._reports.spawn(self._ended(server, status)))
+
+    def _kill_silent(self, why: str) -> None:
+        """Kill a server that is stopped, or whose threads wait for a disk."""
+        if (server := self._server) is None or server.silent:
+            return
+        server.silent = f"{why} ({process_state(server.pid)}) and was killed"
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(server.pid, signal.SIGKILL)
+        self._reports.spawn(self._bury(server))
+
+    async def _bury(self, server: MemoryServer) -> None:
+        """Continue without a server that SIGKILL does not end."""
+        await asyncio.sleep(_DIES_S)
+        await self._ended(server, signal.SIGKILL)
+
+    async def _ended(self, server: MemoryServer, status: int) -> None:
+        if server.is_gone:
+            return
+        server.is_gone = True
+        step, began = self._workers.newest_step, time.monotonic()
+        how, words = server.silent or decode_exit(status, oom=self._oom_kills.since_last()).cause, ""
+        if not server.silent:
+            words = await server.last_log_line()
+        cause = f"the memory server ended: {how}" + (f" ({words})" if words else "")
+        if (why := self._why_no_other(step)) is not None:
+            self.client.lost(cause)
+            self._reports.lose(cause + why)
+            return
+        self.client.lost()
+        self._reports.event("memory_lost", cause=cause, step=step)
+        self._start(self._settings.next_memory_socket)
+        if answers := await self.client.succeed(self._settings.next_memory_socket):
+            self._report_peer(answers)
+            self._reports.event("memory_back", seconds=round(time.monotonic() - began, 4))
+
+    def _why_no_other(self, step: int) -> str | None:
+        """None: another server may follow one that ended in `step`. Else why not; empty if that is plain."""
+        if self._reports.over or self.has_spare:
+            return ""
+        if self._workers.save_no_more and self._settings.config.checkpoint.durable():
+            return ", and with it what was on its way to a durable tier"
+        return self._limit.count(step) or None
+
+    def _report_peer(self, answers: Sequence[object]) -> None:
+        """Report the new port: other nodes send their copies again."""
+        ports = [answer.port for answer in answers if isinstance(answer, r.PeerPort)]
+        if ports and self.peer is not None:
+            self.peer = self.peer[0], ports[0]
+            self._reports.tell(c.ServesPeers(peer=self.peer))
