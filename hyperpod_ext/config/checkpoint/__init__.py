@@ -127,6 +127,10 @@ class CheckpointPolicy(Config):
         """Those of them in which all nodes see the same."""
         return tuple(tier for tier in self.durable() if not tier.on_node)
 
+    def seconds(self) -> dict[str, float]:
+        """`every_seconds` of the durable tiers that have it, by kind."""
+        return {tier.kind: tier.every_seconds for tier in self.durable() if tier.every_seconds is not None}
+
     def on_one_machine(self) -> Self:
         """The policy where several nodes share a machine."""
         tiers = tuple(tier.on_one_machine() if isinstance(tier, DurableTier) else tier for tier in self.tiers)

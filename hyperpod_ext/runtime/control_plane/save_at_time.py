@@ -11,6 +11,7 @@ import math
 from typing import Protocol
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy
+from hyperpod_ext.config.checkpoint.by_time import DueByTime
 
 
 class Keys(Protocol):
@@ -34,11 +35,7 @@ class TimedTiers:
     """
 
     def __init__(self, policy: CheckpointPolicy, now: float) -> None:
-        self._policy = policy
-        self._every: dict[str, float] = {
-            tier.kind: tier.every_seconds for tier in policy.durable() if tier.every_seconds is not None
-        }
-        self._named_at: dict[str, float] = dict.fromkeys(self._every, now)
+        self._policy, self._every, self._timer = policy, policy.seconds(), DueByTime(now)
         self._named: dict[str, int] = {}
         self._heard_at = dict.fromkeys(self._every, -math.inf)
         self._heard: dict[str, int] = {}
@@ -66,7 +63,7 @@ class TimedTiers:
         fresh = {str(kind): int(due) for kind, due in named.items() if self._heard.get(kind) != due}
         self._heard |= fresh
         self._heard_at |= dict.fromkeys(fresh, now)
-        self._named_at |= dict.fromkeys(fresh, now)
+        self._timer.name(fresh, now)
         return fresh
 
     def _may_be_named(self, now: float) -> bool:
@@ -75,10 +72,7 @@ class TimedTiers:
         return any(now - self._heard_at[kind] >= every / 2 for kind, every in self._every.items())
 
     def _name(self, step: int, now: float, keys: Keys) -> None:
-        due = [kind for kind, every in self._every.items() if now - self._named_at[kind] >= every]
-        if not due:
-            return
-        for kind in due:
-            self._named_at[kind] = now
-            self._named[kind] = self._policy.next_due(step + 2)
-        keys.set(_NAMED, json.dumps(self._named))
+        if due := [kind for kind, every in self._every.items() if self._timer.due(kind, every, now)]:
+            self._timer.name(due, now)
+            self._named |= dict.fromkeys(due, self._policy.next_due(step + 2))
+            keys.set(_NAMED, json.dumps(self._named))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from hyperpod_ext.config.checkpoint.by_time import DueByTime
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.runtime.coordinator.interval_tuner import Tuner
 from hyperpod_ext.runtime.coordinator.job_run import Ranks
@@ -31,7 +32,7 @@ class SaveSchedule:
     def __init__(
         self, config: RuntimeConfig, log: Callable[..., None], now: float, learned: Mapping[str, Any] = _NOTHING
     ) -> None:
-        self._tiers, self._log, self._began = config.checkpoint.tiers, log, now
+        self._tiers, self._log, self._timer = config.checkpoint.tiers, log, DueByTime(now)
         self.tuner = Tuner(config.checkpoint, config.nodes, now, time.time())
         self.tuner.inherit(learned)
         self.policy = config.checkpoint
@@ -40,7 +41,6 @@ class SaveSchedule:
         """The last step that was named for copies on peers. Nodes that come later must go by it, too."""
         self.replicated = False
         """Every rank holds the same state: none is copied to peers."""
-        self._named_at: dict[str, float] = {}
         self._look_at: dict[str, float] = {}
         """Of tiers that are due: when it is looked again whether a step can be named."""
         if learned:
@@ -76,7 +76,7 @@ class SaveSchedule:
         named: list[tuple[str, int]] = []
         for tier in self._tiers:
             every = self.tuner.seconds(tier)
-            if tier.kind == "memory" or every is None or now - self._named_at.get(tier.kind, self._began) < every:
+            if tier.kind == "memory" or every is None or not self._timer.due(tier.kind, every, now):
                 continue
             if now < self._look_at.get(tier.kind, now):
                 continue
@@ -85,7 +85,7 @@ class SaveSchedule:
             if ahead is None:
                 self._look_at[tier.kind] = now + every * LOOK_AGAIN
             else:
-                self._named_at[tier.kind] = now
+                self._timer.name([tier.kind], now)
                 named.append((tier.kind, self._name(tier.kind, newest + ahead)))
         return named
 
