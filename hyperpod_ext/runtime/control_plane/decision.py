@@ -1,20 +1,37 @@
 """Rank 0's part in a generation: the step that all go on from, and where each gets it. Pure but for one question.
 
-Under our agent a coordinator outside of the ranks does so (`coordinator/coordinator.py`); here there is none, and a
-launcher decides who is in. Both negotiate alike (`membership/restoring.py`).
+Under our agent a coordinator outside of the ranks does so (`coordinator/coordinator.py`). Without one, a launcher
+decides who is in, or the script itself (`dcp/tiers.py`). All negotiate alike (`membership/restoring.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from hyperpod_ext.runtime.membership.actions import AskDurable, Fail
 from hyperpod_ext.runtime.membership.restoring import RestoreNegotiation
 from hyperpod_ext.runtime.memory_server.protocol.request import error_of
-from hyperpod_ext.runtime.snapshot.select import Decision, Offer
+from hyperpod_ext.runtime.memory_server.protocol.requests import Snapshots
+from hyperpod_ext.runtime.snapshot.select import Decision, Offer, OfferKey
 
+_NOTHING: dict[str, Any] = {
+    "live": None,
+    "held": (),
+    "disk": (),
+    "committed": 0,
+    "began": {},
+    "generation": 0,
+    "error": None,
+}
 AskTiers = Callable[[Sequence[tuple[str, str]]], Mapping[str, Any]]
+
+
+def offers_of(held: Snapshots, generation: int) -> dict[str, Any]:
+    """Return a node's part of an answer to `RestoreCoordinator.begin`: snapshots, and the newest generation known."""
+    disk = held.disk
+    newest = max(generation, int(disk.get("generation", 0)))
+    return {"held": held.snapshots, "disk": disk.get("snapshots", ()), "generation": newest}
 
 
 class RestoreCoordinator:
@@ -24,26 +41,37 @@ class RestoreCoordinator:
         nodes: node of each rank.
         ask_durable: what the durable tiers that nodes share hold, besides what was refused; None: there are none.
         run: this run of the job.
+        script: whether the training script loads, and not the `@resilient` loop. It may start over, and want a `step`.
     """
 
-    def __init__(self, nodes: Mapping[int, int], ask_durable: AskTiers | None = None, run: str = "") -> None:
+    def __init__(
+        self,
+        nodes: Mapping[int, int],
+        ask_durable: AskTiers | None = None,
+        run: str = "",
+        *,
+        script: bool = False,
+        step: int | None = None,
+    ) -> None:
         self._nodes, self._ask_durable, self._run = nodes, ask_durable, run
-        self._restoring = RestoreNegotiation(durable=ask_durable is not None, outlives_run=True)
+        self._restoring = RestoreNegotiation(
+            durable=ask_durable is not None, outlives_run=True, starts_over=script, step=step
+        )
         self._committed, self._began = 0, dict[int, int]()
         self.generation = 0
 
     def begin(self, answers: Sequence[Mapping[str, Any]]) -> Decision:
-        """From what every rank says when it joins: `live`, `held` (of its node, by its first rank), `committed`,
-        `began`, `generation`, `error`.
+        """Decide from every rank's `live`, `committed`, `began`, `generation`, `error`, and, of the first rank of each
+        node, `held` and `disk`. An answer may leave out what it has not.
 
         Raises:
             NoCheckpointError: steps were made, and none of them can be had.
             UnreachableError: a tier that may hold a newer one cannot be asked.
             HyperpodExtError: what kept a rank from joining.
         """
-        for one in answers:
-            if one["error"] is not None:
-                raise error_of(one["error"])
+        answers = [{**_NOTHING, **one} for one in answers]
+        if error := next((one["error"] for one in answers if one["error"]), None):
+            raise error_of(error)
         held: dict[int, list[Offer]] = {}
         for rank, one in enumerate(answers):
             node = self._nodes[rank]
@@ -51,7 +79,7 @@ class RestoreCoordinator:
             self._restoring.join(rank, live)
             its = held.setdefault(node, [])
             its += [Offer.of_memory(summary, node) for summary in one["held"]]
-            its += [Offer.of_disk(summary, node, self._run) for summary in one.get("disk", ())]
+            its += [Offer.of_disk(summary, node, self._run) for summary in one["disk"]]
             self._committed = max(self._committed, int(one["committed"]))
             self._began |= {int(generation): int(step) for generation, step in one["began"].items()}
         for node, offers in held.items():
@@ -69,6 +97,15 @@ class RestoreCoordinator:
             NoCheckpointError: there is none; with the last error.
         """
         self._restoring.refuse(errors, self._nodes)
+        return self._decide()
+
+    def refuse_offers(self, refused: Collection[OfferKey], error: str) -> Decision:
+        """The next best without these offers, which could not be restored.
+
+        Raises:
+            NoCheckpointError: there is none; with `error`.
+        """
+        self._restoring.refuse_offers(refused, error)
         return self._decide()
 
     def _decide(self) -> Decision:

@@ -1,6 +1,6 @@
-"""The memory server of this node, where no agent of ours keeps one: the node's first rank starts it and speaks for it.
+"""The memory server of this node, if no agent of ours keeps one: the node's first rank starts and asks it.
 
-It outlives the workers, and ends by itself some time after the last of them has left for good.
+It outlives the workers, and ends some time after the last of them has left for good.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.errors import ConflictError
-from hyperpod_ext.runtime.control_plane.settings import Settings
 from hyperpod_ext.runtime.ipc.declared import encode
 from hyperpod_ext.runtime.ipc.environment import ENV_FAILURE_DOMAIN
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
-from hyperpod_ext.runtime.memory_server.client.start import ServerFiles, runtime_dir, start_server
+from hyperpod_ext.runtime.memory_server.client.start import ServerFiles, start_server
 from hyperpod_ext.runtime.memory_server.protocol import requests as r
 from hyperpod_ext.runtime.memory_server.protocol.request import A, Request
 from hyperpod_ext.runtime.snapshot.select import Decision
@@ -25,25 +26,26 @@ from hyperpod_ext.runtime.snapshot.select import Decision
 _IDLE_EXIT_S = 600.0
 """Longer than the launchers take to start workers again."""
 _QUIET_S = 15.0
-"""How long what a dead worker had asked for may take to be done."""
+"""Longest wait for the requests of workers that have died."""
 _TELL_S = 10.0
 """How often it is told that the last step is still on its way."""
 
 
 class NodeMemoryClient:
-    """This rank's word to the memory server, for its whole node. Only a node's first rank uses it."""
+    """A node's requests to its memory server. Only the node's first rank makes them.
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    Args:
+        config: the job as a server that is started here has it.
+        idle_exit_s: such a server ends when no process has been connected for this long.
+    """
+
+    def __init__(self, config: RuntimeConfig, secret_file: Path, idle_exit_s: float = _IDLE_EXIT_S) -> None:
+        self._config, self._secret_file, self._idle_exit_s = config, secret_file, idle_exit_s
         self._client: MemoryClient | None = None
         self._place: ServerFiles | None = None
         self._pid = 0
         self._first: tuple[str, int] | None = None
         """Where the memory server of node 0 listens."""
-
-    def place(self, index: int) -> ServerFiles:
-        """Where the server of the `index`-th node on this machine is reached."""
-        return ServerFiles(runtime_dir(), self._settings.config.name, index)
 
     def connect(self, place: ServerFiles, node: int) -> None:
         """Start the server if there is none.
@@ -54,8 +56,8 @@ class NodeMemoryClient:
         """
         if self._place == place:
             return
-        config = self._settings.config
-        client = start_server(place, config, node, self._settings.secret_file, _IDLE_EXIT_S)
+        config = self._config
+        client = start_server(place, config, node, self._secret_file, self._idle_exit_s)
         server = client.ask(r.Handshake())
         if server.config["checkpoint"] != config.checkpoint.model_dump(mode="json"):
             client.close()
@@ -66,17 +68,18 @@ class NodeMemoryClient:
             )
         self._client, self._place, self._pid = client, place, server.pid
 
-    def held(self, pids: Sequence[int]) -> r.Snapshots:
-        """Whole snapshots in memory and on disks, once all that earlier processes had asked for is done. `pids`: the
-        workers of now.
+    def held(self, pids: Collection[int]) -> r.Snapshots:
+        """Return the whole snapshots in memory and on disks, after the requests of all earlier processes are done.
+
+        `pids`: the job's processes now.
 
         Raises:
-            ConflictError: somebody else trains under the job's name.
+            ConflictError: another process saves under the job's name.
         """
         others = self._ask(r.WaitOthers(pids=tuple(pids), timeout_s=_QUIET_S)).others
         if others:
             raise ConflictError(
-                f"process {others[0]} saves as job {self._settings.config.name}, too",
+                f"process {others[0]} saves as job {self._config.name}, too",
                 hint="End it, or choose another name for this job.",
             )
         return self._ask(r.Held())
@@ -93,9 +96,13 @@ class NodeMemoryClient:
         """Refuse writers of older generations; tell who the other nodes are."""
         self._ask(r.Fence(generation=generation))
         self._first = (str(peers[0][0]), int(peers[0][1])) if 0 in peers and peers[0][1] else None
-        if self._settings.config.checkpoint.peer() is not None and len(peers) > 1:
-            addresses = {node: (host, port) for node, (host, port, _) in peers.items()}
-            self._ask(r.Peers(peers=addresses, domains={node: domain for node, (_, _, domain) in peers.items()}))
+        if self._config.checkpoint.peer() is not None and len(peers) > 1:
+            self.meet(peers)
+
+    def meet(self, peers: Mapping[int, Sequence[Any]]) -> None:
+        """Send the server what `listen` has returned on each node."""
+        addresses = {node: (host, port) for node, (host, port, _) in peers.items()}
+        self._ask(r.Peers(peers=addresses, domains={node: domain for node, (_, _, domain) in peers.items()}))
 
     def go(self, generation: int, decision: Decision, run: str, node: int, nodes: int, owners: int) -> None:
         """All have the decided step: what older generations made after it is given up."""
@@ -124,12 +131,12 @@ class NodeMemoryClient:
 
     def wait_uploaded(self) -> None:
         """Until what is due has been brought to the durable tiers."""
-        self._ask(r.WaitIdle(timeout_s=self._settings.config.checkpoint.finish_s))
+        self._ask(r.WaitIdle(timeout_s=self._config.checkpoint.finish_s))
 
     def bring(self, save_id: str) -> Iterator[r.UploadProgress]:
         """Have this node's part of a commit brought to each durable tier, due or not: how far it is, now and then, and
         in the end."""
-        until = time.monotonic() + self._settings.config.checkpoint.finish_s
+        until = time.monotonic() + self._config.checkpoint.finish_s
         while True:
             left_s = max(0.0, until - time.monotonic())
             progress = self._ask(r.UploadNow(save_id=save_id, timeout_s=min(left_s, _TELL_S)))
@@ -137,10 +144,14 @@ class NodeMemoryClient:
             if progress.idle or not left_s:
                 return
 
+    def close(self) -> None:
+        """Leave the server to others; it ends when it is idle."""
+        if self._client is not None:
+            self._client.close()
+
     def end(self) -> None:
         """The job has succeeded: give the memory back."""
-        assert self._client is not None
-        self._client.close()
+        self.close()
         with contextlib.suppress(ProcessLookupError):  # it ended by itself
             os.kill(self._pid, signal.SIGTERM)
 

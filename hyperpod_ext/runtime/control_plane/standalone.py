@@ -20,7 +20,7 @@ from typing import Any
 from hyperpod_ext.errors import HyperpodExtError, JobFailedError
 from hyperpod_ext.files import make_private_folder
 from hyperpod_ext.runtime.control_plane.agent import AbortedError, Generation
-from hyperpod_ext.runtime.control_plane.decision import RestoreCoordinator
+from hyperpod_ext.runtime.control_plane.decision import RestoreCoordinator, offers_of
 from hyperpod_ext.runtime.control_plane.exchange import Exchange, parent_of
 from hyperpod_ext.runtime.control_plane.node_memory_client import NodeMemoryClient
 from hyperpod_ext.runtime.control_plane.own_store import OwnStore, wait_listening
@@ -35,7 +35,7 @@ from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc.environment import ENV_RUN_DIR, WorkerEnvironment
 from hyperpod_ext.runtime.ipc.messages import RefusedError, WireError
 from hyperpod_ext.runtime.membership.node_map import Nodes
-from hyperpod_ext.runtime.memory_server.client.start import place_of, runtime_dir
+from hyperpod_ext.runtime.memory_server.client.start import ServerFiles, place_of, runtime_dir
 from hyperpod_ext.runtime.memory_server.protocol.request import error_of
 from hyperpod_ext.runtime.process_group.groups import ProcessGroups
 from hyperpod_ext.runtime.process_group.store import Address, GenerationOverError, PartitionedStore
@@ -184,8 +184,8 @@ class Members(ABC):
     def _environment(self, rendezvous: RendezvousRound, nodes: Nodes) -> WorkerEnvironment:
         node = nodes.node_of[rendezvous.rank]
         settings, leads = self.settings, nodes.leader(node) == rendezvous.rank
-        self._node = (self._node or NodeMemoryClient(settings)) if leads else None
-        place = NodeMemoryClient(settings).place(nodes.index(node))
+        self._node = (self._node or NodeMemoryClient(settings.config, settings.secret_file)) if leads else None
+        place = self._place(node)
         if self._spool is None and (settings.config.checkpoint.durable() or settings.config.metrics is not None):
             self._spool = SpoolWriter(place.events)
         return WorkerEnvironment(
@@ -199,6 +199,9 @@ class Members(ABC):
             config=sized(settings.config, nodes.count, rendezvous.local_world_size),
         )
 
+    def _place(self, node: int) -> ServerFiles:
+        return ServerFiles(runtime_dir(), self.settings.config.name, self._nodes.index(node))
+
     def _offer(self, live: ConsistentStep | None, ranks: Sequence[Any]) -> dict[str, Any]:
         """What this rank says when it joins; the first of a node for its memory server, too."""
         mine: dict[str, Any] = {
@@ -206,22 +209,16 @@ class Members(ABC):
             "committed": self._committed,
             "began": self._began,
             "generation": self._generation,
-            "held": [],
-            "disk": [],
-            "peer": None,
-            "error": None,
         }
         assert self._round is not None
         if self._node is not None:
             number = self._nodes.node_of[self._round.rank]
             pids = [int(ranks[rank]["pid"]) for rank in self._nodes.ranks(number)]
             try:
-                self._node.connect(self._node.place(self._nodes.index(number)), number)
+                self._node.connect(self._place(number), number)
                 host = self._round.addresses[self._round.rank][0]
                 held = self._node.held(pids)
-                mine |= {"held": held.snapshots, "peer": [number, *self._node.listen(host)]}
-                mine |= {"disk": held.disk.get("snapshots", [])}
-                mine["generation"] = max(self._generation, int(held.disk.get("generation", 0)))
+                mine |= {**offers_of(held, self._generation), "peer": [number, *self._node.listen(host)]}
                 for problem in held.disk.get("problems", ()):
                     self._say(f"warning: node {number}: {problem}")
             except HyperpodExtError as error:  # the others wait for this rank's word
@@ -235,7 +232,7 @@ class Members(ABC):
             self._nodes.node_of, self._node.durable if durable and self._node else None, self._run
         )
         decision = self._restoring.begin(ranks)
-        peers = {one["peer"][0]: one["peer"][1:] for one in ranks if one["peer"] is not None}
+        peers = {one["peer"][0]: one["peer"][1:] for one in ranks if "peer" in one}
         return {
             "decision": decision.to_json(),
             "generation": self._restoring.generation,

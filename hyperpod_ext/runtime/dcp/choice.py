@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ from hyperpod_ext.runtime.dcp.state import Contents, contents_of
 from hyperpod_ext.runtime.membership.node_map import Nodes
 from hyperpod_ext.runtime.snapshot.layout_plan import read_plan
 from hyperpod_ext.runtime.snapshot.manifest import check_manifest
-from hyperpod_ext.runtime.snapshot.select import Decision, Offer, OfferKey, Source, began_on_disk, choose_step, place_of
+from hyperpod_ext.runtime.snapshot.select import Decision, OfferKey, Source, place_of
 from hyperpod_ext.runtime.snapshot.snapshot import Snapshot
 
 
@@ -161,38 +161,3 @@ class Choice:
         return Refused(
             place_of(replace(here, rank=owner), nodes), f"step {self.step} of rank {owner} in {where}: {message}"
         )
-
-
-def choose(
-    offers: Collection[Offer], refused: Sequence[Refused], nodes: Mapping[int, int], step: int | None
-) -> Decision | str:
-    """The newest commit that nobody refused, or `step`'s; else what there is, in words."""
-    bad = {one.place for one in refused}
-    usable = [offer for offer in offers if offer.key not in bad]
-    wanted = [offer for offer in usable if step is None or offer.step == step]
-    if (decision := choose_step(wanted, nodes, began_on_disk(usable))) is not None:
-        return decision
-    return explain(offers, usable, refused, nodes, step)
-
-
-def explain(
-    offers: Collection[Offer],
-    usable: Collection[Offer],
-    refused: Sequence[Refused],
-    nodes: Mapping[int, int],
-    step: int | None,
-) -> str:
-    """Why there is none, and what there is."""
-    wanted = "checkpoint" if step is None else f"checkpoint of step {step}"
-    lines = [f"No {wanted} that all {len(nodes)} ranks can load."]
-    complete, left = [], list(usable)
-    while left and (decision := choose_step(left, nodes)) is not None:
-        complete.append(decision.step)
-        left = [offer for offer in left if offer.step < decision.step]
-    lines.append("Whole ones: " + (", ".join(map(str, complete)) if complete else "none") + ".")
-    for at in sorted({offer.step for offer in offers} - set(complete), reverse=True):
-        ranks = {offer.rank for offer in offers if offer.step == at}
-        size = max(offer.world_size for offer in offers if offer.step == at)
-        lines.append(f"Step {at}: held of {len(ranks - {-1})} of {size} ranks.")
-    lines += [f"Refused: {one.why}" for one in refused]
-    return " ".join(lines)

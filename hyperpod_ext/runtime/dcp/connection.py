@@ -11,25 +11,17 @@ from typing import Any, TypeVar
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy
 from hyperpod_ext.config.job.runtime import RuntimeConfig
-from hyperpod_ext.errors import ConflictError, HyperpodExtError, JobFailedError
+from hyperpod_ext.errors import HyperpodExtError, JobFailedError
+from hyperpod_ext.runtime.control_plane.node_memory_client import NodeMemoryClient
 from hyperpod_ext.runtime.dcp.collectives import Ranks
-from hyperpod_ext.runtime.ipc.environment import ENV_FAILURE_DOMAIN, ENV_MEMORY_SOCKET, ENV_SECRET_FILE, read_secret
+from hyperpod_ext.runtime.ipc.environment import ENV_MEMORY_SOCKET, ENV_SECRET_FILE, read_secret
 from hyperpod_ext.runtime.ipc.interface import address_towards
 from hyperpod_ext.runtime.membership.node_map import Nodes
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
-from hyperpod_ext.runtime.memory_server.client.start import (
-    ServerFiles,
-    place_of,
-    runtime_dir,
-    secret_file_of,
-    start_server,
-)
+from hyperpod_ext.runtime.memory_server.client.start import ServerFiles, place_of, runtime_dir, secret_file_of
 from hyperpod_ext.runtime.memory_server.protocol import requests as r
 
 T = TypeVar("T")
-
-_QUIET_S = 15.0
-"""How long what an earlier process had asked for may take to be done."""
 
 
 class MemoryConnection:
@@ -57,13 +49,17 @@ class MemoryConnection:
         self._secret_file = self.together("secret file", lambda: self._find_secret(secret_file))
         self.secret = self.together("secret", lambda: read_secret(self._secret_file))
         self._check_secrets()
-        place = ServerFiles(directory, job, self.nodes.index(self.node))
-        started = self.together(
-            "memory server", lambda: self._start(place, idle_exit_s) if self.ours and self.leads else None
+        config = RuntimeConfig(
+            name=job,
+            nodes=self.nodes.count,
+            workers_per_node=len(self.nodes.ranks(self.node)),
+            checkpoint=policy,
         )
-        self.client = started or self.together("connect", lambda: MemoryClient(agent or str(place.socket)))
-        if started:
-            self.together("connect", lambda: None)
+        self._memory = NodeMemoryClient(config, self._secret_file, idle_exit_s)
+        place = ServerFiles(directory, job, self.nodes.index(self.node))
+        if self.ours:
+            self.for_node("memory server", lambda: self._memory.connect(place, self.node))
+        self.client = self.together("connect", lambda: MemoryClient(agent or str(place.socket)))
         if self.ours:  # an agent has done so
             self.for_node("durable tiers", lambda: self.client.ask(r.CheckTiers()))
         self.addresses = self._meet_peers()
@@ -83,24 +79,19 @@ class MemoryConnection:
         """Have the first rank of each node do something; where one fails, all raise. None on the other ranks."""
         return self.together(what, lambda: act() if self.leads else None)
 
-    def quiet(self) -> None:
-        """What earlier processes had asked for is done, and nobody else trains under the job's name. By one rank.
+    def held(self) -> r.Snapshots:
+        """Return this node's snapshots, after the requests of all earlier processes are done. By one rank.
 
         Raises:
-            ConflictError: somebody does.
+            ConflictError: another process saves under the job's name.
         """
-        if not self.ours:
-            self.client.ask(r.Held(owner=self.ranks.rank, pid=os.getpid()))
-            return
-        others = self.client.ask(r.WaitOthers(pids=tuple(self._pids), timeout_s=_QUIET_S)).others
-        if others:
-            raise ConflictError(
-                f"process {others[0]} saves as job {self._job}, too",
-                hint="End it, or choose another name for this job.",
-            )
+        if self.ours:
+            return self._memory.held(self._pids)
+        return self.client.ask(r.Held(owner=self.ranks.rank, pid=os.getpid()))
 
     def close(self) -> None:
         self.client.close()
+        self._memory.close()
 
     # --- the secret -----------------------------------------------------------------------------
 
@@ -122,35 +113,15 @@ class MemoryConnection:
 
     # --- memory servers -------------------------------------------------------------------------
 
-    def _start(self, place: ServerFiles, idle_exit_s: float) -> MemoryClient:
-        config = RuntimeConfig(
-            name=self._job,
-            nodes=self.nodes.count,
-            workers_per_node=len(self.nodes.ranks(self.node)),
-            checkpoint=self._policy,
-        )
-        client = start_server(place, config, self.node, self._secret_file, idle_exit_s)
-        server = client.ask(r.Handshake())
-        if server.config["checkpoint"] == self._policy.model_dump(mode="json"):
-            return client
-        client.close()
-        raise ConflictError(
-            f"the memory server of job {self._job} on this node runs with another checkpoint policy",
-            hint=f"Choose another name for the job, or end that server, and with it what only its memory holds: "
-            f"kill {server.pid}",
-        )
-
     def _meet_peers(self) -> dict[int, tuple[str, int]]:
         if not self.ours or self.nodes.count == 1 or self._policy.peer() is None:
             return {}
         mine = self.for_node("listen", self._listen)
-        known = [each for each in self.ranks.all_gather("peers", mine) if each is not None and each[2]]
-        addresses = {int(node): (str(host), int(port)) for node, host, port, _ in known}
-        domains = {int(node): str(domain) for node, _, _, domain in known}
-        self.for_node("meet", lambda: self.client.ask(r.Peers(peers=addresses, domains=domains)))
-        return addresses
+        listening = [each for each in self.ranks.all_gather("peers", mine) if each is not None]
+        peers = {int(node): there for node, *there in listening}
+        self.for_node("meet", lambda: self._memory.meet(peers))
+        return {node: (str(host), int(port)) for node, (host, port, _) in peers.items()}
 
     def _listen(self) -> list[Any]:
         host = address_towards(os.environ["MASTER_ADDR"]) if self.nodes.machines > 1 else "127.0.0.1"
-        port = self.client.ask(r.Listen(host=host)).port
-        return [self.node, host, port, os.environ.get(ENV_FAILURE_DOMAIN, "")]
+        return [self.node, *self._memory.listen(host)]

@@ -5,23 +5,25 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.planner import SavePlan
 
-from hyperpod_ext.errors import HyperpodExtError, JobFailedError, NoCheckpointError, NotFoundError, UnreachableError
+from hyperpod_ext.config.checkpoint.by_time import DueByTime
+from hyperpod_ext.errors import HyperpodExtError, JobFailedError, NoCheckpointError, NotFoundError
 from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
-from hyperpod_ext.runtime.dcp.choice import Choice, Refused, choose
+from hyperpod_ext.runtime.control_plane.decision import RestoreCoordinator, offers_of
+from hyperpod_ext.runtime.dcp.choice import Choice, Refused
 from hyperpod_ext.runtime.dcp.connection import MemoryConnection
 from hyperpod_ext.runtime.dcp.policy import Policy, policy_of
 from hyperpod_ext.runtime.dcp.state import is_unsharded
 from hyperpod_ext.runtime.dcp.steps import Entry, Save, SaveHistory
 from hyperpod_ext.runtime.ipc.declared import encode
 from hyperpod_ext.runtime.memory_server.protocol import requests as r
-from hyperpod_ext.runtime.snapshot.select import Decision, Offer, Source
+from hyperpod_ext.runtime.snapshot.select import Decision, Source
 from hyperpod_ext.runtime.snapshot.snapshot import Snapshot
 from hyperpod_ext.runtime.snapshot.tree import Parts
 
@@ -55,15 +57,10 @@ class Tiers:
         self.rank, self.nodes = self._ranks.rank, self._node.nodes
         self._checkpointer = self._node.together("attach", self._attach)
         self._history, self._entry, self._run = SaveHistory(), Entry(0, None), ""
-        self._by_time = {
-            tier.kind: time.monotonic() for tier in self.policy.durable() if tier.every_seconds is not None
-        }
-        """When a step was named last for each kind of tier that goes by time."""
+        self._timer = DueByTime(time.monotonic())
         self._failed: dict[str, int] = {}
-        self._offers: list[Offer] = []
-        self._refused: list[Refused] = []
-        self._unreadable: list[str] = []
-        """What durable tiers hold, or may hold, and cannot be read."""
+        self._restoring: RestoreCoordinator | None = None
+        """Of rank 0: decides what all load."""
         self.local_plan: SavePlan | None = None
         """This rank's part of the last save as it was planned, before what others hold alike was taken out of it."""
 
@@ -92,12 +89,8 @@ class Tiers:
             UnreachableError: a durable tier does not say what it has.
             NoCheckpointError: there is something, and none of it can be read.
         """
-        try:
-            return self.choose(None).step
-        except NoCheckpointError:
-            if self._unreadable:  # who is told that there is nothing begins anew, and gives it up
-                raise
-            return None
+        choice = self._choose(None)
+        return None if choice is None else choice.step
 
     def wait_durable(self, timeout_s: float, *, newest: bool = False) -> bool:
         """Until all that is due has been copied to the slower tiers; False when that took too long.
@@ -142,24 +135,18 @@ class Tiers:
         Raises:
             JobFailedError: the ranks are about to save different steps.
         """
-        answers = self._ranks.all_gather("save", [step, self._due_by_time()])
+        now = time.monotonic()
+        due = [kind for kind, every in self.policy.seconds().items() if self._timer.due(kind, every, now)]
+        answers = self._ranks.all_gather("save", [step, due])
         if len(steps := {int(each[0]) for each in answers}) > 1:
             raise JobFailedError(f"the ranks save different steps at the same time: {sorted(steps)}")
         if self._history.needs_new(step):
             self._enter(step)
         # by the clock of rank 0; nobody seals before every node knows
-        if kinds := [kind for kind in self._by_time if kind in answers[0][1]]:
-            self._by_time |= dict.fromkeys(kinds, time.monotonic())
+        if kinds := answers[0][1]:
+            self._timer.name(kinds, now)
             self._node.for_node("schedule copy", lambda: self._schedule(step, kinds))
         return Save(step, self._history.generation)
-
-    def _due_by_time(self) -> list[str]:
-        """Kinds of the tiers whose time has come."""
-        return [
-            tier.kind
-            for tier in self.policy.durable()
-            if tier.every_seconds is not None and time.monotonic() - self._by_time[tier.kind] >= tier.every_seconds
-        ]
 
     def _schedule(self, step: int, kinds: Sequence[str]) -> None:
         for kind in kinds:
@@ -167,24 +154,7 @@ class Tiers:
 
     def _enter(self, step: int) -> None:
         """Begin a generation: newer than any that is held, or that a durable tier knows of."""
-
-        def newest() -> int:
-            self._node.quiet()
-            answer = self._client.ask(r.Held())
-            held = [int(summary["generation"]) for summary in answer.snapshots]
-            held += [int(answer.disk.get("generation", 0))]
-            if self.rank != 0:
-                return max([self._history.generation, *held])
-            stored = self._stored()
-            if self._unreadable and not stored["checkpoints"] and not any(held):
-                raise _none(
-                    "No checkpoint that can be loaded, and the first save would give up what is there.",
-                    self._unreadable,
-                )
-            return max([self._history.generation, int(stored["generation"]), *held])
-
-        known = self._ranks.all_gather("generations", self._node.for_node("newest", newest))
-        generation = max(each for each in known if each is not None) + 1
+        generation = self._negotiate(None)[1]
         self._run = self._run or self._ranks.broadcast("run", secrets.token_hex(8))
         self._entry = self._history.entry(step)
         self._node.for_node("enter", lambda: self._tell_generation(generation))
@@ -236,66 +206,59 @@ class Tiers:
     # --- loading, for the reader ------------------------------------------------------------------
 
     def choose(self, step: int | None, failures: Sequence[Refused] = ()) -> Choice:
-        """A commit that every rank has opened: the newest, or that of `step`.
+        """Return a commit that every rank has opened: the newest, or that of `step`.
 
         Args:
-            failures: what the choice before failed with, the same on every rank; it is chosen among the rest.
+            failures: what the last choice failed with, the same on every rank; it is not chosen again.
 
         Raises:
-            NoCheckpointError: there is none, with what there is.
+            NoCheckpointError: there is none.
         """
-        if not failures:
-            self._offers, self._refused = self._all_offers(), []
-        while True:
-            self._refused += failures
-            decision = None
-            if self.rank == 0:
-                found = choose(self._offers, self._refused, self.nodes.node_of, step)
-                none = {"none": found, "unreadable": self._unreadable}
-                decision = none if isinstance(found, str) else found.to_json()
-            decision = self._ranks.broadcast("decision", decision)
-            if "none" in decision:
-                self._unreadable = [str(each) for each in decision["unreadable"]]
-                raise _none(str(decision["none"]), self._unreadable)
-            choice = Choice(self, Decision.from_json(decision))
+        choice = self._choose(step, failures)
+        if choice is None:
+            hint = "tiers.latest() says which is the newest; None: there is nothing to load."
+            raise NoCheckpointError(
+                f"There is no checkpoint that all {self._ranks.world_size} ranks can load.", hint=hint
+            )
+        return choice
+
+    def _choose(self, step: int | None, failures: Sequence[Refused] = ()) -> Choice | None:
+        decision = self._refuse(failures) if failures else self._negotiate(step)[0]
+        while decision.source(self.rank).kind != "fresh":
+            choice = Choice(self, decision)
             if not (failures := choice.open()):
                 return choice
+            decision = self._refuse(failures)
+        return None
 
-    def _all_offers(self) -> list[Offer]:
-        """What is held anywhere, on rank 0; nothing on the others."""
+    def _negotiate(self, step: int | None) -> tuple[Decision, int]:
+        """Return what all ranks load, and the number of the next generation."""
+        answers = self._ranks.all_gather("held", self._node.for_node("offers", self._offers) or {})
+        ask = self._durable if self.policy.shared() else None
+        if self.rank == 0:
+            self._restoring = RestoreCoordinator(self.nodes.node_of, ask, self._run, script=True, step=step)
+        return self._decide(lambda restoring: restoring.begin(answers))
 
-        def ask() -> dict[str, Any]:
-            self._node.quiet()
-            stored = self._stored()["checkpoints"] if self.rank == 0 else []
-            held = self._client.ask(r.Held())
-            return {"held": held.snapshots, "disk": held.disk.get("snapshots", []), "stored": stored}
+    def _refuse(self, failures: Sequence[Refused]) -> Decision:
+        """Return what all ranks load instead."""
+        refused, why = {one.place for one in failures}, "; ".join(one.why for one in failures)
+        return self._decide(lambda restoring: restoring.refuse_offers(refused, why))[0]
 
-        nothing: dict[str, Any] = {"held": [], "disk": [], "stored": []}
-        answers = self._ranks.all_gather("held", self._node.for_node("offers", ask) or nothing)
-        if self.rank != 0:
-            return []
-        of_memory = [
-            Offer.of_memory(summary, self.nodes.node_of[rank])
-            for rank, each in enumerate(answers)
-            for summary in each["held"]
-        ]
-        on_disk = [
-            Offer.of_disk(summary, self.nodes.node_of[rank], self._run)
-            for rank, each in enumerate(answers)
-            for summary in each["disk"]
-        ]
-        return of_memory + on_disk + [Offer.of_all(summary) for summary in answers[0]["stored"]]
+    def _decide(self, act: Callable[[RestoreCoordinator], Decision]) -> tuple[Decision, int]:
+        """Have rank 0 decide for all."""
+        restoring = self._restoring
+        decision = self._node.together("decide", lambda: act(restoring).to_json() if restoring else None)
+        answer = self._ranks.broadcast("decision", [decision, restoring.generation if restoring else 0])
+        return Decision.from_json(answer[0]), int(answer[1])
 
-    def _stored(self) -> dict[str, Any]:
-        """What the durable tiers have. By rank 0."""
-        answer = encode(self._client.ask(r.Durable()))
-        self._unreadable = [str(problem) for problem in answer["problems"]]
-        if answer["unreachable"] and not self._history.generation:
-            raise UnreachableError(
-                f"{'; '.join(answer['unreachable'])}. It may have a newer checkpoint than memory.",
-                hint="Start again when the tier can be read, or without it in the policy to go on from the rest.",
-            )
-        return answer
+    def _offers(self) -> dict[str, Any]:
+        offers = offers_of(self._node.held(), self._history.generation)
+        return {**offers, "committed": self._history.complete or 0}
+
+    def _durable(self, exclude: Sequence[tuple[str, str]]) -> dict[str, Any]:
+        """What the durable tiers have, besides some. By rank 0."""
+        answer = encode(self._client.ask(r.Durable(exclude=tuple(exclude))))
+        return {**answer, "unreachable": ()} if self._history.generation else answer
 
     def gather_found(
         self, found: Mapping[int, Any], failures: Sequence[Refused]
@@ -323,12 +286,3 @@ class Tiers:
     def loaded(self, step: int) -> None:
         """The state is that of `step`: what is saved next follows it. By each rank for itself."""
         self._history.loaded(step)
-
-
-def _none(found: str, unreadable: Sequence[str]) -> NoCheckpointError:
-    if not unreadable:
-        return NoCheckpointError(found, hint="tiers.latest() says which is the newest; None: there is nothing to load.")
-    return NoCheckpointError(
-        f"{found} Not readable: {'; '.join(unreadable)}.",
-        hint="Look at it with `hp-ext checkpoints verify`. To start from nothing, give the job another name.",
-    )

@@ -36,6 +36,10 @@ class RestoreNegotiation:
     """Whether there are durable tiers: asked at the very start, and when memory has less than was committed."""
     outlives_run: bool = False
     """Whether memory outlives a run: what it holds may then be all that an earlier run has left."""
+    starts_over: bool = False
+    """Start from nothing if only some ranks' state is left."""
+    step: int | None = None
+    """The only step to restore; None: the newest."""
     joined: dict[int, Offer | None] = field(default_factory=dict)
     """Ranks that wait for the generation to begin, each with its live state, if that is complete."""
     decision: Decision | None = None
@@ -147,10 +151,14 @@ class RestoreNegotiation:
         for rank, sources in self.decision.sources.items():
             if sources[0].kind != "self":
                 self.joined[rank] = None
-        for rank in errors:
-            self._refused |= {place_of(source, nodes) for source in self.decision.sources[rank]}
+        refused = {place_of(source, nodes) for rank in errors for source in self.decision.sources[rank]}
         rank, error = min(errors.items())
-        self._last_error = f"rank {rank}: {error}"
+        self.refuse_offers(refused, f"rank {rank}: {error}")
+
+    def refuse_offers(self, refused: Collection[OfferKey], error: str) -> None:
+        """These offers could not be restored, with `error`."""
+        self._refused |= set(refused)
+        self._last_error = error
 
     @property
     def _is_unasked(self) -> bool:
@@ -171,13 +179,13 @@ class RestoreNegotiation:
         in_memory = [offer for offer in self.joined.values() if offer is not None]
         in_memory += [offer for held in self._held.values() for offer in held]
         offers = in_memory + (self._stored or [])
-        allowed = [offer for offer in offers if offer.key not in self._refused]
+        allowed = [offer for offer in offers if offer.key not in self._refused and self.step in (None, offer.step)]
         on_disk = began_on_disk(in_memory)
         if (decided := choose_step(allowed, nodes, on_disk | {**began})) is not None:
             return decided
-        kept = on_disk or (self.outlives_run and in_memory)
+        kept = not self.starts_over and (on_disk or (self.outlives_run and in_memory))
         lost = committed or self._is_unasked or self._refused or self._problems or kept
-        if not lost:
+        if not lost and self.step is None:
             return start_fresh(nodes)
         return self._nothing(offers, len(nodes), committed, short_parity(in_memory, began, -1))
 
@@ -212,11 +220,12 @@ class RestoreNegotiation:
         problems = f" Not readable: {'; '.join(wrong)}." if wrong else ""
         newest = f"the newest committed was {committed}" if committed else "none was committed in this run"
         last = f" The last try: {self._last_error}" if self._last_error else ""
+        wanted = "step" if self.step is None else f"snapshot of step {self.step}"
         if short is not None:
             last = f" {beyond_parity(*short)}{last}"
         return Fail(
             "NoCheckpointError",
-            f"No step that all {ranks} ranks can restore; {newest}. Seen: {seen}.{problems}{last}",
+            f"No {wanted} that all {ranks} ranks can restore; {newest}. Seen: {seen}.{problems}{last}",
             "Look at the tiers with `hp-ext checkpoints list`; to start from nothing, give the job another name."
             if self.durable or self.outlives_run or any(offer.tier == "durable" for offer in offers)
             else "Start the job again; add a durable tier to checkpoint.tiers to survive this.",

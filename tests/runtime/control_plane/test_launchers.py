@@ -80,6 +80,31 @@ def test_a_part_of_the_state_is_not_thrown_away_for_a_fresh_start():
         RestoreCoordinator(NODES).begin([says(held=[held(0, 4, sharing="shard")]), says(), says(), says()])
 
 
+def test_a_script_restores_the_step_that_it_wants_and_starts_over_if_only_some_ranks_have_one():
+    def shard(rank: int, step: int) -> dict[str, Any]:
+        return {**held(rank, step, sharing="shard"), "world_size": 2}
+
+    def restoring(step: int | None = None) -> RestoreCoordinator:
+        return RestoreCoordinator({0: 0, 1: 0}, script=True, step=step)
+
+    both = [{"held": [shard(0, 10), shard(1, 10), shard(0, 20)]}, {}]
+    newest = restoring()
+    assert newest.begin(both).step == 10
+    assert restoring(10).begin([{"held": [*both[0]["held"], shard(1, 20)]}, {}]).step == 10
+    with pytest.raises(NoCheckpointError, match="The last try: CRC64-NVME is wrong"):
+        newest.refuse_offers({("memory", 1, 0, save_id_of(1, 10), "")}, "CRC64-NVME is wrong")
+    for step in (20, 30):
+        with pytest.raises(NoCheckpointError, match=rf"No snapshot of step {step} .* memory step 10 \(rank 0\)"):
+            restoring(step).begin(both)
+    with pytest.raises(NoCheckpointError, match="No snapshot of step 5"):
+        restoring(5).begin([{}, {}])
+    on_disk = {**shard(0, 20), "url": "/d", "folder": "f", "began": 10, "run": "", "tier": "disk"}
+    for one in ({"held": [shard(0, 20)]}, {"disk": [on_disk]}):
+        assert restoring().begin([one, {}]).source(0).kind == "fresh"
+        with pytest.raises(NoCheckpointError):
+            RestoreCoordinator({0: 0, 1: 0}).begin([one, {}])
+
+
 def test_a_tier_that_cannot_be_asked_stops_a_start_from_less():
     restoring = RestoreCoordinator(
         {0: 0}, lambda besides: EMPTY | {"problems": ["s3: denied"], "unreachable": ["s3: denied"]}

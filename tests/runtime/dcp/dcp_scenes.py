@@ -265,7 +265,7 @@ def save_in_background(steps: list[int]) -> Any:
 
 def quick_error() -> str:
     """What a second training of the same name is told."""
-    import hyperpod_ext.runtime.dcp.connection as module
+    import hyperpod_ext.runtime.control_plane.node_memory_client as module
 
     module._QUIET_S = 0.2
     return load_error("plain")

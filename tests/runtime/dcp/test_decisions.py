@@ -13,8 +13,8 @@ from small_disk import fill, mounted
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
+from hyperpod_ext.config.checkpoint.by_time import DueByTime
 from hyperpod_ext.errors import ConfigError, HyperpodExtError, JobFailedError
-from hyperpod_ext.runtime.dcp.choice import Refused, choose
 from hyperpod_ext.runtime.dcp.policy import policy_of
 from hyperpod_ext.runtime.dcp.state import contents_of, parts_of
 from hyperpod_ext.runtime.dcp.steps import Entry, Save, SaveHistory, names_step, step_of
@@ -22,7 +22,6 @@ from hyperpod_ext.runtime.dcp.tiers import Tiers
 from hyperpod_ext.runtime.membership.node_map import Nodes
 from hyperpod_ext.runtime.memory_server.client.start import ServerFiles, runtime_dir, secret_file_of
 from hyperpod_ext.runtime.snapshot.image import Layout
-from hyperpod_ext.runtime.snapshot.select import Offer
 from hyperpod_ext.runtime.snapshot.tree import put_together
 
 
@@ -54,14 +53,13 @@ def test_each_tier_that_goes_by_time_goes_by_its_own() -> None:
     tiers._history, tiers._client = history, SimpleNamespace(ask=asked.append)
     tiers._ranks = SimpleNamespace(all_gather=lambda what, mine: [mine, [mine[0], []]])
     tiers._node = SimpleNamespace(for_node=lambda what, work: work())
-    named = {"file": time.monotonic() - 61, "s3": time.monotonic() - 61}
-    tiers._by_time = dict(named)
+    tiers._timer = DueByTime(time.monotonic() - 61)
     tiers.begin_save(2)
     assert [(one.step, one.kind) for one in asked] == [(2, "file")]
     tiers.begin_save(3)
     assert len(asked) == 1, "a minute has not passed"
-    assert tiers._by_time["file"] > named["file"]
-    assert tiers._by_time["s3"] == named["s3"]
+    assert not tiers._timer.due("file", 60, time.monotonic())
+    assert tiers._timer.due("s3", 61, time.monotonic())
 
 
 def test_a_run_that_saves_on_is_one_generation() -> None:
@@ -149,26 +147,6 @@ def test_a_value_that_is_no_json_is_named() -> None:
     plan = planner.create_local_plan()
     with pytest.raises(JobFailedError, match=r"a\.b is a value of type object"):
         parts_of(plan.items, planner, plan.planner_data)
-
-
-def offer(step: int, rank: int) -> Offer:
-    return Offer("memory", step, rank, 0, f"g1-s{step}", world_size=2, sharing="shard")
-
-
-def test_where_nothing_can_be_loaded_it_is_said_what_there_is() -> None:
-    offers = [offer(10, 0), offer(10, 1), offer(20, 0)]
-    bad = Refused(("memory", 1, 0, "g1-s10", ""), "step 10 of rank 1 in memory: CRC64-NVME is wrong")
-    found = choose(offers, [], {0: 0, 1: 0}, None)
-    assert not isinstance(found, str)
-    assert found.step == 10
-    text = choose(offers, [bad], {0: 0, 1: 0}, None)
-    assert text == (
-        "No checkpoint that all 2 ranks can load. Whole ones: none. Step 20: held of 1 of 2 ranks. "
-        "Step 10: held of 2 of 2 ranks. Refused: step 10 of rank 1 in memory: CRC64-NVME is wrong"
-    )
-    assert "No checkpoint of step 20 that all 2 ranks can load. Whole ones: 10." in str(
-        choose(offers, [], {0: 0, 1: 0}, 20)
-    )
 
 
 def test_a_policy_is_given_as_a_dict_a_file_or_not_at_all(root) -> None:

@@ -36,7 +36,7 @@ def test_a_flipped_bit_in_memory_sends_all_ranks_to_the_older_step(job: Job) -> 
     for loaded in job.run("load", 2, kind="fsdp"):
         assert loaded == {"latest": 20, "step": 10, "digest": digests["10"]}
     (text, _) = job.run("load_error", 2, kind="fsdp", step=20)
-    assert "Refused: step 20 of rank 1 in memory: snapshot of rank 1 at step 20: CRC64-NVME is" in text
+    assert "The last try: step 20 of rank 1 in memory: snapshot of rank 1 at step 20: CRC64-NVME is" in text
 
 
 def test_a_flipped_bit_in_memory_sends_all_ranks_to_the_next_tier(job: Job) -> None:

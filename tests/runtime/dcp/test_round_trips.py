@@ -76,7 +76,8 @@ def test_an_older_step_can_be_asked_for_and_training_goes_on_from_there(job: Job
     (first, _) = job.run("load", 2, kind="plain", step=1, policy=policy)
     assert first == {"latest": 4, "step": 1, "digest": saved["1"]}
     (text, _) = job.run("load_error", 2, kind="plain", step=9, policy=policy)
-    assert "No checkpoint of step 9 that all 2 ranks can load. Whole ones: 4, 3, 2, 1." in text
+    assert "No snapshot of step 9 that all 2 ranks can restore" in text
+    assert "Seen: file step 1, file step 2, file step 3, file step 4, memory step" in text
 
 
 def test_plans_that_torch_caches_are_saved_whole(job: Job) -> None:

@@ -143,8 +143,8 @@ MUTANTS: list[Mutant] = [
     RESTORING.mutant(
         "restoring.tries_refused_again",
         "A source that a rank has refused is not tried again.",
-        "allowed = [offer for offer in offers if offer.key not in self._refused]",
-        "allowed = offers",
+        "if offer.key not in self._refused and self.step",
+        "if self.step",
     ),
     RESTORING.mutant(
         "restoring.goes_without_the_last",
