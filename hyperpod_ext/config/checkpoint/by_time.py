@@ -1,4 +1,4 @@
-"""Which tiers with `every_seconds` are due. Whoever keeps the time names the step; the others follow."""
+"""The time of tiers with `every_seconds`. One process keeps it and names the steps; the others follow."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class DueByTime:
-    """The time of each tier's last step.
+    """When each tier gets its next step.
 
     Args:
         now: seconds, of a clock that only runs forward; the first step is due one interval later.
@@ -17,9 +17,9 @@ class DueByTime:
         self._named_at: dict[str, float] = {}
 
     def due(self, kind: str, every: float, now: float) -> bool:
-        """Return whether a tier of this kind, which gets a step `every` so many seconds, gets one now."""
+        """Return whether a tier of this kind is due, `every` seconds after its last step was named."""
         return now - self._named_at.get(kind, self._began) >= every
 
     def name(self, kinds: Iterable[str], now: float) -> None:
-        """Record that these tiers get a step, for which their next interval begins."""
+        """Record that a step is named for these tiers: their next interval begins."""
         self._named_at |= dict.fromkeys(kinds, now)

@@ -15,15 +15,7 @@ from hyperpod_ext.runtime.memory_server.protocol.request import error_of
 from hyperpod_ext.runtime.memory_server.protocol.requests import Snapshots
 from hyperpod_ext.runtime.snapshot.select import Decision, Offer, OfferKey
 
-_NOTHING: dict[str, Any] = {
-    "live": None,
-    "held": (),
-    "disk": (),
-    "committed": 0,
-    "began": {},
-    "generation": 0,
-    "error": None,
-}
+_NOTHING: dict[str, Any] = {"live": None, "held": (), "disk": (), "committed": 0, "began": {}, "generation": 0}
 AskTiers = Callable[[Sequence[tuple[str, str]]], Mapping[str, Any]]
 
 
@@ -70,8 +62,8 @@ class RestoreCoordinator:
             HyperpodExtError: what kept a rank from joining.
         """
         answers = [{**_NOTHING, **one} for one in answers]
-        if error := next((one["error"] for one in answers if one["error"]), None):
-            raise error_of(error)
+        if errors := [one["error"] for one in answers if one.get("error")]:
+            raise error_of(errors[0])
         held: dict[int, list[Offer]] = {}
         for rank, one in enumerate(answers):
             node = self._nodes[rank]

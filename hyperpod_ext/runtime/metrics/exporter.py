@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.runtime.events.event import Event, Other
-from hyperpod_ext.runtime.metrics.endpoint import MetricsEndpoint
+from hyperpod_ext.runtime.metrics.endpoint import metrics_server
 from hyperpod_ext.runtime.metrics.families import render
 from hyperpod_ext.runtime.metrics.meters import Meters
 from hyperpod_ext.runtime.metrics.summary import summary
@@ -37,7 +37,7 @@ class MetricsExporter:
         self._meters: Meters | None = Meters.before_any_copy(self._tiers)
         self._waiting: list[Event] | None = []
         """What comes before the past is counted."""
-        self._endpoint = MetricsEndpoint(self.text, self.summary, self._failed)
+        self._server = metrics_server(self.text, self.summary, self._failed)
         self._opening: asyncio.Task[None] | None = None
 
     def add(self, event: Event) -> None:
@@ -67,7 +67,7 @@ class MetricsExporter:
         """Stop listening."""
         if self._opening is not None:
             await self._opening
-        await self._endpoint.close()
+        await self._server.close()
 
     async def _open(self) -> None:
         meters, why = await asyncio.to_thread(_counted, self._tiers, self._past)
@@ -80,7 +80,7 @@ class MetricsExporter:
                 meters.add(event)
         host, port = self._config.host, self._config.port
         try:
-            port = await self._endpoint.open(host, port)
+            port = await self._server.listen(host, port)
         except OSError as error:
             self._failed(f"cannot listen on {host}:{port} ({error.strerror}); set metrics.port to another one, or to 0")
             return

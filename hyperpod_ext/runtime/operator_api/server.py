@@ -13,8 +13,8 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from hyperpod_ext.runtime.ipc.http_server import HttpServer, Request, Response
 from hyperpod_ext.runtime.operator_api import states
-from hyperpod_ext.runtime.operator_api.http_server import HttpServer, Request, Response
 from hyperpod_ext.runtime.operator_api.requests import Ranks, Start, Stop, mistakes
 from hyperpod_ext.runtime.operator_api.states import Answer, NodeStart, Order, Pod, State
 from hyperpod_ext.version import __version__

@@ -30,13 +30,13 @@ from hyperpod_ext.runtime.control_plane.agent import Session
 from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc.environment import WorkerEnvironment
+from hyperpod_ext.runtime.ipc.http_server import HttpServer, Response
 from hyperpod_ext.runtime.ipc.listener import Listener
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient, MemoryLostError
 from hyperpod_ext.runtime.memory_server.protocol import requests as r
 from hyperpod_ext.runtime.memory_server.server import Server
 from hyperpod_ext.runtime.memory_server.state import NodeMemory
-from hyperpod_ext.runtime.metrics.endpoint import MetricsEndpoint
-from hyperpod_ext.runtime.operator_api.http_server import HttpServer, Response
+from hyperpod_ext.runtime.metrics.endpoint import metrics_server
 from hyperpod_ext.runtime.process_group.groups import ProcessGroups
 from hyperpod_ext.runtime.process_group.store import Endpoint
 
@@ -313,9 +313,9 @@ def test_numbers_and_operators(count: int) -> None:
             writer.close()
 
     async def run(inject: Injector) -> None:
-        metrics = MetricsEndpoint(lambda: "numbers\n", lambda: "{}", errors.append)
+        metrics = metrics_server(lambda: "numbers\n", lambda: "{}", errors.append)
         operator = HttpServer(lambda request: Response(200, "state"), errors.append)
-        ports = [await metrics.open("127.0.0.1", 0), await operator.listen("127.0.0.1", 0)]
+        ports = [await metrics.listen("127.0.0.1", 0), await operator.listen("127.0.0.1", 0)]
         for _ in range(count):
             inject.arm(FAR)
             while inject.is_armed:

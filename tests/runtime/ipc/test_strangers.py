@@ -18,6 +18,7 @@ import pytest
 
 from hyperpod_ext.runtime.agent.election import ElectionListener, places_for
 from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc.http_server import HttpServer
 from hyperpod_ext.runtime.ipc.unproven import Unproven
 from hyperpod_ext.runtime.memory_server.client import peer_socket as ps
 from hyperpod_ext.runtime.memory_server.plans import Plans
@@ -25,7 +26,7 @@ from hyperpod_ext.runtime.memory_server.replication.cpu_priority import CpuPrior
 from hyperpod_ext.runtime.memory_server.replication.receiver import PeerServer
 from hyperpod_ext.runtime.memory_server.slots.budget import Budget
 from hyperpod_ext.runtime.memory_server.slots.regions import Regions
-from hyperpod_ext.runtime.metrics.endpoint import MetricsEndpoint
+from hyperpod_ext.runtime.metrics.endpoint import metrics_server
 from hyperpod_ext.runtime.process_group.store_server import RankServer
 
 SECRET = b"0123456789abcdef0123456789abcdef"
@@ -255,17 +256,17 @@ def test_a_job_may_open_as_many_files_as_the_machine_allows() -> None:
     assert (places, soft) == (expected // 4, expected)
 
 
-def endpoint_of_metrics(**places: int) -> tuple[asyncio.AbstractEventLoop, threading.Thread, MetricsEndpoint, int]:
+def endpoint_of_metrics(**places: int) -> tuple[asyncio.AbstractEventLoop, threading.Thread, HttpServer, int]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    endpoint = MetricsEndpoint(lambda: "step 7\n", str, pytest.fail, **places)
-    port = asyncio.run_coroutine_threadsafe(endpoint.open("127.0.0.1", 0), loop).result(10)
+    endpoint = metrics_server(lambda: "step 7\n", str, pytest.fail, **places)
+    port = asyncio.run_coroutine_threadsafe(endpoint.listen("127.0.0.1", 0), loop).result(10)
     return loop, thread, endpoint, port
 
 
 def test_strangers_at_the_metrics_hold_no_more_than_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hyperpod_ext.runtime.metrics.endpoint._TIMEOUT_S", 600.0)  # which would end them, too
+    monkeypatch.setattr("hyperpod_ext.runtime.metrics.endpoint._LIMIT_S", 600.0)  # which would end them, too
     loop, thread, endpoint, port = endpoint_of_metrics(places=PLACES)
     with contextlib.ExitStack() as stack:
         stack.callback(loop.close)

@@ -20,7 +20,7 @@ from waiting import until
 
 from hyperpod_ext.errors import ConflictError
 from hyperpod_ext.ports import free_port
-from hyperpod_ext.runtime.operator_api.http_server import HttpServer, Response
+from hyperpod_ext.runtime.ipc.http_server import HttpServer, Response
 from hyperpod_ext.runtime.operator_api.server import OperatorApi, serving
 from hyperpod_ext.runtime.operator_api.states import NodeStart
 

@@ -1,4 +1,4 @@
-"""HTTP/1.1 as far as an operator speaks it: requests with a length, on asyncio. Nothing to install."""
+"""An HTTP/1.1 server on asyncio, for the operator's calls and the metrics. Nothing to install."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ _BODY_BYTES = 32 << 20
 """The addresses of 100,000 nodes take 5 MB."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _PLACES = 256
-_IDLE_S = 60.0
-"""How long a connection may be silent."""
+_ANSWERED = 64
+"""Connections with an answer that is not read yet: each may hold that answer."""
+_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class Response:
 
     status: int
     content: Any = None
-    """As JSON; None: nothing."""
+    """Sent as JSON, unless it is bytes; None: nothing."""
+    content_type: str = "application/json"
 
 
 Handle = Callable[[Request], Response]
@@ -53,15 +55,26 @@ class HttpServer:
         on_error: hears of errors of ours.
         places: connections that may be silent at one time. When there are more, the oldest is hung up on: descriptors
             are this process's, which trains a node. An operator connects again.
+        limit_s: longest time for one request and its answer.
+        keeps: whether a connection may stay for another request.
     """
 
-    def __init__(self, handle: Handle, on_error: Callable[[str], None], places: int = _PLACES) -> None:
-        self._handle = handle
+    def __init__(
+        self,
+        handle: Handle,
+        on_error: Callable[[str], None],
+        places: int = _PLACES,
+        limit_s: float = _LIMIT_S,
+        *,
+        keeps: bool = True,
+    ) -> None:
+        self._handle, self._limit_s, self._keeps = handle, limit_s, keeps
         self._asking: Unproven[asyncio.StreamWriter] = Unproven(unproven.places(places), _hang_up)
+        self._answered: Unproven[asyncio.StreamWriter] = Unproven(_ANSWERED, _hang_up)
         self._listener = Listener(self._serve, on_error)
 
     async def listen(self, host: str, port: int) -> int:
-        """Listen; returns the port.
+        """Listen; returns the port, which is a free one when `port` is 0.
 
         Raises:
             OSError: the port is taken.
@@ -74,27 +87,35 @@ class HttpServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if (peer := writer.get_extra_info("peername")) is None:
             return  # it was gone before it was accepted
-        caller = str(peer[0])
-        while True:
-            try:
-                async with asyncio.timeout(_IDLE_S):
-                    with self._asking.place(writer):
-                        head = await _read_head(reader)
-                        if head is None:
-                            return
-                        if head.headers.get("expect", "").lower() == "100-continue":
-                            writer.write(_CONTINUE)
-                        body = await _read_body(reader, head.headers)
-            except (TimeoutError, asyncio.IncompleteReadError):
-                return
-            except _BadRequestError as error:
-                writer.write(_text(Response(error.status, {"detail": str(error)}), keep=False))
-                await writer.drain()
-                return
-            writer.write(_text(self._handle(Request(head.method, head.path, body, caller)), keep=head.keeps))
+        try:
+            while True:
+                async with asyncio.timeout(self._limit_s):
+                    if not await self._converse(str(peer[0]), reader, writer):
+                        return
+        except (TimeoutError, asyncio.IncompleteReadError):
+            _hang_up(writer)
+
+    async def _converse(self, caller: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Answer one request; returns whether another may follow."""
+        keeps = False
+        try:
+            with self._asking.place(writer):
+                head = await _read_head(reader)
+                if head is None:
+                    return False
+                if head.headers.get("expect", "").lower() == "100-continue":
+                    writer.write(_CONTINUE)
+                body = await _read_body(reader, head.headers)
+            response, keeps = self._handle(Request(head.method, head.path, body, caller)), self._keeps and head.keeps
+        except _BadRequestError as error:
+            response = Response(error.status, {"detail": str(error)})
+        with self._answered.place(writer):
+            writer.write(_text(response, keep=keeps))
             await writer.drain()
-            if not head.keeps:
-                return
+            if not keeps:
+                writer.close()
+                await writer.wait_closed()  # a reader that takes nothing holds its answer no longer than the limit
+        return keeps
 
 
 def _hang_up(writer: asyncio.StreamWriter) -> None:
@@ -180,9 +201,11 @@ async def _chunks(reader: asyncio.StreamReader) -> bytes:
 
 
 def _text(response: Response, *, keep: bool) -> bytes:
-    body = b"" if response.content is None else json.dumps(response.content, ensure_ascii=False).encode()
+    body = b"" if response.content is None else response.content
+    if not isinstance(body, bytes):
+        body = json.dumps(body, ensure_ascii=False).encode()
     head = [f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}", f"content-length: {len(body)}"]
     if body:
-        head.append("content-type: application/json")
+        head.append(f"content-type: {response.content_type}")
     head.append(f"connection: {'keep-alive' if keep else 'close'}")  # HTTP/1.0 is told either
     return "\r\n".join([*head, "", ""]).encode() + body
