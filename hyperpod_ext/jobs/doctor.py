@@ -1,4 +1,4 @@
-"""What is here and what is reachable, as `hp-ext doctor` tells it. Nothing is changed."""
+"""Checks of `hp-ext doctor`: this machine, and the reachable cluster. Read-only."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """One thing that was looked at."""
+    """One checked item."""
 
     state: Literal["ok", "absent", "old", "WRONG"]
     what: str
@@ -39,7 +39,7 @@ class Examined:
 
 
 def look_here() -> Iterator[Examined]:
-    """Packages and programs of this machine."""
+    """Check packages and programs of this machine."""
     yield Examined("ok", "python", platform.python_version())
     for name, purpose in _PACKAGES.items():
         if importlib.util.find_spec(name) is None:
@@ -54,7 +54,7 @@ def look_here() -> Iterator[Examined]:
 
 
 def look_at_catalog(today: date) -> Iterator[Examined]:
-    """Whether the facts about AWS that checks go by are of these days."""
+    """Check the age of the facts about AWS in the catalog."""
     old = stale(today)
     for one in old:
         hint = "`make catalog` refreshes what packages carry; a newer release of hyperpod-ext has the rest"
@@ -72,7 +72,7 @@ def _version(name: str) -> str:
 
 
 def _sagemaker_is_complete() -> Iterator[Examined]:
-    """sagemaker-hyperpod, installed after sagemaker 2, replaces its __init__.py with an empty file."""
+    """Check that sagemaker-hyperpod has not replaced the __init__.py of sagemaker 2 with an empty file."""
     spec = importlib.util.find_spec("sagemaker")
     if spec and spec.origin and _version("sagemaker").startswith("2.") and not Path(spec.origin).read_bytes():
         hint = "pip uninstall sagemaker-hyperpod, then pip install --force-reinstall 'sagemaker<3'"
@@ -80,7 +80,7 @@ def _sagemaker_is_complete() -> Iterator[Examined]:
 
 
 def look_at_cluster(context: str | None) -> Iterator[Examined]:
-    """The Kubernetes API of the kubeconfig, its operators, and their fields against ours."""
+    """Check the Kubernetes API of the kubeconfig, its operators, and their fields against the rendered ones."""
     from hyperpod_ext.jobs.kubernetes.api.client import Client
     from hyperpod_ext.jobs.kubernetes.api.kubeconfig import load_access
     from hyperpod_ext.jobs.kubernetes.kinds import HYPERPOD, PYTORCH, TRAIN
@@ -109,7 +109,7 @@ def look_at_cluster(context: str | None) -> Iterator[Examined]:
 
 
 def _fields_of(name: str, version: str, crd: Mapping[str, Any]) -> Iterator[Examined]:
-    """Whether the live definition takes every field that is rendered here."""
+    """Check that the live definition has every field that hp-ext renders."""
     from hyperpod_ext.jobs.kubernetes import schemas
 
     versions = {one.get("name"): one for one in (crd.get("spec") or {}).get("versions") or []}
@@ -148,7 +148,7 @@ def _missing(model: type[BaseModel], live: Mapping[str, Any], path: str) -> Iter
 
 
 def _kubernetes_models() -> tuple[type[BaseModel], ...]:
-    """Parts that Kubernetes itself defines, and every operator takes whole."""
+    """Models of Kubernetes' own types, which every operator accepts completely."""
     from hyperpod_ext.jobs.kubernetes import schemas
 
     return schemas.PodTemplate, schemas.EnvVar

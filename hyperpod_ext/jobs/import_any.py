@@ -1,4 +1,4 @@
-"""From any file that starts a job to a JobConfig: what the file is, is seen from what is in it."""
+"""Import of any job file as a JobConfig. The kind of the file is detected from its content."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hyperpod_ext.jobs.kubernetes.imports.import_job import import_job
 def import_file(text: str, source: str, values: Mapping[str, Any] | None = None) -> Imported:
     """Read an sbatch file, a CreateTrainingJob request as JSON, a config.yaml of hyp, or a job for Kubernetes.
 
-    `values` fill the placeholders of a template, and are variables of an sbatch file.
+    `values` fill the placeholders of a template, or are variables of an sbatch file.
 
     Raises:
-        ConfigError: it is none of them, or what it says is no valid job; names every field.
+        ConfigError: it is none of these kinds, or its job is invalid; names every field.
     """
     try:
         return _read(text, source, values)
@@ -47,7 +47,7 @@ def _read(text: str, source: str, values: Mapping[str, Any] | None) -> Imported:
         try:
             found = yaml.safe_load(text)
         except (yaml.YAMLError, ValueError, RecursionError):
-            found = None  # said of it below
+            found = None  # import_job reports it
         if is_hyp_config(found):
             return import_hyp(text, source)
     return import_job(text, source, values)

@@ -1,4 +1,4 @@
-"""Every file below a folder imported, and what became of each: carried, named or refused."""
+"""Import of every file below a folder, with the outcome of each: carried, named or refused."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from hyperpod_ext.jobs.import_any import import_file
 from hyperpod_ext.jobs.imports.placeholders import helm_refused
 
 LARGEST_BYTES = 4 * 2**20
-"""No job file is as large."""
+"""Larger files are no job files."""
 _NO_JOBS = (".md", ".py", ".txt", ".ipynb", ".png", ".dockerfile")
 
 
 @dataclass
 class FolderReport:
-    """What became of each file."""
+    """Outcome of each file."""
 
     files: list[dict[str, Any]] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
-        """Files that were carried whole, carried with what is lost named, and refused."""
+        """Count the files imported without loss (carried), with named losses (named), and refused."""
         found = Counter(str(one["outcome"]) for one in self.files)
         return {name: found[name] for name in ("carried", "named", "refused")}
 
     def to_json(self) -> dict[str, object]:
-        """Counts first, then every file."""
+        """Return the counts, then every file."""
         return {"files": len(self.files), **self.counts(), "results": self.files}
 
     def to_text(self) -> str:
-        """A line for each file, and the counts."""
+        """Return a line for each file, then the counts."""
         lines = []
         for one in self.files:
             first = f": {one['problems'][0]}" if one["problems"] else ""
@@ -46,7 +46,7 @@ class FolderReport:
 
 
 def import_folder(folder: Path, values: Mapping[str, Any]) -> FolderReport:
-    """Import every file below `folder` that may be a job, in the order of names.
+    """Import every file below `folder` that may be a job, sorted by name.
 
     Raises:
         ConfigError: the folder is a chart of Helm.

@@ -1,4 +1,4 @@
-"""Templates of a user's own: whether they can be read, and what they change of those that are shipped."""
+"""Checks of a user's templates, and their differences from the shipped ones."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from hyperpod_ext.jobs.contract.render import parse_template, template_names, te
 
 @dataclass(frozen=True, slots=True)
 class TemplateDifference:
-    """One template of the folder beside the shipped one."""
+    """Difference between a template of the folder and the shipped one."""
 
     name: str
     """`hyperpod_eks/job.yaml.j2`."""
     diff: str
-    """Unified diff, from the shipped one to the user's; empty where they are the same."""
+    """Unified diff from the shipped one to the user's; empty if they are equal."""
 
 
 def template_problems(folder: Path) -> Iterator[Problem]:
-    """What in the folder would never be used, or cannot be read.
+    """Yield a problem for each template that would never be used or cannot be read.
 
     Raises:
         NotFoundError: there is no such folder.
@@ -50,7 +50,7 @@ def template_problems(folder: Path) -> Iterator[Problem]:
 
 
 def _name_meant(name: str, folder: Path, known: list[str]) -> str:
-    """Hint for a template in the wrong place. Folders of templates are called as targets, with underscores."""
+    """Return a hint for a template in the wrong place. Template folders are named after targets, with underscores."""
     meant = name.replace("-", "_")
     if f"{folder.name.replace('-', '_')}/{meant}" in known:
         return f"name the folder around it: --templates {folder.parent}, with {folder.name.replace('-', '_')}/{meant}"
@@ -58,7 +58,7 @@ def _name_meant(name: str, folder: Path, known: list[str]) -> str:
 
 
 def template_differences(folder: Path) -> list[TemplateDifference]:
-    """Every template that is in the folder and is shipped, by name.
+    """Compare every template of the folder with the shipped one, by name.
 
     Raises:
         NotFoundError: there is no such folder.

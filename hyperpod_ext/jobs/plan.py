@@ -1,4 +1,4 @@
-"""Makes a Plan: checks what only job, cluster and target together show, and renders."""
+"""make_plan: check a job against its cluster and target, then render it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hyperpod_ext.config.clusters.cluster import ClusterConfig
 
 _ALL: tuple[Path, ...] = ((),)
-"""What a check reads that may read any field."""
+"""Fields of a check that may read any field."""
 
 
 def make_plan(
@@ -33,14 +33,14 @@ def make_plan(
     *,
     checked: bool = False,
 ) -> Plan:
-    """Check what only job, cluster and target together show, then render.
+    """Check a job against its cluster and target, then render it.
 
     Args:
-        locate: fills in where the fields of warnings are written.
-        checked: `find_problems` has found nothing; it does not run again.
+        locate: adds source and line to the problems of warnings.
+        checked: skip `find_problems`, which has found nothing.
 
     Raises:
-        UnsupportedError: holds every reason why this target cannot run this job.
+        UnsupportedError: this target cannot run this job; names every reason.
         ConfigError: there is no such target.
     """
     if problems := [] if checked else find_problems(job, cluster, target, ignore):
@@ -66,7 +66,7 @@ def find_problems(
     *,
     rules: bool = True,
 ) -> list[Problem]:
-    """Errors that only job, cluster and target together show, except those of the rules in `ignore`."""
+    """Return the errors of a job on a cluster and target, except those of the rules in `ignore`."""
     problems: list[Problem] = []
     if target is not None:
         problems += unsupported(job, target, get_target(target).capabilities())
@@ -84,11 +84,11 @@ def draft_checks(
     *,
     alone: bool,
 ) -> list[Check]:
-    """Checks for a spec with invalid fields: as `find_problems`, without the rules that read an invalid field.
+    """Return checks for a spec with invalid fields: as `find_problems`, without the rules that read an invalid field.
 
     Args:
-        complete: adds to a job what its cluster says.
-        alone: leave out all that a cluster or a target may change: the cluster cannot be read.
+        complete: adds settings of the cluster to a job.
+        alone: leave out checks that depend on a cluster or target, because the cluster cannot be read.
     """
 
     def by_target(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
@@ -116,7 +116,7 @@ def _parts(path: str) -> Path:
 def find_warnings(
     job: JobConfig, cluster: ClusterConfig | None, target: str | None, ignore: Collection[str] = ()
 ) -> list[Problem]:
-    """What will work, and is probably not what was meant."""
+    """Return warnings: settings that work but are probably a mistake."""
     return list(findings(Context(job, cluster, target), "warning", ignore))
 
 

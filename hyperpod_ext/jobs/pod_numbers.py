@@ -1,4 +1,4 @@
-"""What a job's own pods say of it while it runs, through the API server of Kubernetes; and the spec that it keeps."""
+"""Live numbers of a job from its pods, read through the Kubernetes API server."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hyperpod_ext.errors import HyperpodExtError
 from hyperpod_ext.jobs.contract.handle import JobHandle
 
 _MOST_PODS = 16
-"""How many are asked: the first that counts is nearly always the first pod."""
+"""Pods to ask. Nearly always the first one has the numbers."""
 
 
 class PodNumbers:
-    """Asks the pods of one job again and again.
+    """Reads the numbers of one job repeatedly.
 
     Args:
-        job: its spec, which says at which port it counts.
+        job: its spec, with the port of the metrics.
     """
 
     def __init__(self, handle: JobHandle, job: JobConfig) -> None:
@@ -27,12 +27,12 @@ class PodNumbers:
         self._client, self._handle = client_of(handle), handle
         self._port = job.metrics.port if job.metrics is not None and job.mode == "ours" else 0
         self._last = ""
-        """The pod that answered."""
+        """Pod that answered last."""
         self.why = ""
-        """Why nothing is known; empty: something is, or nobody was asked."""
+        """Reason why there are no numbers; empty: there are some, or none were requested."""
 
     def now(self) -> Mapping[str, Any] | None:
-        """What `hp-ext top` shows, as the pod that counts has it; None: none answers."""
+        """Return the numbers for `hp-ext top`; None if no pod answers."""
         if not self._port:
             self.why = "its spec has no `metrics.port` at which pods could be asked"
             return None
@@ -41,7 +41,7 @@ class PodNumbers:
             path = f"/api/v1/namespaces/{namespace}/pods/{pod}:{self._port}/proxy{SUMMARY}"
             try:
                 found = self._client.get_once(path)
-            except HyperpodExtError as error:  # another pod may count by now
+            except HyperpodExtError as error:  # another pod may have the numbers by now
                 self.why = error.message
                 continue
             if found:

@@ -1,4 +1,4 @@
-"""Hands a plan to its target: exactly the files that were shown."""
+"""Submission of a plan: the target gets exactly the rendered files."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def submit(plan: Plan) -> JobHandle:
     """Start the job.
 
     Raises:
-        ConflictError: its name, or a port it must have, is in use.
+        ConflictError: its name or a fixed port is in use.
     """
     read_back(plan)
     return get_target(plan.target).submit(plan)
 
 
 def rehearse(plan: Plan) -> None:
-    """Check the plan on the target's server, which keeps nothing.
+    """Check the plan on the target's server without creating anything.
 
     Raises:
         UnsupportedError: the target has no such server.
@@ -32,7 +32,7 @@ def rehearse(plan: Plan) -> None:
 
 
 def read_back(plan: Plan) -> None:
-    """Check the rendered files as their reader would: shells, schemas of Kubernetes, the model of SageMaker's API.
+    """Check the rendered files: shell syntax, Kubernetes schemas, the model of SageMaker's API.
 
     Raises:
         ConfigError: a file would be refused.

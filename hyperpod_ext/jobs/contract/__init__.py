@@ -1,1 +1,1 @@
-"""What all targets share: what one can do, the handle and status of its jobs, and rendered files."""
+"""Contract of all targets: their capabilities, handles and statuses of jobs, and rendered files."""

@@ -1,4 +1,4 @@
-"""What a target can do, and what a job asks of it that it cannot: told before anything is rendered."""
+"""Capabilities of a target, and problems of a job that needs others. Checked before anything is rendered."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import Problem
 
 OF_PODS = ("working_dir", "resources", "libraries", "scheduling", "node_groups", "volumes", "relaunch", "timeouts")
-"""Optional parts that pods are made from."""
+"""Optional parts of a spec that pods are rendered from."""
 _OPTIONAL = (
     *OF_PODS,
     *("log_rules", "labels", "annotations", "kubernetes", "slurm", "sagemaker", "metrics", "network"),
 )
-"""Parts of a spec that only some targets read, and that do no harm to the others."""
+"""Parts of a spec that only some targets read and the others ignore."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,33 +23,33 @@ class Capabilities:
     """One row of the table of targets."""
 
     orchestrator: str = ""
-    """Which orchestrator of HyperPod clusters starts its jobs: eks or slurm; empty: none."""
+    """Orchestrator of HyperPod clusters that starts its jobs: eks or slurm; empty: none."""
     pod_suffix: str = ""
-    """Longest end that its pods' names add to the job's; empty: it has no pods."""
+    """Longest suffix of its pods' names after the job's name; empty: it has no pods."""
     no_node_disk: str = ""
-    """Why no disk of a node outlives the job's processes, as a sentence; empty: one does."""
+    """Reason, as a sentence, why no disk of a node outlives the job's processes; empty: one does."""
     chaos: bool = False
-    """Faults may be rehearsed there without being asked whether that is meant: machines cost nothing."""
+    """Faults may be rehearsed without `chaos.on_clusters`, because its machines cost nothing."""
     image: bool = False
     """Workers run in a container image."""
     elastic: bool = False
-    """A job may go on with fewer nodes, or take more."""
+    """A running job may get fewer or more nodes."""
     spares: bool = False
-    """Nodes may wait without work until another fails."""
+    """Spare nodes may wait until another node fails."""
     process_restart: bool = False
-    """One worker is replaced while the others live on."""
+    """A worker is replaced while the others keep running."""
     aws_checkpointless: bool = False
     """AWS's own checkpointless recovery."""
     managed_tier: bool = False
     """AWS's own tiered checkpointing."""
     command: bool = False
-    """Workers may be something else than a Python script."""
+    """Workers may run a command that is no Python script."""
     reads: frozenset[str] = frozenset()
-    """Which of the optional parts of a spec it acts on; a job that says another is warned."""
+    """Optional parts of a spec that it reads; a job gets a warning for each other part."""
 
 
 def unsupported(job: JobConfig, target: str, can: Capabilities) -> Iterator[Problem]:
-    """Everything that `job` asks for and `target` cannot do."""
+    """Yield a problem for each part of `job` that `target` cannot do."""
     for index, tier in enumerate(job.checkpoint.tiers):
         if can.no_node_disk and isinstance(tier, DurableTier) and tier.on_node:
             yield Problem(
@@ -107,7 +107,7 @@ def _no_rehearsal(job: JobConfig, target: str) -> Iterator[Problem]:
 
 
 def unused(job: JobConfig, target: str, can: Capabilities) -> Iterator[str]:
-    """What `job` says that makes no difference on `target`, as warnings."""
+    """Yield a warning for each part of `job` that `target` ignores."""
     if job.image is not None and not can.image:
         yield f"image is not used on {target}: workers run in this Python environment"
     if job.log_rules and job.mode != "ours" and "network" in can.reads:
@@ -118,6 +118,6 @@ def unused(job: JobConfig, target: str, can: Capabilities) -> Iterator[str]:
 
 
 def _in_words(job: JobConfig) -> str:
-    """Fields of the sections with Kubernetes' own fields, one by one."""
+    """List the fields of the sections with Kubernetes' own fields."""
     found = [f"{section}.{name}" for section in ("container", "pod") for name in getattr(job.kubernetes, section)]
     return f": {', '.join(found)} among it" if found else ""

@@ -1,6 +1,6 @@
-"""What would change: two objects compared field by field. Pure.
+"""Differences between a wanted and an existing object, field by field. Pure.
 
-Only what the wanted object says is compared: a server adds defaults and a status, and neither is a difference.
+Only fields of the wanted object are compared, because a server adds defaults and a status.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 _NAMED = ("name", "mountPath", "key", "containerPort")
-"""Fields that items of a list are told apart by."""
+"""Fields that identify the items of a list."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldDifference:
-    """One field; None: it is not there."""
+    """One field; None: the object lacks it."""
 
     path: str
     there: Any
@@ -27,7 +27,7 @@ class FieldDifference:
 
 
 def differences(wanted: Any, there: Any, path: str = "") -> Iterator[FieldDifference]:
-    """Every field of `wanted` that `there` lacks or has otherwise."""
+    """Yield each field of `wanted` that `there` lacks or has with another value."""
     if isinstance(wanted, Mapping) and isinstance(there, Mapping):
         for key, value in wanted.items():
             yield from differences(value, there.get(key), f"{path}.{key}" if path else str(key))

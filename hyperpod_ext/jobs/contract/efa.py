@@ -1,4 +1,4 @@
-"""Variables that EFA and NCCL need: only those that the versions in the image really read."""
+"""Environment variables for EFA and NCCL that the library versions in the image read."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from hyperpod_ext.config.job.resources import Libraries
 
 
 def efa_environment(libraries: Libraries, *, on_host: bool, hugepages: bool) -> dict[str, str]:
-    """Variables for a job whose nodes have EFA and talk to each other over it.
+    """Return the variables for a job whose nodes communicate over EFA.
 
-    `on_host`: workers run on the node's own network, not in a pod's. `hugepages`: huge pages are reserved for EFA;
-    without them it must not try, because a process that uses them cannot fork.
+    RDMAV_FORK_SAFE is not among them, because it does harm with current libfabric.
 
-    RDMAV_FORK_SAFE is never among them: with libfabric of today it does harm.
+    Args:
+        on_host: workers use the node's network, not a pod's.
+        hugepages: huge pages are reserved for EFA. Otherwise EFA must not use them: its process could not fork.
     """
     variables: dict[str, str] = {}
     if not hugepages:
@@ -22,7 +23,7 @@ def efa_environment(libraries: Libraries, *, on_host: bool, hugepages: bool) -> 
         variables["NCCL_PROTO"] = "simple"
     if _older(libraries.ofi_nccl, (1, 7)):
         variables["FI_EFA_USE_DEVICE_RDMA"] = "1"
-    # the network of a pod is eth0; on a host, eth0 is one of many and some lead nowhere
+    # a pod's network is eth0; a host has many interfaces, some without a route
     variables["NCCL_SOCKET_IFNAME"] = "^docker,lo,veth,eth" if on_host else "^lo"
     return variables
 

@@ -1,4 +1,4 @@
-"""JobHandle: a submitted job as a URL, `target://place/name`, that can be kept and read back."""
+"""JobHandle: a submitted job as a URL, `target://place/name`, that can be stored and parsed again."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hyperpod_ext.errors import ConfigError, Problem
 _URL = re.compile(r"(?P<target>[a-z0-9-]+)://(?P<place>[^/\s]+)/(?P<name>[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)")
 _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
 ANYWHERE = "-"
-"""The place of a job that is called by its bare name: its target says where it looks."""
+"""Place of a job given by its bare name: the target chooses where to look."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobHandle:
-    """Where a job runs and what it is called there."""
+    """Target, place and name of a job."""
 
     target: str
     place: str
@@ -26,7 +26,7 @@ class JobHandle:
 
     @classmethod
     def parse(cls, text: str, target: str = "local") -> JobHandle:
-        """Read a URL, or the bare name of a job of `target`; its place is then `ANYWHERE`.
+        """Parse a URL, or the bare name of a job of `target`. A bare name gets the place `ANYWHERE`.
 
         Raises:
             ConfigError: the text is neither.

@@ -1,4 +1,4 @@
-"""Where this machine keeps what it knows of jobs. Standard library only: a local job's engine imports this first."""
+"""Folder of this machine's local jobs. Standard library only, because a local job's engine imports this first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hyperpod_ext.user_folders import state_folder
 
 
 def home(environ: Mapping[str, str] = os.environ) -> Path:
-    """The folder of all local jobs: $HPX_HOME, or the user's state folder."""
+    """Return the folder of all local jobs, in $HPX_HOME or the user's state folder."""
     if given := environ.get("HPX_HOME"):
         return Path(given).resolve() / "local"
     return state_folder(environ) / "hyperpod_ext" / "local"

@@ -1,4 +1,4 @@
-"""What is known of a submitted job, now (JobStatus) and since one last looked (Moment)."""
+"""Status of a submitted job (JobStatus), and its changes since the last look (StatusUpdate)."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ class JobStatus:
     name: str
     handle: str
     state: str
-    """starting, running, comparing (the undisturbed run goes on), succeeded, failed or cancelled."""
+    """starting, running, comparing (the undisturbed run is running), succeeded, failed or cancelled."""
     step: int | None = None
-    """Last step that was made."""
+    """Last completed step."""
     of: int | None = None
-    """Steps the job will make."""
+    """Number of steps of the job."""
     submitted_at: str = ""
     ended_at: str | None = None
     error: Mapping[str, Any] | None = None
-    """Of a failed job: code, message, hint."""
+    """Code, message and hint of a failed job."""
     folder: str = ""
-    """Where its logs are."""
+    """Folder of its logs."""
 
     @property
     def ended(self) -> bool:
-        """Nothing will change any more."""
+        """Whether the state is final."""
         return self.state in FINAL_STATES
 
     def to_json(self) -> dict[str, object]:
-        """The status as scripts read it."""
+        """Return the status for scripts."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class StatusUpdate:
-    """What happened since the moment before; the last of a job has a final status."""
+    """Changes since the update before; the last update of a job has a final status."""
 
     status: JobStatus
     events: tuple[Mapping[str, Any], ...] = ()
-    """As the runtime wrote them: `event` says which, `run` whether `main` or `undisturbed`."""
+    """Events of the runtime: `event` is the kind, `run` is `main` or `undisturbed`."""
     lines: tuple[str, ...] = ()
-    """What the workers printed, each line with its rank before it."""
+    """Output of the workers, each line prefixed with its rank."""

@@ -1,4 +1,4 @@
-"""Words for torchrun and hyperpodrun: `$` in arguments, which they take for a macro, and the rank before lines."""
+"""Arguments and settings for torchrun and hyperpodrun: escaped `$`, and log lines prefixed with the rank."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterable
 from hyperpod_ext.config.job.job import JobConfig
 
 RANKED_LINES = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "rank ${rank} | "}
-"""Has both launchers put the rank before each line of a worker that they print with `--tee`."""
+"""Makes both launchers prefix each line of a worker with its rank under `--tee`."""
 
 
 def without_launcher(job: JobConfig) -> bool:
-    """Whether the one process of each node is the command itself: a launcher of its own then has its port to itself."""
+    """Whether each node runs the command itself, without torchrun, so that a launcher in it can use the port."""
     return job.command is not None and job.workers_per_node == 1 and job.elastic is None
 
 
 def words_for_torchrun(job: JobConfig) -> tuple[list[str], list[str]]:
-    """Further flags of both launchers, and what they start."""
+    """Return further flags for the launcher, and the words of the program to start."""
     if job.command is None:
         return [], for_torchrun(job.words)
     program, *rest = job.words
@@ -24,8 +24,8 @@ def words_for_torchrun(job: JobConfig) -> tuple[list[str], list[str]]:
 
 
 def for_torchrun(words: Iterable[str]) -> list[str]:
-    """Script and arguments so that they reach the script as they were written.
+    """Escape `$` in the script and its arguments.
 
-    Both launchers put their arguments through `string.Template`, for `${local_rank}`: it reads `$$` as one `$`.
+    Both launchers pass arguments through `string.Template`, for `${local_rank}`; it turns `$$` into `$`.
     """
     return [word.replace("$", "$$") for word in words]

@@ -1,4 +1,4 @@
-"""A Plan: all that submit will do, decided without touching a network or a disk."""
+"""Plan: everything that submit will do, decided without network or disk access."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from hyperpod_ext.config.job.job import JobConfig
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be sent, byte for byte, and what it will become."""
+    """Files that submit will send, byte for byte, and the job that they start."""
 
     target: str
     name: str
     job: JobConfig
     files: Mapping[str, str]
-    """Name and whole text of each file that is sent."""
+    """Name and text of each file to send."""
     world_size: int
     source_dir: Path
     """Folder of the spec; the script is relative to it."""
     warnings: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:
-        """The plan as `--dry-run -o json` shows it."""
+        """Return the plan for `--dry-run -o json`."""
         return {
             "target": self.target,
             "name": self.name,

@@ -1,4 +1,4 @@
-"""Variables by which ranks know who they are: neither a spec nor an overlay may set them. Pure."""
+"""Environment variables that identify ranks. Neither a spec nor an overlay may set them. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ _NAME = r"HPX_\w+|PET_\w+|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK
 _ASSIGNED = re.compile(rf"(?<![\w$])(?:{_NAME})\+?=|\b(?:unset|read|readonly)\b[^;&|]*\b(?:{_NAME})\b")
 
 NODES_OF_OPERATOR = "NNODES"
-"""Under HyperPod's operator one of them, too. Elsewhere it is the script's own: no launcher reads it."""
+"""Reserved only under HyperPod's operator: no other launcher reads it."""
 
 
 def is_of_ranks(name: str) -> bool:
-    """Whether a variable tells ranks who they are, or our runtime what it does."""
+    """Whether a variable identifies ranks or configures our runtime."""
     return re.fullmatch(_NAME, name) is not None
 
 
 def changes_ranks(line: str) -> bool:
-    """Whether a line of shell sets or unsets such a variable."""
+    """Whether a line of shell sets or unsets a variable of ranks."""
     return _ASSIGNED.search(line) is not None

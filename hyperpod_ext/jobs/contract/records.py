@@ -1,6 +1,6 @@
-"""What this machine remembers of jobs that it submitted elsewhere: one small file a job, without secrets.
+"""Records of jobs that this machine submitted elsewhere: one small file per job, without secrets.
 
-$HPX_HOME/../TARGET/NAME.json      beside the folder of local jobs
+$HPX_HOME/../TARGET/NAME.json      next to the folder of local jobs
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 def remember(target: str, name: str, record: dict[str, Any]) -> None:
-    """Keep `record` as the newest submission of `name`."""
+    """Store `record` as the newest submission of `name`."""
     folder = _folder(target)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_atomically(folder / f"{name}.json", json.dumps(record, indent=2) + os.linesep)
 
 
 def recall(target: str, name: str, model: type[BaseModel]) -> dict[str, Any]:
-    """The newest submission of `name` from this machine, with the fields of `model`.
+    """Return the newest submission of `name` from this machine, with the fields of `model`.
 
     Raises:
         NotFoundError: it submitted none.
@@ -42,7 +42,7 @@ def recall(target: str, name: str, model: type[BaseModel]) -> dict[str, Any]:
 
 
 def names(target: str) -> list[str]:
-    """Names of all jobs that this machine has submitted there."""
+    """Return the names of all jobs that this machine has submitted to `target`."""
     folder = _folder(target)
     return sorted(file.stem for file in folder.glob("*.json")) if folder.is_dir() else []
 

@@ -1,4 +1,4 @@
-"""The one Jinja environment. A name that a template does not get is an error, never an empty string."""
+"""The Jinja environment of all templates. An undefined name in a template is an error, not an empty string."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def render(template: str, **values: object) -> str:
 
 @contextlib.contextmanager
 def own_templates(folder: Path | None) -> Iterator[None]:
-    """Within this block, templates that `folder` has are used instead of those that are shipped.
+    """Use templates in `folder` instead of the shipped ones within this block.
 
     Raises:
         NotFoundError: there is no such folder.
@@ -63,17 +63,17 @@ def own_templates(folder: Path | None) -> Iterator[None]:
 
 
 def template_names() -> list[str]:
-    """Every template that is shipped."""
+    """Return the names of all shipped templates."""
     return sorted(name for name in _shipped().list_templates() if name.endswith(".j2"))
 
 
 def template_text(name: str) -> str:
-    """One template as it is shipped."""
+    """Return the text of a shipped template."""
     return _shipped().get_source(Environment(), name)[0]
 
 
 def parse_template(text: str) -> None:
-    """Raise TemplateSyntaxError where `text` is no template."""
+    """Raise TemplateSyntaxError if `text` is no template."""
     _environment(None).parse(text)
 
 
@@ -93,7 +93,7 @@ def _environment(folder: Path | None) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=_is_page,  # shell and YAML are not HTML: the filters below do it there
+        autoescape=_is_page,  # only pages are HTML; the filters below escape shell and YAML
     )
     environment.filters["json"] = json.dumps
     environment.filters["quote"] = shlex.quote
@@ -112,7 +112,7 @@ def _yaml(data: object, indent: int = 0) -> str:
 
 
 def check_shell(name: str, text: str) -> None:
-    """Have the shell parse `text` without running it: a rendered file is not used before it was read back."""
+    """Raise an error if the shell cannot parse `text`. Nothing is run."""
     parsed = subprocess.run(["sh", "-n"], input=text, capture_output=True, text=True, check=False)
     if parsed.returncode != 0:
         raise HyperpodExtError(

@@ -1,4 +1,4 @@
-"""Resizing a job that runs, or moving ranks in it: what may be ordered, the order in its run folder, and its end."""
+"""Resizing a running job, or moving ranks in it: checks of an order, its file in the run folder, and its outcome."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from hyperpod_ext.jobs.contract.run_files import Tail, read_event
 
 _TICK_S = 0.1
 _LEAVE_S = 30.0
-"""How long a node may take to end after its time to hand over is up."""
+"""Time for a node to end after the time to hand over its shards."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobNodes:
-    """A job's nodes, as its event log tells."""
+    """A job's nodes according to its event log."""
 
     size: int
-    """Nodes that have ranks."""
+    """Number of nodes with ranks."""
     members: frozenset[int]
-    """Numbers of all that are there, spares and those about to leave among them."""
+    """Numbers of all present nodes, including spares and leaving nodes."""
 
 
 def refusal(job: JobConfig, nodes: int) -> Problem | None:
-    """Why a job cannot run on so many nodes. Pure."""
+    """Return why a job cannot run on `nodes` nodes, or None. Pure."""
     if job.elastic is None:
         hint = "give it `elastic` with min_nodes and max_nodes, and start it again"
         return Problem(f"{job.name} runs on exactly {job.nodes} nodes", source="--nodes", hint=hint)
@@ -51,7 +51,7 @@ def refusal(job: JobConfig, nodes: int) -> Problem | None:
 
 
 def refusal_to_move(job: JobConfig, node: int) -> Problem | None:
-    """Why no spare can get the ranks of a node, as far as the spec tells. Pure."""
+    """Return why the spec forbids moving the ranks of a node to a spare, or None. Pure."""
     if not job.spares and job.elastic is None:
         hint = "give it `spares: 1`, and start it again"
         return Problem(f"{job.name} has no spares that ranks could move to", source="--node", hint=hint)
@@ -62,7 +62,7 @@ def refusal_to_move(job: JobConfig, node: int) -> Problem | None:
 
 
 def nodes_of_job(events: Iterable[Mapping[str, Any]]) -> JobNodes:
-    """The job's nodes after these events. Pure."""
+    """Return the job's nodes after these events. Pure."""
     size, members = 0, set[int]()
     for event in events:
         match event:
@@ -76,12 +76,12 @@ def nodes_of_job(events: Iterable[Mapping[str, Any]]) -> JobNodes:
 
 
 def new_name() -> str:
-    """Of an order; those that come later sort behind it."""
+    """Return a new name for an order. Later names sort after earlier ones."""
     return f"{time.time_ns():020d}"
 
 
 def leave_order(run_dir: Path, name: str, order: Order) -> None:
-    """Put an order where the job's coordinator looks for it."""
+    """Write an order to the folder that the job's coordinator reads."""
     folder = run_dir / RESIZES
     make_private_folder(folder)
     write_atomically(folder / f"{name}.json", order.model_dump_json(exclude_defaults=True) + "\n")
@@ -95,20 +95,20 @@ def outcome(
     timeout_s: float | None = None,
     unasked: int | None = None,
 ) -> dict[str, Any]:
-    """Wait until `job` goes on as order `name` says; what that took, as the coordinator tells it.
+    """Wait until order `name` of `job` is carried out; return the coordinator's event.
 
     Args:
-        ended: why the order cannot come true any more; empty while it can.
-        unasked: a number of nodes that is as good when the job took the nodes that came before it took the order.
+        ended: returns why the order can no longer be carried out; empty while it can.
+        unasked: accept a resize to this number of nodes that the job made before it read the order.
 
     Raises:
-        ConflictError: it was refused, or cannot come true.
+        ConflictError: it was refused, or can no longer be carried out.
         WaitTimeoutError: it takes longer than `timeout_s`.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     newest: dict[str, Any] | None = None
     while True:
-        why = ended()  # asked first: what was told before is then read below
+        why = ended()  # before reading, so that no earlier event is missed
         for line in events.lines():
             event = read_event(line)
             if event.get("event") == "resized":
@@ -132,7 +132,7 @@ def outcome(
 
 
 def came_to(events: Iterable[Mapping[str, Any]], name: str) -> int | None:
-    """The node that has the ranks which order `name` moved. Pure."""
+    """Return the node that got the ranks of order `name`. Pure."""
     came = None
     for event in events:
         match event:
@@ -142,12 +142,12 @@ def came_to(events: Iterable[Mapping[str, Any]], name: str) -> int | None:
 
 
 def wait_until_left(job: JobConfig, start: Path, leaving: Mapping[int, str], runs: Callable[[], bool]) -> None:
-    """Until the agents of these nodes have ended, checkpoints and all, or the job has.
+    """Wait until the agents of these nodes have ended and saved their checkpoints, or the job has ended.
 
     Args:
         start: run folder of the job's start.
-        leaving: what each node is called in words.
-        runs: whether the job does; asked several times a second.
+        leaving: name of each node for messages, by number.
+        runs: whether the job runs; called several times a second.
 
     Raises:
         HyperpodExtError: they do not.

@@ -1,4 +1,4 @@
-"""Files that a run writes while somebody reads them: its event log, and the lines that its workers print."""
+"""Readers of the growing files of a run: its event log, and the output of its workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hyperpod_ext.files import open_regular
 
 
 class Tail:
-    """A file that grows: each call of `lines` gives what came since, whole lines only."""
+    """A growing file. Each call of `lines` returns the complete lines added since the call before."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -29,7 +29,7 @@ class Tail:
 
 
 class LogReader:
-    """The logs of one run, merged: every line comes with `rank 2 | ` or `node 0 | ` before it."""
+    """The merged logs of one run, each line prefixed with `rank 2 | ` or `node 0 | `."""
 
     def __init__(self, run_dir: Path, rank: int | None = None) -> None:
         self._folder = run_dir / "logs"
@@ -51,16 +51,16 @@ def _place(stem: str) -> tuple[str, int]:
 
 
 def read_event(line: bytes | str) -> dict[str, Any]:
-    """The event of a line; empty where it is none. Who follows a job goes on; a report tells the line."""
+    """Parse a line of the event log; {} if it is no event. Followers skip such lines; only the report lists them."""
     try:
         event = json.loads(line)
-    except (ValueError, RecursionError):  # the first line of a window may be cut, and any that a full disk ended early
+    except (ValueError, RecursionError):  # a window or a full disk may cut a line
         return {}
     return event if isinstance(event, dict) else {}
 
 
 def tells_step(event: dict[str, Any]) -> bool:
-    """Whether it says how far a job is: a step was made, or a rank begins its steps after one that was made before."""
+    """Whether an event has the job's progress: a completed step, or the step that a rank continues from."""
     match event:
         case {"event": "step" | "begun", "step": int()}:
             return isinstance(event.get("of"), int | None)

@@ -1,4 +1,4 @@
-"""The job's own spec, kept in what is submitted: `hp-ext import` and `hp-ext diff` read it back, letter for letter."""
+"""The job's spec as an annotation of the submitted object. `hp-ext import` and `hp-ext diff` read it back unchanged."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ ANNOTATION = "hyperpod-ext/spec"
 
 
 def note_of(job: JobConfig) -> dict[str, str]:
-    """The annotation for `job`."""
+    """Return the annotation for `job`."""
     return {ANNOTATION: note_text(job)}
 
 
 def note_text(job: JobConfig) -> str:
-    """The spec as JSON: fields that differ from the defaults, without variables that look like secrets."""
+    """Return the spec as JSON: fields that differ from their defaults, without variables that look like secrets."""
     return json.dumps(without_defaults(without_secrets(job)))
 
 
 def without_defaults(config: Config, *, keep_set: bool = False) -> dict[str, Any]:
-    """Fields of `config` that differ from their defaults, as JSON, and always `kind`, which tells models apart.
+    """Return the fields of `config` that differ from their defaults, and always `kind`, which selects the model.
 
     Args:
-        keep_set: also keep fields that were set to their default, unless that is empty.
+        keep_set: also keep fields that were set to a default that is not empty.
     """
     found: dict[str, Any] = {}
     for name, info in type(config).model_fields.items():
@@ -52,15 +52,15 @@ def _plain(value: object, keep_set: bool) -> Any:
 
 
 def read_note(metadata: Mapping[str, Any]) -> JobConfig | None:
-    """The spec that an object was made from, or None where there is none that this version can read."""
+    """Return the spec in the annotation of an object, or None if this version can read none."""
     annotations = metadata.get("annotations")
     text = annotations.get(ANNOTATION) if isinstance(annotations, Mapping) else None
     return parse_note(text) if isinstance(text, str) else None
 
 
 def parse_note(text: str) -> JobConfig | None:
-    """The spec, or None where this version cannot read it."""
+    """Parse a spec; return None if this version cannot read it."""
     try:
         return JobConfig.model_validate_json(text)
     except ValidationError:
-        return None  # of another version, or not ours: the object itself is then what is read
+        return None  # of another version, or not ours: callers then read the object itself

@@ -1,6 +1,6 @@
 """Targets: places that run jobs. Each is one module with the functions of `Target`, loaded on use.
 
-A module says with PARTS which optional parts it has: a target cannot do what it has no part for.
+Its PARTS list the modules of its optional parts. An operation without a part is refused.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ TARGETS: dict[str, str] = {
     "hyperpod-slurm": "hyperpod_ext.jobs.slurm.target",
     "sagemaker": "hyperpod_ext.jobs.sagemaker.target",
 }
-"""Name of each target and its module. A new target is entered here, and nowhere else."""
+"""Module of each target. A new target is entered only here."""
 
 
 class Target(Protocol):
-    """The functions of a target's module. Modules, not classes: none of them has state."""
+    """Functions of a target's module. Targets are modules because they have no state."""
 
     @property
     def PARTS(self) -> Mapping[str, str]:  # noqa: N802, a module's constant
@@ -43,41 +43,41 @@ class Target(Protocol):
         """Hint for users who ask for a part that is missing, by the same name."""
 
     def capabilities(self) -> Capabilities:
-        """Its row of the table."""
+        """Return the capabilities of the target."""
 
     def problems(self, job: JobConfig) -> Iterator[Problem]:
-        """Why this target cannot run `job`, besides what its capabilities say."""
+        """Yield reasons why this target cannot run `job`, besides missing capabilities."""
 
     def warnings(self, job: JobConfig) -> Iterator[str]:
-        """What will be otherwise than one may think."""
+        """Yield a warning for each behaviour that may surprise the user."""
 
     def render(self, job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
-        """The files that submit would send. Pure; depends on nothing of this machine."""
+        """Return the files that submit would send. Pure; independent of this machine."""
 
     def submit(self, plan: Plan) -> JobHandle:
         """Start the job from the files of `plan`, unchanged."""
 
     def list_jobs(self) -> list[JobStatus]:
-        """Every job it knows of, by name."""
+        """Return the status of every known job, by name."""
 
     def status(self, handle: JobHandle) -> JobStatus:
-        """What is known of one job."""
+        """Return the status of one job."""
 
     def watch(self, handle: JobHandle, with_lines: bool = False) -> Iterator[StatusUpdate]:
-        """A moment every fraction of a second, until the job has ended."""
+        """Yield updates until the job has ended."""
 
     def logs(self, handle: JobHandle, rank: int | None = None, follow: bool = False) -> Iterator[str]:
-        """What the workers printed."""
+        """Yield the output of the workers."""
 
     def cancel(self, handle: JobHandle) -> JobStatus:
-        """End the job, and return when nothing of it is left."""
+        """Stop the job, and return when none of its processes is left."""
 
     def result(self, handle: JobHandle) -> Mapping[str, Any]:
-        """What an ended job found out."""
+        """Return the report of an ended job."""
 
 
 def get_target(name: str) -> Target:
-    """The module of a target.
+    """Load the module of a target.
 
     Raises:
         ConfigError: there is no such target.
@@ -94,7 +94,7 @@ P = TypeVar("P")
 
 @dataclass(frozen=True, slots=True)
 class TargetPart(Generic[P]):
-    """A capability that a target may lack: a module with the functions of the protocol `P`."""
+    """An optional part of a target: a module with the functions of the protocol `P`."""
 
     name: str
     missing: str
@@ -119,7 +119,7 @@ class TargetPart(Generic[P]):
 
 
 def running_node(handle: JobHandle, running: Sequence[str], node: int) -> str:
-    """Pod or host number `node` of those that run.
+    """Return pod or host number `node` in `running`.
 
     Raises:
         NotFoundError: fewer run.
@@ -131,7 +131,7 @@ def running_node(handle: JobHandle, running: Sequence[str], node: int) -> str:
 
 
 class PendingOrder(Protocol):
-    """An order that a running job has yet to carry out."""
+    """An order that a running job has not carried out yet."""
 
     @property
     def name(self) -> str:
@@ -139,55 +139,55 @@ class PendingOrder(Protocol):
 
     @property
     def note(self) -> str:
-        """A sentence for the user who waits; may be empty."""
+        """Sentence for the waiting user; may be empty."""
 
 
 class Resizer(Protocol):
     """Resizes running jobs."""
 
     def order(self, handle: JobHandle, nodes: int) -> PendingOrder:
-        """Order the job on `nodes` nodes."""
+        """Order a resize to `nodes` nodes."""
 
     def outcome(self, ordered: Any, timeout_s: float | None) -> dict[str, Any]:
-        """Wait until the job is as `ordered` says."""
+        """Wait until `ordered` is carried out."""
 
 
 class Mover(Protocol):
     """Moves the ranks of a node to a spare."""
 
     def move(self, handle: JobHandle, node: str) -> PendingOrder:
-        """Order the ranks of `node` on a spare."""
+        """Order a move of the ranks of `node` to a spare."""
 
     def moved(self, ordered: Any, timeout_s: float | None, *, drain: bool) -> dict[str, Any]:
-        """Wait until the ranks are there and the node has ended; `drain`: let the scheduler leave it out."""
+        """Wait until the ranks have moved and the node has ended; with `drain`, drain the node in the scheduler."""
 
 
 class Leftovers(Protocol):
-    """Deletes the objects that an ended job left."""
+    """Deletes the remaining objects of an ended job."""
 
     def find(self, handle: JobHandle, with_secret: bool) -> list[tuple[str, str]]:
-        """Kind and name of each object that the job left, in the order of their deletion."""
+        """Return kind and name of each remaining object, in the order of deletion."""
 
     def delete(self, handle: JobHandle, found: list[tuple[str, str]]) -> None:
-        """Delete these. Objects that are gone already are no mistake."""
+        """Delete these objects; ignore missing ones."""
 
 
 class Details(Protocol):
-    """Knows more of a job than its status."""
+    """Shows details of a job besides its status."""
 
     def details(self, handle: JobHandle) -> dict[str, Any]:
-        """`conditions`, `pods` and `events` of the job."""
+        """Return `conditions`, `pods` and `events` of the job."""
 
 
 class Shell(Protocol):
     """Runs commands on the nodes of a job."""
 
     def exec_command(self, handle: JobHandle, node: int, words: Sequence[str], terminal: bool) -> list[str]:
-        """Command line that runs `words` on a node.
+        """Return the command line that runs `words` on a node.
 
         Args:
             node: index among the running nodes, sorted by the names of pods or hosts.
-            terminal: whether the user types into it.
+            terminal: whether the command is interactive.
 
         Raises:
             NotFoundError: there is no such job, or it runs on fewer nodes.
@@ -198,7 +198,7 @@ class Ports(Protocol):
     """Forwards ports of a job's nodes to this machine."""
 
     def forward_command(self, handle: JobHandle, node: int, ports: Sequence[str]) -> list[str]:
-        """Command line that forwards `ports`, each `PORT` or `HERE:THERE`. Errors as `Shell.exec_command`."""
+        """Return the command that forwards `ports`, each `PORT` or `HERE:THERE`. Errors as `Shell.exec_command`."""
 
 
 class Faults(Protocol):
@@ -211,7 +211,7 @@ class Faults(Protocol):
             NotFoundError: there is no such job.
             ConflictError: it does not run.
             ConfigError: it has no such rank or node.
-            UnsupportedError: no process of the job would carry it out.
+            UnsupportedError: no process of the job carries out orders.
         """
 
 

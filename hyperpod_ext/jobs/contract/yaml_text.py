@@ -1,4 +1,4 @@
-"""Data as the YAML that Kubernetes reads, and text that Kubernetes hands on letter for letter."""
+"""YAML for Kubernetes, and text escaped against its `$(NAME)` replacement."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _PLAIN = re.compile(r"[A-Za-z/][-A-Za-z0-9_./]*")
 _WIDTH = 10_000
 _LONGEST_KEY = 100
 _OTHER_THAN_TEXT = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"})
-"""Words that some reader of YAML 1.1 or 1.2 takes for something else than text."""
+"""Words that some YAML 1.1 or 1.2 parser does not read as text."""
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every text that any YAML reader could take for a number, a date or a truth value."""
+    """Quotes every text that some YAML parser could read as a number, date or boolean."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Say everything in full: anchors are hard to read, and to change."""
+        """Write no anchors: they are hard to read and to change."""
         return True
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
-        """Lists are indented, as people write them."""
+        """Indent lists, as people write them."""
         super().increase_indent(flow, False)
 
 
@@ -39,7 +39,7 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 def _is_block(text: str) -> bool:
-    """Whether a literal block shows `text` as it is: no trailing blanks or empty lines, no odd characters."""
+    """Whether a literal block can hold `text`: no trailing blanks, empty last line or unprintable character."""
     lines = text.removesuffix("\n").split("\n")
     shown = all(line == line.rstrip() and line.isprintable() for line in lines)
     return shown and bool(lines[-1]) and lines[0][:1] > " "
@@ -49,12 +49,12 @@ _Dumper.add_representer(str, _text)
 
 
 def read_all(text: str) -> list[Any]:
-    """All documents of `text`, as plain data; the fast reader, where PyYAML was built with it."""
+    """Parse all documents of `text`, with the C loader of PyYAML if it is available."""
     return list(yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
 
 
 def to_yaml(data: object, indent: int = 0) -> str:
-    """`data` as YAML in the order it has, each line indented by `indent`; ends without a newline."""
+    """Return `data` as YAML in its own order, each line indented by `indent`, without a final newline."""
     try:
         first, *rest = _lines(data)
         pad = "" if isinstance(data, dict | list) else "  "
@@ -65,13 +65,13 @@ def to_yaml(data: object, indent: int = 0) -> str:
 
 
 def dumped(data: object) -> str:
-    """What PyYAML writes: `to_yaml` writes the same, some ten times faster."""
+    """Return PyYAML's output. `to_yaml` returns the same, ten times faster."""
     text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=_WIDTH, default_flow_style=False)
     return text.rstrip("\n").removesuffix("\n...")
 
 
 class _OddError(Exception):
-    """Keys and lines that PyYAML breaks in two."""
+    """Raised for keys and lines that PyYAML would wrap."""
 
 
 def _lines(data: object) -> list[str]:
@@ -99,7 +99,7 @@ def _key(key: object) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _words(text: str) -> list[str]:
-    """Lines of a text; those of a block are indented by what they are in."""
+    """Return the lines of a text. The caller indents the lines of a block."""
     if _style(text) == "|":
         return ["|" if text.endswith("\n") else "|-", *text.removesuffix("\n").split("\n")]
     shown = dumped(text)
@@ -109,9 +109,9 @@ def _words(text: str) -> list[str]:
 
 
 def literal(text: str) -> str:
-    """`text` for a field in which Kubernetes replaces `$(NAME)`, so that it arrives as it was written.
+    """Escape `text` for a field in which Kubernetes replaces `$(NAME)`.
 
-    Kubernetes reads `$$` as one `$`, and `$(` as the beginning of a name; other dollars are left alone.
+    Kubernetes turns `$$` into `$` and reads `$(` as the beginning of a name; it keeps other dollars.
     """
     return re.sub(r"\$+(\(?)", _doubled, text)
 

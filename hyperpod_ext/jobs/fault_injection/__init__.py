@@ -1,1 +1,1 @@
-"""Faults that are ordered in a job that runs, on the targets where that can be done."""
+"""Orders of faults in running jobs, on targets that support them."""

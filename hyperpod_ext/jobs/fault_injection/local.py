@@ -1,4 +1,4 @@
-"""Faults ordered for a local job that runs: a file in its run folder, which its agents and workers look for."""
+"""Orders of faults in a running local job: files in its run folder that agents and workers read."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hyperpod_ext.jobs.local import store as local_store
 
 
 def order(handle: JobHandle, fault: InjectedFault | NodeFault) -> str:
-    """Order `fault`; returns the name of the order. It strikes when its rank comes to its place.
+    """Order `fault`; return the name of the order. It strikes when its rank reaches the place.
 
     Raises:
         NotFoundError: there is no such job.
-        ConflictError: it does not run.
+        ConflictError: the job does not run.
         ConfigError: it has no such rank or node.
     """
     submission = local_store.latest(handle.name)

@@ -1,4 +1,4 @@
-"""Which faults there can be in a job, and what their orders are called."""
+"""Checks and names of ordered faults."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from hyperpod_ext.errors import ConfigError, Problem
 
 
 def check(fault: InjectedFault | NodeFault, ranks: int, nodes: int) -> None:
-    """Whether a job has the rank or node that it is to strike.
+    """Check that the job has the fault's rank or node.
 
     Raises:
-        ConfigError: it has not.
+        ConfigError: there is no such rank or node.
     """
     if isinstance(fault, InjectedFault) and fault.rank >= ranks:
         raise ConfigError([Problem(f"there is no rank {fault.rank}", source="--rank", hint=f"ranks: 0 to {ranks - 1}")])
@@ -21,5 +21,5 @@ def check(fault: InjectedFault | NodeFault, ranks: int, nodes: int) -> None:
 
 
 def name_of(fault: InjectedFault | NodeFault, place: str) -> str:
-    """Of an order. Orders are carried out in the order of their names: `place` says where this one comes."""
+    """Return a name for an order. Orders are carried out sorted by name, which begins with `place`."""
     return f"{place}-{fault.kind}-{secrets.token_hex(3)}"

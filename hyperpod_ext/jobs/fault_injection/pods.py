@@ -1,7 +1,6 @@
-"""Faults ordered in a HyperPodPyTorchJob that runs: a file in the pod that has the rank, where its agent or the rank
-itself looks for it.
+"""Orders of faults in a running HyperPodPyTorchJob: a file in the rank's pod that its agent or the rank reads.
 
-kubectl writes it, so who may order faults is who may run commands in the job's pods, which could kill them anyway.
+kubectl writes the file, so that only users who may run commands in the pods can order faults.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ mkdir -p {ORDERS}
 cat >{ORDERS}/.new
 mv {ORDERS}/.new "{ORDERS}/$0.json"
 """
-"""Leaves the order `$0` for rank `$1`, if the pod has that: another pod that gets it later is not meant."""
+"""Write the order `$0` for rank `$1` if the pod has that rank now."""
 
 
 def order(handle: JobHandle, fault: InjectedFault | NodeFault) -> str:
-    """See `targets.Faults`. Only pods know which of them has the rank: the likeliest is asked first."""
+    """See `targets.Faults`. Only the pods know their ranks: ask the likeliest first."""
     job, state = kept_spec(handle), jobs.status(HYPERPOD, handle).state
     if job is None or job.mode != "ours":
         why = "was not made by this version of hp-ext" if job is None else f"is of mode {job.mode}"
@@ -56,7 +55,7 @@ def order(handle: JobHandle, fault: InjectedFault | NodeFault) -> str:
 
 
 def _took(command: Sequence[str], text: str) -> bool:
-    """Whether the pod has the rank, and took the order."""
+    """Whether the pod has the rank and stored the order."""
     try:
         done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     except FileNotFoundError:

@@ -1,1 +1,1 @@
-"""What imports of every kind share: placeholders and their values, launchers' command lines, the report."""
+"""Shared parts of all imports: placeholders, command lines of launchers, shell scripts, the report."""

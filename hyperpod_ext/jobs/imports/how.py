@@ -1,3 +1,3 @@
-"""How a value that a file needs is given."""
+"""Hint how to give a missing value."""
 
 HOW = "give it with --set {name}=VALUE, or those of a file with --env-file FILE or --values FILE"

@@ -1,6 +1,6 @@
-"""Placeholders of Jinja, with conditions and loops over what is given; no template of others does more here. Pure.
+"""Filling of Jinja placeholders, with conditions and loops over given values. Pure.
 
-Templates come from anywhere, and ten words of Jinja ask for all memory of a machine: only what fills in values is run.
+Templates are untrusted, and ten words of Jinja can exhaust a machine's memory: only a safe subset is run.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _PLAIN: tuple[type[nodes.Node], ...] = (
 _FILTERS = {"d", "default", "first", "float", "int", "items", "join", "last", "length", "lower", "replace", "round"}
 _FILTERS |= {"sort", "string", "title", "tojson", "trim", "upper"}
 _LOOPS = 2
-"""Loops in each other; each is over a value that is given, or over numbers."""
+"""Deepest nesting of loops; each is over a given value or over numbers."""
 _MOST_ROUNDS = 1000
 _LARGEST = 4 * 2**20
-"""Characters; no job file is as large."""
+"""Characters. Larger texts are no job files."""
 
 
 def fill_jinja(text: str, values: Mapping[str, Any], source: str) -> tuple[str, list[Problem]]:
-    """`text` with the values in it, and what was settled by a default.
+    """Return the filled `text`, and a note for each default that was used.
 
     Raises:
-        ConfigError: it lacks values, and names each; or it does more than to fill in values.
+        ConfigError: values are missing, each is named; or the template does more than fill in values.
     """
     environment = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
     environment.globals["range"] = _numbers
@@ -68,7 +68,7 @@ def _about(what: str, name: str, source: str, line: int) -> Problem:
 
 
 def _names(parsed: nodes.Template, values: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
-    """Names without a value and their first line: those that are needed, and those that may be missing."""
+    """Return the names without a value, with their first lines: required names, then optional names."""
     open_ones = meta.find_undeclared_variables(parsed) - set(values) - {"range"}
     lines: dict[str, int] = {}
     for one in parsed.find_all(nodes.Name):
@@ -91,7 +91,7 @@ def _numbers(*bounds: int) -> range:
 
 
 def _beyond(node: nodes.Node, loops: int = 0) -> Iterator[int]:
-    """Lines of what could become large, or go on for ever."""
+    """Yield the lines of parts outside the safe subset."""
     fits = isinstance(node, _PLAIN)
     if isinstance(node, nodes.Filter):
         fits = node.name in _FILTERS
@@ -100,7 +100,7 @@ def _beyond(node: nodes.Node, loops: int = 0) -> Iterator[int]:
         fits = isinstance(called, nodes.Name) and called.name == "range"
         fits |= isinstance(called, nodes.Getattr) and called.attr in ("items", "keys", "values", "get")
     elif isinstance(node, nodes.Assign):
-        fits = node.find(nodes.Add) is None and node.find(nodes.Concat) is None  # one that grows by itself doubles
+        fits = node.find(nodes.Add) is None and node.find(nodes.Concat) is None  # a value appended to itself doubles
     elif isinstance(node, nodes.For):
         loops += 1
         fits = loops <= _LOOPS

@@ -1,4 +1,4 @@
-"""What a launcher's command line says: how many workers, which script, with which arguments. Pure."""
+"""Parser of launchers' command lines: workers, script and arguments. Pure."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _NODES = ("nnodes", "num-machines", "num-nodes")
 _OURS = {"nproc-per-node", "rdzv-id", "rdzv-backend", "rdzv-endpoint", "rdzv-conf", "node-rank", "master-addr"}
 _OURS |= {"master-port", "machine-rank", "main-process-ip", "main-process-port", "num-processes", "num-machines", "n"}
 _OURS |= {"nnodes", "num-gpus", "num-nodes", "nproc", "world-size", "inprocess-restart", "no-python", "standalone"}
-"""Options that the rendered file settles itself."""
+"""Options that the rendered file sets itself."""
 
 
 _PYTHON = r"python[0-9.]*|python\.sh"
 _NO_PYTHON = "no-python"
-"""Flag of torchrun and hyperpodrun: what they start is any program."""
+"""Flag of torchrun and hyperpodrun for programs that are not Python scripts."""
 
 
 @dataclass
@@ -48,20 +48,20 @@ class Launch:
     """A file, or a module with `-m`."""
     args: list[str]
     options: dict[str, str] = field(default_factory=dict)
-    """Of the launcher, by their long name with dashes; flags have an empty value."""
+    """Options of the launcher by their long names with dashes; flags have an empty value."""
     before: list[str] = field(default_factory=list)
     """Words before the launcher: a profiler, `env`."""
     program: str = ""
-    """The launcher, or the interpreter that has it, as written: maybe with the path of a virtual environment."""
+    """The launcher or its interpreter as written, maybe with the path of a virtual environment."""
     python_options: list[str] = field(default_factory=list)
-    """Of the interpreter, without `-u`."""
+    """Options of the interpreter, without `-u`."""
     is_module: bool = False
     is_unbuffered: bool = False
     """Whether the interpreter has `-u`."""
 
     @property
     def interpreter(self) -> str | None:
-        """The one that a path beside the launcher names; None where PATH decides."""
+        """Python interpreter in the launcher's folder; None if it is found in PATH."""
         folder, slash, name = self.program.rpartition("/")
         if re.fullmatch(_PYTHON, name):
             return self.program if slash or name != "python3" else None
@@ -69,16 +69,16 @@ class Launch:
 
     @property
     def workers(self) -> str | None:
-        """Processes that it starts, as written: on one node, and over all nodes with accelerate."""
+        """Number of processes as written: on one node, or on all nodes with accelerate."""
         return next((self.options[name] for name in _WORKERS.get(self.launcher, ()) if name in self.options), None)
 
     @property
     def nodes(self) -> str | None:
-        """Nodes, as written."""
+        """Number of nodes as written."""
         return next((self.options[name] for name in _NODES if name in self.options), None)
 
     def on_each_node(self, count: int, nodes: int) -> int:
-        """Of `count` workers that it starts, those of one node: accelerate counts those of all its machines."""
+        """Return the workers per node for a written number `count`: accelerate counts all machines."""
         if self.launcher != "accelerate":
             return count
         named = self.nodes or ""
@@ -86,7 +86,7 @@ class Launch:
         return count // machines if count % machines == 0 else count
 
     def starts(self) -> dict[str, Any]:
-        """What it starts, as fields of a spec: a script with its arguments, or a command once for each worker."""
+        """Return the program as fields of a spec: a script with arguments, or a command for each worker."""
         if self.is_module:
             return {"command": [self.interpreter or "python3", "-m", self.script, *self.args], "mode": "plain"}
         if _NO_PYTHON in self.options:
@@ -94,11 +94,11 @@ class Launch:
         return {"script": self.script, "args": self.args}
 
     def other_options(self) -> dict[str, str]:
-        """Those that the rendered file does not settle."""
+        """Return the options that the rendered file does not set."""
         return {name: value for name, value in self.options.items() if not self._is_replaced(name, value)}
 
     def replaced(self) -> Iterator[str]:
-        """A sentence for each option that the rendered file has in its own words."""
+        """Yield a sentence for each option that the rendered file sets itself."""
         if self.is_unbuffered:
             yield "-u of the interpreter: outputs are shown line by line anyway"
         for name, value in self.options.items():
@@ -111,21 +111,21 @@ class Launch:
 
 
 _FORKED = "hyperpod_ext.runtime.prefork"
-"""What rendered jobs have between `hyperpodrun` and their script."""
+"""Module between `hyperpodrun` and the script in rendered jobs."""
 
 
 _LAUNCHERS = ("torchrun", "hyperpodrun", "deepspeed", "composer")
 
 
 def launcher_in(words: Sequence[str]) -> str | None:
-    """The first launcher among `words`, whatever it starts."""
+    """Return the first launcher in `words`."""
     names = [word.rpartition("/")[2] for word in words]
     found = [name for name in names if name in _LAUNCHERS]
     return found[0] if found else "accelerate" if "accelerate launch" in " ".join(names) else None
 
 
 def parse_launch(words: Sequence[str]) -> Launch | None:
-    """What `words` start, or None where that is no Python file."""
+    """Parse the launch in `words`; None if they start no Python file."""
     for at, word in enumerate(words):
         name = word.rpartition("/")[2]
         if name in _LAUNCHERS:

@@ -1,4 +1,4 @@
-"""Placeholders of templates, and the values that are given for them. Pure but for `read_values`.
+"""Placeholders of templates and their values. Pure except `read_values`.
 
 Two kinds: `$NAME` and `${NAME}` as envsubst replaces them, and Jinja's `{{ NAME }}`. A template of Helm is refused,
 with the command that renders it.
@@ -23,15 +23,15 @@ _HELM = re.compile(
     r"""\{\{(?:(?:"[^"{}\n]*"|[^{}"'])*[\s(])?[.$]"""  # {{ quote .Values.name }}, {{ $config.name }}
     r"""|\{\{-?\s*(?:/\*|(?:if|range|with|block|define|template)\s+["\w])"""
 )
-"""An action of Helm that Jinja does not have."""
+"""A Helm action that is no Jinja."""
 _JINJA = re.compile(r"\{\{|\{%")
 
 
 def read_values(sets: Iterable[str], values_file: str | None, env_file: str | None) -> dict[str, Any]:
-    """What `--values`, `--env-file` and `--set` say; later ones win.
+    """Read the values of `--values`, `--env-file` and `--set`; later ones win.
 
     Raises:
-        ConfigError: one of them is not of its form.
+        ConfigError: one of them has the wrong form.
         NotFoundError: there is no such file.
     """
     found: dict[str, Any] = {}
@@ -58,17 +58,17 @@ def read_values(sets: Iterable[str], values_file: str | None, env_file: str | No
 
 
 def helm_refused(source: str, chart: str, file: str = "", line: int | None = None) -> ConfigError:
-    """The error for a chart of Helm, or for one `file` of it."""
+    """Return the error for a Helm chart, or for one `file` of it."""
     only = f" --show-only {file}" if file else ""
     hint = f"import what helm makes of it: helm template NAME {chart}{only} | hp-ext import -"
     return ConfigError([Problem("belongs to a Helm chart, which only helm can render", "", source, line, hint)])
 
 
 def fill(text: str, values: Mapping[str, Any], source: str) -> tuple[str, list[Problem]]:
-    """Return `text` with the values in it, and a note for each default that is used.
+    """Return the filled `text`, and a note for each default that was used.
 
     Raises:
-        ConfigError: a template of Helm, or one of Jinja that lacks values or does more than use them.
+        ConfigError: it is a Helm template, or a Jinja template without its values or outside the safe subset.
     """
     notes: list[Problem] = []
     if helm := _HELM.search(text):
@@ -86,7 +86,7 @@ def fill(text: str, values: Mapping[str, Any], source: str) -> tuple[str, list[P
         name = match[1] or match[3]
         value = values.get(name)
         if value is None or isinstance(value, dict | list):
-            if match[2] is None or f"name: {name}\n" in text:  # a variable of the container, which has its value there
+            if match[2] is None or f"name: {name}\n" in text:  # a variable of the container with a value in the file
                 return match[0]
             line = text.count("\n", 0, match.start()) + 1
             notes.append(Problem(f"its default {match[2]!r} is taken", name, source, line, HOW.format(name=name)))
@@ -101,13 +101,13 @@ def fill(text: str, values: Mapping[str, Any], source: str) -> tuple[str, list[P
 
 
 def names_in(text: str) -> Iterator[str]:
-    """Variables of the shell in `text`."""
+    """Yield the shell variables in `text`."""
     for match in VARIABLE.finditer(text):
         yield match[1] or match[3]
 
 
 def _read_env(text: str, source: str) -> dict[str, str]:
-    """Lines `NAME=value` or `export NAME=value`, as shells read them, in which former names may stand."""
+    """Parse lines `NAME=value` or `export NAME=value` as a shell does; values may use earlier names."""
     found: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         try:

@@ -1,6 +1,6 @@
-"""The result of an import, and a reader of mappings that records its reads. Pure.
+"""Result of an import, and a mapping that records its reads. Pure.
 
-No importer can drop a field without a word: `Fields.rest` names every value of the input that nothing took.
+No importer can drop a field silently: `Fields.rest` returns every value that nothing has read.
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ NOT_CARRIED = "is not carried: a spec has no field that says it"
 
 @dataclass
 class Imported:
-    """The job that a file describes, and a sentence for each part of the file that the job differs in."""
+    """The imported job, and a sentence for each difference from its file."""
 
     job: JobConfig
     target: str
     left_out: list[str] = field(default_factory=list)
-    """Losses: parts of the file that the spec does not have, or has in another form."""
+    """Losses: parts of the file that the spec lacks or changes."""
     notes: list[str] = field(default_factory=list)
-    """No losses: parts that the rendered file has in its own words or adds, or that the job does not depend on."""
+    """No losses: parts that the rendered file writes differently or adds, and parts without effect."""
 
     def written(self) -> dict[str, Any]:
-        """The spec as JSON: fields that differ from their defaults, and all fields that the file itself sets."""
+        """Return the spec as JSON: fields that differ from their defaults, and fields that the file sets."""
         return without_defaults(self.job, keep_set=True)
 
     def to_yaml(self) -> str:
-        """`written` as YAML."""
+        """Return `written` as YAML."""
         return to_yaml(self.written()) + "\n"
 
 
 @dataclass
 class Report:
-    """Sentences about a file, each with the line that it is about."""
+    """Sentences about a file, each with its line."""
 
     source: str
     left_out: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def lost(self, text: str, line: int | None = None) -> None:
-        """The spec lacks this part, or has it in another form."""
+        """Report a part that the spec lacks or changes."""
         self.left_out.append(self._at(text, line))
 
     def note(self, text: str, line: int | None = None) -> None:
-        """Nothing is lost by this."""
+        """Report a difference that loses nothing."""
         self.notes.append(self._at(text, line))
 
     def unused(self, statements: Iterable[tuple[str, int]]) -> None:
-        """Statements of a shell script that nothing carried depends on."""
+        """Note statements of a shell script that the spec does not depend on."""
         for text, line in statements:
             self.note(f"{shown(text)}: is not carried: nothing in the spec depends on it", line)
 
@@ -65,40 +65,40 @@ class Report:
 
 
 class Fields:
-    """A mapping of a file, which records the fields that are read from it."""
+    """A mapping of a file that records its reads."""
 
     def __init__(self, data: Mapping[str, Any], document: Document, path: Path = (), used: set[Path] | None = None):
         self._data, self._document, self._path = data, document, path
         self._used: set[Path] = set() if used is None else used
 
     def take(self, name: str, default: Any = None) -> Any:
-        """The value of `name`, whole; it counts as read, with all that it holds."""
+        """Return the value of `name`, and mark all of it as read."""
         self._used.add((*self._path, name))
         return self._data.get(name, default)
 
     def take_all(self) -> dict[str, Any]:
-        """The whole mapping; all of it counts as read."""
+        """Return the whole mapping, and mark all of it as read."""
         self._used.add(self._path)
         return dict(self._data)
 
     def get(self, name: str) -> Any:
-        """The value of `name`, which does not count as read."""
+        """Return the value of `name` without marking it as read."""
         return self._data.get(name)
 
     def names(self) -> list[str]:
-        """Names of all fields."""
+        """Return the names of all fields."""
         return list(self._data)
 
     def problem(self, name: str, message: str) -> Problem:
-        """A sentence about `name`, with its line."""
+        """Return a problem of `name` with its line."""
         return self._document.problem((*self._path, name), message)
 
     def says(self, name: str, message: str) -> str:
-        """`problem` as a line of a report."""
+        """Return `problem` as a line of a report."""
         return str(self.problem(name, message))
 
     def below(self, name: str) -> Fields:
-        """The mapping `name`; an empty one if there is none.
+        """Return the mapping `name`, or an empty one.
 
         Raises:
             TypeError: it is no mapping.
@@ -109,16 +109,16 @@ class Fields:
         return Fields(found or {}, self._document, (*self._path, name), self._used)
 
     def each(self, name: str) -> list[Fields]:
-        """The mappings in the list `name`."""
+        """Return the mappings in the list `name`."""
         found = self._data.get(name) or []
         return [Fields(one, self._document, (*self._path, name, at), self._used) for at, one in enumerate(found)]
 
     def rest(self) -> dict[str, Any]:
-        """The parts that nothing has read, in their places. Lists with read and unread items keep the unread ones."""
+        """Return the unread parts in their places. Lists keep only their unread items."""
         return dict(self._unread(self._data, self._path) or {})
 
     def problems(self, message: str = NOT_CARRIED) -> Iterator[Problem]:
-        """One for each value that nothing has read, with its line."""
+        """Yield a problem for each unread value, with its line."""
         for path in self._leaves(self._data, self._path):
             yield self._document.problem(path, message)
 

@@ -1,4 +1,4 @@
-"""What a shell script does, read by a parser of shell: variables, arrays, exports, and commands in order. Pure."""
+"""Static reading of a shell script: variables, arrays, exports, and commands in order. Pure."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from hyperpod_ext.jobs.imports.shell_values import LONGEST, Script, TooLongError
 
 _QUIET = {"set", "echo", ":", "true", "[", "wait"}
 _MAKES = {"mkdir", "touch", "chmod", "ln", "cp", "mv", "rm"}
-"""Commands that do the same wherever the first node runs them: no variables of the script change what they do."""
+"""Commands whose effect does not depend on variables of the script."""
 
 _ENVIRONMENT = {"source", ".", "conda", "mamba", "micromamba", "module", "ml", "spack", "pyenv"}
-"""Commands that change the environment of what follows."""
+"""Commands that change the environment of later commands."""
 _REMARK = re.compile(r"`#[^`\n]*`")
-"""A remark between the words of a command; it comes to nothing."""
+"""A comment between the words of a command; it expands to nothing."""
 _RUNNERS = {"time", "exec", "nohup", "command", "nice", "ionice", "timeout", "stdbuf", "sudo"}
-"""They start the command that follows, behind options and numbers of their own."""
+"""Commands that start another command after their own options and numbers."""
 _EXPANDED = re.compile(r"(?<!\\)[*?]|\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}|^~")
-"""What the shell makes other words of: file names, lists, a home folder."""
+"""Words that the shell expands: file names, lists, a home folder."""
 _MOST_STATEMENTS = 20_000
-"""Functions that call each other many times make as many of a few lines."""
+"""Recursive functions could make more of a few lines."""
 _DEEPEST = 8
-"""How deep functions that call each other are followed."""
+"""Deepest nesting of followed function calls."""
 
 
 Starts = Callable[[Sequence[str]], bool]
-"""Whether these words are a command that starts workers."""
+"""Predicate: whether words are a command that starts workers."""
 
 
 def is_step(words: Sequence[str]) -> bool:
@@ -54,7 +54,7 @@ def is_step(words: Sequence[str]) -> bool:
 
 
 def read_script(text: str, source: str, known: Mapping[str, str] | None = None, starts: Starts = is_step) -> Script:
-    """What `text` does, where variables have the values of `known` before it begins.
+    """Read the script `text`, with the initial variables `known`.
 
     Raises:
         ConfigError: the parser is not installed.
@@ -86,10 +86,10 @@ class _Reader(Values):
         self._starts = starts
         self._exports_all = False
         self.moved = False
-        """Whether it has left the folder that it was submitted from."""
+        """Whether it has left the folder of its submission."""
         self._statements = 0
         self._called: list[str] = []
-        """Functions that are being followed, the innermost last."""
+        """Functions being followed, the innermost last."""
         self._exported_by: dict[str, set[int]] = {}
 
     def walk(self, node: Any) -> None:
@@ -97,7 +97,7 @@ class _Reader(Values):
             self._statement(child)
 
     def ended(self) -> Script:
-        """What was found in all of the script."""
+        """Return the findings of the whole script."""
         self.found.assigned |= self._made_by.keys()
         self.found.used.update(*(self._exported_by[name] for name in self.found.exports))
         return self.found
@@ -171,9 +171,9 @@ class _Reader(Values):
         self._exported_by[name] = self._sources() | self._made_by.get(name, set())
 
     def _not_followed(self, node: Any, line: int, text: str) -> None:
-        """A loop, a command: what it sets is not known from here on."""
+        """Record a loop or command that is not followed, and forget the variables that it sets."""
         self.found.others.append((text, line))
-        self.found.used.add(self.at)  # named as a whole
+        self.found.used.add(self.at)  # reported as a whole
         if node.type != "command" and self._has_step(node):
             self.found.hidden.append((text, line))
         for name in assigned_in(node):
@@ -182,7 +182,7 @@ class _Reader(Values):
             self.found.exports.pop(name, None)
 
     def _reads(self, text: str) -> str | None:
-        """The variable of `read -r -d '' NAME <<END`, which has the text that follows from here on."""
+        """Assign the here-document of `read -r -d '' NAME <<END`; return the variable."""
         match = re.match(r"read\s+(?:-\w+\s+)*-d\s*(?:''|\"\")\s+([A-Za-z_]\w*)\s", text)
         given = heredoc(text) if match else None
         if match is None or given is None:
@@ -197,7 +197,7 @@ class _Reader(Values):
             self._functions[name.text.decode()] = body
 
     def _call(self, name: str, arguments: list[str]) -> None:
-        """What a function does, as if its lines stood here."""
+        """Follow a function call."""
         before = self._arguments, self._calls
         self._arguments, self._calls = arguments, self._sources()
         self._called.append(name)
@@ -206,7 +206,7 @@ class _Reader(Values):
         self._arguments, self._calls = before
 
     def _has_step(self, node: Any, depth: int = 0) -> bool:
-        """Whether a step is somewhere in it, or in a function that it calls."""
+        """Whether `node`, or a function that it calls, has a step."""
         left = [node]
         while left:
             one = left.pop()
@@ -226,11 +226,11 @@ class _Reader(Values):
             self.values["PWD"] = folder
 
     def _changes_folder(self, words: list[str]) -> bool:
-        """Whether `cd` goes to a folder that is known; then later words are read from there."""
+        """Follow a `cd` to a known folder; return whether it is known."""
         if words[0] != "cd" or len(words) != 2 or re.search(r"[`*?~]", words[1]):
             return False
         if re.fullmatch(r"\$\{?SLURM_SUBMIT_DIR\}?", words[1]) and not self.moved:
-            return True  # where it begins
+            return True  # the script starts there
         here = " ".join(self.values.get("PWD", []))
         if "$" in words[1] or not (words[1].startswith("/") or here.startswith("/")):
             return False
@@ -248,7 +248,7 @@ class _Reader(Values):
             self.found.exports.pop(name, None)
 
     def _list(self, node: Any) -> bool:
-        """`A && B`, `A || B`: whether it succeeds, as far as conditions are known; commands are taken to."""
+        """Follow `A && B` or `A || B`; return whether it succeeds. Commands are assumed to succeed."""
         left, sign, right = node.children[0], node.children[1].type, node.children[2]
         text = left.text.decode()
         if left.type == "list":
@@ -279,7 +279,7 @@ class _Reader(Values):
         return True
 
     def _decided(self, condition: Any, holds: bool | None) -> None:
-        """`condition` chose what is read, with its values if they are known."""
+        """Mark `condition` as used, and its variables if it is known."""
         if holds is not None:
             self._use()
         self.found.used.add(condition.start_byte)
@@ -291,7 +291,7 @@ class _Reader(Values):
             self.found.used.add(right.start_byte)
 
     def _case(self, node: Any, line: int, text: str) -> None:
-        """The first pattern that a known value matches."""
+        """Follow the first matching pattern of a known value."""
         value = node.child_by_field_name("value")
         words = self._words(value) if value is not None else []
         if len(words) != 1 or re.search(r"[$`]", words[0]):
@@ -311,7 +311,7 @@ class _Reader(Values):
                 return
 
     def _not_set(self, branch: Any, body: list[Any]) -> None:
-        """A branch that may be run after all: what it would set."""
+        """Note the variables of a branch that is assumed not to run."""
         names = sorted({name for statement in body for name in assigned_in(statement)})
         if names:
             text = f"{', '.join(names)}: set under a condition that is taken as no"
@@ -337,7 +337,7 @@ class _Reader(Values):
             words = self._words_of(node)
             self.line = line
         if words[:1] == ["eval"] and not re.search(r"[;&|<>`]", re.sub(r"\$\([^()]*\)", "", " ".join(words))):
-            words = split_words(" ".join(words[1:]))  # the words of a value, as a command
+            words = split_words(" ".join(words[1:]))  # a value run as a command
         given, words = variables_of_env(words)
         head = [word.rpartition("/")[2] for word in words]
         step = self._starts(words)
@@ -349,7 +349,7 @@ class _Reader(Values):
                 self.found.in_background.add(line)
         for one in named:
             assigned = self._assign(one) if step or not words else None
-            if step and assigned is not None:  # for this command alone
+            if step and assigned is not None:  # only for this command
                 self._export(assigned, line)
         if step:
             self._expansions(node)
@@ -381,7 +381,7 @@ class _Reader(Values):
             self._not_followed(node, line, text)
 
     def _expansions(self, node: Any) -> None:
-        """Words without quotes that the shell replaces by others, which a spec passes on as they are."""
+        """Note unquoted words that the shell would expand; a spec passes them as text."""
         for child in node.named_children:
             parts = child.named_children if child.type == "concatenation" else [child]
             plain = "".join(one.text.decode() for one in parts if one.type in ("word", "brace_expression"))
@@ -396,7 +396,7 @@ class _Reader(Values):
                 self.found.notes.append((f"{what}: what workers print is kept by the target, not there", self.line))
 
     def _pipeline(self, node: Any, line: int, text: str) -> None:
-        """A step whose output another command reads, such as `tee`."""
+        """Follow a step whose output another command reads, such as `tee`."""
         first, *rest = node.named_children
         steps, others = len(self.found.steps), len(self.found.others)
         self._statement(first)
@@ -408,7 +408,7 @@ class _Reader(Values):
             self.found.notes.append((f"{what}: what workers print is kept by the target, not given to it", line))
 
     def _if(self, node: Any, line: int) -> None:
-        """The first branch whose condition holds; an else where none does."""
+        """Follow the first branch whose condition holds, or the else branch."""
         clauses = [child for child in node.children if child.type in ("elif_clause", "else_clause")]
         for one in (node, *clauses):
             head, body = branch(one)
@@ -432,7 +432,7 @@ def _is_condition(node: Any) -> bool:
 
 
 def variables_of_env(words: list[str]) -> tuple[dict[str, str], list[str]]:
-    """What `env A=1 COMMAND` sets, and the command."""
+    """Split `env A=1 COMMAND` into its variables and the command."""
     given: dict[str, str] = {}
     if words[:1] != ["env"]:
         return given, words

@@ -1,4 +1,4 @@
-"""Small parts of reading shell: where an expansion ends, words of a value, numbers, branches. Pure."""
+"""Helpers to read shell: ends of expansions, words of a value, numbers, branches. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OPERATORS |= {ast.Mult: operator.mul, ast.Div: operator.floordiv, ast.Mod: oper
 
 
 def number_of(node: ast.expr) -> int:
-    """What an expression of whole numbers comes to; those of a script that trains are small, and none is negative."""
+    """Evaluate an expression of whole numbers from 0 to 2**63."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return node.value
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
@@ -26,16 +26,16 @@ def number_of(node: ast.expr) -> int:
 
 
 _LONGEST = 4096
-"""Characters of a value that is matched; paths are shorter."""
+"""Characters of a value for matching; paths are shorter."""
 
 
 def is_quick(value: str, pattern: str) -> bool:
-    """Whether a pattern is found, or not, in no time: each star is looked for behind each other."""
+    """Whether matching a pattern is fast: each further star multiplies the time."""
     return len(value) <= _LONGEST and pattern.count("*") <= 3
 
 
 def changed(value: str, how: str) -> str | None:
-    """`${value%.yaml}` and its like: a known value, cut or replaced; None where that is not followed here."""
+    """Apply `${value%.yaml}` and similar to a known value; None if `how` is not supported."""
     if match := re.fullmatch(r"(%%?|##?)(.*)", how, re.DOTALL):
         return _trimmed(value, match[1], match[2]) if is_quick(value, match[2]) else None
     if match := re.fullmatch(r":\s*(\d+)(?::\s*(\d+))?", how):
@@ -49,7 +49,7 @@ def changed(value: str, how: str) -> str | None:
 
 
 def _trimmed(value: str, sign: str, pattern: str) -> str:
-    """Without the shortest, or longest (`%%`, `##`), end or beginning that the pattern matches."""
+    """Remove the shortest, or longest (`%%`, `##`), matching suffix or prefix."""
     places = range(len(value) + 1)
     if sign[0] == "%":
         found = [at for at in places if fnmatch.fnmatchcase(value[at:], pattern)]
@@ -59,7 +59,7 @@ def _trimmed(value: str, sign: str, pattern: str) -> str:
 
 
 def path_printed(words: list[str], here: str) -> str | None:
-    """What `pwd`, `dirname A`, `basename A .b` and `cd A && pwd` print, in the folder `here`, where that is known."""
+    """Return the output of `pwd`, `dirname A`, `basename A .b` or `cd A && pwd` in the folder `here`, if known."""
     match words:
         case ["pwd"] | ["pwd", "-P"]:
             return here or None
@@ -80,7 +80,7 @@ _HEREDOC = re.compile(
 
 
 def heredoc(text: str) -> tuple[str, bool] | None:
-    """The text that a command is given by `<<END`, and whether its variables are expanded."""
+    """Return the here-document of a command, and whether its variables are expanded."""
     match = _HEREDOC.search(text)
     if match is None:
         return None
@@ -88,12 +88,12 @@ def heredoc(text: str) -> tuple[str, bool] | None:
 
 
 def is_known(words: list[str]) -> bool:
-    """Whether the shell would find nothing in them that it replaces."""
+    """Whether the shell would expand nothing in `words`."""
     return not any(re.search(r"[$`*?\[\]{}~\n\r\x00]", word) for word in words)
 
 
 def branch(node: Any) -> tuple[Any | None, list[Any]]:
-    """Condition of an if, an elif or an else, and its statements."""
+    """Return the condition and statements of an if, elif or else."""
     conditions: list[Any] = []
     body: list[Any] = []
     past = node.type == "else_clause"
@@ -106,7 +106,7 @@ def branch(node: Any) -> tuple[Any | None, list[Any]]:
 
 
 def end_of(text: str, at: int) -> int:
-    """Where the expansion that begins at `at` ends."""
+    """Return the end of the expansion that begins at `at`."""
     opened = text[at + 1 : at + 2]
     if opened not in ("{", "("):
         match = re.compile(r"[A-Za-z_]\w*|\d|.?", re.DOTALL).match(text, at + 1)
@@ -120,7 +120,7 @@ def end_of(text: str, at: int) -> int:
 
 
 def split_words(text: str) -> list[str]:
-    """The words that the shell makes of a value without quotes; what a `$(...)` or `${...}` holds is one."""
+    """Split an unquoted value into words; each `$(...)` or `${...}` stays whole."""
     found, at, begun = [""], 0, False
     while at < len(text):
         if text[at] == "$" and text[at + 1 : at + 2] in ("(", "{"):
@@ -140,12 +140,12 @@ def split_words(text: str) -> list[str]:
 
 
 def assigned_in(node: Any) -> set[str]:
-    """Variables that a statement sets somewhere, when it is run."""
+    """Return the variables that a statement may set."""
     found, left = set(), [node]
     while left:
         one = left.pop()
         if one.type == "function_definition":
-            continue  # what it sets, it sets when it is called
+            continue  # sets variables only when called
         if one.type in ("variable_assignment", "for_statement"):
             name = one.child_by_field_name("name" if one.type == "variable_assignment" else "variable")
             if name is not None:
@@ -157,7 +157,7 @@ def assigned_in(node: Any) -> set[str]:
 
 
 def shown(command: str) -> str:
-    """The beginning of a command that is not run, its length, and the variables that further lines of it export."""
+    """Return the beginning of a command for messages, with its length and the exports in its further lines."""
     first, _, rest = command.strip().replace("\\\n", " ").partition("\n")
     if rest and not re.match(r"(for|while|until|if|case|\(|\{)\b", first):
         first, rest = f"{first} {rest}", ""
@@ -169,16 +169,16 @@ def shown(command: str) -> str:
 
 SIMPLE = {"command", "variable_assignment", "declaration_command", "unset_command", "test_command"}
 SIMPLE |= {"negated_command", "pipeline", "redirected_statement"}
-"""Types of statements that hold no others but those of a pipe."""
+"""Types of statements that contain no others, except pipes."""
 _BODIES = {"compound_statement", "subshell", "do_group", "if_statement", "elif_clause", "else_clause", "list", "ERROR"}
 _BODIES |= {"case_statement", "case_item", "for_statement", "c_style_for_statement", "while_statement", "program"}
 _BODIES |= {"function_definition", "variable_assignments"}
 _HEADED = {"for_statement": {"do_group"}, "c_style_for_statement": {"do_group", "compound_statement"}}
-"""Statements whose other children are no statements."""
+"""Statements and their only children that are statements."""
 
 
 def statements_of(root: Any) -> dict[int, tuple[str, int]]:
-    """Text and line of each simple statement of a script, wherever it is, by the byte that it begins at."""
+    """Return text and line of each simple statement of a script, by its first byte."""
     found: dict[int, tuple[str, int]] = {}
     left = [root]
     while left:
@@ -198,14 +198,14 @@ def statements_of(root: Any) -> dict[int, tuple[str, int]]:
 
 
 def lines_apart(command: Any) -> list[Any]:
-    """Assignments on lines of their own before a command, which the parser joins with it."""
+    """Return assignments on separate lines that the parser has joined with a command."""
     named = [child for child in command.named_children if child.type == "variable_assignment"]
     called = command.child_by_field_name("name") if command.type == "command" else None
     if called is None:
         return []
 
     def ends(start: int) -> bool:
-        """Whether a line ends before the command: a backslash before its end joins it with the next."""
+        """Whether a line without a final backslash ends before the command."""
         between = command.text[start - command.start_byte : called.start_byte - command.start_byte].decode()
         return re.search(r"(?<!\\)\n", between) is not None
 
@@ -213,6 +213,6 @@ def lines_apart(command: Any) -> list[Any]:
 
 
 def rest_of(command: Any) -> Any:
-    """The first part of a command behind `lines_apart`; the command itself if there are none."""
+    """Return the first part of a command after `lines_apart`, or the command itself."""
     apart = lines_apart(command)
     return next(one for one in command.children if one.start_byte > apart[-1].start_byte) if apart else command

@@ -1,4 +1,4 @@
-"""Values of a shell script as far as they are known: words, variables, arrays, numbers, conditions. Pure."""
+"""Known values of a shell script: words, variables, arrays, numbers, conditions. Pure."""
 
 from __future__ import annotations
 
@@ -24,60 +24,60 @@ _CLUSTER = "/opt/sagemaker_cluster"
 _EMPTY = r"\[\[?\s*(!?)\s*-([nz])\s+\"?\$\{?([A-Za-z_]\w*)(?::?-)?\}?\"?\s*\]\]?"
 _QUOTED = "raw_string"
 _OF_SLURM = r"\$\{?SLURM_\w+\}?"
-"""Variables that a task has, too."""
+"""Variables that each task also has."""
 _NUMERIC = {"-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le}
 _NUMERIC |= {"-gt": operator.gt, "-ge": operator.ge}
 _SIGNS = {"<": "-lt", "<=": "-le", ">": "-gt", ">=": "-ge", "==": "-eq", "!=": "-ne"}
 LONGEST = 100_000
-"""Characters of a value; what the shell would do with a longer one is no job's business."""
+"""Characters of a value. No job file has longer ones."""
 
 
 @dataclass
 class Script:
-    """What was found; lines are counted from 1."""
+    """Findings in a script; lines are counted from 1."""
 
     exports: dict[str, tuple[str, int]] = field(default_factory=dict)
     steps: list[tuple[list[str], int]] = field(default_factory=list)
     """Words of the commands that start workers: srun, or a launcher."""
     others: list[tuple[str, int]] = field(default_factory=list)
-    """Everything else that is run."""
+    """All other commands."""
     prepare: list[list[str]] = field(default_factory=list)
-    """Commands before the first step that make folders and files, whose words are all known."""
+    """Commands before the first step that create folders and files from known words."""
     strict: bool = False
-    """Whether a command that fails ends the script, `set -e`."""
+    """Whether a failed command ends the script, `set -e`."""
     hidden: list[tuple[str, int]] = field(default_factory=list)
-    """Steps in loops and the like, which are not followed."""
+    """Steps in loops and other statements that are not followed."""
     folders: list[str | None] = field(default_factory=list)
-    """Where each step is run, if the script has gone to a folder that is known."""
+    """Folder of each step, if the script has changed to a known one."""
     alone: list[tuple[list[str], int]] = field(default_factory=list)
-    """Commands among the others that start a Python file by no launcher."""
+    """Commands in `others` that start a Python file without a launcher."""
     in_background: set[int] = field(default_factory=set)
-    """Lines of steps that others run beside."""
+    """Lines of steps that run in the background."""
     literal: set[str] = field(default_factory=set)
-    """Words of steps that this shell passes on as they are, in single quotes: what they start may expand them."""
+    """Words of steps in single quotes: their program may expand them, the script does not."""
     notes: list[tuple[str, int]] = field(default_factory=list)
-    """What was settled here and may be otherwise when the job runs."""
+    """Assumptions that may not hold when the job runs."""
     remarks: list[tuple[str, int]] = field(default_factory=list)
-    """What was settled here and is so when the job runs."""
+    """Conclusions that hold when the job runs."""
     statements: dict[int, tuple[str, int]] = field(default_factory=dict)
-    """Text and line of every simple statement, by the byte that it begins at."""
+    """Text and line of every simple statement, by its first byte."""
     used: set[int] = field(default_factory=set)
-    """Statements that something found here depends on."""
+    """Statements that the findings depend on."""
 
     assigned: set[str] = field(default_factory=set)
-    """Variables that the script sets somewhere."""
+    """Variables that the script may set."""
 
     def unused(self) -> list[tuple[str, int]]:
-        """Statements that nothing depends on: what they set is never read, or they only print."""
+        """Return the statements that no finding depends on."""
         return [one for at, one in self.statements.items() if at not in self.used]
 
 
 class TooLongError(Exception):
-    """A few lines would make more than a machine can hold: values that double, functions that call each other."""
+    """Raised when a few lines would exhaust memory: doubling values, recursive functions."""
 
 
 class _Variables(dict[str, list[str]]):
-    """Values by name; records the names that are looked up."""
+    """Values by name; records the read names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,26 +97,26 @@ class _Variables(dict[str, list[str]]):
 
 
 class Values:
-    """What variables are where a script is read, and what words and conditions come to with them."""
+    """Variables at one place of a script, and the values of words and conditions there."""
 
     def __init__(self) -> None:
         self.found = Script()
         self.values = _Variables()
         self.line = 1
         self.at = 0
-        """The byte that the statement which is being read begins at."""
+        """First byte of the current statement."""
         self._made_by: dict[str, set[int]] = {}
-        """Statements that the value of each variable comes from."""
+        """Statements that determine the value of each variable."""
         self._calls: set[int] = set()
-        """Calls of functions that are being followed, and the statements that their arguments come from."""
+        """Followed function calls, and the statements that determine their arguments."""
         self._sets: str | None = None
-        """The variable that is being assigned."""
+        """Variable being assigned."""
         self._functions: dict[str, Any] = {}
         self._arguments: list[str] | None = None
-        """Those of the innermost function; None outside, where sbatch may be given some for the file."""
+        """Arguments of the innermost function; None outside, where they are the file's arguments."""
 
     def _sources(self) -> set[int]:
-        """The statement that is being read, and those that the values which it has read come from."""
+        """Return the current statement and the statements that determine the values it has read."""
         return {self.at, *self._calls}.union(*(self._made_by.get(name, ()) for name in self.values.read))
 
     def _use(self) -> None:
@@ -156,13 +156,13 @@ class Values:
         return (empty == (match[2] == "z")) != bool(match[1])
 
     def _compared(self, condition: str) -> bool | None:
-        """`[ A -le B ]`, `[ A = B ]` or `(( A < B ))` of two values that are known."""
+        """Evaluate `[ A -le B ]`, `[ A = B ]` or `(( A < B ))` of two known values."""
         if numbers := re.fullmatch(r"\(\(\s*(\w+|\$\{?\w+\}?)\s*([<>=!]=|[<>])\s*(\w+|\$\{?\w+\}?)\s*\)\)", condition):
             left, right = (one if re.match(r"[$\d]", one) else f"${one}" for one in (numbers[1], numbers[3]))
             condition = f"[ {left} {_SIGNS[numbers[2]]} {right} ]"
         match = re.fullmatch(r"\[\[?\s+(\S+)\s+(-\w\w|==?|!=)\s+(\S+)\s+\]\]?", condition.strip())
         if match is None or re.search(r"\$\{?\d", condition):
-            return None  # arguments that sbatch may be given for the file
+            return None  # arguments of the file
         left, right = (self._expand(match[at].strip("\"'")) for at in (1, 3))
         if re.search(r"[$`*?\[]", left + right):
             return None
@@ -214,7 +214,7 @@ class Values:
                     return self._given(int(every[1] or 1))
                 before, *arrays = re.split(r"(?<!\\)\$\{(\w+)\[@\]\}", inner)
                 found = [self._unquoted(before)]
-                for name, behind in zip(arrays[::2], arrays[1::2], strict=True):  # items join what is around them
+                for name, behind in zip(arrays[::2], arrays[1::2], strict=True):  # items join what touches them
                     first, *more = self._array(name) or [""]
                     found = [*found[:-1], found[-1] + first, *more]
                     found[-1] += self._unquoted(behind)
@@ -241,25 +241,25 @@ class Values:
         return [self._expand(text).replace("\\", "") if "$(" not in text else text]
 
     def _given(self, first: int = 1) -> list[str]:
-        """`$@`, `${@:2}`: the arguments of the function, or of the file."""
+        """Return `$@` or `${@:2}`: arguments of the function or the file."""
         if self._arguments is None:
             self._note("$@: arguments that sbatch is given for the file: taken as none")
         return list(self._arguments or [])[max(first - 1, 0) :]
 
     def _argument(self, name: str) -> str:
-        """`$1`: an argument of the function, or of the file."""
+        """Return `$1`: an argument of the function or the file."""
         if self._arguments is not None:
             return self._arguments[int(name) - 1] if int(name) <= len(self._arguments) else ""
         self._note(f"${name}: an argument that sbatch is given for the file: taken as empty ({HOW.format(name=name)})")
         return ""
 
     def _note(self, text: str) -> None:
-        """Once, where a value is used that nothing in the file gives."""
+        """Note once that a used value is not in the file."""
         if not any(text == other for other, _line in self.found.notes):
             self.found.notes.append((text, self.line))
 
     def _words_of(self, command: Any) -> list[str]:
-        """Words of a command; the parser takes `$A/$1` for two, and nothing is between them."""
+        """Return the words of a command. Join words without a gap: the parser splits `$A/$1`."""
         found: list[str] = []
         children = [child for child in command.children if child.is_named and not child.type.endswith("redirect")]
         at = 0
@@ -274,19 +274,19 @@ class Values:
         return found
 
     def _unquoted(self, text: str) -> str:
-        """Text between double quotes."""
+        """Expand text between double quotes."""
         return self._expand(text).replace('\\"', '"')
 
     def _array(self, name: str, sign: str = "@") -> list[str]:
-        """One that nothing has set is empty: arrays do not come from the environment."""
+        """Return an array. An unset one is empty: arrays do not come from the environment."""
         if name not in self.values and any(re.search(rf"\b{name}\b", other) for other, _line in self.found.others):
-            return [f"${{{name}[{sign}]}}"]  # set by what is not followed here: a loop, mapfile
+            return [f"${{{name}[{sign}]}}"]  # set in a statement that is not followed: a loop, mapfile
         if name not in self.values:
             self.found.remarks.append((f"{name}: nothing in the file sets this array: it is empty", self.line))
         return list(self.values.get(name, []))
 
     def _expand(self, text: str) -> str:
-        """Variables with a known value, and defaults; the rest stays as it is written."""
+        """Expand known variables and defaults; keep the rest as written."""
         found, at = "", 0
         while at < len(text):
             if text[at] != "$" or (at and text[at - 1] == "\\"):
@@ -297,7 +297,7 @@ class Values:
             part, read = text[at:end], set(self.values.read)
             found += (value := self._value(part))
             if value == part:
-                self.values.read = read  # nothing that was looked up counts
+                self.values.read = read  # its reads do not count
             at = end
         return found
 
@@ -319,7 +319,7 @@ class Values:
         if match[2] is None:
             return "" if name in self.values else part
         if name == self._sets and name.endswith("PATH") and "=" not in match[2]:
-            return part  # the nodes have one of their own
+            return part  # each node has its own
         default = self._expand(match[3]).strip("\"'")
         self.found.notes.append((f"{name}: its default {default!r} is taken", self.line))
         if "=" in match[2]:
@@ -327,7 +327,7 @@ class Values:
         return default
 
     def _printed(self, command: str) -> str | None:
-        """What a command in `$(...)` prints, where that is known: a path, or a word under a condition."""
+        """Return the output of a command in `$(...)` if known: a path, or a word under a condition."""
         if (printed := re.fullmatch(r"\s*(\[.*\])\s*&&\s*echo\s+([^;|&]*)", command, re.DOTALL)) is not None:
             holds = self._holds(printed[1])
             return None if holds is None else self._expand(printed[2].strip().strip("\"'")) if holds else ""
@@ -340,7 +340,7 @@ class Values:
         return path_printed(words, " ".join(self.values.get("PWD", []))) if known else None
 
     def _changed(self, part: str) -> str | None:
-        """`${A##*/}`, `${#A}`, `${A[1]}` of values that are known."""
+        """Expand `${A##*/}`, `${#A}` and `${A[1]}` of known values."""
         if array := re.fullmatch(r"\$\{([A-Za-z_]\w*)\[([*@])\]\}", part):
             return " ".join(self._array(array[1], array[2]))
         match = re.fullmatch(r"\$\{(#?)([A-Za-z_]\w*)(?:\[([^\]]*)\])?(.*)\}", part, re.DOTALL)
@@ -358,7 +358,7 @@ class Values:
         return changed(value, self._expand(match[4])) if match[4] else value
 
     def _worked_out(self, part: str) -> str:
-        """`$((2 * NODES))`, if all of it is known; else as it is written."""
+        """Evaluate `$((2 * NODES))`; return it as written if a part is unknown."""
         inner = part.removeprefix("$((").removesuffix("))")
         filled = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda match: " ".join(self.values.get(match[1], ["?"])), inner)
         if not re.fullmatch(r"[\d\s()*/%+-]{1,200}", filled):

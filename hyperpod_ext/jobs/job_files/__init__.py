@@ -1,1 +1,1 @@
-"""JSON files that a job leaves on a machine, and the checks before they are used."""
+"""JSON files of jobs on this machine, checked before use."""

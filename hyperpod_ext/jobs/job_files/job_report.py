@@ -141,7 +141,7 @@ class ResizeReport(Output):
 
 
 class ContinuedReport(Output):
-    """Steps that were made while ranks were missing."""
+    """Steps made while ranks were missing."""
 
     first_step: Count
     last_step: Count
@@ -182,7 +182,7 @@ def _of_equal_length(shares: dict[str, list[float]]) -> dict[str, list[float]]:
 
 
 class OverTime(Output):
-    """Where the time went, over equal parts of the job."""
+    """Shares of phases in equal parts of the job."""
 
     part_s: Seconds
     """Seconds of one part."""

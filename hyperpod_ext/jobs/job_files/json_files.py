@@ -1,4 +1,4 @@
-"""JSON files of jobs. A full disk may have cut them off, and anybody may have changed them: check before use."""
+"""JSON files of jobs, checked before use: a full disk may have cut them off, or a user changed them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Targets hyperpod-eks and kubeflow, and what they share: pods, their sizes, and what an operator defines."""
+"""Targets hyperpod-eks and kubeflow, and their shared parts: pods, sizes, and kinds of jobs."""

@@ -1,4 +1,4 @@
-"""What Kubernetes knows of a job besides its status: the operator's conditions, its pods, and what happened to them."""
+"""Details of a job besides its status: the operator's conditions, pods and events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hyperpod_ext.jobs.kubernetes.kinds import kinds_of
 
 
 def details(handle: JobHandle) -> dict[str, Any]:
-    """`conditions`, `pods` and `events` of a job, events from the oldest to the newest.
+    """Return `conditions`, `pods` and `events` of a job, the oldest event first.
 
     Raises:
         NotFoundError: there is no such job.
@@ -36,7 +36,7 @@ def details(handle: JobHandle) -> dict[str, Any]:
 
 
 def pods_of(client: Client, handle: JobHandle, *, running: bool) -> list[dict[str, Any]]:
-    """The pods of a job, in the order of their numbers; with `running` those that run and are not about to end."""
+    """Return the pods of a job, sorted by number; with `running`, only running pods that are not terminating."""
     kind = kind_of(kinds_of(handle.target), handle)
     pods = PodLogs(client, client.access.namespace, f"{kind.pod_label}={handle.name}", None).pods()
     if not running:
@@ -46,7 +46,7 @@ def pods_of(client: Client, handle: JobHandle, *, running: bool) -> list[dict[st
 
 
 def kept_spec(handle: JobHandle) -> JobConfig | None:
-    """The spec that the job was made from, as its object keeps it.
+    """Return the spec in the job's annotation, if any.
 
     Raises:
         NotFoundError: there is no such job.
@@ -79,7 +79,7 @@ def _pod(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _reasons(status: Mapping[str, Any], containers: list[Mapping[str, Any]]) -> Iterator[str]:
-    """Why a pod is not as it should be, from the most telling on."""
+    """Yield the reasons why a pod is not ready, the most specific first."""
     for one in containers:
         for state in ("waiting", "terminated"):
             found = (one.get("state") or {}).get(state) or {}

@@ -38,7 +38,7 @@ INSTEAD = {
 
 
 def capabilities() -> Capabilities:
-    """What the operator and the runtime under it can do."""
+    """Return the capabilities of the operator and the runtime under it."""
     return Capabilities(
         orchestrator="eks",
         pod_suffix="-nodes-00000",
@@ -54,19 +54,19 @@ def capabilities() -> Capabilities:
 
 
 def render(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
-    """`network-policy.yaml` and `job.yaml`."""
+    """Render `network-policy.yaml` and `job.yaml`."""
     from hyperpod_ext.jobs.kubernetes.hyperpod_eks_render import render_files
 
     return render_files(job, cluster)
 
 
 def problems(job: JobConfig) -> Iterator[Problem]:
-    """What the launcher cannot do, ports that are the operator's, and what is wrong with the overlay of the spec."""
+    """Yield problems of the launcher, of ports and variables that the operator uses, and of the overlay."""
     yield from _of_launcher(job)
     yield from _of_ports(job)
     yield from _of_variables(job)
     if job.overlay.kubernetes == KubernetesOverlay():
-        return  # what renders need not be loaded
+        return  # do not load the renderer
     from hyperpod_ext.jobs.kubernetes.hyperpod_eks_render import render_files
     from hyperpod_ext.jobs.kubernetes.overlays import apply
     from hyperpod_ext.jobs.kubernetes.pod import CONTAINER
@@ -76,7 +76,7 @@ def problems(job: JobConfig) -> Iterator[Problem]:
 
 
 def _of_launcher(job: JobConfig) -> Iterator[Problem]:
-    """What does not go together with `kubernetes.launcher`."""
+    """Yield settings that `kubernetes.launcher` does not support."""
     if job.kubernetes.launcher != "ours":
         if job.kubernetes.operator_addresses:
             yield Problem(
@@ -112,7 +112,7 @@ def _of_launcher(job: JobConfig) -> Iterator[Problem]:
 
 
 def _of_ports(job: JobConfig) -> Iterator[Problem]:
-    """The operator calls pods at one port, which the NetworkPolicy opens to it alone."""
+    """Yield fields with the port at which the operator calls pods."""
     ports = {
         "metrics.port": job.metrics.port if job.metrics is not None else None,
         "rendezvous.port": job.rendezvous.port,
@@ -124,7 +124,7 @@ def _of_ports(job: JobConfig) -> Iterator[Problem]:
 
 
 def _of_variables(job: JobConfig) -> Iterator[Problem]:
-    """The number of nodes, which the operator tells in a variable that hyperpodrun and our runtime read."""
+    """Yield fields that set the operator's variable for the number of nodes."""
     only, overlaid = job.kubernetes, job.overlay.kubernetes.container.get("env")
     named = [(f"env.{name}", name) for name in job.env]
     named += [(f"kubernetes.secret_env.{index}.name", one.name) for index, one in enumerate(only.secret_env)]
@@ -144,48 +144,48 @@ def _of_variables(job: JobConfig) -> Iterator[Problem]:
 
 
 def warnings(job: JobConfig) -> Iterator[str]:
-    """Nothing: what renders says it all."""
+    """Yield nothing."""
     del job
     return iter(())
 
 
 def submit(plan: Plan) -> JobHandle:
-    """Create the objects of the plan, and the job's secret if there is none."""
+    """Create the objects of the plan, and the job's secret if it is missing."""
     from hyperpod_ext.jobs.kubernetes import jobs
 
     return jobs.submit(HYPERPOD, plan.job, plan.files)
 
 
 def rehearse(plan: Plan) -> None:
-    """Have the server check the objects of the plan; nothing is kept."""
+    """Check the objects of the plan on the server without creating them."""
     from hyperpod_ext.jobs.kubernetes import jobs
 
     jobs.submit(HYPERPOD, plan.job, plan.files, dry_run=True)
 
 
 def list_jobs() -> list[JobStatus]:
-    """The jobs in the namespace of the current context."""
+    """Return the jobs in the namespace of the current context."""
     from hyperpod_ext.jobs.kubernetes import jobs
 
     return jobs.list_jobs(HYPERPOD)
 
 
 def status(handle: JobHandle) -> JobStatus:
-    """As the operator sees it."""
+    """Return the status that the operator reports."""
     from hyperpod_ext.jobs.kubernetes import jobs
 
     return jobs.status(HYPERPOD, handle)
 
 
 def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[StatusUpdate]:
-    """A moment every two seconds."""
+    """Yield an update every two seconds."""
     from hyperpod_ext.jobs.kubernetes import jobs
 
     return jobs.watch(HYPERPOD, handle, with_lines)
 
 
 def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> Iterator[str]:
-    """What the pods print."""
+    """Yield the output of the pods."""
     from hyperpod_ext.jobs.kubernetes import jobs
 
     return jobs.logs(HYPERPOD, handle, rank, follow)
@@ -199,7 +199,7 @@ def cancel(handle: JobHandle) -> JobStatus:
 
 
 def result(handle: JobHandle) -> Mapping[str, Any]:
-    """What the operator says of a job that has ended."""
+    """Return the operator's status of an ended job."""
     from hyperpod_ext.jobs.kubernetes import jobs
 
     return jobs.result(HYPERPOD, handle)

@@ -1,4 +1,4 @@
-"""What a JobConfig becomes on HyperPod with EKS: a HyperPodPyTorchJob, and its NetworkPolicy. Pure."""
+"""Rendering of a JobConfig for HyperPod with EKS: a HyperPodPyTorchJob and its NetworkPolicy. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hyperpod_ext.config.clusters.cluster import ClusterConfig
 
 LOG_DIR = "/tmp/hyperpod"
-"""Where the operator's log rules look."""
+"""Folder of the logs that the operator's log rules read."""
 _CLEAN = {"all": "All", "completed": "OnlyComplete", "none": "None"}
 _CHECKPOINTLESS_PORTS = (9000, 9001, 9002, 9003, 9004, 9005)
 _CHECKPOINTLESS_ENV = {
@@ -38,21 +38,21 @@ _CHECKPOINTLESS_ENV = {
     "INPROCESS_RESTART": "1",
     "TORCH_SKIP_TCPSTORE": "1",
 }
-"""AWS's launch article names HPCT_USE_CONN_DATA and TORCH_SKIP_TCPSTORE, its documentation HPCT_USE_ROOTLESS. An image
-reads those of its age and ignores the others."""
+"""AWS's launch article names HPCT_USE_CONN_DATA and TORCH_SKIP_TCPSTORE, its documentation HPCT_USE_ROOTLESS. Each
+image reads the variables of its version."""
 _CHECKPOINTLESS_WAIT_S = 1800
-"""AWS's own time for a restart in process, where the spec has no timeouts.fault_s."""
+"""AWS's default time for a restart in process, if timeouts.fault_s is unset."""
 _FOR_EVER = -1
 _AGENTS_MEET = 29400
-"""Port on the first node, unless the spec says otherwise."""
+"""Default port on the first node."""
 _FORKED = ("-m", "hyperpod_ext.runtime.prefork")
-"""The last flags: the script's process comes from the pod's fork server."""
+"""Last flags: the pod's fork server starts the script's process."""
 MONITOR_S = "0.02"
-"""How often hyperpodrun looks at its processes, s: torchrun's 0.1 is waited for three to five times in a recovery."""
+"""Interval of hyperpodrun's checks of its processes, s. A recovery waits three to five intervals; torchrun has 0.1."""
 
 
 def render_files(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
-    """`network-policy.yaml`, unless the spec wants none, then `job.yaml`."""
+    """Render `network-policy.yaml`, unless the spec disables it, then `job.yaml`."""
     files = {}
     if job.kubernetes.network_policy:
         policy = network_policy(job, from_operator=True)
@@ -72,13 +72,13 @@ def render_files(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str
 
 
 def title(job: JobConfig) -> str:
-    """The first line of the file, for people."""
+    """Return the first line of the file, a comment for readers."""
     ranks = f"{job.nodes} x {job.workers_per_node} = {job.world_size} ranks"
     return f"{job.name}: {ranks}; written by hp-ext, which can write it again from the spec in the annotations."
 
 
 def metadata(job: JobConfig) -> dict[str, Any]:
-    """Name, labels and annotations of the job."""
+    """Return name, labels and annotations of the job."""
     return filled(
         {
             "name": job.name,
@@ -90,7 +90,7 @@ def metadata(job: JobConfig) -> dict[str, Any]:
 
 
 def image_of(job: JobConfig, cluster: ClusterConfig | None) -> str:
-    """The job's image, with AWS's registry if it is a short name; without an image, AWS's own for checkpointless."""
+    """Return the job's image. Short names get AWS's registry; checkpointless jobs default to AWS's image."""
     found = job.image
     if cluster is not None and found is not None:
         found = with_registry(found, cluster.region)
@@ -102,15 +102,15 @@ def image_of(job: JobConfig, cluster: ClusterConfig | None) -> str:
 
 
 def start_of(job: JobConfig, cluster: ClusterConfig | None) -> Start:
-    """How the container begins: with exec hyperpodrun, which this operator alone can drive, or with our agent."""
+    """Return the start of the container: exec hyperpodrun, which only this operator supports, or our agent."""
     if ours(job):
         return _start_of_ours(job, cluster)
     checkpointless = job.mode == "aws-checkpointless"
     flags = ["--nproc-per-node", str(job.workers_per_node), "--log-dir", LOG_DIR, "--redirects", "3", "--tee", "3"]
-    # an elastic job is told of another number of nodes by SIGUSR1, which only agents that restart processes send
+    # elastic jobs learn a new size by SIGUSR1, which is only sent by agents that restart processes
     in_process = checkpointless or (job.mode == "ours" and job.elastic is None)
     wait_s = (job.timeouts.fault_s or _CHECKPOINTLESS_WAIT_S) if checkpointless else 2 * job.restart.leave_timeout_s
-    if in_process:  # without a bound, a rank that hangs is waited for for ever
+    if in_process:  # without a limit, a hanging rank would block for ever
         flags += ["--inprocess-restart", "--inprocess-timeout", str(math.ceil(wait_s))]
     environment: dict[str, str] = dict(RANKED_LINES)
     if checkpointless:
@@ -135,7 +135,7 @@ def start_of(job: JobConfig, cluster: ClusterConfig | None) -> Start:
 
 
 def ours(job: JobConfig) -> bool:
-    """Whether our agent serves the operator."""
+    """Whether our agent, not hyperpodrun, serves the operator."""
     return job.kubernetes.launcher == "ours"
 
 
@@ -146,15 +146,15 @@ def _start_of_ours(job: JobConfig, cluster: ClusterConfig | None) -> Start:
         flags += ["--allow", network]
     script = fill("hyperpod_eks/start-ours.sh.j2", flags=flags, command=job.words)
     restart = job.restart
-    if "node_wait_s" not in restart.model_fields_set:  # what a target where nodes are processes takes is too short
+    if "node_wait_s" not in restart.model_fields_set:  # the default is for nodes that are processes
         restart = restart.model_copy(update={"node_wait_s": NEW_POD_S})
-    # spares are the operator's: they come in the place of a node; so are log rules: they come with its calls
+    # the operator itself manages spares and log rules
     alone = job.model_copy(update={"spares": 0, "restart": restart, "log_rules": ()})
     return Start(script, image_of(job, cluster), agent_environment(alone), (labels.AGENT_PORT,))
 
 
 def replica_specs(job: JobConfig, start: Start) -> list[dict[str, Any]]:
-    """One entry for each group of nodes; a job whose nodes are all alike has one, called `nodes`."""
+    """Return one entry for each group of nodes, or one entry `nodes`."""
     if not job.node_groups:
         most = job.elastic.max_nodes if job.elastic else None
         return [_replica_spec("nodes", job.nodes, most, job.spares, pod_template(job, start, for_hyp=True))]
@@ -175,7 +175,7 @@ def _replica_spec(name: str, replicas: int, most: int | None, spares: int, templ
 
 
 def run_policy(job: JobConfig) -> dict[str, Any]:
-    """Budgets, limits and log rules."""
+    """Return budgets, limits and log rules."""
     again, limits = job.relaunch, job.timeouts
     restart = filled(
         {
@@ -203,7 +203,7 @@ def run_policy(job: JobConfig) -> dict[str, Any]:
 
 
 def log_rule(job: JobConfig, index: int) -> dict[str, Any]:
-    """One rule about what rank 0 prints."""
+    """Return one rule about the output of rank 0."""
     rule = job.log_rules[index]
     return filled(
         {
@@ -221,7 +221,7 @@ def log_rule(job: JobConfig, index: int) -> dict[str, Any]:
 
 
 def elastic_policy(job: JobConfig) -> dict[str, Any]:
-    """How the operator scales the job."""
+    """Return the bounds for the operator's scaling."""
     elastic = job.elastic
     if elastic is None:
         return {}

@@ -1,7 +1,7 @@
-"""Resizing a HyperPodPyTorchJob that runs: the operator scales it, within bounds that are changed here.
+"""Resizing a running HyperPodPyTorchJob: change the bounds within which the operator scales it.
 
-The operator takes as many nodes as are free, up to `maxReplicas`. So fewer nodes are as many as it may have at most;
-more nodes come when there is room for them. Its processes end and begin again with their state in memory.
+The operator takes all free nodes up to `maxReplicas`. Fewer nodes are a lower maximum; more nodes join when they are
+free. The job's processes restart with their state in memory.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from hyperpod_ext.jobs.kubernetes.jobs import POLL_S, client_of
 from hyperpod_ext.jobs.kubernetes.kinds import HYPERPOD, state_of
 
 _TRIES = 5
-"""How often a change is made again because somebody else, the operator most of all, changed the job meanwhile."""
+"""Attempts of a change if others, mostly the operator, change the job at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingResize:
-    """Bounds that the operator was given."""
+    """Changed bounds of a job."""
 
     handle: JobHandle
     client: Client
     name: str
-    """Version of the object that has them."""
+    """Version of the object with these bounds."""
     nodes: int
     of: int
     pods: int
-    """Those that run once it is done, spares among them."""
+    """Running pods after the resize, including spares."""
     note: str
 
 
 def order(handle: JobHandle, nodes: int) -> PendingResize:
-    """Have the operator give the job at most `nodes` nodes.
+    """Limit the job to `nodes` nodes.
 
     Raises:
         NotFoundError: there is no such job.
-        ConflictError: it has ended, or others change it all the time.
-        ConfigError: it cannot run on so many, or the server refuses the bounds.
-        UnsupportedError: it was not made by hp-ext, so that nobody knows its bounds.
+        ConflictError: it has ended, or others keep changing it.
+        ConfigError: this size is not allowed, or the server refuses the bounds.
+        UnsupportedError: hp-ext did not create it, so that its bounds are unknown.
     """
     client = client_of(handle)
     path = HYPERPOD.path(client.access.namespace, handle.name)
@@ -75,9 +75,9 @@ def order(handle: JobHandle, nodes: int) -> PendingResize:
 
 
 def bounded(found: Mapping[str, Any], job: JobConfig, nodes: int) -> dict[str, Any]:
-    """The object `found`, with bounds by which it gets `nodes` nodes at most. Pure.
+    """Return the object `found` with a maximum of `nodes` nodes. Pure.
 
-    Of groups of nodes, those that come first keep most.
+    The first groups of nodes keep the most nodes.
     """
     changed: dict[str, Any] = copy.deepcopy(dict(found))
     spec = changed["spec"]
@@ -97,7 +97,7 @@ def bounded(found: Mapping[str, Any], job: JobConfig, nodes: int) -> dict[str, A
 
 
 def outcome(ordered: PendingResize, timeout_s: float | None) -> dict[str, Any]:
-    """Wait until as many pods run.
+    """Wait until the new number of pods runs.
 
     Raises:
         ConflictError: the job ended first.
@@ -119,7 +119,7 @@ def outcome(ordered: PendingResize, timeout_s: float | None) -> dict[str, Any]:
 
 
 def _running(client: Client, name: str) -> int:
-    """Pods of the job that run, and are not about to end."""
+    """Count the running pods that are not terminating."""
     pods = PodLogs(client, client.access.namespace, f"{HYPERPOD.pod_label}={name}", None).pods()
     going = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
     return sum(pod.get("status", {}).get("phase") == "Running" for pod in going)

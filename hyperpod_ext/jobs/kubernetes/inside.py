@@ -1,4 +1,4 @@
-"""Commands in a job's pods, and their ports on this machine, with kubectl."""
+"""Command lines of kubectl that run commands in a job's pods or forward their ports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def forward_command(handle: JobHandle, node: int, ports: Sequence[str]) -> list[
 
 
 def in_pod(handle: JobHandle, pod: str, words: Sequence[str], *, terminal: bool = False) -> list[str]:
-    """Command line that runs `words` in a pod of the job."""
+    """Return the command line that runs `words` in a pod of the job."""
     return [*_kubectl(handle), "exec", "-it" if terminal else "-i", pod, "--", *words]
 
 

@@ -1,4 +1,4 @@
-"""Submit, watch and end jobs of any kind that Kubernetes has: what the targets there share."""
+"""Submit, watch and cancel jobs of any kind on Kubernetes."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _ORDER = ("NetworkPolicy",)
 
 
 def submit(kind: Kind, job: JobConfig, files: Mapping[str, str], dry_run: bool = False) -> JobHandle:
-    """Create what `files` hold; with `dry_run` the server checks it all and keeps nothing.
+    """Create the objects in `files`; with `dry_run`, the server only checks them.
 
     Raises:
-        ConflictError: a job of this name exists; nothing of it was changed.
-        UnknownOutcomeError: an answer was lost, and the server does not say whether the job exists.
+        ConflictError: a job of this name exists; it was not changed.
+        UnknownOutcomeError: a response was lost, and the job may exist.
     """
     client = Client(load_access(job.kubernetes.context, job.kubernetes.namespace))
     objects = [found for text in files.values() for found in read_all(text) if found]
@@ -65,27 +65,27 @@ def submit(kind: Kind, job: JobConfig, files: Mapping[str, str], dry_run: bool =
 
 
 def ensure_secret(client: Client, namespace: str, name: str, job: str) -> None:
-    """The job's secret: made once with random bytes, and kept, because checkpoints outlive the job."""
+    """Create the job's secret from random bytes, unless it exists. It stays, because checkpoints outlive the job."""
     path = f"/api/v1/namespaces/{namespace}/secrets"
     metadata = {"name": name, "labels": {labels.MANAGED_BY: "hyperpod-ext", labels.JOB: job}}
     body = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque"}
     try:
         client.create(path, body | {"stringData": {"secret": secrets.token_hex(32)}})
     except ConflictError:
-        return  # of an earlier submission: its checkpoints are signed with it
+        return  # checkpoints of an earlier submission are signed with it
 
 
 def list_jobs(kind: Kind, context: str | None = None) -> list[JobStatus]:
-    """All jobs of this kind in the namespace of the context."""
+    """Return all jobs of this kind in the namespace of the context."""
     client = Client(load_access(context))
     return [_status(kind, client, found) for found in client.items(kind.path(client.access.namespace))]
 
 
 def known_kinds(kinds: tuple[Kind, ...], client: Client | None = None) -> list[Kind]:
-    """Those of `kinds` that the cluster knows.
+    """Return the kinds that the cluster has.
 
     Raises:
-        NotFoundError: it knows none of them.
+        NotFoundError: it has none of them.
     """
     client = client or Client(load_access())
     known: list[Kind] = []
@@ -102,7 +102,7 @@ def known_kinds(kinds: tuple[Kind, ...], client: Client | None = None) -> list[K
 
 
 def kind_of(kinds: tuple[Kind, ...], handle: JobHandle) -> Kind:
-    """The kind that has a job of this name; the first that the cluster knows, if none has."""
+    """Return the kind of the existing job, or the first kind that the cluster has."""
     client = client_of(handle)
     known = known_kinds(kinds, client)
     for kind in known:
@@ -113,7 +113,7 @@ def kind_of(kinds: tuple[Kind, ...], handle: JobHandle) -> Kind:
 
 
 def status(kind: Kind, handle: JobHandle) -> JobStatus:
-    """How one job is; of one that has failed also why, as its pods and the operator have it together."""
+    """Return the status of a job. A failed job has the reason from its pods and the operator."""
     client = client_of(handle)
     now = _status(kind, client, client.get(kind.path(client.access.namespace, handle.name)))
     if now.state != "failed":
@@ -123,13 +123,13 @@ def status(kind: Kind, handle: JobHandle) -> JobStatus:
 
 
 def live(kind: Kind, job: JobConfig) -> dict[str, Any]:
-    """The object of `job`, as the server has it."""
+    """Return the server's object of `job`."""
     client = Client(load_access(job.kubernetes.context, job.kubernetes.namespace))
     return client.get(kind.path(client.access.namespace, job.name))
 
 
 def watch(kind: Kind, handle: JobHandle, with_lines: bool, poll_s: float = POLL_S) -> Iterator[StatusUpdate]:
-    """A moment every `poll_s`, and whenever lines come, until the job has ended."""
+    """Yield updates every `poll_s` and for new lines, until the job has ended."""
     client = client_of(handle)
     logs = _logs_of(kind, client, handle.name, None) if with_lines else None
     for now in _until_ended(kind, client, handle):
@@ -148,7 +148,7 @@ def watch(kind: Kind, handle: JobHandle, with_lines: bool, poll_s: float = POLL_
 def logs(
     kind: Kind, handle: JobHandle, rank: int | None = None, follow: bool = False, poll_s: float = POLL_S
 ) -> Iterator[str]:
-    """What the pods print; of one rank: the lines that its launcher marks so, wherever it runs."""
+    """Yield the output of the pods, or the lines that launchers prefix with `rank`."""
     client = client_of(handle)
     found = client.get(kind.path(client.access.namespace, handle.name))
     spec = read_note(found.get("metadata") or {})
@@ -170,7 +170,7 @@ def logs(
 
 
 def _until_ended(kind: Kind, client: Client, handle: JobHandle) -> Iterator[JobStatus]:
-    """The job's status, again and again; the last one says that it has ended."""
+    """Poll the job's status; the last one is final."""
     seen = False
     while True:
         try:
@@ -188,7 +188,7 @@ def _until_ended(kind: Kind, client: Client, handle: JobHandle) -> Iterator[JobS
 
 
 def cancel(kind: Kind, handle: JobHandle, poll_s: float = POLL_S) -> JobStatus:
-    """Delete the job, and return when its pods are gone. One that has ended stays."""
+    """Delete the job, and return when its pods have ended. An ended job stays."""
     client = client_of(handle)
     namespace = client.access.namespace
     before = _status(kind, client, client.get(kind.path(namespace, handle.name)))
@@ -203,13 +203,13 @@ def cancel(kind: Kind, handle: JobHandle, poll_s: float = POLL_S) -> JobStatus:
             hint = f"kubectl describe pod {left[0]['metadata']['name']} tells what holds it"
             raise HyperpodExtError(f"{handle.name} is deleted, but its pods do not end: {names}", hint=hint)
         time.sleep(poll_s)
-    with suppress(NotFoundError):  # the spec wanted none
+    with suppress(NotFoundError):  # the spec may disable it
         client.delete(f"/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies/{handle.name}-hpx")
     return JobStatus(before.name, before.handle, "cancelled", submitted_at=before.submitted_at)
 
 
 def result(kind: Kind, handle: JobHandle) -> dict[str, Any]:
-    """What is known of a job that has ended."""
+    """Return the final status of an ended job."""
     now = status(kind, handle)
     if not now.ended:
         hint = f"`hp-ext status {handle}` shows how far it is"
@@ -219,12 +219,12 @@ def result(kind: Kind, handle: JobHandle) -> dict[str, Any]:
 
 
 def handle_of(kind: Kind, client: Client, name: str) -> JobHandle:
-    """`hyperpod-eks://NAMESPACE@CONTEXT/NAME`; slashes of the context are escaped."""
+    """Return `hyperpod-eks://NAMESPACE@CONTEXT/NAME`; slashes of the context are escaped."""
     return JobHandle(kind.target, f"{client.access.namespace}@{quote(client.access.context, safe=':')}", name)
 
 
 def client_of(handle: JobHandle) -> Client:
-    """A client for the place of a handle; for a bare name that of the current context."""
+    """Return a client for the place of a handle; for a bare name, that of the current context."""
     if handle.place == ANYWHERE:
         return Client(load_access())
     namespace, at, context = handle.place.rpartition("@")
@@ -232,7 +232,7 @@ def client_of(handle: JobHandle) -> Client:
 
 
 def _refuse_a_second(client: Client, kind: Kind, name: str) -> None:
-    client.get(kind.path(client.access.namespace), limit="1")  # says at once if the cluster does not know the kind
+    client.get(kind.path(client.access.namespace), limit="1")  # fails if the cluster lacks the kind
     with suppress(NotFoundError):
         client.get(kind.path(client.access.namespace, name))
         hint = f"end it with `hp-ext cancel {handle_of(kind, client, name)}`, or use another name"
@@ -240,7 +240,7 @@ def _refuse_a_second(client: Client, kind: Kind, name: str) -> None:
 
 
 def _put(client: Client, path: str, found: dict[str, Any], query: Mapping[str, str]) -> list[str]:
-    """Create or replace; returns what was newly made and must go again if the rest fails."""
+    """Create or replace an object; return its path if it is new and must be deleted when the rest fails."""
     own = f"{path}/{found['metadata']['name']}"
     try:
         client.create(path, found, **query)

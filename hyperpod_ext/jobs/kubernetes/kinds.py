@@ -1,4 +1,4 @@
-"""Kinds of training job that Kubernetes operators know, and how each says how it is."""
+"""Kinds of training jobs on Kubernetes, and their states."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Kind:
     name: str
     """`kind:` of its objects."""
     pod_label: str
-    """Label of its pods whose value is the job's name."""
+    """Label of its pods with the job's name."""
 
     @property
     def api_version(self) -> str:
@@ -32,7 +32,7 @@ class Kind:
         return f"{self.group}/{self.version}"
 
     def path(self, namespace: str, name: str = "") -> str:
-        """Where the API has the objects of a namespace, or one of them."""
+        """Return the API path of the objects in a namespace, or of one object."""
         return f"/apis/{self.api_version}/namespaces/{namespace}/{self.plural}" + (f"/{name}" if name else "")
 
 
@@ -47,13 +47,13 @@ READS = frozenset({*OF_PODS, "labels", "annotations", "kubernetes"})
 
 
 def kinds_of(target: str) -> tuple[Kind, ...]:
-    """Kinds of the jobs of a target."""
+    """Return the kinds of jobs of a target."""
     return tuple(kind for kind in (HYPERPOD, PYTORCH, TRAIN) if kind.target == target)
 
 
 def state_of(found: Mapping[str, Any]) -> str:
-    """starting, running, succeeded or failed, as the object's conditions say. Reads leniently: an operator newer than
-    this may say more than we know."""
+    """Return starting, running, succeeded or failed from the object's conditions. Unknown conditions are ignored:
+    newer operators may have more."""
     status = _mapping(found.get("status"))
     true = [
         str(condition.get("type", "")).lower()
@@ -68,7 +68,7 @@ def state_of(found: Mapping[str, Any]) -> str:
 
 
 def reason_of(found: Mapping[str, Any]) -> dict[str, str] | None:
-    """Of a failed job: why, in the operator's own words."""
+    """Return the operator's reason for a failed job."""
     for condition in reversed(_conditions(_mapping(found.get("status")))):
         if str(condition.get("type", "")).lower() == "failed":
             words = [str(condition[key]) for key in ("reason", "message") if condition.get(key)]
@@ -78,7 +78,7 @@ def reason_of(found: Mapping[str, Any]) -> dict[str, str] | None:
 
 
 def ended_at(found: Mapping[str, Any]) -> str | None:
-    """When the job ended, as the operator says."""
+    """Return the time at which the job ended."""
     status = _mapping(found.get("status"))
     if time := status.get("completionTime"):
         return str(time)

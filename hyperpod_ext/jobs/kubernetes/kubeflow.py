@@ -34,7 +34,7 @@ INSTEAD = {
 
 
 def capabilities() -> Capabilities:
-    """What the operators and the runtime under them can do."""
+    """Return the capabilities of the operators and the runtime under them."""
     return Capabilities(
         orchestrator="eks",
         pod_suffix="-worker-00000",
@@ -47,17 +47,17 @@ def capabilities() -> Capabilities:
 
 
 def render(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
-    """`network-policy.yaml` and `job.yaml`."""
-    del cluster  # nothing depends on it
+    """Render `network-policy.yaml` and `job.yaml`."""
+    del cluster  # not needed
     from hyperpod_ext.jobs.kubernetes.kubeflow_render import render_files
 
     return render_files(job)
 
 
 def problems(job: JobConfig) -> Iterator[Problem]:
-    """What is wrong with the overlay of the spec."""
+    """Return problems of the overlay."""
     if job.overlay.kubernetes == KubernetesOverlay():
-        return iter(())  # what renders need not be loaded
+        return iter(())  # do not load the renderer
     from hyperpod_ext.jobs.kubernetes.kubeflow_render import PYTORCH_CONTAINER, TRAIN_CONTAINER, render_files
     from hyperpod_ext.jobs.kubernetes.overlays import apply
     from hyperpod_ext.jobs.kubernetes.schemas import find_problems
@@ -67,48 +67,48 @@ def problems(job: JobConfig) -> Iterator[Problem]:
 
 
 def warnings(job: JobConfig) -> Iterator[str]:
-    """Nothing: what renders says it all."""
+    """Yield nothing."""
     del job
     return iter(())
 
 
 def submit(plan: Plan) -> JobHandle:
-    """Create the objects of the plan, and the job's secret if there is none."""
+    """Create the objects of the plan, and the job's secret if it is missing."""
     from hyperpod_ext.jobs.kubernetes import jobs
 
     return jobs.submit(_kind_of(plan.job), plan.job, plan.files)
 
 
 def rehearse(plan: Plan) -> None:
-    """Have the server check the objects of the plan; nothing is kept."""
+    """Check the objects of the plan on the server without creating them."""
     from hyperpod_ext.jobs.kubernetes import jobs
 
     jobs.submit(_kind_of(plan.job), plan.job, plan.files, dry_run=True)
 
 
 def list_jobs() -> list[JobStatus]:
-    """The jobs of both kinds in the namespace of the current context."""
+    """Return the jobs of both kinds in the namespace of the current context."""
     from hyperpod_ext.jobs.kubernetes import jobs
 
     return [found for kind in jobs.known_kinds(kinds_of("kubeflow")) for found in jobs.list_jobs(kind)]
 
 
 def status(handle: JobHandle) -> JobStatus:
-    """As the operator sees it."""
+    """Return the status that the operator reports."""
     from hyperpod_ext.jobs.kubernetes import jobs
 
     return jobs.status(_kind_at(handle), handle)
 
 
 def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[StatusUpdate]:
-    """A moment every two seconds."""
+    """Yield an update every two seconds."""
     from hyperpod_ext.jobs.kubernetes import jobs
 
     return jobs.watch(_kind_at(handle), handle, with_lines)
 
 
 def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> Iterator[str]:
-    """What the pods print."""
+    """Yield the output of the pods."""
     from hyperpod_ext.jobs.kubernetes import jobs
 
     return jobs.logs(_kind_at(handle), handle, rank, follow)
@@ -122,7 +122,7 @@ def cancel(handle: JobHandle) -> JobStatus:
 
 
 def result(handle: JobHandle) -> Mapping[str, Any]:
-    """What the operator says of a job that has ended."""
+    """Return the operator's status of an ended job."""
     from hyperpod_ext.jobs.kubernetes import jobs
 
     return jobs.result(_kind_at(handle), handle)
@@ -133,7 +133,7 @@ def _kind_of(job: JobConfig) -> Kind:
 
 
 def _kind_at(handle: JobHandle) -> Kind:
-    """Which of the two kinds has a job of this name."""
+    """Return the kind of the existing job."""
     from hyperpod_ext.jobs.kubernetes import jobs
 
     return jobs.kind_of(kinds_of("kubeflow"), handle)

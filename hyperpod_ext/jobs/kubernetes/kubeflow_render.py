@@ -1,4 +1,4 @@
-"""What a JobConfig becomes with Kubeflow: a PyTorchJob (v1) or a TrainJob (v2), and its NetworkPolicy. Pure."""
+"""Rendering of a JobConfig for Kubeflow: a PyTorchJob (v1) or a TrainJob (v2), and its NetworkPolicy. Pure."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from hyperpod_ext.jobs.kubernetes.policy import network_policy
 
 PYTORCH_CONTAINER, TRAIN_CONTAINER = "pytorch", "node"
 _PORT = 29400
-"""Where node 0 listens, unless the spec says otherwise; the services of both kinds lead to every port."""
+"""Default port of node 0; the services of both kinds expose every port."""
 _CLEAN = {"all": "All", "completed": "Running", "none": "None"}
 _IN_POD = ("containers", "volumes", "nodeSelector", "tolerations", "affinity", "imagePullSecrets", "serviceAccountName")
 _PATCHED = (*_IN_POD, "terminationGracePeriodSeconds", "securityContext", "schedulingGates")
-"""What a TrainJob may change of the pods of its runtime."""
+"""Fields that a TrainJob may change in its runtime's pods."""
 _MANAGER = "hyperpod-ext.io/launch"
 
 
 def render_files(job: JobConfig) -> dict[str, str]:
-    """`network-policy.yaml`, unless the spec wants none, then `job.yaml`."""
+    """Render `network-policy.yaml`, unless the spec disables it, then `job.yaml`."""
     files = {}
     if job.kubernetes.network_policy:
         policy = network_policy(job, from_operator=False)
@@ -43,7 +43,7 @@ def render_files(job: JobConfig) -> dict[str, str]:
 
 
 def start_of(job: JobConfig) -> Start:
-    """How the container begins: our agent, or torchrun; hyperpodrun works only under HyperPod's operator."""
+    """Return the start of the container: our agent or torchrun. hyperpodrun works only under HyperPod's operator."""
     no_python, words = words_for_torchrun(job)
     alone = without_launcher(job)
     script = fill(
@@ -81,13 +81,13 @@ def _pytorch_job(job: JobConfig) -> str:
         "kubeflow/pytorchjob.yaml.j2",
         title=title(job),
         metadata=_metadata(job, **resume),
-        # a command that starts processes of its own finds the operator's default in PET_NPROC_PER_NODE
+        # a command that starts its own processes gets the operator's default in PET_NPROC_PER_NODE
         workers_per_node="auto" if without_launcher(job) and job.mode == "plain" else job.workers_per_node,
         run_policy=_run_policy(job),
         elastic_policy=_elastic_policy(job),
         roles=[(role, replicas) for role, replicas in roles if replicas],
         restart_policy="Never" if again == 0 else "OnFailure",
-        pod_template=pod_template(job, start_of(job), name=PYTORCH_CONTAINER),  # the operator looks for this name
+        pod_template=pod_template(job, start_of(job), name=PYTORCH_CONTAINER),  # the operator requires this name
     )
 
 
@@ -117,9 +117,9 @@ def _elastic_policy(job: JobConfig) -> dict[str, Any]:
 
 
 def _train_job(job: JobConfig) -> str:
-    template = pod_template(job, start_of(job), name=TRAIN_CONTAINER)  # so it is called in Kubeflow's own runtimes
+    template = pod_template(job, start_of(job), name=TRAIN_CONTAINER)  # name in Kubeflow's own runtimes
     pod = template["spec"]
-    container = pod["containers"][0]  # what a TrainJob cannot say of others, the rules refuse
+    container = pod["containers"][0]  # rules refuse other containers
     trainer = {
         "image": container["image"],
         "numNodes": job.nodes,

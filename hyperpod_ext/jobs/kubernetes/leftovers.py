@@ -1,4 +1,4 @@
-"""What a job that has ended leaves in its namespace: itself, its pods, its network policy and its secret."""
+"""Remaining objects of an ended job: the job, its pods, its network policy and its secret."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _COLLECTIONS = {
 
 
 def find(handle: JobHandle, with_secret: bool) -> list[tuple[str, str]]:
-    """Kind and name of each object that the job left, in the order of their deletion.
+    """Return kind and name of each remaining object, in the order of deletion.
 
-    A secret is the job's only where a submission made it: one that the spec names stays.
+    A secret that the spec names stays; only secrets made at submission are included.
 
     Raises:
         ConflictError: the job has not ended.
-        NotFoundError: nothing of it is left.
+        NotFoundError: it has no remaining objects.
     """
     client = client_of(handle)
     found: list[tuple[str, str]] = []
@@ -48,7 +48,7 @@ def find(handle: JobHandle, with_secret: bool) -> list[tuple[str, str]]:
 
 
 def delete(handle: JobHandle, found: list[tuple[str, str]]) -> None:
-    """Delete these; those that went by themselves meanwhile are no mistake."""
+    """Delete these objects; ignore missing ones."""
     client = client_of(handle)
     kinds: dict[str, Kind] = {kind.name: kind for kind in kinds_of(handle.target)}
     for kind, name in found:

@@ -1,7 +1,6 @@
-"""Volumes of a pod and where its container sees them: those of `volumes`, /dev/shm, nodes' disks that tiers are on,
-and the job's secret. Pure.
+"""Volumes and mounts of a pod: `volumes` of the spec, /dev/shm, nodes' disks for tiers, and the job's secret. Pure.
 
-Volumes that the spec names itself, in `kubernetes.pod.volumes`, come after these; none has a name of these.
+Volumes in `kubernetes.pod.volumes` follow, and have other names.
 """
 
 from __future__ import annotations
@@ -23,28 +22,29 @@ from hyperpod_ext.config.job.volumes import (
 )
 
 _OWNER_ONLY = 0o400
-"""The runtime refuses a secret that others can read."""
+"""File mode of secrets: the runtime refuses a secret that others can read."""
 _SHARED_MEMORY = "shm"
 _NUMBERED = re.compile(rf"(claim|host|scratch|config|secret|{labels.DISK_VOLUME})-[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Mounts:
-    """Both halves that Kubernetes wants of each."""
+    """Volumes and their mounts."""
 
     volumes: list[dict[str, Any]] = field(default_factory=list)
     mounts: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, name: str, source: dict[str, Any], path: str, **more: Any) -> None:
-        """One volume and its mount."""
+        """Add a volume and its mount."""
         self.volumes.append({"name": name} | source)
         self.mounts.append({"name": name, "mountPath": path} | {key: value for key, value in more.items() if value})
 
 
 def job_mounts(job: JobConfig, *, keeps_addresses: bool = False, projected: bool = False) -> Mounts:
-    """All volumes of the job's pods; one for the addresses that hyperpodrun keeps, which need not run as root.
+    """Return all volumes of the job's pods.
 
     Args:
+        keeps_addresses: add a volume for hyperpodrun's file of addresses, so that it need not run as root.
         projected: mount secrets as projected volumes, with the same files and rights. AWS's `hyp` reads only these.
     """
     mounts = Mounts()
@@ -70,7 +70,7 @@ def job_mounts(job: JobConfig, *, keeps_addresses: bool = False, projected: bool
 
 
 def _as(source: dict[str, Any], projected: bool) -> dict[str, Any]:
-    """A source, as a projected one if it is a secret and that is asked for."""
+    """Return a source of a volume; with `projected`, a secret becomes a projected volume."""
     if not projected or "secret" not in source:
         return source
     secret = dict(source["secret"])
@@ -79,7 +79,7 @@ def _as(source: dict[str, Any], projected: bool) -> dict[str, Any]:
 
 
 def is_own_name(job: JobConfig, name: str) -> bool:
-    """Whether a volume of this name is, or may become, one of the job's own."""
+    """Whether a volume of this name is, or may become, one of the job's volumes."""
     return name in _own_names(job) or name.startswith(labels.DISK_VOLUME)
 
 
@@ -90,7 +90,7 @@ def _own_names(job: JobConfig) -> set[str]:
 
 
 def _disks(job: JobConfig) -> list[str]:
-    """Folders of the node for tiers on its disk that are on no volume of the spec."""
+    """Return the folders of tiers on the node's disk that no volume of the spec holds."""
     if job.mode != "ours":
         return []
     wanted = [tier.mounted for tier in job.checkpoint.durable() if tier.on_node]
@@ -107,19 +107,19 @@ def _needs_shared_memory(job: JobConfig) -> bool:
 
 
 def is_ours(name: str) -> bool:
-    """Whether a volume of this name in a file of ours is one that `job_mounts` made."""
+    """Whether `job_mounts` made the volume of this name in a rendered file."""
     return (
         name in (_SHARED_MEMORY, labels.ADDRESSES_VOLUME, labels.SECRET_VOLUME) or _NUMBERED.fullmatch(name) is not None
     )
 
 
 def secret_name(job: JobConfig) -> str:
-    """The Secret that members of the job know each other by."""
+    """Return the name of the Secret with which the job's nodes authenticate each other."""
     return job.kubernetes.job_secret or f"{job.name}-hpx"
 
 
 def source_of(volume: Volume) -> dict[str, Any]:
-    """What Kubernetes mounts."""
+    """Return the source of a volume for Kubernetes."""
     match volume:
         case ClaimVolume():
             read_only = {"readOnly": True} if volume.read_only else {}

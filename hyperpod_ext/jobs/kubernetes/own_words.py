@@ -1,4 +1,4 @@
-"""Sections with Kubernetes' own fields, merged with what follows from the rest of a spec. Pure."""
+"""Sections with Kubernetes' own fields, merged with fields from the rest of a spec. Pure."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def written(job: JobConfig) -> Iterator[str]:
-    """Paths of the fields in both sections."""
+    """Yield the paths of the fields in both sections."""
     for section in ("container", "pod"):
         for field in getattr(job.kubernetes, section):
             yield f"kubernetes.{section}.{field}"
 
 
 def with_limits(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """Requests and limits that follow from `resources`, and those that the spec says besides."""
+    """Add the section's limits and claims to the requests and limits from `resources`."""
     return dict(ours) | {"limits": {**ours["limits"], **theirs.get("limits", {})}, "claims": theirs.get("claims")}
 
 
 def both_affinities(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
-    """What both ask for. Terms for nodes are alternatives, so that each gets our conditions; other rules all hold."""
+    """Combine two affinities. Node terms are alternatives, so that each gets our conditions; other rules are added."""
     found = copy.deepcopy(dict(theirs))
     if needed := ours.get("nodeAffinity"):
         (own,) = needed[_REQUIRED]["nodeSelectorTerms"]
@@ -40,7 +40,7 @@ def both_affinities(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[
 
 
 def without_ours(affinity: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
-    """What is left of an affinity once `ours` is taken out of it: the inverse of `both_affinities`."""
+    """Remove `ours` from an affinity: the inverse of `both_affinities`."""
     found = copy.deepcopy(dict(affinity))
     if needed := ours.get("nodeAffinity"):
         (own,) = needed[_REQUIRED]["nodeSelectorTerms"]

@@ -1,6 +1,6 @@
-"""The pod that runs one node of a job, as plain data. Pure: nothing of this machine goes in.
+"""The pod of one node of a job, as plain data. Pure.
 
-Nothing is privileged and nothing uses the node's network unless the spec asks for it.
+Pods are unprivileged and do not use the node's network, unless the spec says so.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _GRACE_MARGIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How the container begins."""
+    """Start of the container."""
 
     script: str
-    """Shell, run by `/bin/sh -c`; it ends with exec, so that signals reach the launcher."""
+    """Script for `/bin/sh -c`. It ends with exec, so that signals reach the launcher."""
     image: str
     env: Mapping[str, str] = field(default_factory=dict)
-    """Variables besides the job's own; the job's win."""
+    """Further variables; variables of the job override them."""
     ports: tuple[int, ...] = ()
     keeps_addresses: bool = False
     """Whether the launcher writes into `labels.ADDRESSES_DIR`."""
@@ -44,35 +44,35 @@ class Start:
 def pod_template(
     job: JobConfig, start: Start, group: NodeGroup | None = None, name: str = CONTAINER, *, for_hyp: bool = False
 ) -> dict[str, Any]:
-    """metadata and spec of the pods of `job`, or of one group of its nodes.
+    """Return metadata and spec of the pods of `job`, or of one group of its nodes.
 
     Args:
-        for_hyp: use only what the reader of AWS's `hyp` can parse. It stops listing a namespace at the first job with a
+        for_hyp: use only fields that AWS's `hyp` can parse. It stops listing a namespace at the first job with a
             pod anti-affinity that has a label selector, or with a secret volume that is not projected.
     """
     return {"metadata": pod_metadata(job), "spec": pod_spec(job, start, group, name, for_hyp)}
 
 
 def object_labels(job: JobConfig) -> dict[str, str]:
-    """Labels of the job itself and of all that belongs to it."""
+    """Return the labels of the job and all its objects."""
     ours = {labels.MANAGED_BY: "hyperpod-ext", labels.JOB: job.name}
     return ours | queue_labels(job) | dict(job.labels)
 
 
 def queue_labels(job: JobConfig) -> dict[str, str]:
-    """How Kueue knows a job's queue and priority."""
+    """Return Kueue's labels for queue and priority."""
     found = {labels.QUEUE: job.scheduling.queue, labels.PRIORITY: job.scheduling.priority}
     return {key: value for key, value in found.items() if value is not None}
 
 
 def pod_metadata(job: JobConfig) -> dict[str, Any]:
-    """Labels and annotations of every pod."""
+    """Return labels and annotations of every pod."""
     annotations = topology_annotations(job) | dict(job.annotations)
     return {"labels": object_labels(job)} | ({"annotations": annotations} if annotations else {})
 
 
 def topology_annotations(job: JobConfig) -> dict[str, str]:
-    """How Kueue knows which nodes are close enough."""
+    """Return Kueue's annotation for the topology."""
     topology = job.scheduling.topology
     if topology is None:
         return {}
@@ -80,7 +80,7 @@ def topology_annotations(job: JobConfig) -> dict[str, str]:
 
 
 def pod_spec(job: JobConfig, start: Start, group: NodeGroup | None, name: str, for_hyp: bool) -> dict[str, Any]:
-    """The pod itself; empty parts are left out."""
+    """Return the spec of a pod without empty fields."""
     share = node_share(job, group)
     mounts = job_mounts(job, keeps_addresses=start.keeps_addresses, projected=for_hyp)
     only = job.kubernetes
@@ -107,7 +107,7 @@ def pod_spec(job: JobConfig, start: Start, group: NodeGroup | None, name: str, f
 
 
 def container(job: JobConfig, start: Start, share: NodeShare, mounts: Mounts, name: str) -> dict[str, Any]:
-    """The container that trains."""
+    """Return the training container."""
     only = job.kubernetes
     words = dict(only.container)
     resources = with_limits({"requests": share.requests(), "limits": share.limits()}, words.pop("resources", {}))
@@ -131,7 +131,7 @@ def container(job: JobConfig, start: Start, share: NodeShare, mounts: Mounts, na
 
 
 def environment(job: JobConfig, start: Start, share: NodeShare) -> list[dict[str, Any]]:
-    """Variables: what libraries need, then the launcher's, then the job's, which win; secrets by reference."""
+    """Return the variables of libraries, the launcher and the job (later ones win), and references to secrets."""
     found: dict[str, str] = {}
     if share.efa and spans_nodes(job):
         found |= efa_environment(
@@ -147,7 +147,7 @@ def environment(job: JobConfig, start: Start, share: NodeShare) -> list[dict[str
 
 
 def runtime_environment(job: JobConfig) -> dict[str, str]:
-    """What our runtime inside the container reads."""
+    """Return the variables of our runtime."""
     return {
         ENV_RUNTIME: RuntimeConfig.of(job).model_dump_json(),
         "HPX_RUN_DIR": RUN_DIR,
@@ -156,23 +156,23 @@ def runtime_environment(job: JobConfig) -> dict[str, str]:
 
 
 def agent_environment(job: JobConfig) -> dict[str, str]:
-    """What our agent reads: besides, the file for its last word, where the pod names another one than usual."""
+    """Return the variables of our agent: those of the runtime, and the pod's file for termination messages."""
     file = job.kubernetes.container.get("terminationMessagePath")
     return runtime_environment(job) | ({"HPX_TERMINATION_LOG": file} if file is not None else {})
 
 
 def node_selector(job: JobConfig, group: NodeGroup | None) -> dict[str, str]:
-    """Labels that a node must have."""
+    """Return the labels that a node must have."""
     instance_type = instance_type_of(job, group)
     of_type = {labels.INSTANCE_TYPE: instance_type} if instance_type else {}
     return of_type | dict(job.scheduling.node_selector) | (dict(group.node_selector) if group else {})
 
 
 def one_pod_a_node(job: JobConfig) -> list[dict[str, Any]]:
-    """The constraint that keeps the job's pods apart, as the anti-affinity of `affinity` does.
+    """Return the constraint that places each pod on its own node, as the anti-affinity of `affinity` does.
 
-    With as many domains asked for as the job has pods at most, a node without any counts as the least: one pod is then
-    the most that a node may have.
+    `minDomains` is the largest number of pods. Until there are as many nodes, the minimum counts as 0, so that a node
+    may have one pod.
     """
     if not (job.scheduling.spread and spans_nodes(job)):
         return []
@@ -189,9 +189,9 @@ def one_pod_a_node(job: JobConfig) -> list[dict[str, Any]]:
 
 
 def affinity(job: JobConfig, apart: bool = True) -> dict[str, Any]:
-    """Away from nodes that HyperPod found faulty, and with `apart` from the job's other pods.
+    """Return the affinity that avoids faulty nodes of HyperPod and, with `apart`, the job's other pods.
 
-    `NotIn` also takes nodes without the label, so that it does no harm on other clusters.
+    `NotIn` also accepts nodes without the label, as on other clusters.
     """
     found: dict[str, Any] = {}
     if job.scheduling.healthy_only:
@@ -210,7 +210,7 @@ def affinity(job: JobConfig, apart: bool = True) -> dict[str, Any]:
 
 
 def tolerations(job: JobConfig, share: NodeShare) -> list[dict[str, Any]]:
-    """Taints that the job puts up with: its own, and the usual one that guards accelerators."""
+    """Return the job's tolerations, with one for the usual taint of accelerators."""
     found: list[dict[str, Any]] = []
     if guard := _guard_of(share.accelerator_resource):
         found.append({"key": guard, "operator": "Exists", "effect": "NoSchedule"})
@@ -229,12 +229,12 @@ def tolerations(job: JobConfig, share: NodeShare) -> list[dict[str, Any]]:
 
 
 def filled(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """`fields` without those that say nothing."""
+    """Return `fields` without empty values."""
     return {name: value for name, value in fields.items() if value not in (None, [], {}, ())}
 
 
 def grace_s(job: JobConfig) -> int | None:
-    """Seconds from SIGTERM to SIGKILL, if the newest step needs more than Kubernetes' 30 to reach a durable tier."""
+    """Return the seconds from SIGTERM to SIGKILL, if saving needs more than Kubernetes' default of 30."""
     if job.mode != "ours" or not job.checkpoint.durable():
         return None
     needed = math.ceil(job.checkpoint.grace_s + _GRACE_MARGIN_S)
@@ -242,7 +242,7 @@ def grace_s(job: JobConfig) -> int | None:
 
 
 def _guard_of(resource: str | None) -> str | None:
-    """The taint that clusters keep other pods from accelerators with."""
+    """Return the usual taint of nodes with this accelerator."""
     if resource is None:
         return None
     return {"nvidia.com": "nvidia.com/gpu", "aws.amazon.com": "aws.amazon.com/neuron"}.get(resource.partition("/")[0])

@@ -1,6 +1,6 @@
-"""NetworkPolicy: who may reach the pods of a job.
+"""NetworkPolicy of a job's pods.
 
-hyperpodrun's agent takes orders on its port from anyone who can connect, and members of a job trust each other.
+hyperpodrun's agent accepts orders from anyone who can connect to its port. Pods of a job trust each other.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ _ALL_BUT_THE_AGENTS = (
     {"protocol": "TCP", "port": labels.AGENT_PORT + 1, "endPort": _LAST_PORT},
     {"protocol": "UDP"},
 )
-"""What members need of each other: a pod that somebody has broken into stops no other one."""
+"""Ports that pods of a job may use: a compromised pod cannot stop others."""
 
 
 def network_policy(job: JobConfig, *, from_operator: bool) -> dict[str, Any]:
-    """Pods of the job reach each other; with `from_operator` the HyperPod operator reaches the agent's port, and nobody
-    else does, they neither.
+    """Return a policy that allows traffic between pods of the job, and from anywhere to the port of `metrics`.
 
-    Whoever collects numbers reaches the port of `metrics`, which tells them to anybody.
+    With `from_operator`, only the HyperPod operator may reach the agent's port.
     """
     members = {"matchLabels": {labels.JOB: job.name}}
     ingress: list[dict[str, Any]] = [{"from": [{"podSelector": members}]}]

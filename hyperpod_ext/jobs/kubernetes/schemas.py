@@ -1,7 +1,7 @@
-"""The custom resources as their operators define them: what a rendered file is checked against before it is sent.
+"""Schemas of the custom resources, which rendered files are checked against before submission.
 
-HyperPodPyTorchJob's own definition is not public; this follows AWS's documentation and client. Pods are checked only
-for what every pod must have: the API server knows the rest better.
+HyperPodPyTorchJob's definition is not public; this follows AWS's documentation and client. Only required fields of pods
+are checked: the API server checks the rest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
 
 
 class SchemaModel(BaseModel):
-    """Unknown fields are errors: the server would drop them without a word."""
+    """Model that refuses unknown fields, which the server would drop silently."""
 
     model_config = ConfigDict(extra="forbid", strict=True, alias_generator=to_camel)
 
@@ -161,7 +161,7 @@ class KubeflowElasticPolicy(SchemaModel):
     rdzv_conf: list[dict[str, str]] | None = None
     standalone: bool | None = None
     metrics: list[dict[str, Any]] | None = None
-    """Of a HorizontalPodAutoscaler."""
+    """Metrics of a HorizontalPodAutoscaler."""
 
 
 class PyTorchJobSpec(SchemaModel):
@@ -223,10 +223,10 @@ _MODELS: dict[str, type[BaseModel]] = {
 
 
 def check_yaml(name: str, text: str) -> list[dict[str, Any]]:
-    """The objects of a rendered file, each checked against its kind.
+    """Parse a rendered file, and check each object against its kind.
 
     Raises:
-        ConfigError: every field that its operator would refuse or drop.
+        ConfigError: an operator would refuse or drop a field; names each.
     """
     try:
         objects = [found for found in read_all(text) if found is not None]
@@ -239,7 +239,7 @@ def check_yaml(name: str, text: str) -> list[dict[str, Any]]:
 
 
 def find_problems(name: str, found: object) -> list[Problem]:
-    """What is wrong with one object."""
+    """Return the problems of one object."""
     kind = str(found.get("kind")) if isinstance(found, dict) else "nothing"
     if kind not in _MODELS:
         return [

@@ -1,5 +1,4 @@
-"""How much of one node a job's pod takes: what the spec says, and what follows from the instance type. And how long
-another one may take to come. Pure."""
+"""Resources of a job's pod, from the spec or the instance type, and the time to wait for a new pod. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +10,14 @@ from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.scheduling import NodeGroup
 
 NEW_POD_S = 900.0
-"""How long a job waits for a pod in the place of a lost one, unless it says: a machine may have to be replaced."""
+"""Default time to wait for the replacement of a lost pod: a machine may have to be replaced."""
 _HUGEPAGES_MIB = 5120
-"""What AWS's own examples reserve for EFA on each node."""
+"""Huge pages for EFA on each node, as in AWS's examples."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeShare:
-    """What one pod asks for; None: nothing is said."""
+    """Requested resources of a pod; None: no request."""
 
     accelerators: int
     accelerator_resource: str | None
@@ -29,7 +28,7 @@ class NodeShare:
     ephemeral_storage_mib: int | None = None
 
     def limits(self) -> dict[str, str]:
-        """What Kubernetes wants as a limit: extended resources and huge pages, always equal to their request."""
+        """Return the limits: extended resources and huge pages, which must equal their requests."""
         found: dict[str, str] = {}
         if self.accelerators and self.accelerator_resource:
             found[self.accelerator_resource] = str(self.accelerators)
@@ -40,7 +39,7 @@ class NodeShare:
         return found
 
     def requests(self) -> dict[str, str]:
-        """What the scheduler looks for on a node."""
+        """Return the requests."""
         found: dict[str, str] = {}
         if self.cpus is not None:
             found["cpu"] = cpu_quantity(self.cpus)
@@ -52,23 +51,23 @@ class NodeShare:
 
 
 def cpu_quantity(cpus: float) -> str:
-    """`4`, or `500m` for half a CPU; never less than one thousandth, which is Kubernetes' smallest."""
+    """Return `4`, or `500m` for half a CPU; at least `1m`, Kubernetes' minimum."""
     thousandths = max(round(cpus * 1000), 1)
     return str(thousandths // 1000) if thousandths % 1000 == 0 else f"{thousandths}m"
 
 
 def instance_type_of(job: JobConfig, group: NodeGroup | None = None) -> str | None:
-    """The instance type of the job's nodes, or of one group of them."""
+    """Return the instance type of the job's nodes, or of one group."""
     return (group.instance_type if group else None) or job.resources.instance_type
 
 
 def spans_nodes(job: JobConfig) -> bool:
-    """Whether the job's workers ever talk to another node."""
+    """Whether the job may run on several nodes."""
     return max(job.nodes, job.elastic.max_nodes if job.elastic else 0) > 1
 
 
 def node_share(job: JobConfig, group: NodeGroup | None = None) -> NodeShare:
-    """What a pod of `job` asks for."""
+    """Return the requested resources of a pod of `job`."""
     asked = job.resources
     machine = instance(instance_type_of(job, group) or "")
     there = machine.accelerators if machine else 0

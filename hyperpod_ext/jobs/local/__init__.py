@@ -1,1 +1,1 @@
-"""Target `local`: agents as processes of this machine, and the engine that looks after them."""
+"""Target `local`: agents as processes of this machine, and the engine that supervises them."""

@@ -1,8 +1,8 @@
 """The engine of one local job: `python -m hyperpod_ext.jobs.local.engine FOLDER LOCK_FD`.
 
-It plays the scheduler, as two processes, so that nothing is left behind even when one is killed with
-SIGKILL. The *keeper* ends everything once the *engine* has died, in whatever way; the engine runs the
-nodes, and is told to end when the keeper dies. Both hold the lock of the job's name.
+It is the scheduler, as two processes, so that no process remains even if one of them gets SIGKILL. The
+*engine* runs the nodes, and gets SIGTERM when the keeper dies. The *keeper* kills all remaining processes
+when the engine has ended. Both hold the lock of the job's name.
 
 WARNING: both fork. Nothing imported here may start a thread.
 """
@@ -43,10 +43,10 @@ _TAIL_LINES = 20
 
 
 def main(arguments: list[str]) -> int:
-    """Detach the keeper; whoever waits for this process learns that it runs."""
-    submission = Submission(Path(arguments[0]))  # the second argument is the lock, open in all of us
+    """Start the keeper in the background. The exit of this process means that it runs."""
+    submission = Submission(Path(arguments[0]))  # arguments[1]: the lock, inherited by all processes
     lose_unwritable_output()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until there is a handler to take it
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until there is a handler
     supervisor = os.fork()
     if supervisor:
         write_atomically(submission.pid_file, f"{supervisor}\n")
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _keep(submission: Submission) -> None:
-    """Wait for the engine, then leave nothing of the job but its folder."""
+    """Wait for the engine, then kill the job's remaining processes."""
     become_subreaper()
     supervisor = os.getpid()
     try:
@@ -66,7 +66,7 @@ def _keep(submission: Submission) -> None:
         return
     try:
         engine = os.fork()
-        if engine == 0:  # it has the lock too: the name is free when both have ended
+        if engine == 0:  # it inherits the lock: the name is free when both have ended
             _run_and_exit(submission, scratch, supervisor)
         signal.signal(signal.SIGTERM, lambda _signum, _frame: _ask_to_end(engine))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -80,7 +80,7 @@ def _keep(submission: Submission) -> None:
 
 
 def _end_early(submission: Submission, message: str) -> None:
-    """Write an end that is not the nodes' own. If nothing can be written, readers say so."""
+    """Write the result of a job whose engine failed. If that is impossible, readers report it."""
     log, ends = str(submission.engine_log), submission.node_ends()
     try:
         submission.end(lost_result(submission.name, submission.handle, message, log, ends))
@@ -89,7 +89,7 @@ def _end_early(submission: Submission, message: str) -> None:
 
 
 def _ask_to_end(engine: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it has ended just now
+    with contextlib.suppress(ProcessLookupError):  # it has just ended
         os.kill(engine, signal.SIGTERM)
 
 
@@ -105,7 +105,7 @@ def _run_and_exit(submission: Submission, scratch: Scratch, supervisor: int) -> 
     except (HyperpodExtError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         _end_early(submission, str(error))
-    except BaseException:  # the last frame of this process: engine.log gets the traceback, the keeper the code
+    except BaseException:  # engine.log gets the traceback, the keeper the exit code
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -127,7 +127,7 @@ def _run_job(submission: Submission, scratch: Scratch, cancellation: Cancellatio
     finally:
         kill_descendants(os.getpid())
         scratch.remove()
-    if os.getppid() != supervisor:  # its death has told this process to end
+    if os.getppid() != supervisor:  # its death, not a user, has cancelled this run
         main = without_supervisor(main)
     if not submission.is_removed():
         submission.end(make_result(submission.name, submission.handle, main, undisturbed))
@@ -136,7 +136,7 @@ def _run_job(submission: Submission, scratch: Scratch, cancellation: Cancellatio
 def _run_once(
     submission: Submission, run: str, job: Any, secret: Path, scratch: Path, cancellation: Cancellation
 ) -> JobReport:
-    """One run of all nodes: `main`, or `undisturbed` without the faults."""
+    """Run all nodes: `main`, or `undisturbed` without faults."""
     run_dir = submission.run_dir(run)
     shared = {
         "HPX_RDZV_ENDPOINT": f"127.0.0.1:{job['rendezvous']['port'] or free_port()}",
@@ -172,12 +172,12 @@ def _run_once(
 
 
 def _end_left(agents: Collection[int]) -> None:
-    """A node that has ended leaves nothing: what is neither an agent that runs nor below one is of none."""
+    """Kill all processes of ended nodes: descendants that belong to no running agent."""
     kill_descendants(os.getpid(), spare=agents)
 
 
 def _grace_period(job: Any) -> GracePeriod:
-    """A lost node is the agents' business for as long as enough of them are left."""
+    """Return how long agents may handle a lost node on their own."""
     restart = job["restart"]
     waits_s = restart["lease_s"] + restart["node_wait_s"] if job["nodes"] + job["spares"] > 1 else 0.0
     restarts = restart["max_node_losses"] if job["nodes"] > 1 else 0
@@ -187,23 +187,23 @@ def _grace_period(job: Any) -> GracePeriod:
 
 
 def _is_durable(job: Any) -> bool:
-    """Whether nodes that are told to end bring their newest step to a tier, for which they have a grace."""
+    """Whether stopped nodes upload their newest step to a durable tier, which takes up to the grace period."""
     return any(tier["kind"] not in ("memory", "peer") for tier in job["checkpoint"]["tiers"])
 
 
 def _secret_of(submission: Submission) -> Path:
-    """The job's secret, the same for every submission of the name: checkpoints are signed with it."""
+    """Return the job's secret, which signs its checkpoints. All submissions of the name share it."""
     file = submission.folder.parent / "secret"
     partial = submission.folder / "secret.partial"
     write_atomically(partial, secrets.token_hex(32))
-    with contextlib.suppress(FileExistsError):  # an earlier submission's: the one that counts
-        os.link(partial, file)  # whole or not at all
+    with contextlib.suppress(FileExistsError):  # keep the secret of an earlier submission
+        os.link(partial, file)  # atomic
     partial.unlink()
     return file
 
 
 def _read_json(file: Path) -> JobReport | None:
-    """A report of the job or of a node that had to stop; None where there is none, or it was cut off."""
+    """Read a report of the job or of a stopped node; None if it is missing or cut off."""
     try:
         report: JobReport = json.loads(file.read_text())
     except (OSError, json.JSONDecodeError):
@@ -212,7 +212,7 @@ def _read_json(file: Path) -> JobReport | None:
 
 
 def _unwritten(run_dir: Path) -> list[JobReport]:
-    """The report of a job whose agents say by their exit codes that it succeeded, and could not write that."""
+    """Return the report of a job that succeeded, by its exit codes, but could not write one."""
     probe = run_dir / "probe"
     try:
         write_atomically(probe, "")

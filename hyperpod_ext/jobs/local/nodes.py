@@ -1,6 +1,6 @@
-"""Starts one process a node and waits for all: the part of a scheduler that a laptop lacks.
+"""Local scheduler: starts one process per node and waits for all.
 
-Standard library only, and single-threaded: that is what makes it safe to run code between fork and exec.
+Standard library only and single-threaded, so that code may run between fork and exec.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from hyperpod_ext.processes import die_with_parent
 
 Action = Literal["wait", "terminate", "kill"]
 WANTED = "nodes_wanted.json"
-"""As `config.resize` has it, which takes too long to import here."""
+"""Copy of `config.resize.WANTED`, which takes too long to import here."""
 _ABANDONED_S = 1.0
-"""How often it is looked whether a job is abandoned."""
+"""Interval of checks for an abandoned job, s."""
 _LOOK_S = 0.1
-"""How often it is looked which nodes a job wants."""
+"""Interval of checks for the nodes that a job wants, s."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCommand:
-    """What one node runs."""
+    """Command of one node."""
 
     command: tuple[str, ...]
     env: Mapping[str, str]
@@ -40,22 +40,22 @@ class NodeCommand:
 
 @dataclass(frozen=True, slots=True)
 class GracePeriod:
-    """How long the nodes are left alone."""
+    """Times before the scheduler stops nodes."""
 
     after_failure_s: float = 10.0
-    """For the others to end by themselves, once one has failed."""
+    """Time for the others to end after a failure."""
     node_wait_s: float = 0.0
-    """And before that, for a coordinator among them to find another node."""
+    """Additional time before that, for the coordinator to replace a node."""
     after_asking_s: float = 5.0
-    """Between SIGTERM and SIGKILL."""
+    """Time between SIGTERM and SIGKILL."""
     needed: int | None = None
-    """Nodes without which the others cannot go on. Default: all of them."""
+    """Nodes that the job needs to continue. Default: all."""
     restarts: int = 0
-    """How often a node that was killed is started again, when fewer than `needed` are left."""
+    """Restarts of killed nodes while fewer than `needed` are left."""
 
 
 class Cancellation:
-    """Remembers SIGTERM, and wakes whoever waits in a poll."""
+    """Records SIGTERM, and wakes a waiting poll."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -71,14 +71,14 @@ class Cancellation:
         return self._reader
 
     def drain(self) -> None:
-        """Forget the wake-up, not the request."""
+        """Clear the wake-up, not the request."""
         os.read(self._reader, 4096)
 
 
 def next_action(
     now: float, failed_at: float | None, asked_at: float | None, cancelled: bool, grace_period: GracePeriod
 ) -> tuple[Action, float | None]:
-    """What to do with nodes that still run, and in how many seconds to look again."""
+    """Return the action for running nodes, and the seconds until the next check."""
     if asked_at is not None:
         left = asked_at + grace_period.after_asking_s - now
         return ("wait", left) if left > 0 else ("kill", None)
@@ -91,22 +91,22 @@ def next_action(
 
 
 class Wanted:
-    """The nodes that a job whose number of nodes changes would have, as its agents say in a file.
+    """Nodes that the agents of a resizable job request in a file.
 
     Args:
-        file: JSON with `nodes`, replaced as a whole.
-        report: is written when the job is over; a node that ends well before that has left it.
-        make: what a node of this number runs.
+        file: JSON with `nodes`, replaced atomically.
+        report: file written at the end of the job; a node that exits with 0 before has left the job.
+        make: returns the command of a node by its number.
     """
 
     def __init__(self, file: Path, report: Path, make: Callable[[int], NodeCommand]) -> None:
         self._file, self._report, self.make = file, report, make
         self._seen: tuple[int, int] | None = None
         self.nodes: frozenset[int] | None = None
-        """None: nothing was said yet."""
+        """None: no request yet."""
 
     def look(self) -> bool:
-        """Whether there is news."""
+        """Read the file; return whether it has changed."""
         try:
             status = self._file.stat()
             if (status.st_ino, status.st_mtime_ns) == self._seen:
@@ -119,7 +119,7 @@ class Wanted:
 
     @property
     def is_over(self) -> bool:
-        """Whether the job is."""
+        """Whether the job has ended."""
         return self._report.exists()
 
 
@@ -132,10 +132,12 @@ def run_nodes(
     abandoned: Callable[[], bool] = lambda: False,
     end_left: Callable[[Collection[int]], None] = lambda pids: None,
 ) -> list[int]:
-    """Run all nodes to their end; returns their exit codes, negative for a signal, of the last time each was run.
+    """Run all nodes to their end; return the exit code of each node's last run, negative for a signal.
 
-    `seen` is told of each end before anything is done about it. All are ended once the job is `abandoned`.
-    `end_left` is given the process ids of those that run, after each end, and ends what others have left.
+    Args:
+        seen: called with each end before the scheduler reacts to it.
+        abandoned: whether to stop all nodes.
+        end_left: called after each end with the process ids of running nodes, to kill processes of the others.
     """
     grace_period = grace_period or GracePeriod()
     needed = len(nodes) if grace_period.needed is None else grace_period.needed
@@ -159,7 +161,7 @@ def run_nodes(
     while running:
         now = time.monotonic()
         cancellation.requested |= abandoned()
-        # those that were started again wait for a coordinator, which then is none of these
+        # restarted nodes wait for a coordinator, so that another node must be it
         may_wait = any(index not in restarted for index, _ in running.values())
         waits_s = grace_period.node_wait_s if failed_at is not None and may_wait else 0.0
         since = None if failed_at is None else failed_at + waits_s
@@ -194,7 +196,7 @@ def run_nodes(
             seen(NodeEnd(index, codes[index], asked_at is not None, again))
             if wanted is not None and codes[index] == 0 and not wanted.is_over:
                 wanted.look()
-                news = True  # it may have been asked for again while it was leaving
+                news = True  # it may have been requested again meanwhile
                 continue
             ended_well += codes[index] == 0
             if again:
@@ -216,5 +218,5 @@ def _start(node: NodeCommand, *, again: bool) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            preexec_fn=lambda: die_with_parent(parent),  # no threads here that it could meet
+            preexec_fn=lambda: die_with_parent(parent),  # safe: there are no threads
         )

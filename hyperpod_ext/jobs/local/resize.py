@@ -1,4 +1,4 @@
-"""Orders to resize a local job that runs, or to move ranks in it. Its nodes are started and ended by who started it."""
+"""Orders to resize a running local job or to move its ranks. The engine starts and stops the nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RUN = "main"
 
 @dataclass(frozen=True, slots=True)
 class PendingResize:
-    """An order that was left for a job."""
+    """A resize order of a job."""
 
     submission: local_store.Submission
     job: str
@@ -37,17 +37,17 @@ class PendingMove:
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Name of the order."""
         return self.order.name
 
 
 def order(handle: JobHandle, nodes: int) -> PendingResize:
-    """Order the job on `nodes` nodes.
+    """Order a resize to `nodes` nodes.
 
     Raises:
         NotFoundError: there is no such job.
         ConflictError: it does not run.
-        ConfigError: it cannot run on so many.
+        ConfigError: this size is not allowed.
     """
     submission, job = _running(handle)
     if problem := resize.refusal(job, nodes):
@@ -56,7 +56,7 @@ def order(handle: JobHandle, nodes: int) -> PendingResize:
 
 
 def outcome(ordered: PendingResize, timeout_s: float | None) -> dict[str, Any]:
-    """Wait until the job goes on as was ordered; what that took, as the coordinator tells it.
+    """Wait until the order is carried out; return the coordinator's event.
 
     Raises:
         ConflictError: it was refused, or the job ended first.
@@ -71,7 +71,7 @@ def outcome(ordered: PendingResize, timeout_s: float | None) -> dict[str, Any]:
 
 
 def move(handle: JobHandle, node: str) -> PendingMove:
-    """Order the ranks of the node of this number on a spare.
+    """Order a move of the ranks of this node to a spare.
 
     Raises:
         NotFoundError: there is no such job.
@@ -88,13 +88,13 @@ def move(handle: JobHandle, node: str) -> PendingMove:
 
 
 def moved(ordered: PendingMove, timeout_s: float | None, *, drain: bool) -> dict[str, Any]:
-    """Wait until the ranks are on the spare and the processes of the node have ended.
+    """Wait until the ranks run on the spare and the node's processes have ended.
 
     Raises:
         ConflictError: it was refused, or the job ended first.
         WaitTimeoutError: it takes longer than `timeout_s`.
     """
-    del drain  # nobody starts anything else there
+    del drain  # a local node has no scheduler to drain it
     order, submission = ordered.order, ordered.order.submission
     done, start = outcome(order, timeout_s), submission.run_dir(_RUN)
     resize.wait_until_left(ordered.job, start, {ordered.node: f"node {ordered.node}"}, submission.is_running)
@@ -111,7 +111,7 @@ def _running(handle: JobHandle) -> tuple[local_store.Submission, JobConfig]:
 
 def _leave(submission: local_store.Submission, job: str, order: Order) -> PendingResize:
     while not (submission.run_dir(_RUN) / "events.jsonl").exists() and submission.is_running():
-        time.sleep(0.05)  # what was there before the job began is none of its orders
+        time.sleep(0.05)  # the job ignores orders from before its start
     name = resize.new_name()
     resize.leave_order(submission.run_dir(_RUN), name, order)
     return PendingResize(submission, job, name)

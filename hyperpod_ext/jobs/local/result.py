@@ -1,6 +1,6 @@
-"""What a run comes to: the agents' report, their exit codes and the run nobody disturbed, put together.
+"""Result of a run, from the agents' report, their exit codes and the undisturbed run.
 
-Pure functions over plain JSON; standard library only.
+Pure functions on plain JSON; standard library only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 JobReport = dict[str, Any]
 _CANCELLED = 130
-"""Exit code of an agent whose job was cancelled."""
+"""Exit code of an agent of a cancelled job."""
 
 EMPTY_REPORT: JobReport = {
     "state": "failed",
@@ -42,23 +42,23 @@ EMPTY_REPORT: JobReport = {
 
 @dataclass(frozen=True, slots=True)
 class NodeEnd:
-    """How the agent of a node has ended, as the engine saw it."""
+    """End of a node's agent, seen by the engine."""
 
     node: int
     code: int
     """Exit code; negative: the signal that killed it."""
     asked: bool = False
-    """Whether the engine had told it to end, because of what was before."""
+    """Whether the engine had stopped it, because of an earlier failure."""
     again: bool = False
-    """Whether it was started again."""
+    """Whether it was restarted."""
 
 
 def first_cause(ends: Iterable[NodeEnd], words: Mapping[int, str]) -> tuple[str, list[str]]:
-    """Which node's end began it all, and what came of that; empty where none failed by itself.
+    """Return the first failure and the later ones; empty if no node failed on its own.
 
     Args:
         ends: oldest first.
-        words: why a node had to stop, by its own account.
+        words: the reason that each stopped node reported.
     """
     failures = []
     for end in ends:
@@ -76,15 +76,15 @@ def first_cause(ends: Iterable[NodeEnd], words: Mapping[int, str]) -> tuple[str,
 def final_report(
     report: JobReport | None, ends: Sequence[NodeEnd], cancelled: bool, log_tail: str, words: Mapping[int, str] = {}
 ) -> JobReport:
-    """The report of a run, also where the agents could not write one or ended otherwise than it says.
+    """Return the report of a run, even if the agents wrote none or ended differently from it.
 
-    This decides a local job's last word. Where a coordinator has said why the job failed, that stands, followed by
-    what only the engine saw; else the first node that failed by itself is the cause.
+    The cause of a failure is the coordinator's, followed by ends that only the engine saw. Without one, the first node
+    that failed on its own is the cause.
     """
     final = _as_seen(EMPTY_REPORT | (report or {}), ends)
     if cancelled:
         return final | {"state": "cancelled"}
-    # the agents went on without those; nobody may have noticed the end of a spare, when the job was about to end
+    # the agents continued without these; they may not have noticed the end of a spare near the job's end
     unneeded = [*final["nodes_lost"], *final["spares"]] if final["state"] == "succeeded" else []
     codes = {end.node: end.code for end in ends}
     failed = any(code != 0 and node not in unneeded for node, code in codes.items())
@@ -92,7 +92,7 @@ def final_report(
         return final
     cause, chain = first_cause([end for end in ends if end.node not in unneeded], words)
     if report is not None and (not cause or all(end.code in (0, _CANCELLED) for end in ends if not end.asked)):
-        return final  # an agent was told to end, and so the job was
+        return final  # the job was stopped through one of its agents
     by_coordinator = report is not None and final["state"] == "failed" and final["error"]
     if by_coordinator and final["error"]["message"] not in words.values():
         seen = [each for each in (cause, *chain) if "ended with exit code" not in each]
@@ -110,7 +110,7 @@ def final_report(
 
 
 def _as_seen(report: JobReport, ends: Sequence[NodeEnd]) -> JobReport:
-    """The report, with how lost nodes were killed: the others have seen a connection end."""
+    """Add the signals that killed lost nodes: other agents only saw their connections end."""
     killed = {end.node: signal.Signals(-end.code).name for end in ends if end.code < 0 and not end.asked}
 
     def seen(fault: JobReport) -> JobReport:
@@ -126,14 +126,14 @@ def _as_seen(report: JobReport, ends: Sequence[NodeEnd]) -> JobReport:
 
 
 def same(main: Mapping[str, Any], undisturbed: Mapping[str, Any] | None, field: str) -> bool | None:
-    """Whether both runs have exactly the same `field`; None when there is nothing to compare."""
+    """Whether `field` is equal in both runs; None if one lacks it."""
     if undisturbed is None or not main.get(field) or not undisturbed.get(field):
         return None
     return bool(main[field] == undisturbed[field])
 
 
 def make_result(name: str, handle: str, main: JobReport, undisturbed: JobReport | None) -> JobReport:
-    """What `create-job --wait -o json` prints."""
+    """Return the result for `create-job --wait -o json`."""
     result = main | {"name": name, "target": "local", "handle": handle}
     result |= {
         "loss_equal": same(main, undisturbed, "losses"),
@@ -147,7 +147,7 @@ def make_result(name: str, handle: str, main: JobReport, undisturbed: JobReport 
         "seconds": undisturbed["seconds"].get("wall"),
         "goodput": undisturbed["goodput"],
     }
-    if result["loss_equal"] is False:  # else they are those above
+    if result["loss_equal"] is False:  # equal losses are in the main report
         result["undisturbed"]["losses"] = undisturbed["losses"]
     if main["state"] == "succeeded" and undisturbed["state"] != "succeeded":
         result["state"] = undisturbed["state"]
@@ -158,23 +158,23 @@ def make_result(name: str, handle: str, main: JobReport, undisturbed: JobReport 
 
 
 def without_supervisor(report: JobReport) -> JobReport:
-    """The report of a run whose engine was told to end by the death of its keeper, and by nobody else."""
+    """Return the report of a run that ended because its keeper died."""
     if report["state"] != "cancelled":
-        return report  # it had ended before
+        return report  # it ended before the keeper
     message = "the process that looks after the job's engine was killed, and the job was ended with it"
     hint = "submit it again: it goes on from its newest durable checkpoint, where it has one"
     return report | {"state": "failed", "error": {"code": "JobFailedError", "message": message, "hint": hint}}
 
 
 def without_numbers(name: str, handle: str, result: Mapping[str, Any], why: str) -> JobReport:
-    """A result that takes little room: its end and its warnings, and `why` there are no numbers."""
+    """Return a short result: its end, its warnings, and `why` it has no numbers."""
     kept = {each: result[each] for each in ("state", "error", "world_size") if each in result}
     kept["warnings"] = [f"{why}; the result has no numbers", *result.get("warnings", ())]
     return make_result(name, handle, EMPTY_REPORT | kept, None)
 
 
 def lost_result(name: str, handle: str, message: str, log: str, ends: Iterable[NodeEnd] = ()) -> JobReport:
-    """The result of a job whose engine died under it, after these ends of nodes."""
+    """Return the result of a job whose engine died, after these ends of nodes."""
     cause, chain = first_cause(ends, {})
     message += f". Before: {'; '.join([cause, *chain])}" if cause else ""
     error = {"code": "JobFailedError", "message": message, "hint": f"see {log}"}

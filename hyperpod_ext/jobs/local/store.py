@@ -1,15 +1,15 @@
-"""Where local jobs are kept: a folder for each submission, a lock for each name.
+"""Files of local jobs: a folder per submission, a lock per name.
 
-    $HPX_HOME/local/NAME/lock       held by the engine for as long as the job lives
+    $HPX_HOME/local/NAME/lock       held by the engine while the job runs
     $HPX_HOME/local/NAME/0001/      one submission
-        job.json  node.sh           what was submitted
-        status.json  result.json    written whole or not at all
+        job.json  node.sh           the submitted job
+        status.json  result.json    written atomically
         engine.pid  engine.log
-        nodes_ended.jsonl           how each agent ended
-        reserved                    room for the last words on a full disk
+        nodes_ended.jsonl           end of each agent
+        reserved                    space for the result on a full disk
         main/  undisturbed/         run folders: events.jsonl, report.json, logs/
 
-Standard library only: the engine starts by importing this.
+Standard library only, because the engine imports this first.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ if TYPE_CHECKING:
 
 _RESULT = "result.json"
 KEPT = 10
-"""Runs of a name whose folders are kept."""
+"""Number of kept submissions per name."""
 _ENDED = frozenset({"succeeded", "failed", "cancelled"})
 _LOCK_TIMEOUT_S = 0.3
-"""Whoever looks whether a lock is held takes it for a moment; a submission waits that out."""
+"""Time to wait for a lock: a check takes it for a moment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """One submission's folder."""
+    """Folder of one submission."""
 
     folder: Path
 
@@ -91,11 +91,11 @@ class Submission:
         return self.folder / _RESULT
 
     def run_dir(self, run: str) -> Path:
-        """Folder of the `main` or the `undisturbed` run."""
+        """Return the folder of the `main` or the `undisturbed` run."""
         return self.folder / run
 
     def read_status(self) -> dict[str, Any]:
-        """What the engine said last.
+        """Return the latest status.
 
         Raises:
             ConfigError: the file is damaged.
@@ -108,7 +108,7 @@ class Submission:
         return status
 
     def read_job(self) -> JobConfig:
-        """The job's spec.
+        """Return the job's spec.
 
         Raises:
             ConfigError: the file is damaged.
@@ -118,14 +118,14 @@ class Submission:
         return read_model(self.job_file, JobConfig)
 
     def write_status(self, **changes: object) -> None:
-        """Change some of the status."""
+        """Change fields of the status."""
         _write(self.status_file, read_object(self.status_file) | changes)
 
     def read_result(self) -> dict[str, Any]:
-        """How it ended.
+        """Return the result.
 
         Raises:
-            FileNotFoundError: it has not, or nothing could be written.
+            FileNotFoundError: the job has not ended, or could not write one.
             ConfigError: the file is damaged.
         """
         from hyperpod_ext.jobs.job_files.job_report import ReportOutput
@@ -138,10 +138,10 @@ class Submission:
             return kept
 
     def end(self, result: Mapping[str, Any]) -> None:
-        """Write how it ended: the result first, so that readers of the status find it.
+        """Write the result, then the status, so that readers of a final status find the result.
 
-        On a full disk a result of many steps may be too long: then it is written without its numbers. On a disk that
-        cannot be written it goes to the temporary directory.
+        If the disk has no room for the numbers of many steps, they are left out. If the disk cannot be written, the
+        result goes to the temporary directory.
 
         Raises:
             HyperpodExtError: that cannot be written either.
@@ -159,7 +159,7 @@ class Submission:
         release_room(self.folder)
 
     def _result_elsewhere(self, status: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The result, if the submission's folder could not be written."""
+        """Return the result from the temporary directory, if there is one."""
         try:
             with open_regular(_elsewhere(status["scratch"])) as file:
                 ours = os.fstat(file.fileno()).st_uid == os.getuid()
@@ -169,57 +169,57 @@ class Submission:
         return result
 
     def node_ended(self, end: NodeEnd) -> None:
-        """Keep how a node's agent has ended, whatever becomes of us. A full or broken disk loses it."""
+        """Record the end of a node's agent for the keeper. A full or broken disk loses the record."""
         if self.is_removed():
             return
         with contextlib.suppress(OSError), open_private(self.folder / "nodes_ended.jsonl", "a") as file:
             file.write(json.dumps(asdict(end)) + "\n")
 
     def node_ends(self) -> list[NodeEnd]:
-        """All ends of agents so far, oldest first."""
+        """Return all recorded ends of agents, oldest first."""
         try:
             lines = (self.folder / "nodes_ended.jsonl").read_text().splitlines()
         except OSError:
             return []
         ends = []
         for line in lines:
-            with contextlib.suppress(ValueError, TypeError):  # a full disk has cut it off
+            with contextlib.suppress(ValueError, TypeError):  # cut off by a full disk
                 ends.append(NodeEnd(**json.loads(line)))
         return ends
 
     def is_removed(self) -> bool:
-        """Whether somebody has removed its folder: nobody can ask for the job any more."""
+        """Whether its folder was removed."""
         return not self.status_file.exists()
 
     def has_ended(self) -> bool:
-        """Whether its end was written."""
+        """Whether the job has ended."""
         return self.read_status()["state"] in _ENDED
 
     def is_running(self) -> bool:
-        """Whether its engine lives."""
+        """Whether its engine runs."""
         return _is_locked(self.folder.parent) and latest(self.name, self.folder.parent.parent) == self
 
 
 def now() -> str:
-    """The time, to the second, as status files carry it."""
+    """Return the time for status files, in seconds."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def names(at: Path | None = None) -> list[str]:
-    """Names of all jobs that have a submission."""
+    """Return the names of all jobs with a submission."""
     folder = at or home()
     return sorted(entry.name for entry in folder.iterdir() if latest(entry.name, folder)) if folder.is_dir() else []
 
 
 def latest(name: str, at: Path | None = None) -> Submission | None:
-    """The newest submission under `name`."""
+    """Return the newest submission of `name`."""
     found = _numbered((at or home()) / name)
     return Submission(found[-1]) if found else None
 
 
 @contextlib.contextmanager
 def locked(name: str) -> Iterator[int | None]:
-    """The lock of `name` as a file descriptor, or None when it is held. A copy outlives this block."""
+    """Take the lock of `name`. Yields its descriptor, or None if it is held. An inherited copy outlives this block."""
     folder = home() / name
     make_private_folder(folder)
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -230,7 +230,7 @@ def locked(name: str) -> Iterator[int | None]:
 
 
 def create(name: str) -> Submission:
-    """A new folder under `name`; the oldest beyond ten go. Call it with the lock held."""
+    """Create a folder for a submission of `name`, and remove the oldest beyond ten. The caller holds the lock."""
     folder = home() / name
     before = _numbered(folder)
     submission = Submission(folder / f"{int(before[-1].name) + 1 if before else 1:04d}")
@@ -241,19 +241,19 @@ def create(name: str) -> Submission:
         draft.status_file, json.dumps({"name": name, "state": "starting", "submitted_at": now(), "error": None})
     )
     reserve_room(draft.folder)
-    draft.folder.rename(submission.folder)  # whoever lists submissions sees it with its status
+    draft.folder.rename(submission.folder)  # visible only together with its status
     for old in _beyond_kept(before):
         shutil.rmtree(old)
     return submission
 
 
 def removed_by_next(name: str) -> list[Path]:
-    """Folders of old runs that the next submission under `name` removes."""
+    """Return the folders that the next submission of `name` removes."""
     return _beyond_kept(_numbered(home() / name))
 
 
 def _beyond_kept(before: list[Path]) -> list[Path]:
-    """Of the runs before a new one, oldest first: those that go."""
+    """Return the folders that a new submission removes; `before` is sorted, oldest first."""
     return before[: max(len(before) + 1 - KEPT, 0)]
 
 
@@ -290,7 +290,7 @@ def _is_locked(folder: Path) -> bool:
 
 
 def _elsewhere(scratch: str) -> Path:
-    """Beside the folder of the job's sockets."""
+    """Return a path next to the folder of the job's sockets."""
     return Path(f"{scratch}.result.json")
 
 
@@ -302,7 +302,7 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
     """
     try:
         write_atomically(path, json.dumps(content, indent=2) + "\n", last=path.name == _RESULT)
-    except FileNotFoundError:  # the job was removed
+    except FileNotFoundError:  # the job's folder was removed
         raise
     except OSError as error:
         raise HyperpodExtError(

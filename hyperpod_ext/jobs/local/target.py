@@ -1,4 +1,4 @@
-"""Target `local`: this machine plays a cluster. Each node is a process tree on the loopback interface."""
+"""Target `local`: this machine as a cluster. Each node is a process tree on the loopback interface."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _CANCEL_TIMEOUT_S = 60.0
 
 
 def capabilities() -> Capabilities:
-    """What this version's runtime does on one machine."""
+    """Return the capabilities of the runtime on one machine."""
     return Capabilities(
         chaos=True,
         process_restart=True,
@@ -58,12 +58,12 @@ def capabilities() -> Capabilities:
 
 
 def render(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
-    """`node.sh`, which the engine starts once for each node."""
+    """Render `node.sh`, which the engine starts for each node."""
     del cluster  # this machine is the cluster
     runtime = RuntimeConfig.of(job)
     if job.nodes + job.spares > 1:
         runtime = runtime.model_copy(update={"checkpoint": runtime.checkpoint.on_one_machine()})
-    if job.command is not None:  # it makes no steps that anything could be concluded from
+    if job.command is not None:  # it reports no steps to detect a hang
         hang = runtime.restart.hang.model_copy(update={"enabled": False})
         runtime = runtime.model_copy(update={"restart": runtime.restart.model_copy(update={"hang": hang})})
     text = runtime.model_dump_json()
@@ -83,14 +83,14 @@ def warnings(job: JobConfig) -> Iterator[str]:
 
 
 def submit(plan: Plan) -> JobHandle:
-    """Start the engine, detached; it has the job's name for as long as it lives."""
+    """Start the engine in the background. It holds the lock of the job's name while it runs."""
     with local_store.locked(plan.name) as lock:
         if lock is None:
             hint = f"end it with `hp-ext cancel {plan.name}`, or use another name"
             raise ConflictError(f"a job named {plan.name} is running", hint=hint)
         _check_this_machine(plan.job)
         if (before := local_store.latest(plan.name)) is not None:
-            local_watch.read_job_status(before, running=False)  # ends what nobody is left to end
+            local_watch.read_job_status(before, running=False)  # cleans up if engine and keeper were killed
         submission = local_store.create(plan.name)
         for name, text in {**plan.files, submission.job_file.name: plan.job.model_dump_json(indent=2) + "\n"}.items():
             write_atomically(submission.folder / name, text)
@@ -99,12 +99,12 @@ def submit(plan: Plan) -> JobHandle:
 
 
 def list_jobs() -> list[JobStatus]:
-    """The newest submission of every name."""
+    """Return the newest submission of every name."""
     return [_listed(JobHandle("local", "localhost", name)) for name in local_store.names()]
 
 
 def _listed(handle: JobHandle) -> JobStatus:
-    """`status`, or why a damaged file does not say it: the other jobs are listed all the same."""
+    """Return the status, or `unknown` with the error of a damaged file, so that other jobs are listed."""
     try:
         return status(handle)
     except ConfigError as error:
@@ -112,18 +112,18 @@ def _listed(handle: JobHandle) -> JobStatus:
 
 
 def status(handle: JobHandle) -> JobStatus:
-    """The newest submission under the name."""
+    """Return the status of the newest submission of the name."""
     submission = _find(handle)
     return local_watch.read_job_status(submission, submission.is_running())
 
 
 def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[StatusUpdate]:
-    """A moment ten times a second."""
+    """Yield an update ten times a second."""
     return local_watch.watch(_find(handle), with_lines)
 
 
 def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> Iterator[str]:
-    """Lines of all ranks, or of one."""
+    """Yield the lines of all ranks, or of one."""
     submission = _find(handle)
     world_size = submission.read_job().world_size
     if rank is not None and rank >= world_size:
@@ -132,12 +132,12 @@ def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> It
 
 
 def cancel(handle: JobHandle) -> JobStatus:
-    """SIGTERM to the engine, then wait until all it started is gone. An ended job is left as it is."""
+    """Send SIGTERM to the engine, then wait until all its processes have ended. Do nothing if the job has ended."""
     submission = _find(handle)
     grace_s = submission.read_job().checkpoint.grace_s
     deadline = time.monotonic() + _CANCEL_TIMEOUT_S + grace_s
-    if submission.is_running() and not submission.has_ended():  # else a later run holds the name, whose folder is gone
-        # killed, or its folder is being removed: then the engine is ending the job by itself
+    if submission.is_running() and not submission.has_ended():  # not a later, removed run
+        # the engine was killed, or is stopping the job because its folder was removed
         with contextlib.suppress(ProcessLookupError, FileNotFoundError):
             os.kill(int(submission.pid_file.read_text()), signal.SIGTERM)
     while submission.is_running():
@@ -148,7 +148,7 @@ def cancel(handle: JobHandle) -> JobStatus:
 
 
 def result(handle: JobHandle) -> Mapping[str, Any]:
-    """The engine's result.json."""
+    """Return the engine's result.json."""
     submission = _find(handle)
     try:
         return EMPTY_REPORT | {"name": handle.name} | submission.read_result()
@@ -177,7 +177,7 @@ def _start_engine(submission: local_store.Submission, lock: int, source_dir: str
             stdout=log,
             stderr=subprocess.STDOUT,
             pass_fds=[lock],
-            start_new_session=True,  # Ctrl-C in this terminal is for us, and we tell the engine
+            start_new_session=True,  # Ctrl-C in this terminal must not reach the engine
             check=False,
         )
     if started.returncode != 0:
@@ -185,7 +185,7 @@ def _start_engine(submission: local_store.Submission, lock: int, source_dir: str
 
 
 def _check_this_machine(job: JobConfig) -> None:
-    """What would make every node fail, said before any starts."""
+    """Raise an error for conditions that would make every node fail."""
     if importlib.util.find_spec("torch") is None:
         raise JobFailedError(f"there is no torch in {sys.executable}", hint="pip install torch")
     needed = ("awscrt", "cryptography") if job.checkpoint.durable() else ("awscrt",)

@@ -1,4 +1,4 @@
-"""Reads what a local job writes while it runs: its events, and the lines its workers print."""
+"""Reading of a running local job: its status, events and output."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ RUNS = ("main", "undisturbed")
 
 
 def watch(submission: Submission, with_lines: bool) -> Iterator[StatusUpdate]:
-    """Moments until the job has ended and nothing of it runs."""
+    """Yield updates until the job and all its processes have ended."""
     events = {run: Tail(submission.run_dir(run) / "events.jsonl") for run in RUNS}
     logs = {run: LogReader(submission.run_dir(run)) for run in RUNS}
     while True:
-        running = submission.is_running()  # asked first: what was written before it ended is then read below
+        running = submission.is_running()  # before reading, so that no line is missed
         status = read_job_status(submission, running)
         yield StatusUpdate(
             status=status,
@@ -38,7 +38,7 @@ def watch(submission: Submission, with_lines: bool) -> Iterator[StatusUpdate]:
 
 
 def follow_logs(submission: Submission, rank: int | None, follow: bool) -> Iterator[str]:
-    """Lines of the main run, until now or until the job has ended."""
+    """Yield the lines of the main run; with `follow`, until the job has ended."""
     reader = LogReader(submission.run_dir("main"), rank)
     while True:
         running = follow and submission.is_running()
@@ -49,7 +49,7 @@ def follow_logs(submission: Submission, rank: int | None, follow: bool) -> Itera
 
 
 def read_job_status(submission: Submission, running: bool) -> JobStatus:
-    """The status as the files tell it; a job that is not over and has no engine has failed."""
+    """Return the status in the files. An unfinished job without an engine has failed."""
     if not running and not submission.has_ended():
         _end_as_lost(submission)
     known = submission.read_status()
@@ -69,7 +69,7 @@ def read_job_status(submission: Submission, running: bool) -> JobStatus:
 
 
 def _end_as_lost(submission: Submission) -> None:
-    """Keeper and engine were both killed, and nobody wrote the end: do what they would have done."""
+    """Clean up and write the result after keeper and engine were both killed."""
     if scratch := submission.read_status().get("scratch"):
         end_abandoned(Path(scratch))
     message = "the job's engine was killed before the job was over"
@@ -78,7 +78,7 @@ def _end_as_lost(submission: Submission) -> None:
 
 
 def _last_step(events: Path) -> dict[str, Any]:
-    """The newest step event; only the end of the file is read."""
+    """Return the newest event with progress, from the end of the file."""
     try:
         with open_regular(events) as opened:
             opened.seek(max(opened.seek(0, 2) - 16384, 0))

@@ -1,4 +1,4 @@
-"""Domain rules: what is right field by field, and would still fail on the cluster, or waste it.
+"""Domain rules: combinations of valid fields that would fail on a cluster or waste it.
 
 Their ids are HPX101 and up. HPX001 to HPX099 are the checks of the spec itself, in `config.files.checks`; they cannot
 be ignored.
@@ -23,25 +23,25 @@ KUBERNETES = frozenset({"hyperpod-eks", "kubeflow"})
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a rule looks at."""
+    """Input of a rule."""
 
     job: JobConfig
     cluster: ClusterConfig | None = None
     target: str | None = None
-    """None: the spec alone is checked, whatever it is for."""
+    """None: only the spec is checked, without a target."""
 
     @property
     def capabilities(self) -> Capabilities | None:
-        """Of the target, where the job is for one that is known."""
+        """Capabilities of the target; None without a known target."""
         return get_target(self.target).capabilities() if self.target in TARGETS else None
 
     def may_be(self, *targets: str) -> bool:
-        """Whether the job is for one of `targets`, as far as is known."""
+        """Whether the target is one of `targets`, or unknown."""
         return self.target is None or self.target in targets
 
 
 def _in_pods(*fields: str) -> Callable[[Context], bool]:
-    """Whether the job may run in pods, or its spec has one of `fields`, whatever the target."""
+    """Return a check whether the job may run in pods or its spec sets one of `fields`."""
     return lambda context: context.may_be(*KUBERNETES) or not context.job.model_fields_set.isdisjoint(fields)
 
 
@@ -71,6 +71,6 @@ def rule(
     reads: tuple[str, ...] = (),
     targets: Collection[str] = TARGETS,
 ) -> Callable[[Find[Context]], Find[Context]]:
-    """Enter a function as the rule `id`, for jobs that may be for one of `targets`."""
+    """Register a function as the rule `id` for jobs of `targets` or without a target."""
     when = None if targets is TARGETS else lambda context: context.may_be(*targets)
     return REGISTRY.rule(id, severity, title, cause, fix, reads=reads, when=when)

@@ -1,4 +1,4 @@
-"""Objects of Kubernetes, Kueue and the operators: names, queues, volumes, and what is refused at the door."""
+"""Objects of Kubernetes, Kueue and the operators: names, queues, volumes, and fields that the API server refuses."""
 
 from __future__ import annotations
 
@@ -108,13 +108,13 @@ def mounts_are_apart(context: Context) -> Iterator[Finding]:
             yield from _instead_of_memory((*_MOUNTS, index, "mountPath"), place)
     for path, mounted, on_node in _of_more_than_the_pod(context.job):
         place = mounted.rstrip("/")
-        if place and on_node.rstrip("/") != place:  # else it is the node's own memory or devices
+        if place and on_node.rstrip("/") != place:  # otherwise it is the node's own memory or devices
             yield from _instead_of_memory(path, place)
 
 
 def _of_more_than_the_pod(job: JobConfig) -> Iterator[tuple[Path, str, str]]:
-    """What is mounted and is not of one pod alone: the field, the path in the container, and where it lies on the node,
-    if it does."""
+    """Yield mounts of volumes that several pods share: the field, the path in the container, and the path on the node,
+    if any."""
     for index, volume in enumerate(job.volumes):
         if not isinstance(volume, ScratchVolume):
             on_node = volume.host_path if isinstance(volume, HostVolume) else ""
@@ -127,7 +127,7 @@ def _of_more_than_the_pod(job: JobConfig) -> Iterator[tuple[Path, str, str]]:
 
 
 def _instead_of_memory(path: Path, place: str) -> Iterator[Finding]:
-    """What is mounted at `place` hides the memory at /dev/shm, or all files of the image."""
+    """Report a mount that hides the memory at /dev/shm, or all files of the image."""
     if place == "/":
         yield Finding(path, "would hide the whole image, /dev/shm among it", "choose another path")
     elif is_below(_SHARED_MEMORY, place):

@@ -97,7 +97,7 @@ def spares_need_a_queue(context: Context) -> Iterator[Finding]:
 )
 def spares_are_those_of_groups(context: Context) -> Iterator[Finding]:
     job = context.job
-    grouped = job.node_groups and not any(group.spares for group in job.node_groups)  # else HPX147 tells of both
+    grouped = job.node_groups and not any(group.spares for group in job.node_groups)  # HPX147 reports both
     if job.spares and grouped:
         hint = f"remove it, and write node_groups.0.spares: {job.spares}, for example"
         yield Finding(("spares",), "the nodes are in groups, and none of them has these spares", hint)

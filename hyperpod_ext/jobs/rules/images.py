@@ -1,4 +1,4 @@
-"""Container images: that there is one, and that nodes can fetch it, all of them the same."""
+"""Container images: it is named, and all nodes can pull the same one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def image_is_named(context: Context) -> Iterator[Finding]:
             yield Finding(
                 ("image",), "AWS's image differs by region, and none is known", "add image, or --cluster FILE"
             )
-        return  # HPX132 tells of regions without it
+        return  # HPX132 reports regions without it
     known = training_image(context.cluster.region) if context.cluster is not None else None
     such = f"; AWS's own for PyTorch there is {known}" if known else ""
     yield Finding(("image",), "is missing: pods run a container image", f"add image: REGISTRY/NAME:TAG{such}")

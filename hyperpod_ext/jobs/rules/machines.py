@@ -1,4 +1,4 @@
-"""What a pod asks of a machine, against what the machine has."""
+"""Requests of pods compared with the resources of machines."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hyperpod_ext.jobs.kubernetes.sizes import NodeShare, instance_type_of, node
 from hyperpod_ext.jobs.rules import KUBERNETES, Context, rule
 
 _OF_A_NODE = ("resources", "node_groups", "nodes", "workers_per_node", "elastic.max_nodes")
-"""Fields that `_machines` concludes from."""
+"""Fields that `_machines` reads."""
 
 
 def _machines(context: Context) -> Iterator[tuple[Path, Instance, NodeShare]]:
-    """Each instance type that the job names and that is known here, with what a pod takes of it."""
+    """Yield each known instance type of the job, with the requests of its pod."""
     job = context.job
     for index, group in enumerate(job.node_groups):
         if group.instance_type and (machine := instance(group.instance_type)):
@@ -55,7 +55,7 @@ def accelerators_fit(context: Context) -> Iterator[Finding]:
 def workers_use_the_accelerators(context: Context) -> Iterator[Finding]:
     workers = context.job.workers_per_node
     if workers == 1 and context.job.command is not None:
-        return  # it may start workers of its own
+        return  # it may start its own workers
     for _path, machine, share in _machines(context):
         if machine.neuron_cores or not share.accelerators or share.accelerator_resource != machine.accelerator_resource:
             continue
@@ -198,7 +198,7 @@ def selected_nodes_are_of_the_type(context: Context) -> Iterator[Finding]:
         places.append((("node_groups", index, "node_selector"), group.node_selector, instance_type_of(job, group)))
     for path, selected, wanted in places:
         for label in (labels.INSTANCE_TYPE, f"beta.{labels.INSTANCE_TYPE.removeprefix('node.')}"):
-            other = selected.get(label)  # nodes that are not HyperPod's have it without `ml.`
+            other = selected.get(label)  # on other nodes than HyperPod's the label has no `ml.`
             if wanted and other and other.removeprefix("ml.") != wanted.removeprefix("ml."):
                 message = f"selects {other}, and the pods are made for {wanted}"
                 yield Finding((*path, label), message, f"remove it, or write {other} as instance_type")
@@ -301,7 +301,7 @@ def memory_is_left_for_the_daemon(context: Context) -> Iterator[Finding]:
     if storage is None or not storage.enabled or not storage.memory_percent or machine is None:
         return
     left = int(machine.memory_gib * 1024 * (1 - storage.memory_percent / 100))
-    asked = node_share(job).memory_mib  # without memory_mib, what a pod can have of a whole machine
+    asked = node_share(job).memory_mib  # default: all memory for pods
     if asked is not None and asked > left:
         message = f"the daemon leaves {left} MiB of {machine.name}, and a pod asks for {asked}"
         yield Finding(("resources", "memory_mib"), message, f"write at most {left}")

@@ -26,7 +26,7 @@ _OF_CONTAINERS = ("cpu", "memory", "ephemeral-storage")
 
 
 def contradictions(job: JobConfig) -> Iterator[Finding]:
-    """What is wrong with single parts of the pod."""
+    """Yield contradictions within single parts of the pod."""
     sections = (("container", "TrainingContainer"), ("pod", "TrainingPod"))
     for section, kind in sections:
         if fields := getattr(job.kubernetes, section):
@@ -36,14 +36,14 @@ def contradictions(job: JobConfig) -> Iterator[Finding]:
 
 
 def size_of(amount: str) -> float:
-    """An amount as a number: of bytes, of CPUs, of things."""
+    """Parse a quantity of Kubernetes: bytes, CPUs or a count."""
     unit = next((one for one in sorted(_UNITS, key=len, reverse=True) if amount.endswith(one)), "")
     return float(amount.removesuffix(unit)) * _UNITS.get(unit, 1.0)
 
 
 def _parts(kind: str, value: Any, at: Path) -> Iterator[tuple[str, Path, Fields]]:
-    """Type, place and fields of `value` and of each part in it; a narrowed type also by Kubernetes' own name."""
-    from hyperpod_ext.config.job.pods.values import all_types, base_of  # most specs have no such section
+    """Yield type, path and fields of `value` and its parts; narrowed types also under Kubernetes' name."""
+    from hyperpod_ext.config.job.pods.values import all_types, base_of  # loaded only for specs with such a section
 
     if kind.startswith(("[]", "{}")):
         for place, one in enumerate(value) if isinstance(value, list) else value.items():

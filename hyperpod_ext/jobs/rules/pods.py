@@ -1,4 +1,4 @@
-"""Sections with Kubernetes' own fields: names that must exist, fields that contradict others, promises to the job."""
+"""Sections with Kubernetes' own fields: missing names, contradictions, and fields that the job relies on."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _CONTAINER: Path = ("kubernetes", "container")
 _POD: Path = ("kubernetes", "pod")
 _EKS = "hyperpod-eks"
 _TRAINING = {_EKS: ("worker",), "kubeflow": ("pytorch", "node")}
-"""Names of the container that trains."""
+"""Names of the training container."""
 _OF_TRAINJOB = {
     *(f"kubernetes.container.{name}" for name in ("env", "resources", "securityContext", "volumeMounts")),
     *(f"kubernetes.pod.{name}" for name in ("affinity", "schedulingGates", "securityContext", "volumes")),
 }
 """Fields of both sections that a TrainJob may change in its runtime's pods."""
 _WRITES = "/tmp"
-"""Where launchers and our runtime write: logs, sockets, the state of a run."""
+"""Folder of logs, sockets and state of launchers and our runtime."""
 _WITH_LIMITS = ("cpu", "memory", "ephemeral-storage")
 _FROM_RESOURCES = (labels.EFA, "nvidia.com/gpu", "aws.amazon.com/neuron", "aws.amazon.com/neurondevice")
 _GRACE_S = 30
-"""Kubernetes' own, from SIGTERM to SIGKILL."""
+"""Kubernetes' default from SIGTERM to SIGKILL."""
 
 
 @rule(
@@ -160,7 +160,7 @@ def pods_have_time_to_save(context: Context) -> Iterator[Finding]:
 
 
 _POD_IS_THERE_S, _POD_COMES_S = 60.0, 300.0
-"""What it takes at least until the operator has a spare in the place of a lost pod, and until a new pod runs."""
+"""Least time until a spare replaces a lost pod, and until a new pod runs."""
 
 
 @rule(
@@ -209,7 +209,7 @@ def trainjob_has_no_field(context: Context) -> Iterator[Finding]:
 
 
 def _containers(job: JobConfig) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """The container that trains, and those next to it."""
+    """Yield the training container and the side containers."""
     yield _CONTAINER, job.kubernetes.container
     yield from _side_containers(job)
 
@@ -221,7 +221,7 @@ def _side_containers(job: JobConfig) -> Iterator[tuple[Path, Mapping[str, Any]]]
 
 
 def _of_security(job: JobConfig) -> Iterator[Finding]:
-    """What the container that trains may do, and what the pod or the job does not let it."""
+    """Yield contradictions between security settings of the training container, the pod and the job."""
     only, pod = job.kubernetes, job.kubernetes.pod
     may, above = (one.get("securityContext", {}) for one in (only.container, pod))
     at = (*_CONTAINER, "securityContext")
@@ -243,7 +243,7 @@ def _of_security(job: JobConfig) -> Iterator[Finding]:
 
 
 def _of_node(job: JobConfig, path: Path, container: Mapping[str, Any]) -> Iterator[Finding]:
-    """Mounts that are seen on the node, and ports of the node."""
+    """Yield problems of mounts that propagate to the node, and of ports of the node."""
     only, may = job.kubernetes, container.get("securityContext", {})
     privileged = only.privileged if path == _CONTAINER else may.get("privileged")
     for index, mount in enumerate(container.get("volumeMounts", ())):
@@ -269,7 +269,7 @@ def _unread_secret(job: JobConfig) -> Iterator[Finding]:
 
 
 def _limits(job: JobConfig) -> Iterator[Finding]:
-    """Limits below what `resources` asks for, and limits of what it has fields for."""
+    """Yield limits below the requests in `resources`, and limits that `resources` has fields for."""
     groups = job.node_groups or (None,)
     for name, most in job.kubernetes.container.get("resources", {}).get("limits", {}).items():
         path = (*_CONTAINER, "resources", "limits", name)

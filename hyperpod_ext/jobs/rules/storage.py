@@ -1,4 +1,4 @@
-"""Where durable tiers write in a pod: on a volume that outlives it, or in vain."""
+"""Volumes of durable tiers in pods: they must outlive the pod."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _GOES = "it goes with its pod"
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A folder of the container that is a volume."""
+    """A mounted folder of the container."""
 
     path: str
     volume: str
-    """How the spec calls it."""
+    """Its field in the spec."""
     wrong: str = ""
-    """Why no checkpoint would be kept there."""
+    """Reason why no checkpoint would be kept there."""
     shared: bool = False
     """All pods see the same files."""
 
@@ -69,7 +69,7 @@ def durable_tiers_are_on_shared_volumes(context: Context) -> Iterator[Finding]:
 
 
 def _on_the_node(nearest: _Place | None, path: str, at: tuple[str | int, ...]) -> Iterator[Finding]:
-    """Of a tier on each node's own disk; on no volume of the spec it gets one."""
+    """Check a tier on each node's disk. If no volume of the spec holds it, the pod gets one."""
     if nearest is not None and (nearest.wrong or nearest.shared):
         wrong = nearest.wrong or "all nodes would write into one folder"
         hint = "write a path on no volume, or on one of kind host; `kind: file` is for storage that nodes share"
@@ -77,13 +77,13 @@ def _on_the_node(nearest: _Place | None, path: str, at: tuple[str | int, ...]) -
 
 
 def _places(job: JobConfig) -> Iterator[_Place]:
-    """Every folder that the spec mounts."""
+    """Yield every folder that the spec mounts."""
     for index, volume in enumerate(job.volumes):
         shared = isinstance(volume, ClaimVolume)
         yield _Place(volume.path, f"volumes.{index}, of kind {volume.kind}", _wrong_with(volume), shared)
     named = {one["name"]: one for one in job.kubernetes.pod.get("volumes", ())}
     for mount in job.kubernetes.container.get("volumeMounts", ()):
-        if (found := named.get(mount["name"])) is not None:  # else HPX155 reports it
+        if (found := named.get(mount["name"])) is not None:  # HPX155 reports unknown names
             wrong = _READ_ONLY if mount.get("readOnly") else _wrong_with_named(found)
             shared = "persistentVolumeClaim" in found or "nfs" in found
             yield _Place(mount["mountPath"], f"volume `{mount['name']}` of kubernetes.pod.volumes", wrong, shared)
@@ -107,7 +107,7 @@ def _wrong_with_named(volume: Mapping[str, Any]) -> str:
 
 
 def _may_be_mounted_elsewhere(job: JobConfig, path: str) -> bool:
-    """Whether what this looks at is not all: an overlay mounts there, or a TrainJob's runtime is the user's own."""
+    """Whether an overlay, or a user's TrainingRuntime, may mount a volume at `path`."""
     mounts = job.overlay.kubernetes.container.get("volumeMounts")
     for one in mounts if isinstance(mounts, list) else ():
         if isinstance(one, dict) and is_below(path, str(one.get("mountPath", ""))):

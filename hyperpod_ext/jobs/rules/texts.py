@@ -1,4 +1,4 @@
-"""Texts that the spec gives to processes: arguments and variables."""
+"""Arguments and variables of processes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def variables_of_ranks_are_left_alone(context: Context) -> Iterator[Finding]:
     secrets = enumerate(context.job.kubernetes.secret_env)
     named += [(("kubernetes", "secret_env", index, "name"), entry.name) for index, entry in secrets]
     for path, name in named:
-        if is_of_ranks(name) and not name.startswith("HPX_"):  # of which HPX007 and HPX150 tell
+        if is_of_ranks(name) and not name.startswith("HPX_"):  # HPX007 and HPX150 report these
             hint = "write rendezvous.port" if name == "MASTER_PORT" else "remove it, or choose another name"
             yield Finding(path, f"{name} is set by the launcher: ranks know by it who they are", hint)
 

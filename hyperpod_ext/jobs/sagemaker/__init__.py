@@ -1,1 +1,1 @@
-"""SageMaker training jobs: the one neutral CreateTrainingJob request, and what speaks to the service."""
+"""SageMaker training jobs: the CreateTrainingJob request, and clients of the service."""

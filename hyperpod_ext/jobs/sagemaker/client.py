@@ -1,4 +1,4 @@
-"""boto3, loaded when it is needed, and what its errors mean."""
+"""boto3, imported on use, with retries and our errors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"}
 
 @functools.cache
 def client(service: str, region: str | None) -> Any:
-    """A client of `service`; retries are ours, so that they are the same for all.
+    """Return a client of `service`, without retries of boto3: `call` retries.
 
     Raises:
         HyperpodExtError: boto3 is not installed.
@@ -72,16 +72,16 @@ def call(
     sleep: Callable[[float], None] = time.sleep,
     existing: Callable[[], T] | None = None,
 ) -> T:
-    """Call `attempt`, again with growing pauses if the service is busy or broken for a moment.
+    """Call `attempt`; retry temporary failures with growing pauses.
 
     Args:
         doing: the operation, for messages: "CreateTrainingJob tiny-gpt".
-        existing: for a change: the answer as read from the service, called if the change failed after an attempt whose
-            answer may have been lost. Raises NotFoundError if there is nothing, ConflictError if it is another thing.
+        existing: for a change: reads its result, called if the change failed after an attempt whose response may have
+            been lost. Raises NotFoundError if there is none, ConflictError if it is a different object.
 
     Raises:
-        UnknownOutcomeError: an answer was lost, and the service does not say whether the change was made.
-        HyperpodExtError: its class says the cause: refused, unreachable, not found, in use.
+        UnknownOutcomeError: a response was lost, and the change may have been made.
+        HyperpodExtError: the class is the cause: refused, unreachable, not found, in use.
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -97,7 +97,7 @@ def call(
             if existing is not None and (again or tried > 1):
                 return _despite(failure, existing)
             raise failure from None
-        sleep(delay * (1 + secrets.randbelow(1000) / 4000))  # clients that failed together come back apart
+        sleep(delay * (1 + secrets.randbelow(1000) / 4000))  # jitter between clients
         delay = min(delay * 2, _LONGEST_DELAY_S)
     raise AssertionError("unreachable")
 
@@ -115,7 +115,7 @@ def _despite(failure: HyperpodExtError, existing: Callable[[], T]) -> T:
 
 
 def explain(doing: str, response: Any) -> HyperpodExtError:
-    """The error that an answer of the service means."""
+    """Return the error for an error response."""
     code = str(response.get("Error", {}).get("Code", ""))
     text = str(response.get("Error", {}).get("Message", "")) or code
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
@@ -147,7 +147,7 @@ def _is_passing(response: Any) -> bool:
 
 
 def _offline(doing: str, error: Exception) -> tuple[HyperpodExtError, bool]:
-    """No answer at all: credentials, region or network."""
+    """Return the error for a missing response, and whether to retry."""
     from botocore.exceptions import ConnectionError as NoConnection
     from botocore.exceptions import HTTPClientError, NoCredentialsError, ParamValidationError
 

@@ -1,4 +1,4 @@
-"""How the container is started: its entry point, its environment, and the arguments of the script. Pure."""
+"""Start of the container: entry point, environment, and arguments of the script. Pure."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from hyperpod_ext.jobs.contract.spec_annotation import note_text
 
 ENV_SECRET_ID = "HPX_SECRET_ID"
 ENV_SPEC = "HPX_SPEC"
-"""The spec that the request was made from; nothing in the container reads it."""
+"""Variable with the spec of the request, for `hp-ext import`. The container does not read it."""
 LONGEST_VARIABLE = 512
-"""Characters that SageMaker lets a variable have."""
+"""SageMaker's limit of characters in a variable."""
 MOST_VARIABLES = 100
 LONGEST_ARGUMENT = 256
 ENTRY = ("python3", "-m", "hyperpod_ext.runtime.container_sagemaker")
 
 
 def environment_of(job: JobConfig) -> dict[str, str]:
-    """Variables of every node, and the spec where there is room for it. What is too long for one comes in parts."""
+    """Return the variables of every node, and the spec if there is room. Long values are split."""
     runtime = (
         split_variable(ENV_RUNTIME, RuntimeConfig.of(job).model_dump_json(), LONGEST_VARIABLE)
         if job.mode != "plain"
@@ -34,17 +34,17 @@ def environment_of(job: JobConfig) -> dict[str, str]:
 
 
 def needs_secret(job: JobConfig) -> bool:
-    """Whether nodes must know each other, or checkpoints outlive the job."""
+    """Whether nodes authenticate each other or sign checkpoints."""
     return job.mode == "ours" and (job.nodes > 1 or bool(job.checkpoint.durable()))
 
 
 def secret_id(job: JobConfig) -> str:
-    """Name or ARN of the job's secret in Secrets Manager."""
+    """Return the name or ARN of the job's secret in Secrets Manager."""
     return job.sagemaker.secret or f"hyperpod_ext/{job.name}"
 
 
 def entrypoint_of(job: JobConfig) -> dict[str, Any]:
-    """Members of AlgorithmSpecification. In mode `plain` the image's own entry point starts torchrun."""
+    """Return members of AlgorithmSpecification. In mode `plain`, the image's entry point starts torchrun."""
     if job.mode == "plain":
         return {}
     start = list(ENTRY)
@@ -55,10 +55,10 @@ def entrypoint_of(job: JobConfig) -> dict[str, Any]:
 
 
 def arguments_of(job: JobConfig) -> dict[str, str]:
-    """`--steps 40` as hyperparameters, which SageMaker's images make arguments of again.
+    """Return the arguments as hyperparameters, which SageMaker's images turn into arguments again.
 
     Raises:
-        ValueError: with the argument that is no option with its value, or that comes twice.
+        ValueError: an argument is no option with a value, or comes twice.
     """
     found: dict[str, str] = {}
     for name, value in _pairs(job.args):

@@ -1,4 +1,4 @@
-"""A JobConfig for those who submit with the SageMaker Python SDK: keyword arguments for its own classes.
+"""Keyword arguments for classes of the SageMaker Python SDK from a JobConfig.
 
     from sagemaker.pytorch import PyTorch                        # 2.x
     from hyperpod_ext.jobs.sagemaker.estimator import estimator_kwargs, fit_kwargs
@@ -14,8 +14,8 @@
     trainer.train()
 
 `estimator_kwargs` and `model_trainer_kwargs` create the job's secret in Secrets Manager, as `hp-ext create-job` does,
-if the job needs one and there is none. All come to the request of `hyperpod_ext.jobs.sagemaker.request`, member by
-member. What the SDK would ignore without a word is refused here, with the field.
+if the job needs one and there is none. The SDK then sends the request of `hyperpod_ext.jobs.sagemaker.request`.
+Fields that the SDK would ignore silently are refused.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ Kwargs = dict[str, Any]
 
 
 def distribution(job: JobConfig) -> Kwargs:
-    """`distribution=` for a `PyTorch` of sagemaker 2.x with other arguments of yours: torchrun starts the workers.
+    """Return `distribution=` for a `PyTorch` of sagemaker 2.x whose other arguments you set. It starts torchrun.
 
-    `estimator_kwargs` holds it already. Alone it says nothing else of the job: role, image, instances, environment and
-    arguments are then the user's.
+    `estimator_kwargs` includes it. Alone, it sets nothing else of the job: pass role, image, instances, environment and
+    arguments yourself.
 
     Raises:
         UnsupportedError: SageMaker cannot run this job, or `distribution=` alone does not start it.
@@ -57,7 +57,7 @@ def distribution(job: JobConfig) -> Kwargs:
 
 
 def distributed(job: JobConfig) -> Any:
-    """`distributed=` for a `ModelTrainer` of sagemaker 3.x whose other arguments are its user's, as `distribution`.
+    """Return `distributed=` for a `ModelTrainer` of sagemaker 3.x whose other arguments you set, as `distribution`.
 
     Raises:
         UnsupportedError: SageMaker cannot run this job, or `distributed=` alone does not start it.
@@ -68,15 +68,15 @@ def distributed(job: JobConfig) -> Any:
 
 
 def estimator_kwargs(job: JobConfig, boto_session: Any = None) -> Kwargs:
-    """Arguments of sagemaker 2.x's `PyTorch`, besides `entry_point` and `source_dir`. Creates the job's secret.
+    """Return arguments of sagemaker 2.x's `PyTorch`, besides `entry_point` and `source_dir`. Creates the job's secret.
 
     Args:
         boto_session: a `boto3.Session` to create the secret with. Default: the identity and region of this environment.
 
     Raises:
-        UnsupportedError: holds every reason why SageMaker, or its SDK, cannot run this job.
+        UnsupportedError: SageMaker or its SDK cannot run this job; names every reason.
         HyperpodExtError: the job has groups of nodes, and sagemaker 2.x is not installed; or the job's secret is about
-            to be deleted, or `sagemaker.secret` names one that does not exist.
+            to be deleted, or `sagemaker.secret` names a missing one.
     """
     _check(job, _estimator_problems(job))
     _secret(job, boto_session)
@@ -126,7 +126,7 @@ def estimator_kwargs(job: JobConfig, boto_session: Any = None) -> Kwargs:
 
 
 def fit_kwargs(job: JobConfig) -> Kwargs:
-    """Arguments of `fit`: what 2.x does not take before it."""
+    """Return arguments of `fit`, which `PyTorch` does not take itself."""
     _check(job)
     inputs: Any = _module("sagemaker.inputs", "sagemaker<3") if job.sagemaker.channels else None
     found = {}
@@ -148,16 +148,16 @@ def fit_kwargs(job: JobConfig) -> Kwargs:
 
 
 def model_trainer_kwargs(job: JobConfig, source_dir: str = ".", boto_session: Any = None) -> Kwargs:
-    """Arguments of sagemaker 3.x's `ModelTrainer`; `model_trainer` sets the rest by methods. Creates the job's secret.
+    """Return arguments of sagemaker 3.x's `ModelTrainer`; `model_trainer` sets the rest. Creates the job's secret.
 
     Args:
         source_dir: folder of the script, or an S3 URI of it.
         boto_session: a `boto3.Session` to create the secret with. Default: the identity and region of this environment.
 
     Raises:
-        UnsupportedError: holds every reason why SageMaker, or its SDK, cannot run this job.
+        UnsupportedError: SageMaker or its SDK cannot run this job; names every reason.
         HyperpodExtError: the job runs under torchrun, and sagemaker 3.x is not installed; or the job's secret is about
-            to be deleted, or `sagemaker.secret` names one that does not exist.
+            to be deleted, or `sagemaker.secret` names a missing one.
     """
     _check(job, model_trainer_problems(job))
     _secret(job, boto_session)
@@ -199,7 +199,7 @@ def model_trainer_kwargs(job: JobConfig, source_dir: str = ".", boto_session: An
 
 
 def model_trainer(trainer: Any, job: JobConfig) -> Any:
-    """`trainer`, a ModelTrainer, with what it takes by methods alone; returns it."""
+    """Set the fields of `trainer`, a ModelTrainer, that only its methods take; return it."""
     shapes = _module("sagemaker.core.shapes", "sagemaker>=3")
     options = job.sagemaker
     if job.relaunch.max_times:
@@ -214,14 +214,14 @@ def model_trainer(trainer: Any, job: JobConfig) -> Any:
 
 
 def trainer_command(job: JobConfig) -> str:
-    """What ModelTrainer runs on every node, in the folder of the script."""
+    """Return ModelTrainer's command for every node, in the folder of the script."""
     install = shlex.join(["python3", "-m", "pip", "install", "-q", *job.sagemaker.install])
     start = f"HPX_SCRIPT={shlex.quote(job.script)} {shlex.join(ENTRY)}"
     return f"{install} && {start}" if job.sagemaker.install else start
 
 
 def model_trainer_problems(job: JobConfig) -> list[Problem]:
-    """What ModelTrainer has no argument for, and would leave out without a word."""
+    """Return the fields that ModelTrainer would ignore silently, as problems."""
     found = _code_problems(job, "ModelTrainer")
     if job.sagemaker.experiment is not None:
         hint = "remove it, or use sagemaker 2.x or hp-ext"
@@ -245,7 +245,7 @@ def _trainer_torchrun(job: JobConfig) -> Any:
 
 
 def _estimator_problems(job: JobConfig) -> list[Problem]:
-    """What `PyTorch` has no argument for, and would leave out without a word."""
+    """Return the fields that `PyTorch` would ignore silently, as problems."""
     found = _code_problems(job, "PyTorch")
     if job.sagemaker.max_pending_s is not None:
         hint = "remove it, or use sagemaker 3.x or hp-ext"
@@ -254,7 +254,7 @@ def _estimator_problems(job: JobConfig) -> list[Problem]:
 
 
 def _problems_alone(job: JobConfig) -> list[Problem]:
-    """What of the job `distribution=` cannot say, without which it is not started as it should be."""
+    """Return the parts of the job that `distribution=` alone cannot express and that it needs to start."""
     hint = "leave it out, and add **estimator_kwargs(job) to PyTorch, or **model_trainer_kwargs(job) to ModelTrainer"
     if job.mode != "plain":
         message = "distribution= alone starts no agent: each node would run the script once, by itself"
@@ -307,7 +307,7 @@ def _module(name: str, package: str) -> Any:
 
 
 def _snake(members: Request) -> Kwargs:
-    """Members of the API as sagemaker 3.x calls them."""
+    """Rename members of the API to the names of sagemaker 3.x."""
     return {
         _snake_name(name): _snake(value)
         if isinstance(value, dict)

@@ -1,7 +1,7 @@
-"""From a CreateTrainingJob request back to a JobConfig. Pure.
+"""Import of a CreateTrainingJob request as a JobConfig. Pure.
 
-A request that we made, and that nobody changed, holds its spec. From any other, whatever a training job has comes back;
-sections that SageMaker does not read (`kubernetes`, `slurm`, `scheduling`) do not, and labels come back as tags.
+An unchanged rendered request has its spec. From others, all fields of a training job are imported, labels as tags.
+Sections that SageMaker ignores (`kubernetes`, `slurm`, `scheduling`) are lost.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LAUNCHERS = {
     "sagemaker_parameter_server_enabled": "parameter servers",
     "sagemaker_multi_worker_mirrored_strategy_enabled": "a strategy of TensorFlow",
 }
-"""Hyperparameters by which SageMaker's images start processes otherwise than by torchrun."""
+"""Hyperparameters with which SageMaker's images start processes by other launchers than torchrun."""
 _RENDERED = {"sagemaker_container_log_level", "sagemaker_job_name", "sagemaker_instance_type"}
 """Hyperparameters that every rendered request has."""
 
@@ -50,13 +50,13 @@ Object = dict[str, Any]
 
 
 def import_request(text: str, source: str) -> Imported:
-    """The job, and a sentence for each member of the request, a JSON text, that a JobConfig cannot say.
+    """Return the job, and a sentence for each member of the request that a JobConfig cannot express.
 
     Raises:
-        ConfigError: the processes are not started by torchrun, or what it says is no valid job; names every field.
+        ConfigError: another launcher than torchrun starts the processes, or the job is invalid; names every field.
     """
     request = json.loads(text)
-    # YAML has the lines, and takes no tabs
+    # the YAML parser has line numbers, but refuses tabs
     places = parse(re.sub(r'"(?:[^"\\]|\\.)*"|\t', lambda found: found[0].replace("\t", " "), text), source)
     try:
         return _imported(request, places)
@@ -65,7 +65,7 @@ def import_request(text: str, source: str) -> Imported:
 
 
 def _wrong_form(request: Mapping[str, Any], source: str, error: Exception) -> list[Problem]:
-    """Parts of the request that are not of the form that SageMaker takes."""
+    """Return the parts of the request that SageMaker would refuse."""
     try:
         found = [replace(one, source=source) for one in check_request("CreateTrainingJob", request)]
     except HyperpodExtError:
@@ -114,7 +114,7 @@ def _imported(request: Mapping[str, Any], places: Document) -> Imported:
 
 
 def _carried(job: JobConfig, channels: list[Object], given: Fields, report: Report) -> JobConfig:
-    """`job` with an overlay of `channels`, and of the members that nothing has read and that an overlay takes."""
+    """Return `job` with an overlay of `channels` and of unread members that an overlay accepts."""
     if channels:
         changed = _with_overlay(job, {"InputDataConfig": channels})
         if changed is None:
@@ -134,17 +134,17 @@ def _carried(job: JobConfig, channels: list[Object], given: Fields, report: Repo
 
 
 def _with_overlay(job: JobConfig, members: Object) -> JobConfig | None:
-    """`job` with these members of a request in its overlay; None if an overlay cannot say one of them."""
+    """Return `job` with these members in its overlay; None if an overlay cannot express one of them."""
     added = with_overlay(job.overlay.sagemaker.request, members)
     changed = job.model_copy(update={"overlay": Overlay(sagemaker=SageMakerOverlay(request=added))})
     try:
         return None if any(True for _problem in problems(plain_request(changed), added)) else changed
     except (HyperpodExtError, ValueError):
-        return None  # without botocore's model, or with arguments that no request takes, nothing is certain
+        return None  # not checkable without botocore's model or with invalid arguments
 
 
 def _environment(given: Fields, options: Object) -> Object:
-    """Variables of the workers, and the settings of our runtime among them."""
+    """Import variables of the workers, including settings of our runtime."""
     env = dict(given.take("Environment") or {})
     take_variable(env, ENV_SPEC)
     settings, secret = take_variable(env, ENV_RUNTIME), env.pop(ENV_SECRET_ID, None)
@@ -169,7 +169,7 @@ def _container(given: Fields, options: Object, document: Object, report: Report)
     _put(options, "region", _decoded(values.take("sagemaker_region")))
     where = str(_decoded(values.take("sagemaker_submit_directory")))
     for channel in given.each("InputDataConfig"):
-        if channel.take("ChannelName") == CODE_CHANNEL:  # of an isolated job
+        if channel.take("ChannelName") == CODE_CHANNEL:  # the job is isolated
             where = channel.take("DataSource")["S3DataSource"]["S3Uri"]
     output = str(given.below("OutputDataConfig").take("S3OutputPath", ""))
     if where.startswith("s3://"):
@@ -193,10 +193,10 @@ def _container(given: Fields, options: Object, document: Object, report: Report)
 
 
 def _launcher(values: Fields, document: Object, report: Report) -> Object:
-    """The number of workers, and reports of how the image starts them.
+    """Return the number of workers, and report how the image starts them.
 
     Raises:
-        ConfigError: by something else than torchrun, which the spec would render to without a word.
+        ConfigError: another launcher starts them; the spec would silently render to torchrun.
     """
     for name, what in _LAUNCHERS.items():
         if _decoded(values.take(name, "false")):
@@ -283,7 +283,7 @@ def _network_and_more(given: Fields, options: Object, report: Report) -> None:
 
 
 def _channels(given: Fields, options: Object, report: Report) -> list[Object]:
-    """Put channels into the spec; those with members that a channel of a spec lacks are returned, for an overlay."""
+    """Put channels into the spec; return the channels for an overlay, which have members that a spec lacks."""
     algorithm = given.below("AlgorithmSpecification")
     mode = algorithm.take("TrainingInputMode", "File")
     if "TrainingInputMode" in algorithm.names():
@@ -331,7 +331,7 @@ def _channel(given: Fields, mode: str) -> Object:
 
 
 def _decoded(value: Any) -> Any:
-    """Values are JSON where one of SageMaker's SDKs wrote them, and bare where a person did."""
+    """Decode a value: JSON from SageMaker's SDKs, or bare text from users."""
     try:
         return json.loads(value) if value is not None else None
     except json.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""What a training job prints, as CloudWatch has it."""
+"""Output of a training job in CloudWatch."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from hyperpod_ext.jobs.sagemaker.client import call, client
 
 _LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 _STREAM_TIME = re.compile(r"-\d+$")
-"""Of `algo-1-1700000000`: when the node began to print."""
+"""Time suffix of `algo-1-1700000000`."""
 
 
 class JobLogs:
-    """The job's streams in CloudWatch, each read on from where it was left."""
+    """The job's streams in CloudWatch, each read from its last position."""
 
     def __init__(self, region: str, job_name: str) -> None:
         self._service, self._job_name = client("logs", region), job_name
         self._tokens: dict[str, str] = {}
 
     def new_lines(self) -> Iterator[str]:
-        """What came since the last call, each line with its node before it."""
+        """Yield new lines since the last call, each prefixed with its node."""
         for stream in self._streams():
             while True:
                 token = {"nextToken": self._tokens[stream]} if stream in self._tokens else {}
@@ -38,7 +38,7 @@ class JobLogs:
         return self._service.get_log_events(logGroupName=_LOG_GROUP, logStreamName=stream, startFromHead=True, **token)
 
     def _streams(self) -> list[str]:
-        """One of each node."""
+        """Return the stream of each node."""
         found: list[str] = []
         request = {"logGroupName": _LOG_GROUP, "logStreamNamePrefix": f"{self._job_name}/"}
         while True:
@@ -47,7 +47,7 @@ class JobLogs:
                     f"DescribeLogStreams {self._job_name}", partial(self._service.describe_log_streams, **request)
                 )
             except NotFoundError:
-                return []  # the first job of an account, before it prints
+                return []  # no job of the account has printed yet
             found += [stream["logStreamName"] for stream in page["logStreams"]]
             if "nextToken" not in page:
                 return sorted(found)

@@ -1,4 +1,4 @@
-"""`overlay.sagemaker`: members that are added to the rendered request, and those that would break the job. Pure."""
+"""`overlay.sagemaker`: members added to the rendered request, and checks of members that would break the job. Pure."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ REFUSED = {
     "ResourceConfig.SelectedInstanceType": _ANSWERED,
     "ServerlessJobConfig": ("SageMaker would choose the machines and the script", "remove it"),
 }
-"""Member, why an overlay cannot say it, and what to do."""
+"""Member, why an overlay cannot set it, and what to do."""
 
 
 def with_overlay(request: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
-    """`request` and what it lacks of `added`: mappings are merged, lists go on; neither is changed."""
+    """Return `request` with `added`: mappings are merged, lists appended; neither is modified."""
     found: dict[str, Any] = copy.deepcopy(dict(request))
     for name, value in added.items():
         before = found.get(name)
@@ -46,10 +46,10 @@ def with_overlay(request: Mapping[str, Any], added: Mapping[str, Any]) -> dict[s
 
 
 def problems(request: Mapping[str, Any], added: Mapping[str, Any]) -> Iterator[Problem]:
-    """Everything that is wrong with the members `added` to `request`, which the spec alone renders to.
+    """Yield all problems of the members `added` to `request`, which is rendered without the overlay.
 
     Raises:
-        HyperpodExtError: botocore, whose model the request is checked with, is not installed.
+        HyperpodExtError: botocore, which has the model of the request, is not installed.
     """
     from hyperpod_ext.jobs.sagemaker.strict import check_request
 
@@ -62,7 +62,7 @@ def problems(request: Mapping[str, Any], added: Mapping[str, Any]) -> Iterator[P
 
 
 def paths(added: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Every member of `added` that is no mapping, as `StoppingCondition.MaxPendingTimeInSeconds`."""
+    """Yield the path of every value in `added`, such as `StoppingCondition.MaxPendingTimeInSeconds`."""
     for name, value in added.items():
         at = f"{path}.{name}" if path else name
         if isinstance(value, Mapping) and value:
@@ -112,7 +112,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _within(request: Any, added: Any, path: str) -> str | None:
-    """Where the overlay says what is at `path` of the whole request; None where it says nothing of it."""
+    """Return the overlay's field for `path` of the whole request; None if the overlay does not set it."""
     here = _HERE
     for part in path.split(".") if path else ():
         if isinstance(added, list) and part.isdecimal():
@@ -124,7 +124,7 @@ def _within(request: Any, added: Any, path: str) -> str | None:
             here, added = f"{here}.{part}", added[part]
             request = request.get(part) if isinstance(request, Mapping) else None
         elif isinstance(added, Mapping) and here != _HERE and not _mapping(request).get(part):
-            return here  # a member that is missing in what the overlay begins
+            return here  # a missing member of a structure from the overlay
         else:
             return None
     return here

@@ -1,4 +1,4 @@
-"""What of a spec a SageMaker training job cannot do, with fields; and what it will do otherwise. Pure."""
+"""Problems and warnings of a spec as a SageMaker training job. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LONGEST_RUN_S = 28 * 86400
 
 
 def problems(job: JobConfig) -> Iterator[Problem]:
-    """Every reason why there is no request for `job`."""
+    """Yield every reason why `job` cannot be a training job."""
     missing = list(_missing(job))
     yield from missing
     yield from _limits(job)
@@ -36,7 +36,7 @@ def problems(job: JobConfig) -> Iterator[Problem]:
 
 
 def warnings(job: JobConfig) -> Iterator[str]:
-    """What the platform does not do, said before it is paid for."""
+    """Yield limits of the platform, before it costs money."""
     if job.mode == "ours" and job.nodes > 1:
         again = f"the whole job anew, {job.relaunch.max_times} times" if job.relaunch.max_times else "nothing"
         yield (

@@ -1,9 +1,8 @@
-"""The one neutral CreateTrainingJob request. Pure: raw boto3 sends it, and both SageMaker SDKs come to the same.
+"""The CreateTrainingJob request. Pure: boto3 sends it, and both SageMaker SDKs send the same.
 
-The container is started as SageMaker's own framework images expect it: hyperparameters, each a JSON value, name the
-script (`sagemaker_program`) and the archive it is in (`sagemaker_submit_directory`). That is what sagemaker 2.x sends,
-so its estimators and this request are equal member by member. sagemaker 3.x brings the code as channels instead
-(`as_model_trainer_sends_it`).
+The container starts as SageMaker's framework images expect: hyperparameters, each a JSON value, name the script
+(`sagemaker_program`) and its archive (`sagemaker_submit_directory`). Estimators of sagemaker 2.x send the same members.
+sagemaker 3.x sends the code as channels (`as_model_trainer_sends_it`).
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ _TRAINER_SCRIPT = "/opt/ml/input/data/sm_drivers/sm_train.sh"
 
 
 def training_job_request(job: JobConfig, job_name: str | None = None) -> Request:
-    """The request for `job`, which `sagemaker.problems` has nothing to say against, with its overlay.
+    """Return the request for a valid `job`, with its overlay.
 
     Args:
-        job_name: name of the training job, which SageMaker keeps for ever. Default: the job's own.
+        job_name: unique name of the training job. Default: the job's name.
     """
     return with_overlay(plain_request(job, job_name), job.overlay.sagemaker.request)
 
 
 def plain_request(job: JobConfig, job_name: str | None = None) -> Request:
-    """The request without the overlay."""
+    """Return the request without the overlay."""
     name, options = job_name or job.name, job.sagemaker
     request: Request = {
         "TrainingJobName": name,
@@ -75,7 +74,7 @@ def plain_request(job: JobConfig, job_name: str | None = None) -> Request:
 
 
 def submitted_as(request: Mapping[str, Any], job_name: str) -> Request:
-    """`request` under another name, and its code where that name's is. Nothing else changes."""
+    """Return `request` with another name and its place for the code."""
     before = str(request["TrainingJobName"])
     changed: Request = copy.deepcopy(dict(request))
     changed["TrainingJobName"] = job_name
@@ -93,11 +92,11 @@ def submitted_as(request: Mapping[str, Any], job_name: str) -> Request:
 
 
 def as_model_trainer_sends_it(request: Mapping[str, Any], job: JobConfig, job_name: str, inputs: str) -> Request:
-    """`request` in the form that sagemaker 3.x gives it: its own entry point, and the code as channels.
+    """Return `request` in the form of sagemaker 3.x: with its entry point, and the code as channels.
 
     Args:
-        job_name: the name, which ModelTrainer makes of `base_job_name` and the time.
-        inputs: the prefix on S3 that it puts channels under.
+        job_name: ModelTrainer's name, from `base_job_name` and the time.
+        inputs: S3 prefix of its channels.
     """
     changed: Request = copy.deepcopy(dict(request))
     changed["TrainingJobName"] = job_name
@@ -127,12 +126,12 @@ def as_model_trainer_sends_it(request: Mapping[str, Any], job: JobConfig, job_na
 
 
 def code_uri(output: str, job_name: str) -> str:
-    """Where the code of a training job is put."""
+    """Return the S3 URI for the code of a training job."""
     return f"{output.rstrip('/')}/{job_name}/source/{ARCHIVE}"
 
 
 def hyperparameters(job: JobConfig, job_name: str) -> dict[str, str]:
-    """What SageMaker's framework images are started by, each value as JSON."""
+    """Return the hyperparameters for SageMaker's framework images, each value as JSON."""
     options = job.sagemaker
     isolated = f"/opt/ml/input/data/{CODE_CHANNEL}/{ARCHIVE}"
     values: dict[str, Any] = {
@@ -152,31 +151,31 @@ def hyperparameters(job: JobConfig, job_name: str) -> dict[str, str]:
 
 
 def tags(job: JobConfig) -> list[dict[str, str]]:
-    """What jobs of ours are found by, labels, and the tags of the section, as the API takes them."""
+    """Return the tags: the job's name, labels, and `sagemaker.tags`."""
     found = {TAG: job.name, **job.labels, **job.sagemaker.tags}
     return [{"Key": key, "Value": value} for key, value in found.items()]
 
 
 def vpc(job: JobConfig) -> Request | None:
-    """Subnets and security groups."""
+    """Return subnets and security groups."""
     given = job.sagemaker.vpc
     return None if given is None else {"Subnets": list(given.subnets), "SecurityGroupIds": list(given.security_groups)}
 
 
 def checkpoint(job: JobConfig) -> Request | None:
-    """The prefix that SageMaker itself keeps equal to a folder."""
+    """Return the S3 prefix that SageMaker synchronises with a folder."""
     uri = job.sagemaker.checkpoint_uri
     return {"S3Uri": uri, "LocalPath": job.sagemaker.checkpoint_path} if uri else None
 
 
 def experiment(job: JobConfig) -> Request | None:
-    """Where the job is filed."""
+    """Return the experiment of the job."""
     given = job.sagemaker.experiment
     return None if given is None else _given(ExperimentName=given.name, TrialName=given.trial, RunName=given.run)
 
 
 def channel(given: S3Channel | FileSystemChannel) -> Request:
-    """One input, without its name."""
+    """Return an input channel without its name."""
     if given.kind == "file-system":
         source = {
             "FileSystemDataSource": {

@@ -1,4 +1,4 @@
-"""The job's secret in Secrets Manager: nodes know each other by it, and checkpoints are signed with it."""
+"""The job's secret in Secrets Manager, which authenticates nodes and signs checkpoints."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def ensure_secret(job: JobConfig, boto_session: Any = None) -> None:
             hint = "create it, or remove sagemaker.secret: the job then gets a secret of its own"
             raise NotFoundError(f"sagemaker.secret: {error.message}", hint=hint) from None
         text = secrets.token_hex(32)
-        with suppress(ConflictError):  # created meanwhile, by another submission or an attempt whose answer was lost
+        with suppress(ConflictError):  # created by another submission, or by an attempt whose response was lost
             call(f"CreateSecret {name}", lambda: service.create_secret(Name=name, SecretString=text))
         return
     if found.get("DeletedDate"):
@@ -44,6 +44,6 @@ def ensure_secret(job: JobConfig, boto_session: Any = None) -> None:
 
 
 def how_to_create(job: JobConfig) -> str:
-    """The command that creates the secret, for who may."""
+    """Return the command that creates the secret."""
     region = f" --region {job.sagemaker.region}" if job.sagemaker.region else ""
     return f'aws secretsmanager create-secret{region} --name {secret_id(job)} --secret-string "$(openssl rand -hex 32)"'

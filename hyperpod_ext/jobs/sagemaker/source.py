@@ -1,4 +1,4 @@
-"""The folder of the script as one archive: the same bytes for the same files."""
+"""Reproducible archive of the script's folder."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MOST_BYTES = 512 << 20
 
 
 def pack(folder: Path) -> bytes:
-    """`.tar.gz` of all files below `folder` but caches, environments and what git keeps.
+    """Return a `.tar.gz` of all files below `folder`, without caches, environments and `.git`.
 
     Raises:
-        ConfigError: there is more than belongs into an archive of code.
+        ConfigError: the files are larger than `MOST_BYTES`.
     """
     files = list(_files(folder))
     total = sum(file.stat().st_size for file in files)

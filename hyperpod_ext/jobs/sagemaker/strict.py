@@ -1,7 +1,7 @@
-"""A request beside the service's own model: everything that botocore does not check before it sends.
+"""Check of a request against the service's model, stricter than botocore's own.
 
-botocore checks required members, types, unknown members and least values. The service refuses more: values that
-are not in an enum, texts that do not match their pattern, and what is too long or too large. Its model says all that.
+botocore checks required members, types, unknown members and minimum values. The service also refuses values that are
+not in an enum, text that does not match its pattern, and values that are too long or too large.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def check_request(operation: str, request: Mapping[str, Any]) -> list[Problem]:
-    """Everything that SageMaker would refuse about the form of `request`.
+    """Return all parts of `request` whose form SageMaker would refuse.
 
     Args:
-        operation: as the API calls it, `CreateTrainingJob`.
+        operation: name of the API operation, `CreateTrainingJob`.
 
     Raises:
         HyperpodExtError: botocore is not installed.
@@ -106,8 +106,8 @@ def _string(shape: Any, value: str, path: str) -> Iterator[Problem]:
 
 @functools.cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    """Patterns are Java's, which knows classes by property: Python's nearest stands for them."""
-    if r"\p{L}" in pattern:  # `[\p{L}\p{Z}\p{N}_.:/=+\-@]*`, of tags: letters, blanks, numbers and the rest
+    """Compile a pattern of Java, with the nearest Python classes for its Unicode properties."""
+    if r"\p{L}" in pattern:  # of tags: `[\p{L}\p{Z}\p{N}_.:/=+\-@]*`
         return re.compile(r"[\w .:/=+\-@]*")
     return re.compile(pattern.replace(r"\p{Alnum}", "a-zA-Z0-9"))
 

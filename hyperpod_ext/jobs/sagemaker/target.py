@@ -63,11 +63,11 @@ _STATES = {
 }
 _LONGEST_NAME = 63
 _MOST_PAGES = 10
-"""Of a hundred jobs each, newest first: SageMaker keeps jobs for ever."""
+"""Pages of a hundred jobs, newest first: SageMaker keeps jobs for ever."""
 
 
 def capabilities() -> Capabilities:
-    """What our agent does inside the container; nodes of a running job are not replaced."""
+    """Return the capabilities of our agent in the container; SageMaker replaces no nodes of a running job."""
     return Capabilities(
         no_node_disk="the disks of a training job's nodes end with the job",
         image=True,
@@ -89,18 +89,18 @@ def capabilities() -> Capabilities:
 
 
 def render(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
-    """The request as JSON. At submission its name gets the time, as SageMaker keeps names for ever."""
-    del cluster  # SageMaker brings the nodes
+    """Return the request as JSON. Submission appends the time to its name, because SageMaker keeps names for ever."""
+    del cluster  # SageMaker provides the nodes
     return {FILE: json.dumps(training_job_request(job), indent=2) + "\n"}
 
 
 def submit(plan: Plan) -> JobHandle:
-    """Check the request strictly, put code and secret where the job finds them, and send it.
+    """Upload the code, create the secret, and send the request.
 
     Raises:
         ConfigError: SageMaker refuses the request.
         ConflictError: the newest job of this name has not ended.
-        UnreachableError: the service cannot be reached, or does not let us.
+        UnreachableError: the service cannot be reached, or denies access.
     """
     region = plan.job.sagemaker.region
     job_name = f"{plan.name[: _LONGEST_NAME - 16].rstrip('-')}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
@@ -116,7 +116,7 @@ def submit(plan: Plan) -> JobHandle:
     try:
         _create(service, request)
     except UnknownOutcomeError:
-        records.remember(NAME, plan.name, record)  # the next submission looks whether this one runs
+        records.remember(NAME, plan.name, record)  # the next submission checks whether this one runs
         raise
     records.remember(NAME, plan.name, record)
     return JobHandle(NAME, place, plan.name)
@@ -126,7 +126,7 @@ def _create(service: Any, request: Mapping[str, Any]) -> None:
     name = str(request["TrainingJobName"])
 
     def existing() -> Mapping[str, Any]:
-        """The job of an attempt whose answer was lost. Members that DescribeTrainingJob leaves out are not compared."""
+        """Return the job of an attempt whose response was lost. Members that are not described are not compared."""
         doing = f"DescribeTrainingJob {name}"
         found: Mapping[str, Any] = call(doing, lambda: service.describe_training_job(TrainingJobName=name))
         asked = {member: value for member, value in request.items() if member != "Tags"}
@@ -139,11 +139,11 @@ def _create(service: Any, request: Mapping[str, Any]) -> None:
 
 
 def list_jobs() -> list[JobStatus]:
-    """The newest submission of every name: those of the region, by their tag, and those that were submitted from here;
-    `unknown` where SageMaker cannot be asked.
+    """Return the newest submission of every name: tagged jobs in the region, and jobs submitted from here. The state is
+    `unknown` if SageMaker cannot be reached.
 
     Raises:
-        UnreachableError: it cannot be asked, and nothing was submitted from here.
+        UnreachableError: SageMaker cannot be reached, and nothing was submitted from here.
     """
     known = {
         JobHandle(NAME, str(records.recall(NAME, name, TrainingJobRecord)["region"]), name)
@@ -167,13 +167,13 @@ def list_jobs() -> list[JobStatus]:
 
 
 def status(handle: JobHandle) -> JobStatus:
-    """What SageMaker says of the newest submission under the name, or of the training job that is called so."""
+    """Return the status of the newest submission of the name, or of the training job of this name."""
     handle = _with_region(handle)
     return _status(handle, _describe(handle))
 
 
 def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[StatusUpdate]:
-    """A moment every few seconds."""
+    """Yield an update every few seconds."""
     handle = _with_region(handle)
     printed = JobLogs(handle.place, _job_name(handle))
     while True:
@@ -185,12 +185,12 @@ def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[StatusUpdate]
 
 
 def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> Iterator[str]:
-    """What CloudWatch has of the job."""
+    """Yield the job's lines in CloudWatch."""
     handle = _with_region(handle)
     printed = JobLogs(handle.place, _job_name(handle))
     of_rank = None if rank is None else f"rank {rank} | "
     while True:
-        ended = not follow or status(handle).ended  # asked first: what came before its end is read below
+        ended = not follow or status(handle).ended  # before reading, so that no line is missed
         yield from (line for line in printed.new_lines() if of_rank is None or of_rank in line)
         if ended:
             return
@@ -198,7 +198,7 @@ def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> It
 
 
 def cancel(handle: JobHandle) -> JobStatus:
-    """StopTrainingJob, then wait until it has stopped. An ended job is left as it is."""
+    """Call StopTrainingJob, then wait until the job has stopped. Do nothing if it has ended."""
     handle = _with_region(handle)
     service, job_name = client("sagemaker", handle.place), _job_name(handle)
     deadline = time.monotonic() + _CANCEL_TIMEOUT_S
@@ -214,7 +214,7 @@ def cancel(handle: JobHandle) -> JobStatus:
 
 
 def result(handle: JobHandle) -> Mapping[str, Any]:
-    """How the job ended. Its report, with losses and recoveries, is in the job's output on S3.
+    """Return the end of the job. Its report, with losses and recoveries, is in the job's output on S3.
 
     Raises:
         NotFoundError: the job has not ended.
@@ -264,7 +264,7 @@ def _describe(handle: JobHandle) -> Mapping[str, Any]:
 
 
 def _job_name(handle: JobHandle) -> str:
-    """The newest submission of the name from this machine or, by its tag, from another; or else the name itself."""
+    """Return the newest submission from this machine, otherwise the newest tagged job, otherwise the name."""
     try:
         return str(records.recall(NAME, handle.name, TrainingJobRecord)["job_name"])
     except NotFoundError:
@@ -273,16 +273,16 @@ def _job_name(handle: JobHandle) -> str:
 
 @functools.cache
 def _tagged(region: str, name: str) -> str | None:
-    """Asked once: a job that is watched stays the same."""
+    """Return the newest job with this tag. Cached, so that a watched job stays the same."""
     try:
         found = _newest_by_name(client("sagemaker", region), name)
-    except (UnreachableError, ConfigError):  # who may not search may still describe
+    except (UnreachableError, ConfigError):  # users without Search may still describe the job
         return None
     return str(found[name]["TrainingJobName"]) if name in found else None
 
 
 def _with_region(handle: JobHandle) -> JobHandle:
-    """Of a bare name: in the region that it was submitted to from this machine, or else in that of the environment."""
+    """Give a bare name the region of its submission from this machine, otherwise the region of the environment."""
     if handle.place != ANYWHERE:
         return handle
     try:
@@ -317,10 +317,10 @@ def _iso_time(at: datetime | None) -> str | None:
 
 
 def _newest_by_name(service: Any, name: str | None = None) -> dict[str, Mapping[str, Any]]:
-    """Of each name, or of one, the newest training job, as Search describes it.
+    """Return the newest training job of each name, or of `name`, from Search.
 
     Raises:
-        UnreachableError: the service cannot be reached, or does not let us search.
+        UnreachableError: the service cannot be reached, or denies Search.
     """
     condition = {"Operator": "Exists"} if name is None else {"Operator": "Equals", "Value": name}
     request: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Slurm's own commands, and what they say, as values and as errors."""
+"""Slurm's commands: their output as values, their failures as errors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _STATES = {
     "PREEMPTED": "failed",
     "TIMEOUT": "failed",
 }
-"""Slurm's states; those that are not here are of a job that runs."""
+"""Slurm's states; every other state means running."""
 
 _AWAY = (
     "Unable to contact slurm controller",
@@ -70,35 +70,35 @@ _REFUSALS = (
 
 @dataclass(frozen=True, slots=True)
 class SlurmJob:
-    """One job, as Slurm knows it."""
+    """State of a job in Slurm."""
 
     id: str
     state: str
-    """Slurm's word, `NODE_FAIL`."""
+    """Slurm's state, `NODE_FAIL`."""
     submitted_at: str
     ended_at: str | None
     reason: str
 
     @property
     def our_state(self) -> str:
-        """The state in the words of `JobStatus`."""
+        """The state as in `JobStatus`."""
         return _STATES.get(self.state, "running")
 
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """One job of this user in the queue, or one that has just left it."""
+    """A job of this user that is in the queue or has just left it."""
 
     id: str
     submitted_at: str
     name: str
     comment: str
     folder: str
-    """Folder that it was submitted from."""
+    """Folder of its submission."""
 
 
 def submit(script: str, folder: Path) -> tuple[str, str]:
-    """Send `script` as it is, from `folder`; returns the job's id and the cluster's name.
+    """Submit `script` unchanged, from `folder`; return the job's id and the cluster's name.
 
     Raises:
         UnknownOutcomeError: sbatch got no answer, and no new job of the queue has this script.
@@ -108,22 +108,22 @@ def submit(script: str, folder: Path) -> tuple[str, str]:
     try:
         output = _ask(
             ["sbatch", "--parsable"], cwd=folder, text=script, env=clean, tries=1
-        )  # a second may be a second job
+        )  # a retry could submit a second job
     except UnreachableError as error:
         return _queued_despite(error, script, known), cluster_name()
     return output.strip().splitlines()[-1].partition(";")[0], cluster_name()
 
 
 def _ids() -> set[int]:
-    """Ids of all jobs of this user that the controller knows; an array is one."""
+    """Return the ids of all jobs of this user in the controller; an array is one."""
     output = _ask(["squeue", "--noheader", "--me", "--states=all", "--format=%F"])
     return {int(word) for word in output.split() if word.isdecimal()}
 
 
 def _queued_despite(error: UnreachableError, script: str, known: set[int]) -> str:
-    """Id of the job that sbatch queued before its answer was lost: it is new, and has this script.
+    """Return the id of the new job with this script, after the answer of sbatch was lost.
 
-    sbatch itself is not called again: that could be a second job.
+    sbatch is not called again, because that could submit a second job.
     """
     delay = 0.5
     for _ in range(_TRIES):  # a busy controller may read the request after sbatch has given up
@@ -143,41 +143,41 @@ def _queued_despite(error: UnreachableError, script: str, known: set[int]) -> st
 
 
 def cluster_name() -> str:
-    """What the cluster calls itself."""
+    """Return the name of the cluster."""
     match = re.search(r"^ClusterName\s*=\s*(\S+)", _ask(["scontrol", "show", "config"]), re.MULTILINE)
     return match[1] if match else "slurm"
 
 
 def active_job(name: str) -> str | None:
-    """Id of a job of this user under `name` that has not ended."""
+    """Return the id of an active job of this user named `name`."""
     output = _ask(["squeue", "--noheader", "--me", f"--name={name}", "--format=%i"])
     return next(iter(output.split()), None)
 
 
 def queued() -> list[Queued]:
-    """All jobs of this user that the controller knows; those that have ended for some minutes are among them."""
+    """Return all jobs of this user in the controller, including recently ended ones."""
     command = ["squeue", "--noheader", "--me", "--states=all", "--format=%i|%V|%j|%k|%Z"]
     lines = [line.split("|", 4) for line in _ask(command).splitlines()]
     return [Queued(*parts) for parts in lines if len(parts) == 5 and parts[0].isdecimal()]  # not parts of arrays
 
 
 def batch_script(job_id: str) -> str:
-    """The file that the job was made from, while Slurm has it."""
+    """Return the job's batch script while Slurm stores it."""
     return _ask(["scontrol", "write", "batch_script", job_id, "-"])
 
 
 def find(job_id: str) -> SlurmJob:
-    """The job, from the queue or, once it has left that, from the accounting.
+    """Return the job from the queue or, if it has left the queue, from the accounting.
 
     Raises:
-        NotFoundError: neither knows it any more.
+        NotFoundError: it is in neither of them.
     """
     layout = "%i|%T|%V|%e|%r"
     try:
         if output := _ask(["squeue", "--noheader", "--states=all", f"--jobs={job_id}", f"--format={layout}"]).strip():
             return parse_queue(output.splitlines()[0])
     except NotFoundError:
-        pass  # it has left the queue
+        pass  # no longer in the queue
     command = ["sacct", "-n", "-P", "-X", "-D", "-j", job_id, "-o", "JobID,State,Submit,End"]
     try:
         lines = _ask(command).splitlines()
@@ -189,7 +189,7 @@ def find(job_id: str) -> SlurmJob:
 
 
 def parse_queue(line: str) -> SlurmJob:
-    """A line of squeue, `id|state|submitted|ended|reason`."""
+    """Parse a line of squeue, `id|state|submitted|ended|reason`."""
     job_id, state, submitted, ended, reason = line.split("|", 4)
     job = SlurmJob(job_id, state, submitted, None, "" if reason == "None" else reason)
     if job.our_state in ("starting", "running"):
@@ -198,19 +198,19 @@ def parse_queue(line: str) -> SlurmJob:
 
 
 def parse_accounting(line: str) -> SlurmJob:
-    """A line of sacct, `id|state|submitted|ended`; the state may be `CANCELLED by 1000`."""
+    """Parse a line of sacct, `id|state|submitted|ended`; the state may be `CANCELLED by 1000`."""
     job_id, state, *times = line.split("|")
     submitted, ended = (*times, "", "")[:2]
     return SlurmJob(job_id, state.split()[0], submitted, ended or None, "")
 
 
 def cancel(job_id: str) -> None:
-    """Ask Slurm to end the job: SIGTERM, and SIGKILL after the cluster's KillWait."""
+    """Cancel the job: SIGTERM, then SIGKILL after the cluster's KillWait."""
     _ask(["scancel", "--quiet", job_id])
 
 
 def task_states(array: str) -> frozenset[str]:
-    """States of an array's tasks, in the words of `JobStatus`; empty: Slurm has forgotten it."""
+    """Return the states of an array's tasks as in `JobStatus`; empty if Slurm has forgotten it."""
     try:
         output = _ask(["squeue", "--noheader", "--states=all", f"--jobs={array}", "--format=%T"])
     except NotFoundError:
@@ -219,16 +219,16 @@ def task_states(array: str) -> frozenset[str]:
 
 
 def nodes_of(job_id: str) -> tuple[list[str], str]:
-    """Names of the nodes that a running job has, and of the one that its batch script is on."""
+    """Return the names of a running job's nodes, and the name of its batch script's node."""
     listed, _, first = _ask(["squeue", "--noheader", f"--jobs={job_id}", "--format=%N|%B"]).strip().partition("|")
     return _ask(["scontrol", "show", "hostnames", listed]).split(), first
 
 
 def keep_nodes(job_id: str, hosts: Sequence[str]) -> None:
-    """Have a running job go on with these nodes of its own only.
+    """Shrink a running job to these of its nodes.
 
     Raises:
-        ConfigError: this Slurm does not let jobs be made smaller.
+        ConfigError: this Slurm does not allow smaller jobs.
     """
     try:
         _ask(["scontrol", "update", f"JobId={job_id}", f"NodeList={','.join(hosts)}"], tries=1)
@@ -240,7 +240,7 @@ def keep_nodes(job_id: str, hosts: Sequence[str]) -> None:
 
 
 def find_nodes(names: Sequence[str]) -> list[str]:
-    """The nodes, each once; `gpu-[1-3]` is three.
+    """Return the nodes, each once; `gpu-[1-3]` is three nodes.
 
     Raises:
         NotFoundError: Slurm does not know one of them.
@@ -253,12 +253,12 @@ def find_nodes(names: Sequence[str]) -> list[str]:
 
 
 def jobs_on(names: Sequence[str]) -> list[str]:
-    """Ids of the jobs that run on any of these nodes."""
+    """Return the ids of the jobs that run on any of these nodes."""
     return _ask(["squeue", "--noheader", f"--nodelist={','.join(names)}", "--states=R", "--format=%A"]).split()
 
 
 def take_no_jobs(names: Sequence[str], reason: str | None) -> None:
-    """Have the nodes take no more jobs, for this reason; with None, have them take jobs again."""
+    """Drain the nodes for this reason; with None, resume them."""
     state = ["State=RESUME"] if reason is None else ["State=DRAIN", f"Reason={reason}"]
     _ask(["scontrol", "update", f"NodeName={','.join(names)}", *state], tries=1)
 
@@ -270,7 +270,7 @@ def _ask(
     env: dict[str, str] | None = None,
     tries: int = _TRIES,
 ) -> str:
-    """What the command prints; a controller that does not answer is asked again."""
+    """Run a command and return its output. Retry if the controller does not answer."""
     delay = 0.5
     for attempt in range(tries):
         try:
@@ -293,7 +293,7 @@ def _ask(
 
 
 def explain(command: str, output: str) -> HyperpodExtError:
-    """The error that Slurm's words mean."""
+    """Return the error for the output of a failed command."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     last = lines[-1] if lines else "it said nothing"
     if "Invalid job id" in output:

@@ -1,4 +1,4 @@
-"""Options of an sbatch file, in all spellings, as fields of a spec. Pure."""
+"""Import of the options of an sbatch file as fields of a spec. Pure."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _SHORT |= {
     "s": "oversubscribe",
 }
 _SHORT |= {"H": "hold", "k": "no-kill", "O": "overcommit", "Q": "quiet", "v": "verbose", "W": "wait", "h": "help"}
-"""Of sbatch's manual."""
+"""Short options, from sbatch's manual."""
 _WORD, _PHRASE = TypeAdapter(SlurmWord), TypeAdapter(SlurmPhrase)
 _TO_SLURM = {"account": _WORD, "reservation": _WORD} | dict.fromkeys(("constraint", "exclude", "gres"), _PHRASE)
-"""Fields of `slurm`, and their forms. An option of another form, as `p4,p5`, goes to `slurm.sbatch`."""
+"""Fields of `slurm` and their forms. An option of another form, such as `p4,p5`, goes to `slurm.sbatch`."""
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?:(?P<hours>\d+):)?(?P<minutes>\d+)(?::(?P<seconds>\d+))?")
 _ONE_TASK = "one task a node starts the workers"
 _SCALED = {"cpus-per-task", "gpus-per-task", "tres-per-task"}
 _OF_TASKS = {"ntasks-per-core", "ntasks-per-socket", "ntasks-per-gpu", "gpu-bind", "mem-bind"}
-"""Options that share a node out among the tasks of srun, so that they mean something else for one task."""
+"""Options that divide a node among the tasks of srun, and would mean something else with one task."""
 _OF_CONTAINERS = re.compile(r"(no-)?container-[a-z-]+")
 
 Option = tuple[str, str, int]
@@ -42,10 +42,10 @@ Option = tuple[str, str, int]
 
 
 def options_of(text: str, report: Report) -> list[Option]:
-    """Each option of the file, the last of each name; `report` names the others.
+    """Return the last option of each name; `report` gets the overridden ones.
 
     Raises:
-        ConfigError: it is a job of several kinds of nodes.
+        ConfigError: the job has several kinds of nodes.
     """
     found: dict[str, Option] = {}
     begun = False
@@ -79,15 +79,15 @@ def options_of(text: str, report: Report) -> list[Option]:
 
 
 def take_all(text: str, document: dict[str, Any], report: Report) -> list[Option]:
-    """Put the options of the file into the spec, as a document. Returns those of containers: they are the step's.
+    """Put the options of the file into `document`, a spec. Return the options of containers: they belong to the step.
 
-    `document` also gets `called`, the job's name as written; `tasks`, those of a node; and `each`, values that
-    Slurm tells a task of its share of the node.
+    `document` also gets `called`, the job's name as written; `tasks`, the tasks per node; and `each`, the values that
+    Slurm sets in a task for its share of the node.
     """
     options = options_of(text, report)
     steps = [one for one in options if _OF_CONTAINERS.fullmatch(one[0])]
     named = {name: value for name, value, _line in options}
-    # nodes first: tasks are counted by them
+    # nodes first: the number of tasks depends on them
     order = {"nodes": 0, "ntasks-per-node": 1, "gpus-per-node": 2, "gres": 2, "gpus": 2, "ntasks": 3}
     for name, value, line in sorted(options, key=lambda option: order.get(option[0], 4)):
         if name not in _SCALED | _OF_TASKS and not _OF_CONTAINERS.fullmatch(name):
@@ -112,7 +112,7 @@ def take_all(text: str, document: dict[str, Any], report: Report) -> list[Option
 
 
 def of_one_task(name: str, value: str, tasks: int) -> str | None:
-    """The value of an option for the one task of a node that starts all `tasks` workers; None if none says that."""
+    """Return the value of an option for one task that starts all `tasks` workers of a node; None if there is none."""
     if tasks == 1:
         return value
     if name not in _SCALED:
@@ -122,7 +122,7 @@ def of_one_task(name: str, value: str, tasks: int) -> str | None:
 
 
 def _count_tasks(document: dict[str, Any], named: Mapping[str, str], report: Report) -> None:
-    """Tasks of a node that follow from its GPUs, as Slurm counts them."""
+    """Derive the tasks per node from the GPUs, as Slurm does."""
     slurm, nodes = document["slurm"], int(document.get("nodes", 1))
     gpus = _number(named.get("gpus-per-node", "")) or _number(slurm.get("gres", ""), "gpu")
     gpus = gpus or _number(named.get("gpus", "")) // nodes
@@ -136,14 +136,14 @@ def _count_tasks(document: dict[str, Any], named: Mapping[str, str], report: Rep
 
 
 def _number(value: str, kind: str = "") -> int:
-    """The count in `gpu:a100:8` or `8`; 0 if it has none."""
+    """Return the count in `gpu:a100:8` or `8`; 0 without a count."""
     items = [one for one in value.split(",") if one.startswith(kind)]
     count = items[0].rpartition(":")[2] if items else ""
     return int(count) if count.isdecimal() else 0
 
 
 def _take(document: dict[str, Any], name: str, value: str, report: Report, line: int) -> None:
-    """Put one option into the spec; what it cannot say is reported."""
+    """Put one option into the spec; report options that a spec cannot express."""
     slurm = document["slurm"]
     match name:
         case "job-name":
@@ -226,7 +226,7 @@ def _fits(form: TypeAdapter[str], value: str) -> bool:
 
 
 def _nodes_of(tasks: int, document: dict[str, Any], report: Report, line: int) -> int:
-    """Nodes of a file that may name tasks alone: Slurm counts them by the tasks of a node."""
+    """Return the nodes of the file. If it has only tasks, derive the nodes from the tasks per node, as Slurm does."""
     each = document.get("tasks", "")
     if "nodes" not in document and each.isdecimal() and int(each) and tasks % int(each) == 0:
         document["nodes"] = tasks // int(each)
@@ -237,7 +237,7 @@ def _nodes_of(tasks: int, document: dict[str, Any], report: Report, line: int) -
 
 
 def _seconds(match: re.Match[str]) -> int:
-    """As sbatch counts: 90 is minutes, 1:30 minutes and seconds, 1:30:00 with hours, 2-1 days and hours."""
+    """Return the seconds of a time limit: 90 is minutes, 1:30 minutes and seconds, 2-1 days and hours."""
     days, hours, minutes, seconds = (int(match[name] or 0) for name in ("days", "hours", "minutes", "seconds"))
     if match["days"] is not None and match["hours"] is None:
         return days * 86400 + minutes * 3600 + seconds * 60

@@ -1,4 +1,4 @@
-"""From an sbatch file back to a JobConfig: ours letter for letter, others as far as their options say it. Pure."""
+"""Import of an sbatch file as a JobConfig: ours exactly, others as far as a spec can express them. Pure."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from hyperpod_ext.jobs.slurm.script import NOTE, job_script
 
 
 def import_sbatch(text: str, source: str, values: Mapping[str, Any] | None = None) -> Imported:
-    """The job, and the parts of the file that a JobConfig cannot say.
+    """Return the job, and the parts of the file that a JobConfig cannot express.
 
-    `values` are those of variables that whoever submits the file has in the environment.
+    `values` are variables in the environment of the submission.
 
     Raises:
-        ConfigError: what it says is no valid job; names every field.
+        ConfigError: the job is invalid; names every field.
     """
     for line in text.split("\n"):
         if line.startswith(NOTE):
@@ -60,7 +60,7 @@ def import_sbatch(text: str, source: str, values: Mapping[str, Any] | None = Non
         document.pop(name, None)
     document.setdefault("name", "job")
     left_out: list[str] = []
-    if "image" in document:  # without one, both files begin in the folder that they were submitted from
+    if "image" in document:  # without one, both files start in the folder of the submission
         place_script(document, left_out)
         if "working_dir" not in document:
             left_out.append("the folder that the job starts in: the image's own; write it as working_dir")
@@ -79,7 +79,7 @@ _JINJA = re.compile(r"\{\{-?\s*[A-Za-z_]\w*\s*(?:\|[^{}]*)?-?\}\}|^#SBATCH.*\{\{
 
 
 def _filled(text: str, values: Mapping[str, Any], source: str) -> tuple[str, list[Problem]]:
-    """With what is given for placeholders: those of Jinja, and variables in options, which sbatch does not expand."""
+    """Fill placeholders with `values`: those of Jinja, and variables in options, which sbatch does not expand."""
     notes: list[Problem] = []
     if _JINJA.search(text):
         from hyperpod_ext.jobs.imports.jinja import fill_jinja
@@ -95,7 +95,7 @@ def _filled(text: str, values: Mapping[str, Any], source: str) -> tuple[str, lis
 
 
 def _changed(job: JobConfig, text: str, source: str) -> tuple[JobConfig, str, list[str]]:
-    """Our own file, changed by hand: the spec in it with its number of nodes now; other changes are named."""
+    """Read our file after manual changes: its spec with the new number of nodes; other changes are named."""
     left = [f"{source}: the spec in the file: the file was changed after it was written"]
     written = set(job_script(job).splitlines())
     for number, line in enumerate(text.splitlines(), 1):
@@ -108,7 +108,7 @@ def _changed(job: JobConfig, text: str, source: str) -> tuple[JobConfig, str, li
 
 
 def _exported(text: str) -> dict[str, str]:
-    """Variables that a file of ours exports, each in one line."""
+    """Return the exported variables of a rendered file."""
     found = re.findall(r"^    export (\w+)=(.*)$", text, re.MULTILINE)
     return {name: value.strip("'") for name, value in found}
 
@@ -123,10 +123,10 @@ def _valid(note: str, source: str) -> JobConfig:
 def _commands(
     text: str, document: dict[str, Any], report: Report, given: Mapping[str, str], step_options: Sequence[Option]
 ) -> None:
-    """What the file runs: exports become variables, srun's options fields, and its launcher script and arguments.
+    """Import the commands: exports become variables, options of srun fields, and the launcher's words script and args.
 
     Args:
-        step_options: options of sbatch that are the step's in a spec.
+        step_options: options of sbatch that belong to the step in a spec.
     """
     given = _of_folder(given)
     script = read_script(text, report.source, {**set_by_slurm(document), **given})
@@ -134,7 +134,7 @@ def _commands(
         report.lost(note, line or 1)
     on_nodes: list[tuple[str, int, str]] = []
     if not script.steps and script.alone and document.get("nodes", 1) == 1 and not script.hidden:
-        words, line = script.alone[-1]  # on one node, nothing else need start it
+        words, line = script.alone[-1]  # on one node, it needs no srun
         script.steps, script.folders = [(words, line)], [None]
         script.others = [(text, at) for text, at in script.others if at != line]
     for name, (value, line) in script.exports.items():
@@ -150,7 +150,7 @@ def _commands(
             on_nodes.append((name, line, value))
     before = document.setdefault("overlay", {}).setdefault("slurm", {}).setdefault("before", [])
     for words in script.prepare:
-        # a line of `before` that fails ends the job, as here only with `set -e`
+        # a failed line of `before` stops the job; a failed line of the file does so only with `set -e`
         before.append(shlex.join(words) + ("" if script.strict else " || true"))
     prepared = environment_lines(script)
     if (made := environment_of(script, prepared, text)) is not None:
@@ -172,7 +172,7 @@ def _commands(
     step = trains[-1] if trains else raw_step(steps, script, nodes, tasks, report.source)
     if step.inner is not None and trains:
         for one in step.inner.left_out:
-            if not one.endswith(_AS_TEXT):  # said below
+            if not one.endswith(_AS_TEXT):  # reported below
                 report.lost(one, step.line)
         for one in step.inner.notes:
             report.note(one, step.line)
@@ -210,13 +210,13 @@ def _commands(
             report.lost(f"export {name}: is worked out on each node, by slurm.setup, not on the first", line)
     folder = script.folders[steps.index(step)]
     if folder is not None and "image" not in document:
-        document.setdefault("working_dir", folder)  # in a container, a step begins in that of the image
+        document.setdefault("working_dir", folder)  # in a container, a step starts in the image's folder
     if step.launch is None:
         words = [word if word in script.literal else unescaped(word) for word in step.program]
         document |= {"command": words, "workers_per_node": 1}
         without_ranks(document, report)
         words = [re.sub(r"\\[$`]", "", word) for word in step.program if word not in script.literal]
-        if step.inner is not None:  # each node's shell has Slurm's variables, too
+        if step.inner is not None:  # each node's shell also has Slurm's variables
             words = [re.sub(r"\$\{?SLURM_\w+\}?", "", word) for word in words]
     else:
         take_launch(step.launch, tasks, document, report, step.line)
@@ -234,11 +234,11 @@ _AS_TEXT = "is worked out when the job runs; the spec has it as text"
 
 
 def _nodes_of_step(step: Step, document: dict[str, Any], report: Report) -> None:
-    """A step on fewer nodes than the file asks for trains on those; a file without nodes has those of its step."""
+    """Take the number of nodes from the step if it has fewer than the file, or if the file has none."""
     on = step.option("nodes") or ""
     every, each = step.option("ntasks") or "", step.option("ntasks-per-node", "tasks-per-node")
     if not on and "nodes" in document and every.isdecimal() and each is None and int(every) < document["nodes"]:
-        on = every  # no node without a task
+        on = every  # nodes without a task are not used
     some = next((name for name in SOME_NODES if step.option(name) is not None), None)
     if not on.isdecimal() or not int(on) or some is not None or (step.launch is None and "nodes" in document):
         return
@@ -251,6 +251,6 @@ def _nodes_of_step(step: Step, document: dict[str, Any], report: Report) -> None
 
 
 def _of_folder(given: Mapping[str, str]) -> dict[str, str]:
-    """With the folder that it is submitted from under both of its names."""
+    """Return `given` with the folder of the submission under both of its names."""
     folder = given.get("PWD") or given.get("SLURM_SUBMIT_DIR")
     return {**given, "PWD": folder, "SLURM_SUBMIT_DIR": folder} if folder else dict(given)

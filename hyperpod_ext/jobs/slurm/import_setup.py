@@ -1,4 +1,4 @@
-"""Lines of an sbatch file before its step that the step depends on, as lines of `overlay.slurm.before`. Pure."""
+"""Import of the lines before a step that the step depends on, as lines of `overlay.slurm.before`. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hyperpod_ext.jobs.slurm.import_step import Step, unescaped
 
 
 def earlier_step(step: Step, script: Script) -> str | None:
-    """An earlier step as a line of the batch script, where all of it is known there."""
+    """Return an earlier step as a line of the batch script; None if some of its words are unknown there."""
     words = [word if word in script.literal else unescaped(word) for word in step.words]
     given = {name: value for name, (value, line) in script.exports.items() if line <= step.line}
     text = shlex.join(["env", *(f"{name}={value}" for name, value in given.items()), *words] if given else words)
@@ -37,22 +37,22 @@ _ENVIRONMENT = re.compile(
     r"|(?:source|\.) \"?\$\(conda info --base\)\"?/etc/profile\.d/conda\.sh"
 )
 _KNOWS_CONDA = re.compile(r"conda\.sh|shell[\w. =-]*hook|bashrc|profile|^(?:module|ml)\b")
-"""Lines after which a shell has the functions of conda."""
+"""Lines that define the functions of conda in a shell."""
 _ACTIVATE = re.compile(r"\bactivate\b")
 
 
 def environment_lines(script: Script) -> list[tuple[str, int]]:
-    """Commands before the step that only change its environment, such as `source /fsx/venv/bin/activate`."""
+    """Return the commands before the step that only change its environment, such as `source /fsx/venv/bin/activate`."""
     first = script.steps[0][1] if script.steps else 0
     lines = [(text, line) for text, line in script.others if line < first and _ENVIRONMENT.fullmatch(text.strip())]
     return [one for one in lines if not script.assigned & set(names_in(one[0]))]
 
 
 def environment_of(script: Script, prepared: Sequence[tuple[str, int]], text: str) -> str | None:
-    """A line that makes the environment, which the step then has; None if the file makes none.
+    """Return a line that sets up the step's environment; None if the file sets up none.
 
-    bash itself runs the lines, since `sh` knows neither `source` nor the functions of conda. An environment that
-    cannot be activated ends the job, which would otherwise train with the Python of the system.
+    bash runs the lines, because `sh` has neither `source` nor the functions of conda. If the environment cannot be
+    activated, the job stops: it would train with the system's Python.
     """
     login = re.match(r"#!\S*bash\s+(-l\b|--login)", text) is not None
     if not prepared and not login:
@@ -71,6 +71,6 @@ def environment_of(script: Script, prepared: Sequence[tuple[str, int]], text: st
 
 
 def _quiet(text: str) -> str:
-    """`text` without its output, which is no part of the environment."""
+    """Redirect the output of `text`: it is no part of the environment."""
     first, ends, _rest = text.partition("; set +a")
     return f"{first} >&2{ends}"

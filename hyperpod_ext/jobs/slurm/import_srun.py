@@ -1,4 +1,4 @@
-"""Options of srun and of its launcher as fields of a spec. Pure."""
+"""Import of the options of srun and its launcher as fields of a spec. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OWN_WORDS = "the rendered step has its own words for it"
 
 
 def without_replaced(step: Step, nodes: int, report: Report) -> Iterator[tuple[str, str]]:
-    """Options of srun that the rendered step does not have by itself; the others are noted."""
+    """Yield the options of srun that the rendered step does not set by default; note the others."""
     own_job = {("jobid", name) for name in ("$SLURM_JOB_ID", "$SLURM_JOBID", "${SLURM_JOB_ID}", "${SLURM_JOBID}")}
     as_rendered = {"ntasks": str(nodes), "nodes": str(nodes), "ntasks-per-node": "1", "tasks-per-node": "1"}
     counted = {"ntasks", "ntasks-per-node", "tasks-per-node"} if _is_counted(step) else set()
@@ -45,7 +45,7 @@ def at_run_time(text: str) -> bool:
 
 
 def hint_for(text: str) -> str:
-    """How what `text` refers to can be given."""
+    """Return a hint how to give values for the variables in `text`."""
     if _FOLDER.search(text):
         return " (give the folder that it is submitted from with --set PWD=/FOLDER)"
     names = [name for name in names_in(text) if not name.startswith("SLURM") and name not in _OF_RANKS]
@@ -58,11 +58,11 @@ def _is_counted(step: Step) -> bool:
 
 
 def take_launch(launch: Launch, tasks: str | None, document: dict[str, Any], report: Report, line: int) -> None:
-    """Script, arguments, and numbers of a launcher."""
+    """Import script, arguments and numbers of a launcher."""
     document |= launch.starts()
     if launch.interpreter is not None:
         document["slurm"]["python"] = launch.interpreter
-    again = launch.options.get("max-restarts", "0")  # so torchrun and accelerate have it
+    again = launch.options.get("max-restarts", "0")  # default of torchrun and accelerate
     if launch.launcher in ("torchrun", "accelerate", "hyperpodrun") and again.isdecimal():
         if launch.options.pop("max-restarts", None) == "0":
             report.note(f"--max-restarts=0: {launch.launcher} has it so without a word", line)
@@ -105,7 +105,7 @@ def take_launch(launch: Launch, tasks: str | None, document: dict[str, Any], rep
 
 
 def without_ranks(document: dict[str, Any], report: Report) -> None:
-    """Variables of ranks are those of the rendered file; a port that the file names is kept."""
+    """Drop variables of ranks, which the rendered file sets; keep MASTER_PORT as rendezvous.port."""
     env, setup = document.get("env", {}), document["slurm"].get("setup", [])
     if re.fullmatch(r"[1-9]\d{0,4}", env.get("MASTER_PORT", "")) and int(env["MASTER_PORT"]) < 2**16:
         document["rendezvous"] = {"port": int(env.pop("MASTER_PORT"))}
@@ -120,7 +120,7 @@ def without_ranks(document: dict[str, Any], report: Report) -> None:
 def srun_option(
     name: str, value: str, document: dict[str, Any], report: Report, line: int, given: Mapping[str, str]
 ) -> None:
-    """Put one option of the step into the spec; what it cannot say is reported."""
+    """Put one option of the step into the spec; report options that a spec cannot express."""
     match name:
         case "auto-resume":
             document["slurm"]["auto_resume"] = value == "1"
@@ -171,14 +171,14 @@ def srun_option(
 
 
 def _is_carried(name: str, value: str) -> bool:
-    """Whether an option of srun is the overlay's: long, none that the file sets itself, and known before it runs."""
+    """Whether `overlay.slurm.srun` takes the option: long, with a literal value, and not set by the rendered file."""
     long = re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name) is not None
     known = not re.search(r"[$`\n\r\x00]", value)
     return long and known and name not in _QUIET and name not in REFUSED_OF_STEP
 
 
 def set_by_slurm(document: Mapping[str, Any]) -> dict[str, str]:
-    """Variables that sbatch sets from the options of the file."""
+    """Return the variables that sbatch sets from the options of the file."""
     nodes, options = str(document.get("nodes", 1)), document["slurm"].get("sbatch", {})
     found = {"SLURM_JOB_NUM_NODES": nodes, "SLURM_NNODES": nodes}
     if "called" in document:

@@ -1,4 +1,4 @@
-"""One command of an sbatch file that starts workers: srun's options, and what it starts. Pure."""
+"""A command of an sbatch file that starts workers: the options of srun, and its program. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LONG |= {"t": "time", "J": "job-name", "o": "output", "e": "error", "i": "input
 _LONG |= {"m": "distribution", "C": "constraint", "A": "account", "q": "qos", "D": "chdir", "l": "label"}
 _LONG |= {"u": "unbuffered", "K": "kill-on-bad-exit", "v": "verbose", "Q": "quiet", "O": "overcommit", "k": "no-kill"}
 _LONG |= {"s": "oversubscribe", "X": "disable-status", "E": "preserve-env", "W": "wait", "d": "dependency"}
-"""Of srun's manual."""
+"""Short options, from srun's manual."""
 _FLAGS = {"label", "unbuffered", "exclusive", "overlap", "kill-on-bad-exit", "verbose", "pty", "quiet", "overcommit"}
 _FLAGS |= {"no-kill", "oversubscribe", "disable-status", "preserve-env", "contiguous", "spread-job", "exact"}
 _FLAGS |= {
@@ -33,49 +33,49 @@ _FLAGS |= {
 }
 _FLAGS |= {"no-container-mount-home", "container-mount-home", "no-container-remap-root", "container-remap-root"}
 _FLAGS |= {"container-writable", "container-readonly", "container-entrypoint", "no-container-entrypoint"}
-"""Options of srun and pyxis that take no value, or one behind `=` alone."""
+"""Options of srun and pyxis without a value, or with a value only after `=`."""
 _STARTED_BY = {"exec", "time", "command"}
-"""Words before srun that change nothing for what it starts."""
+"""Words before srun that do not affect its program."""
 SOME_NODES = ("nodelist", "exclude", "relative", "multi-prog", "het-group", "nodefile")
 _MPI = re.compile(r"(?:^|[\s;&|/])(mpirun|mpiexec)\b")
 
 
 @dataclass
 class Step:
-    """One command, as it was written and as it was read."""
+    """A command: its words and their meaning."""
 
     words: list[str]
     line: int
     options: list[tuple[str, str]] = field(default_factory=list)
-    """Of srun, by their long names without dashes."""
+    """Options of srun by their long names without dashes."""
     program: list[str] = field(default_factory=list)
-    """What srun starts."""
+    """Words of the program that srun starts."""
     before: list[str] = field(default_factory=list)
     """Words before srun."""
     launch: Launch | None = None
     inner: Started | None = None
-    """The shell that the launch is in, if it is in one."""
+    """The shell around the launch, if there is one."""
 
     @property
     def is_srun(self) -> bool:
-        """Whether srun starts it, on all nodes that it takes."""
+        """Whether srun starts it, on all its nodes."""
         return any(word.rpartition("/")[2] == "srun" for word in self.words)
 
     def option(self, *names: str) -> str | None:
-        """The value of the last of these that it has."""
+        """Return the last value of the options `names`."""
         return next((value for name, value in reversed(self.options) if name in names), None)
 
     def shown(self) -> str:
-        """Its beginning, in one line."""
+        """Return its beginning, in one line."""
         return " ".join(" ".join(self.words).split())[:80]
 
 
 def read_step(words: list[str], line: int, known: Mapping[str, str], literal: Collection[str] = ()) -> Step:
-    """Take srun's options off, and look for the launch after them.
+    """Split off the options of srun, and find the launch after them.
 
     Args:
-        known: variables that have these values in each task.
-        literal: words that were in single quotes.
+        known: values of variables in each task.
+        literal: words in single quotes.
     """
     rest, step = list(words), Step(words, line)
     if step.is_srun:
@@ -96,7 +96,7 @@ def read_step(words: list[str], line: int, known: Mapping[str, str], literal: Co
 
 
 def unescaped(word: str) -> str:
-    """A word in double quotes, as the shell passes it on."""
+    """Unescape a word in double quotes, as the shell does."""
     return re.sub(r"\\([$`\\])", lambda match: match[1], word)
 
 
@@ -107,7 +107,7 @@ def _take_options(rest: list[str], options: list[tuple[str, str]]) -> None:
             return
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
-            name = name.replace("_", "-")  # as older manuals have them
+            name = name.replace("_", "-")  # spelling of older manuals
         else:
             name, equals, value = _LONG.get(word[1], word[1]), word[2:], word[2:].removeprefix("=")
             if name in _FLAGS and name != "kill-on-bad-exit" and value:  # several letters, `-lu`
@@ -119,13 +119,13 @@ def _take_options(rest: list[str], options: list[tuple[str, str]]) -> None:
 
 
 def raw_step(steps: Sequence[Step], script: Script, nodes: int, tasks: str | None, source: str) -> Step:
-    """The one step that starts no Python file, where a spec's `command` does the same: one task on each node.
+    """Return the only step, which starts no Python file, if a spec's `command` does the same: one task on each node.
 
     Args:
-        tasks: those of a node, as the file's options have them.
+        tasks: tasks per node, from the file's options.
 
     Raises:
-        ConfigError: it has none, several, or one that a command is not.
+        ConfigError: there is no single step that `command` can express.
     """
     if not steps or script.hidden:
         raise _no_step(script, nodes, source)
@@ -162,13 +162,13 @@ def raw_step(steps: Sequence[Step], script: Script, nodes: int, tasks: str | Non
 
 
 def _unset_names(words: Sequence[str]) -> list[str]:
-    """Variables that the words need and that nothing sets, besides those that each task has."""
+    """Return the variables in `words` that nothing sets, besides those of Slurm."""
     text = re.sub(r"\$\([^()]*\)|`[^`]*`", "", " ".join(words))
     return [name for name in dict.fromkeys(names_in(text)) if not name.startswith("SLURM")]
 
 
 def tasks_of(step: Step, nodes: int, of_file: str | None) -> str | None:
-    """Tasks of a node: those of the step count, then those of the file."""
+    """Return the tasks per node: those of the step, otherwise those of the file."""
     if (found := step.option("ntasks-per-node", "tasks-per-node")) is not None:
         return found
     found = step.option("ntasks")
@@ -178,7 +178,7 @@ def tasks_of(step: Step, nodes: int, of_file: str | None) -> str | None:
 
 
 def _module(words: Sequence[str]) -> Launch | None:
-    """`python -m package` as each task of srun starts it."""
+    """Return the launch of `python -m package`, which each task of srun starts."""
     if len(words) < 3 or not re.fullmatch(r"python[0-9.]*", words[0].rpartition("/")[2]):
         return None
     at = 2 if words[1] == "-u" else 1

@@ -1,7 +1,7 @@
-"""Moving the ranks of a node to a spare in a job on Slurm that runs; Slurm is told to leave the node out.
+"""Moving the ranks of a node to a spare in a running job on Slurm, and draining the node.
 
-The order is left in the run folder. A node that has left stays in the allocation of a job that is not elastic: if Slurm
-starts the job's step again, it must find the nodes that the job began with.
+The order is a file in the run folder. If the job is not elastic, the node stays in its allocation: a restarted step
+needs all nodes that the job began with.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ class PendingMove:
     job: hyperpod_slurm.Submitted
     spec: JobConfig
     start: Path
-    """Folder of the start that it is for."""
+    """Folder of the start that gets the order."""
     name: str
     node: int
     host: str
-    """What Slurm calls the node; empty: it is of another allocation, which ends with it."""
+    """Slurm's name of the node; empty: it belongs to another allocation, which ends with it."""
     events: Tail
-    """What is told from now on."""
+    """Reader of the events after the order."""
 
 
 def move(handle: JobHandle, node: str) -> PendingMove:
-    """Order the ranks of a node, by its number in the job or by its name in Slurm, on a spare.
+    """Order a move of a node's ranks to a spare. The node is a number in the job or a name in Slurm.
 
     Raises:
         NotFoundError: there is no such job.
-        ConflictError: it does not train.
+        ConflictError: the job does not train.
         ConfigError: it has no such node, or no spares.
     """
     job = hyperpod_slurm.submission(handle)
@@ -69,10 +69,10 @@ def move(handle: JobHandle, node: str) -> PendingMove:
 
 
 def moved(ordered: PendingMove, timeout_s: float | None, *, drain: bool) -> dict[str, Any]:
-    """Wait until the ranks are on the spare and the node's agent has ended; then have Slurm leave the node out.
+    """Wait until the ranks run on the spare and the node's agent has ended; then drain the node.
 
     Returns:
-        what the move took, and `drain`: the node's name in Slurm, or why it was not, `why_no_drain`.
+        The event of the move, with `drain`, the drained node's name, or `why_no_drain`, a reason.
 
     Raises:
         ConflictError: it was refused, or the job ended first.
@@ -92,7 +92,7 @@ def moved(ordered: PendingMove, timeout_s: float | None, *, drain: bool) -> dict
 
 
 def _number_of(node: str, hosts: dict[int, str]) -> int | None:
-    """Number of a node by its name in Slurm, or as it is."""
+    """Return the number of a node from its name in Slurm or its number as text."""
     named = [number for number, host in hosts.items() if host == node]
     return named[0] if named else int(node) if node.isdecimal() else None
 
@@ -102,6 +102,6 @@ def _drain(ordered: PendingMove) -> dict[str, Any]:
         return {"why_no_drain": "it is of another allocation, which ends with it"}
     try:
         slurm.take_no_jobs([ordered.host], f"hp-ext move {ordered.job.name}")
-    except HyperpodExtError as error:  # it takes an administrator; the ranks have moved all the same
+    except HyperpodExtError as error:  # only administrators may drain; the ranks have moved anyway
         return {"why_no_drain": str(error)}
     return {"drain": ordered.host}

@@ -1,11 +1,11 @@
-"""Resizing a job on Slurm that runs.
+"""Resizing a running job on Slurm.
 
-Fewer nodes: an order in the run folder; once the nodes have left the job, they are given back to Slurm. More nodes: an
-array of jobs with a node each, which bring the order with them when they come, and end when their node leaves. Slurm's
-own way to make an allocation larger is not used: it is off on most clusters.
+Fewer nodes: an order in the run folder; when nodes have left the job, they are released to Slurm. More nodes: an array
+of jobs with one node each, which write the order when they start, and end when their node leaves. Slurm's own expansion
+of allocations is not used, because most clusters disable it.
 
-RUNS/NAME/JOBID/nodes.jobs       their ids, a line each
-RUNS/NAME/JOBID/0.0/hosts/3      what Slurm calls node 3 of the job's own allocation
+RUNS/NAME/JOBID/nodes.jobs       ids of these jobs, one per line
+RUNS/NAME/JOBID/0.0/hosts/3      Slurm's name of node 3 of the job's own allocation
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ _ENDED_BADLY = frozenset({"failed", "cancelled"})
 
 @dataclass(frozen=True, slots=True)
 class PendingResize:
-    """An order that was left for a job, or that the nodes which come for it bring along."""
+    """A resize order, in the run folder or with the joining nodes."""
 
     job: hyperpod_slurm.Submitted
     spec: JobConfig
     start: Path
-    """Folder of the start that it is for."""
+    """Folder of the start that gets the order."""
     name: str
     nodes: int
     of: int
-    """Nodes that the job has."""
+    """Current number of nodes."""
     events: Tail
-    """What is told from now on."""
+    """Reader of the events after the order."""
     joining: str = ""
-    """Id of the array of jobs that brings nodes; empty: no others are needed."""
+    """Id of the array of jobs with joining nodes; empty: none join."""
 
     @property
     def note(self) -> str:
-        """That nodes must come from the queue."""
+        """Says that nodes must come from the queue."""
         if not self.joining:
             return ""
         count = self.nodes - self.of
@@ -64,12 +64,12 @@ class PendingResize:
 
 
 def order(handle: JobHandle, nodes: int) -> PendingResize:
-    """Order the job on `nodes` nodes; where that is more than it has, ask Slurm for them.
+    """Order a resize to `nodes` nodes; request missing nodes from Slurm.
 
     Raises:
         NotFoundError: there is no such job.
-        ConflictError: it does not train, has so many already, or nodes are on their way to it.
-        ConfigError: it cannot run on so many, or Slurm refuses the nodes.
+        ConflictError: it does not train, already has this size, or waits for nodes.
+        ConfigError: this size is not allowed, or Slurm refuses the nodes.
     """
     job = hyperpod_slurm.submission(handle)
     spec = spec_of(job)
@@ -97,10 +97,10 @@ def order(handle: JobHandle, nodes: int) -> PendingResize:
 
 
 def training_start(job: hyperpod_slurm.Submitted, handle: JobHandle) -> Path:
-    """Folder of the start of a job that trains now, with the names of its nodes.
+    """Return the folder of the current start of a training job.
 
     Raises:
-        ConflictError: it does not train.
+        ConflictError: the job does not train.
         UnsupportedError: another version wrote it.
     """
     starts = hyperpod_slurm_runs.starts(job.job_dir)
@@ -113,9 +113,9 @@ def training_start(job: hyperpod_slurm.Submitted, handle: JobHandle) -> Path:
 
 
 def numbers_for(spec: JobConfig, nodes: int, job_nodes: resize.JobNodes) -> tuple[int, ...]:
-    """Numbers of the nodes that must come before the job can have `nodes`, besides its spares. Pure.
+    """Return the numbers for the nodes that must join before the job can have `nodes`, besides its spares. Pure.
 
-    The highest that are free: the lowest are those that a start of the job gives its own nodes.
+    They are the highest free numbers: a start of the job gives the lowest to its own nodes.
     """
     most = max(spec.nodes, spec.elastic.max_nodes if spec.elastic else 0) + spec.spares
     missing = max(0, nodes + spec.spares - len(job_nodes.members)) if nodes > job_nodes.size else 0
@@ -124,10 +124,10 @@ def numbers_for(spec: JobConfig, nodes: int, job_nodes: resize.JobNodes) -> tupl
 
 
 def outcome(ordered: PendingResize, timeout_s: float | None) -> dict[str, Any]:
-    """Wait until the job goes on as was ordered, and give back to Slurm what it does not need any more.
+    """Wait until the order is carried out, and release unused nodes to Slurm.
 
     Raises:
-        ConflictError: it was refused, the job ended first, or the nodes that should come have failed.
+        ConflictError: it was refused, the job ended first, or joining nodes failed.
         WaitTimeoutError: it takes longer than `timeout_s`.
     """
     unasked, ended = ordered.nodes if ordered.joining else None, seldom(lambda: _why_not(ordered))
@@ -145,10 +145,10 @@ def _why_not(ordered: PendingResize) -> str:
 
 
 def give_back(ordered: PendingResize, done: dict[str, Any]) -> dict[str, Any]:
-    """Let Slurm have the nodes of the job's own allocation that have left it.
+    """Release the nodes of the job's own allocation that have left the job.
 
     Returns:
-        `given_back`, their names, and `kept`, those that left but stay in the allocation, with a reason, `why_kept`.
+        `given_back`, the released nodes; `kept`, nodes that left but stay in the allocation; `why_kept`, the reason.
     """
     start, job = ordered.start, ordered.job
     hosts = hosts_of(start)
@@ -170,12 +170,12 @@ def give_back(ordered: PendingResize, done: dict[str, Any]) -> dict[str, Any]:
 
 
 def hosts_of(start: Path) -> dict[int, str]:
-    """What Slurm calls each node of the job's own allocation."""
+    """Return Slurm's name of each node of the job's own allocation."""
     return {int(file.name): file.read_text().strip() for file in (start / "hosts").iterdir()}
 
 
 def _wait_for_departing(ordered: PendingResize, hosts: dict[int, str]) -> None:
-    """Until those of the job's own nodes that the order sends away have ended, checkpoints and all.
+    """Wait until the leaving nodes of the job's own allocation have ended and saved their checkpoints.
 
     Raises:
         HyperpodExtError: they do not.
@@ -187,7 +187,7 @@ def _wait_for_departing(ordered: PendingResize, hosts: dict[int, str]) -> None:
 
 
 def seldom(ask: Callable[[], Answer]) -> Callable[[], Answer]:
-    """`ask`, which runs a command of Slurm's, but its answer is kept for two seconds."""
+    """Cache the answer of `ask`, which runs a command of Slurm, for two seconds."""
     newest: list[tuple[float, Answer]] = []
 
     def kept() -> Answer:
@@ -199,12 +199,12 @@ def seldom(ask: Callable[[], Answer]) -> Callable[[], Answer]:
 
 
 def runs(job: hyperpod_slurm.Submitted) -> bool:
-    """Whether Slurm runs it now."""
+    """Whether Slurm runs the job now."""
     return slurm.find(job.id).our_state == "running"
 
 
 def _send_for(job: hyperpod_slurm.Submitted, spec: JobConfig, name: str, order: ResizeOrder) -> str:
-    """Ask Slurm for a node of each number that joins; returns the id of the array."""
+    """Request one node for each joining number; return the id of the array."""
     script = nodes_script(spec, job.id, name, order.joining, order.model_dump_json(), job.folder)
     check_shell("nodes.sbatch", script)
     array, _ = slurm.submit(script, job.folder)
@@ -217,11 +217,11 @@ def _joining(job: hyperpod_slurm.Submitted) -> Sequence[str]:
 
 
 def spec_of(job: hyperpod_slurm.Submitted) -> JobConfig:
-    """What the job was made from, as its own file says.
+    """Return the spec in the job's batch script.
 
     Raises:
-        ConflictError: it has not begun yet.
-        NotFoundError: the file holds none that this version can read.
+        ConflictError: the job has not started yet.
+        NotFoundError: the file has no spec that this version can read.
     """
     try:
         lines = (job.job_dir / "job.sbatch").read_text().splitlines()

@@ -1,9 +1,9 @@
-"""What a job on Slurm writes to the folder that all its nodes share, and what it comes to over several starts.
+"""Files of a job on Slurm in the shared folder, and its result over several starts.
 
-RUNS/NAME/secret               the same for every start of the name
-RUNS/NAME/JOBID/job.sbatch     what was submitted
+RUNS/NAME/secret               shared by all jobs of the name
+RUNS/NAME/JOBID/job.sbatch     the submitted file
 RUNS/NAME/JOBID/0.0/           one start: events.jsonl, report.json, logs/
-RUNS/NAME/JOBID/0.1/           the step was started again; the first number counts requeues
+RUNS/NAME/JOBID/0.1/           after a restart of the step; the first number counts requeues
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _TAIL_LINES = 20
 
 
 def starts(job_dir: Path) -> list[Path]:
-    """Folders of all starts of the job, oldest first."""
+    """Return the folders of all starts of the job, oldest first."""
     found = [entry for entry in job_dir.iterdir() if _START.fullmatch(entry.name)] if job_dir.is_dir() else []
     return sorted(found, key=lambda entry: tuple(map(int, entry.name.split("."))))
 
 
 class JobReader:
-    """Reads what came since the last look, over all starts."""
+    """Reads new events and lines of all starts."""
 
     def __init__(self, job_dir: Path, batch_log: Path, rank: int | None = None) -> None:
         self._job_dir, self._rank = job_dir, rank
@@ -42,14 +42,14 @@ class JobReader:
         self._nodes: dict[Path, Tail] = {}
 
     def events(self) -> Iterator[Mapping[str, Any]]:
-        """Events of the runtime, each with `run: main`."""
+        """Yield new events of the runtime, each with `run: main`."""
         for start in starts(self._job_dir):
             for line in self._events.setdefault(start, Tail(start / "events.jsonl")).lines():
                 if event := read_event(line):
                     yield event | {"run": "main"}
 
     def lines(self) -> Iterator[str]:
-        """What the batch script, the nodes and the workers print."""
+        """Yield new lines of the batch script, the nodes and the workers."""
         if self._rank is None:
             yield from (f"batch | {line}" for line in self._batch.lines())
         for start in starts(self._job_dir):
@@ -58,14 +58,14 @@ class JobReader:
                 yield from self._printed_by_torchrun(start, f"rank {self._rank} | ")
 
     def _printed_by_torchrun(self, start: Path, mark: str) -> Iterator[str]:
-        """Its workers have no logs of their own, but their rank before each line of their node's."""
+        """Yield lines of a rank from the logs of nodes: torchrun writes no logs of ranks, but prefixes each line."""
         for file in sorted((start / "logs").glob("node*.log")):
             tail = self._nodes.setdefault(file, Tail(file))
             yield from (line for line in tail.lines() if line.startswith(mark))
 
 
 def last_step(job_dir: Path) -> dict[str, Any]:
-    """The newest event that says how far the job is, of the newest start that has one."""
+    """Return the newest event with the job's progress."""
     for start in reversed(starts(job_dir)):
         for event in reversed(_events(start)):
             if tells_step(event):
@@ -74,14 +74,14 @@ def last_step(job_dir: Path) -> dict[str, Any]:
 
 
 def make_result(job_dir: Path, batch_log: Path, state: str, cause: str) -> JobReport:
-    """The report of the last start, with the losses of all; `state` and `cause` are Slurm's."""
+    """Return the report of the last start, with the losses of all starts; `state` and `cause` are Slurm's."""
     folders = starts(job_dir)
     reports = [_report(folder) for folder in folders]
     last = (reports[-1] if reports else None) or {}
     result = EMPTY_REPORT | last
     result["losses"] = {step: loss for report in reports for step, loss in (report or {}).get("losses", {}).items()}
     for folder, report in zip(folders, reports, strict=True):
-        if report is None:  # it was killed before it could write one
+        if report is None:  # killed before it wrote one
             result["losses"] = _losses(folder) | result["losses"]
     result["losses"] = dict(sorted(result["losses"].items(), key=lambda item: int(item[0])))
     result["starts"] = len(folders)
@@ -96,7 +96,7 @@ def make_result(job_dir: Path, batch_log: Path, state: str, cause: str) -> JobRe
 
 
 def reported_state(job_dir: Path) -> str | None:
-    """How the newest start ended, if it could tell."""
+    """Return the final state that the newest start reported, if any."""
     folders = starts(job_dir)
     reported = (_report(folders[-1]) or {}).get("state") if folders else None
     return str(reported) if reported in FINAL_STATES else None

@@ -1,4 +1,4 @@
-"""From a JobConfig to the one file that sbatch takes. Pure."""
+"""Rendering of a JobConfig as the one file for sbatch. Pure."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from hyperpod_ext.jobs.contract.render import check_shell, render
 from hyperpod_ext.jobs.contract.spec_annotation import note_text
 
 NOTE = "# spec: "
-"""Before the job's own spec in the file: what `hp-ext import` reads back."""
+"""Prefix of the job's spec in the file, which `hp-ext import` reads."""
 COMMENT = "hyperpod_ext"
-"""What our jobs carry, so that they can be told from others in the queue."""
+"""Comment that identifies our jobs in the queue."""
 MORE_NODES = ".nodes"
-"""After a job's name: that of jobs that bring nodes to it. No job of ours can be named so."""
+"""Suffix for the names of jobs with joining nodes. No name in a spec can have it."""
 
 OWN_OPTIONS = frozenset(
     {"job-name", "nodes", "ntasks-per-node", "ntasks", "output", "open-mode", "comment", "chdir", "array", "export"}
 )
-"""Options of sbatch that the file sets itself and stands or falls with."""
+"""Options of sbatch that the rendered file sets and relies on."""
 
 OVERLAY_MARK = "# from overlay.slurm: "
 _SET = "is set by the rendered file itself"
@@ -63,25 +63,25 @@ REFUSED_OF_BATCH = {
     "wait": ("would have the submission last as long as the job", "use `hp-ext wait`"),
     "clusters": ("would bring the job to a cluster where it is not looked for", "submit it from that cluster"),
 }
-"""Option of sbatch, why an overlay cannot say it, and what to do."""
+"""Option of sbatch, why an overlay cannot set it, and what to do."""
 NEVER = frozenset({"wrap", "test-only", "help", "usage", "version", "wait", "clusters"})
-"""Options of these that `slurm.sbatch` does not take either: the job would not be submitted, or not be found."""
+"""Options that `slurm.sbatch` cannot set either: the job would not be submitted, or not be found."""
 REFUSED_OF_STEP = {"nodes", "ntasks", "nodelist", "exclude", "relative", "multi-prog", "export", "chdir", "no-kill"}
 REFUSED_OF_STEP |= {"ntasks-per-node", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket", "auto-resume"}
 REFUSED_OF_STEP |= {"kill-on-bad-exit", "wait", "test-only", "jobid", "container-image", "container-mounts"}
 REFUSED_OF_STEP |= {"no-container-mount-home", "container-mount-home", "container-entrypoint", "cpu-bind", "pty"}
-"""What starts one agent on each node, and brings it its files and its secret."""
+"""Options of srun that start one agent on each node with its files and secret."""
 
 _PASSED = ("HPX_NODE_RANK", "HPX_RUN_DIR", "HPX_RDZV_ENDPOINT", "HPX_SOURCE_DIR", "HPX_JOB_DIR", "HPX_SECRET_FILE")
 _PASSED_ELASTIC = ("HPX_NNODES", "HPX_REJOIN")
 _LOOK_S = 20
-"""How often a node that joined a job looks whether that goes on."""
+"""Interval at which a joined node checks that the job still runs, s."""
 _SAVE_S = 5
-"""Seconds besides checkpoint.grace_s between the signal and the time limit."""
+"""Seconds between the signal and the time limit, in addition to checkpoint.grace_s."""
 
 
 def job_script(job: JobConfig) -> str:
-    """The whole text of `job.sbatch`."""
+    """Render `job.sbatch`."""
     plain = job.mode == "plain"
     own = RANKED_LINES if plain else {ENV_RUNTIME: RuntimeConfig.of(job).model_dump_json()}
     no_python, words = words_for_torchrun(job)
@@ -111,11 +111,11 @@ def job_script(job: JobConfig) -> str:
 
 
 def nodes_script(job: JobConfig, job_id: str, order: str, numbers: Sequence[int], text: str, folder: Path) -> str:
-    """The file for sbatch by which nodes of these `numbers` join job `job_id`, for an order to resize it.
+    """Render the sbatch file for nodes with these `numbers` that join job `job_id` for a resize.
 
     Args:
-        order: name of the order, whose content is `text`.
-        folder: the one that the job was submitted from.
+        order: name of the resize order; `text` is its content.
+        folder: folder of the job's submission.
     """
     runs_dir = folder / job.slurm.runs / job.name
     job_dir = runs_dir / job_id
@@ -147,7 +147,7 @@ def nodes_script(job: JobConfig, job_id: str, order: str, numbers: Sequence[int]
 
 
 def problems(job: JobConfig) -> Iterator[Problem]:
-    """What the spec asks of Slurm that cannot be."""
+    """Yield a problem for each setting that Slurm cannot provide."""
     for name in job.slurm.sbatch:
         if name in OWN_OPTIONS:
             hint = "remove it: the spec's own fields say what it would"
@@ -174,7 +174,7 @@ def problems(job: JobConfig) -> Iterator[Problem]:
 
 
 def warnings(job: JobConfig) -> Iterator[str]:
-    """What will be otherwise than one may think."""
+    """Yield a warning for each behaviour that may surprise the user."""
     options = job.slurm
     if options.gres and options.auto_resume:
         yield "slurm.gres: HyperPod queues a job with GRES again from its start, where it would resume the step"
@@ -202,12 +202,12 @@ def _problems_at_limit(job: JobConfig) -> Iterator[Problem]:
 
 
 def _in_place(job: JobConfig) -> bool:
-    """Whether nodes may come and go while the job runs."""
+    """Whether nodes may join and leave the running job."""
     return job.elastic is not None and job.mode == "ours"
 
 
 def _warned(job: JobConfig) -> bool:
-    """Whether the batch script, and not each node, is told that the time limit comes near."""
+    """Whether the batch script, not each node, gets the signal before the time limit."""
     return job.timeouts.run_s is not None and job.mode == "ours" and (job.slurm.requeue_at_limit or _in_place(job))
 
 
@@ -218,17 +218,17 @@ def _warning_s(job: JobConfig) -> int:
 def _batch_options(job: JobConfig) -> Iterator[str]:
     yield from (f"job-name={job.name}", f"nodes={job.nodes + job.spares}", "ntasks-per-node=1")
     yield from _place_options(job)
-    if job.timeouts.run_s is not None:  # to the steps, or to the batch script, before the limit
+    if job.timeouts.run_s is not None:  # for the steps or the batch script
         yield f"signal={'B:USR1' if _warned(job) else 'TERM'}@{_warning_s(job)}"
     yield "requeue" if job.slurm.requeue else "no-requeue"
     if job.spares or job.elastic:
-        yield "no-kill"  # the nodes that are left go on, with a spare or with fewer
+        yield "no-kill"  # the remaining nodes continue, with a spare or with fewer nodes
     yield from ("output=%x-%j.out", "open-mode=append", f"comment={COMMENT}")
     yield from _further(job)
 
 
 def _place_options(job: JobConfig) -> Iterator[str]:
-    """What a node of the job must be, and for how long."""
+    """Yield the options for the kind of node, and the time limit."""
     slurm, resources = job.slurm, job.resources
     if slurm.exclusive:
         yield "exclusive"
@@ -255,7 +255,7 @@ def _further(job: JobConfig) -> Iterator[str]:
 
 
 def _marks(job: JobConfig) -> Iterator[str]:
-    """What of the file is from the overlay."""
+    """Yield comments that name the parts of the file from the overlay."""
     overlay = job.overlay.slurm
     yield from (f"{OVERLAY_MARK}#SBATCH --{_name(line)}" for line in overlay.sbatch)
     yield from (f"{OVERLAY_MARK}srun --{name}" for name in overlay.srun)
@@ -268,7 +268,7 @@ def _name(line: str) -> str:
 
 
 def _is_one_word(line: str) -> bool:
-    """Whether sbatch reads the line as this option alone."""
+    """Whether sbatch reads the line as one option."""
     try:
         return len(shlex.split(line, comments=True)) == 1 and not line.endswith("\\")
     except ValueError:
@@ -276,7 +276,7 @@ def _is_one_word(line: str) -> bool:
 
 
 def _overlay_problems(job: JobConfig) -> Iterator[Problem]:
-    """What of the overlay would break what the job relies on, or says again what the spec says."""
+    """Yield a problem for each part of the overlay that would break the job or repeats a field of the spec."""
     overlay, path = job.overlay.slurm, "overlay.slurm"
     plain = job.model_copy(update={"overlay": Overlay()})
     present = {_name(option) for option in _batch_options(plain)}
@@ -321,7 +321,7 @@ def _step_options(job: JobConfig) -> Iterator[str]:
         yield from ('nodes="$nodes"', 'ntasks="$nodes"')
     if job.spares or job.elastic:
         yield "no-kill"
-    # our agents end by themselves, and then the exit code is the job's own; workers of torchrun may wait for ever
+    # our agents end on their own, with the job's exit code; workers of torchrun may wait for ever
     yield f"kill-on-bad-exit={int(job.mode == 'plain')}"
     yield "cpu-bind=none"
     for name, value in job.overlay.slurm.srun.items():
@@ -337,7 +337,7 @@ def _container(job: JobConfig) -> str | None:
 
 
 def _mounts(job: JobConfig) -> list[str]:
-    """`from:to` for the shell: folders of the job itself, then the spec's volumes."""
+    """Return mounts `from:to` for the shell: the job's folders, then the spec's volumes."""
     own = ['"$HPX_SOURCE_DIR:$HPX_SOURCE_DIR"', '"$HPX_RUNS_DIR:$HPX_RUNS_DIR"']
     volumes = [volume for volume in job.volumes if volume.kind == "host"]
     disks = [tier.mounted for tier in job.checkpoint.durable() if tier.on_node and tier.mounted]
@@ -347,7 +347,7 @@ def _mounts(job: JobConfig) -> list[str]:
 
 
 def _time(seconds: int | None) -> str | None:
-    """As sbatch takes it; it counts whole minutes."""
+    """Return a time limit for sbatch, rounded up to minutes."""
     if seconds is None:
         return None
     minutes = math.ceil(seconds / 60)

@@ -1,4 +1,4 @@
-"""Target `hyperpod-slurm`: one sbatch file, which any Slurm takes; on HyperPod its step is resumed by itself."""
+"""Target `hyperpod-slurm`: one sbatch file for any Slurm. On HyperPod, the step is resumed automatically."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ INSTEAD = {
 FILE = "job.sbatch"
 _TICK_S = 0.2
 _ASK_EVERY_S = 2.0
-"""How often Slurm is asked: its controller serves everybody."""
+"""Interval between requests to Slurm, s: all users share its controller."""
 _CANCEL_TIMEOUT_S = 120.0
 MORE = "nodes.jobs"
-"""In a job's folder: ids of the jobs of Slurm that bring nodes to it while it runs."""
+"""File in a job's folder with the ids of Slurm jobs whose nodes join it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """Where one submission is."""
+    """A submission and its folders."""
 
     name: str
     id: str
     cluster: str
     folder: Path
-    """Folder that the job was submitted from."""
+    """Folder of the submission."""
     runs: str
     world_size: int
     submitted_at: str
@@ -73,7 +73,7 @@ class Submitted:
 
 
 def capabilities() -> Capabilities:
-    """What our agent does inside a step, and Slurm around it."""
+    """Return the capabilities of our agent within a step of Slurm."""
     return Capabilities(
         orchestrator="slurm",
         image=True,
@@ -99,18 +99,18 @@ def capabilities() -> Capabilities:
 
 
 def render(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
-    """`job.sbatch`."""
+    """Render `job.sbatch`."""
     del cluster  # Slurm knows its nodes
     return {FILE: job_script(job)}
 
 
 def submit(plan: Plan) -> JobHandle:
-    """Hand the file to sbatch.
+    """Submit the file with sbatch.
 
     Raises:
         ConflictError: a job of this name is in the queue.
         ConfigError: Slurm refuses it.
-        UnreachableError: there is no Slurm here, or it does not answer.
+        UnreachableError: Slurm is not installed here, or does not answer.
     """
     if (other := slurm.active_job(plan.name)) is not None:
         hint = f"end it with `scancel {other}`, or use another name"
@@ -130,10 +130,10 @@ def submit(plan: Plan) -> JobHandle:
 
 
 def list_jobs() -> list[JobStatus]:
-    """The newest submission of every name, from this machine or another; `unknown` where Slurm cannot be asked.
+    """Return the newest submission of every name, from any machine. Its state is `unknown` if Slurm does not answer.
 
     Raises:
-        UnreachableError: it cannot be asked, and nothing was submitted from here.
+        UnreachableError: Slurm does not answer, and nothing was submitted from here.
     """
     found = []
     known = {name: str(records.recall(NAME, name, SlurmRecord)["cluster"]) for name in records.names(NAME)}
@@ -141,7 +141,7 @@ def list_jobs() -> list[JobStatus]:
         elsewhere = [name for name in _newest_of_ours() if name not in known]
         known |= dict.fromkeys(elsewhere, slurm.cluster_name() if elsewhere else "")
     except UnreachableError:
-        if not known:  # what was submitted from here is listed all the same
+        if not known:  # list submissions from here anyway
             raise
     for name, cluster in sorted(known.items()):
         handle = JobHandle(NAME, cluster, name)
@@ -153,7 +153,7 @@ def list_jobs() -> list[JobStatus]:
 
 
 def status(handle: JobHandle) -> JobStatus:
-    """The newest submission under the name; a job that Slurm has forgotten is told from its report."""
+    """Return the newest submission of the name. If Slurm has forgotten the job, read its report."""
     job = submission(handle)
     try:
         known = slurm.find(job.id)
@@ -165,7 +165,7 @@ def status(handle: JobHandle) -> JobStatus:
             raise
         word, state, submitted, ended, reason = reported, reported, job.submitted_at, None, ""
     if state == "failed" and runs.reported_state(job.job_dir) == "cancelled":
-        state = "cancelled"  # it was asked to end, and did; to Slurm that is an exit code like any other
+        state = "cancelled"  # Slurm reports the exit code after SIGTERM as a failure
     error = None
     if state == "failed":
         cause = f"job {job.id} is {word}" + (f" ({reason})" if reason else "")
@@ -185,7 +185,7 @@ def status(handle: JobHandle) -> JobStatus:
 
 
 def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[StatusUpdate]:
-    """Moments several times a second; Slurm itself is asked every two seconds."""
+    """Yield updates several times a second; query Slurm every two seconds."""
     job = submission(handle)
     reader = runs.JobReader(job.job_dir, job.batch_log)
     now = status(handle)
@@ -200,7 +200,7 @@ def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[StatusUpdate]
 
 
 def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> Iterator[str]:
-    """Lines of the batch script, of nodes and of ranks, over all starts."""
+    """Yield lines of the batch script, nodes and ranks of all starts."""
     job = submission(handle)
     if rank is not None and rank >= job.world_size:
         raise NotFoundError(f"{handle.name} has no rank {rank}", hint=f"ranks go from 0 to {job.world_size - 1}")
@@ -211,19 +211,19 @@ def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> It
         if ended:
             return
         time.sleep(_TICK_S)
-        if time.monotonic() - asked >= _ASK_EVERY_S:  # what is printed before it ended is read above
+        if time.monotonic() - asked >= _ASK_EVERY_S:  # the loop reads the last lines once more
             ended, asked = status(handle).ended, time.monotonic()
 
 
 def cancel(handle: JobHandle) -> JobStatus:
-    """scancel, then wait until Slurm has ended all of it. An ended job is left as it is."""
+    """Run scancel, then wait until the job has ended. Do nothing if it has already ended."""
     job = submission(handle)
     deadline = time.monotonic() + _CANCEL_TIMEOUT_S
     asked = False
     while not (now := status(handle)).ended:
         if not asked:
             for one in (*more_jobs(job.job_dir), job.id):
-                with suppress(NotFoundError):  # Slurm forgets those that ended long ago
+                with suppress(NotFoundError):  # Slurm forgets old jobs
                     slurm.cancel(one)
             asked = True
         if time.monotonic() > deadline:
@@ -233,7 +233,7 @@ def cancel(handle: JobHandle) -> JobStatus:
 
 
 def result(handle: JobHandle) -> Mapping[str, Any]:
-    """The report of the last start, with the losses of all.
+    """Return the report of the last start, with the losses of all starts.
 
     Raises:
         NotFoundError: the job has not ended.
@@ -244,13 +244,13 @@ def result(handle: JobHandle) -> Mapping[str, Any]:
         raise NotFoundError(f"{handle.name} has no result yet", hint=hint)
     found = runs.make_result(job.job_dir, job.batch_log, now.state, f"job {job.id} is {now.state}")
     about = {"name": job.name, "target": NAME, "handle": str(handle), "slurm_job_id": job.id}
-    if now.error is not None:  # which has Slurm's own word for it
+    if now.error is not None:  # it has Slurm's own state
         found = found | {"error": now.error}
     return found | about
 
 
 def _record(name: str) -> Mapping[str, Any]:
-    """Of the newest submission from this machine; where there is none, of the newest in the queue."""
+    """Return the record of the newest submission from this machine, otherwise of the newest job in the queue."""
     try:
         return records.recall(NAME, name, SlurmRecord)
     except NotFoundError:
@@ -261,13 +261,13 @@ def _record(name: str) -> Mapping[str, Any]:
 
 
 def more_jobs(job_dir: Path) -> list[str]:
-    """Ids of the jobs of Slurm that bring, or brought, nodes to the job."""
+    """Return the ids of Slurm jobs whose nodes joined, or will join, the job."""
     file = job_dir / MORE
     return file.read_text().split() if file.exists() else []
 
 
 def submission(handle: JobHandle) -> Submitted:
-    """Where the newest submission under the name is."""
+    """Return the newest submission of the name."""
     record = _record(handle.name)
     return Submitted(
         name=handle.name,
@@ -281,7 +281,7 @@ def submission(handle: JobHandle) -> Submitted:
 
 
 def _newest_of_ours() -> dict[str, slurm.Queued]:
-    """Of each name, the newest job of this user that was made here or elsewhere by this tool."""
+    """Return the newest job of this user and tool by name, from any machine."""
     found: dict[str, slurm.Queued] = {}
     for queued in sorted(slurm.queued(), key=lambda one: int(one.id)):
         if queued.comment == COMMENT:
@@ -290,10 +290,10 @@ def _newest_of_ours() -> dict[str, slurm.Queued]:
 
 
 def _record_of(queued: slurm.Queued) -> dict[str, Any]:
-    """What the machine that submitted the job remembers of it.
+    """Return the record of a job that another machine submitted, from its batch script.
 
     Raises:
-        NotFoundError: Slurm does not give out the file that the job was made from.
+        NotFoundError: Slurm does not return the batch script, or it has no spec.
     """
     try:
         text = slurm.batch_script(queued.id)

@@ -1,1 +1,1 @@
-"""Jobs that others wrote for Kubernetes, as specs of ours."""
+"""Import of other tools' Kubernetes jobs as specs."""

@@ -1,5 +1,5 @@
-"""Fields of somebody else's pods that a spec has no short field for: in the sections with Kubernetes' own fields, or in
-the overlay if those refuse the value; only what is certain to mean the same. Pure."""
+"""Import of pod fields without a short field in a spec: into the sections with Kubernetes' own fields, or into the
+overlay if those refuse the value. Only fields that keep their meaning are carried. Pure."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from hyperpod_ext.jobs.kubernetes.sizes import node_share
 
 Key = tuple[str, str]
 Parts = dict[Key, Any]
-"""Section, `container` or `pod`, and field; what it is."""
+"""Values by section (`container` or `pod`) and field."""
 _READ_OF_POD = {"containers", "volumes", "nodeSelector", "serviceAccountName", "terminationGracePeriodSeconds"}
 _READ_OF_POD |= {"priorityClassName", "imagePullSecrets", "tolerations", "affinity", *REFUSED_OF_POD}
 _READ_OF_CONTAINER = {"env", "resources", "ports", "volumeMounts", "imagePullPolicy", "securityContext"}
 _READ_OF_CONTAINER |= REFUSED_OF_CONTAINER.keys()
-"""Fields that the spec itself has: what reads them names their losses."""
+"""Fields that other importers read and report."""
 _TOKEN = "automountServiceAccountToken"
 _MOUNTS = ("volumeMounts", "volumeDevices")
 _KINDS = {"container": "TrainingContainer", "pod": "TrainingPod"}
@@ -36,7 +36,7 @@ _RULES = ("HPX145", "HPX150", "HPX154", "HPX155", "HPX156", "HPX157", "HPX158", 
 
 
 def carried(job: JobConfig, target: str, found: Mapping[str, Any]) -> JobConfig:
-    """`job` with what all pods of `found` have in common, and the target takes."""
+    """Return `job` with the common fields of all pods of `found` that the target accepts."""
     pods = list(_pods(found))
     if not pods:
         return job
@@ -49,7 +49,7 @@ def carried(job: JobConfig, target: str, found: Mapping[str, Any]) -> JobConfig:
         try:
             changed = _with(job, common)
         except ValidationError:
-            return job  # values that JSON has no words for
+            return job  # values that JSON cannot express
         wrong = set(_wrong(changed, target))
         if not wrong:
             return changed
@@ -59,7 +59,7 @@ def carried(job: JobConfig, target: str, found: Mapping[str, Any]) -> JobConfig:
 
 
 def is_carried(text: str, job: JobConfig) -> bool:
-    """Whether a loss is none any more: the spec has this variable, or this resource."""
+    """Whether the spec now has the variable or resource of a reported loss."""
     only, overlaid = job.kubernetes.container, job.overlay.kubernetes.container.get("env")
     entries = [*only.get("env", ()), *(overlaid if isinstance(overlaid, list) else ())]
     variables = {str(one.get("name")) for one in entries if isinstance(one, dict)}
@@ -70,7 +70,7 @@ def is_carried(text: str, job: JobConfig) -> bool:
 
 
 def _wrong(job: JobConfig, target: str) -> Iterator[Key]:
-    """Section and field of what the target does not take."""
+    """Yield section and field of each part that the target refuses."""
     from hyperpod_ext.jobs.rules import Context, all_rules
 
     for problem in get_target(target).problems(job):
@@ -84,7 +84,7 @@ def _wrong(job: JobConfig, target: str) -> Iterator[Key]:
 
 
 def _with(job: JobConfig, parts: Parts) -> JobConfig:
-    """`job` with these alone: in its sections if those take them, else in its overlay."""
+    """Return `job` with these fields in its sections, or in its overlay if the sections refuse them."""
     only, patches = ({section: dict[str, Any]() for section in _KINDS} for _ in range(2))
     for (section, field), value in parts.items():
         into = only if fits(_KINDS[section], {field: value}) else patches
@@ -106,7 +106,7 @@ def _pods(found: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _parts(pod: Mapping[str, Any], job: JobConfig, target: str) -> Parts:
-    """What the pod says, besides what short fields of the spec say."""
+    """Return the pod's fields that have no short field in the spec."""
     first, *others = pod["containers"]
     named = {one["name"] for one in job.kubernetes.pod.get("volumes", ())}
     found: Parts = {}
@@ -130,7 +130,7 @@ def _parts(pod: Mapping[str, Any], job: JobConfig, target: str) -> Parts:
 
 
 def _resources(asked: Mapping[str, Any], job: JobConfig) -> dict[str, Any]:
-    """Limits, and claims; requests are in `resources` of the spec."""
+    """Return limits and claims; `resources` of the spec has the requests."""
     ours = node_share(job).limits()
     limits = {name: value for name, value in (asked.get("limits") or {}).items() if name not in ours}
     found = {"limits": limits, "claims": asked.get("claims")}
@@ -149,7 +149,7 @@ def _is_our_port(port: Mapping[str, Any], target: str) -> bool:
 
 
 def _is_reference(variable: Mapping[str, Any]) -> bool:
-    """Whether the value lies elsewhere; those of secrets that must be there have a field of their own."""
+    """Whether the value is a reference, other than to a required secret, which has its own field."""
     source = variable.get("valueFrom")
     if not isinstance(source, Mapping) or not source:
         return False
@@ -157,7 +157,7 @@ def _is_reference(variable: Mapping[str, Any]) -> bool:
 
 
 def _stands_alone(name: str, value: Any, named: set[str]) -> bool:
-    """Other containers are carried where their volumes are, by name: what is ours has other names in what we render."""
+    """Whether a field can be carried: side containers only if their volumes keep their names."""
     if not name.lower().endswith("containers"):
         return True
     return isinstance(value, list) and all(

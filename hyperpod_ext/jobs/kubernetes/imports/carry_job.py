@@ -1,4 +1,4 @@
-"""What of others' jobs, besides pods, a spec has no field for: as its overlay, where that means the same. Pure."""
+"""Import of job fields without a field in a spec, as its overlay. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hyperpod_ext.jobs.contract.targets import get_target
 
 _SECTIONS = ("runPolicy", "elasticPolicy")
 _COUNTED = {"minReplicas", "maxReplicas"}
-"""Fields of the spec say them."""
+"""Fields that a spec has."""
 
 
 def with_job_fields(job: JobConfig, target: str, found: Mapping[str, Any], rendered: Mapping[str, Any]) -> JobConfig:
-    """`job` with an overlay of what the policies of `found` say and those of `rendered` do not."""
+    """Return `job` with an overlay of the policy fields in `found` that `rendered` lacks."""
     patch: dict[str, dict[str, Any]] = {}
     for section in _SECTIONS:
         theirs, ours = (_mapping(_mapping(one.get("spec")).get(section)) for one in (found, rendered))
@@ -34,13 +34,13 @@ def with_job_fields(job: JobConfig, target: str, found: Mapping[str, Any], rende
     try:
         overlay = KubernetesOverlay.model_validate({**before, "job": {"spec": patch}})
     except ValidationError:
-        return job  # values that JSON has no words for
+        return job  # values that JSON cannot express
     changed = job.model_copy(update={"overlay": job.overlay.model_copy(update={"kubernetes": overlay})})
     return job if any(True for _problem in get_target(target).problems(changed)) else changed
 
 
 def _differs(ours: Any, theirs: Any) -> bool:
-    """Whether ours is another, or none; of mappings, only those that are not there at all are carried."""
+    """Whether ours has another value or none. Mappings differ only if ours is missing."""
     return ours is None if isinstance(theirs, dict) else str(ours) != str(theirs)
 
 

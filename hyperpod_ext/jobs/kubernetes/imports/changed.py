@@ -1,4 +1,4 @@
-"""Our own file for Kubernetes, changed by hand: the spec in it as it is now, and what of it is in no spec. Pure."""
+"""Import of our own Kubernetes file after manual changes: the changed spec, and changes that no spec has. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hyperpod_ext.jobs.kubernetes.imports.compare import additions, differences,
 
 
 def recorded_in(found: Mapping[str, Any]) -> JobConfig | None:
-    """The spec in the annotation of an object, with the secrets of its containers, which the annotation leaves out."""
+    """Return the spec in an object's annotation, with secrets from its containers, which the annotation lacks."""
     job = read_note(found["metadata"])
     spec = found.get("spec")
     if job is None or not isinstance(spec, dict):
@@ -30,9 +30,9 @@ def recorded_in(found: Mapping[str, Any]) -> JobConfig | None:
 def read_changed(
     recorded: JobConfig, found: dict[str, Any], render: Callable[[JobConfig], dict[str, Any]], document: Document
 ) -> tuple[JobConfig, list[str]]:
-    """The spec in the file, with the number of nodes and the image that the file has now; other changes are named.
+    """Return the spec with the number of nodes and image of the changed file; other changes are named.
 
-    A change is what is neither in what `recorded` renders to, nor in what it renders to as it is now.
+    A change differs from both the rendered `recorded` and the rendered changed spec.
     """
     job = recorded.model_copy(update=_read(recorded, found))
     theirs = _without_spec(found)

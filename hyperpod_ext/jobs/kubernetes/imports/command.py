@@ -1,4 +1,4 @@
-"""What a container's command starts, as others write it: a launcher by itself, or a shell that starts one. Pure."""
+"""Import of a container's command: a launcher, or a shell that starts one. Pure."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from hyperpod_ext.jobs.imports.shell_parts import shown
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 _AT_RUN_TIME = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "HOSTNAME", "NNODES", "JOB_COMPLETION_INDEX"}
 _AT_RUN_TIME |= {"HOME", "PATH", "PWD", "USER"}
-"""What operators and images set in the container, besides PET_ variables; and Slurm's begin with SLURM."""
+"""Variables that operators and images set, besides PET_* and SLURM_*."""
 
 
 @dataclass
 class Started:
-    """The launcher that counts, and what else the command does."""
+    """The launcher of a command, and the other effects of the command."""
 
     launch: Launch | None
     exports: dict[str, str] = field(default_factory=dict)
     folder: str | None = None
-    """The one that it changes to before the launcher begins."""
+    """Folder in which the launcher starts."""
     left_out: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
-    """Variables without a value that its words need."""
+    """Variables that its words need and that have no value."""
 
 
 def read_words(words: Sequence[str], known: Mapping[str, str], elsewhere: Collection[str] = ()) -> Started:
-    """What the command `words` starts, where variables have the values of `known`.
+    """Read the command `words` with the variables `known`.
 
     Args:
         elsewhere: further variables, whose values are not in the file.
@@ -53,12 +53,12 @@ def read_words(words: Sequence[str], known: Mapping[str, str], elsewhere: Collec
 
 
 def expanded(text: str, known: Mapping[str, str]) -> str:
-    """As Kubernetes replaces `$(NAME)` by variables of the container, and `$$` by one dollar."""
+    """Replace `$(NAME)` by variables of the container, and `$$` by one dollar, as Kubernetes does."""
     return re.sub(r"\$\$|\$\((\w+)\)", lambda match: "$" if match[0] == "$$" else known.get(match[1], match[0]), text)
 
 
 def _shell_at(words: Sequence[str]) -> tuple[int, int] | None:
-    """Where a shell stands among `words`, and where its script."""
+    """Return the positions of a shell and its script in `words`."""
     for start, word in enumerate(words):
         if word.rpartition("/")[2] not in SHELLS:
             continue
@@ -71,11 +71,11 @@ def _shell_at(words: Sequence[str]) -> tuple[int, int] | None:
 
 
 def _of_shell(words: Sequence[str], known: Mapping[str, str]) -> Started:
-    """Of `bash -c SCRIPT NAME ARGS`, maybe behind other words."""
+    """Read `bash -c SCRIPT NAME ARGS`, possibly after other words."""
     at = _shell_at(words)
     assert at is not None, "the caller has looked"
     start, script = at
-    given = shlex.join(words[script + 2 :])  # the first names the shell itself
+    given = shlex.join(words[script + 2 :])  # the first word names the shell itself
     text = re.sub(r"\"?\$[@*]\"?", lambda _match: given, words[script])
     started = _of_script(text, known)
     if start:

@@ -1,4 +1,4 @@
-"""What of a file is in the file that its spec renders to, and what is not: each difference by name. Pure."""
+"""Comparison of an imported file with the file rendered from its spec, difference by difference. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Key = tuple[str, ...]
 
 
 def differences(original: dict[str, Any], rendered: dict[str, Any], document: Document) -> list[Problem]:
-    """What `rendered` lacks, or says otherwise. Commands are not compared: what reads them names their losses."""
+    """Return missing or changed fields of `rendered`, except commands, whose importer reports losses."""
     there, here = _facts(original), _facts(rendered)
     known = {key[2]: str(value) for key, (_path, value) in there.items() if key[:2] == ("container", "env")}
     found: list[Problem] = []
@@ -38,7 +38,7 @@ def differences(original: dict[str, Any], rendered: dict[str, Any], document: Do
         ours = [one for other, one in here.items() if other[: len(shown)] == shown]
         at = path[: _depth(path, key, shown)]
         if not ours:
-            seen.add(shown)  # said as a whole
+            seen.add(shown)  # reported as a whole
             what = f"variable {shown[-1]} " if "env" in shown[:-1] else ""
             found.append(
                 document.problem(at, f"{what}is not carried: a spec has no field that says it{_summary(there, shown)}")
@@ -54,7 +54,7 @@ def differences(original: dict[str, Any], rendered: dict[str, Any], document: Do
 
 
 def renamed(original: dict[str, Any], rendered: dict[str, Any], document: Document) -> Iterator[Problem]:
-    """Names of groups and of their containers that the rendered file has in its own way."""
+    """Yield renamed groups and containers."""
     ours = [group for _name, _path, group in groups_of(rendered)]
     for at, (_name, path, group) in enumerate(groups_of(original)):
         mine = ours[min(at, len(ours) - 1)] if ours else {}
@@ -70,7 +70,7 @@ def _first(group: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def additions(original: dict[str, Any], rendered: dict[str, Any], document: Document) -> list[Problem]:
-    """What `rendered` has besides: nothing that was there is lost by it."""
+    """Return fields that only `rendered` has."""
     there, here = _facts(original), _facts(rendered)
     found = []
     for shown in dict.fromkeys(_unit(key) for key in here if key not in there and not _is_own(key)):
@@ -83,7 +83,7 @@ def additions(original: dict[str, Any], rendered: dict[str, Any], document: Docu
 
 
 def _filled(text: str, known: dict[str, str]) -> str:
-    """`text` once Kubernetes has filled in the container's own variables, as deep as they refer to each other."""
+    """Replace the container's variables in `text`, including nested references."""
     for _level in range(8):
         text, before = expanded(text, known), text
         if text == before:
@@ -92,7 +92,7 @@ def _filled(text: str, known: dict[str, str]) -> str:
 
 
 def _between_groups(job: dict[str, Any], document: Document) -> Iterator[Problem]:
-    """Where the pods of one job differ: a spec has one kind of pod, and the first group's is read."""
+    """Yield differences between the pods of one job. A spec has one kind of pod: the first group's."""
     groups = [group for group in groups_of(job) if group[2].get("replicas", 1)]
     if len(groups) < 2:
         return
@@ -114,7 +114,7 @@ def _between_groups(job: dict[str, Any], document: Document) -> Iterator[Problem
 
 
 def groups_of(job: Mapping[str, Any]) -> Iterator[tuple[str, Path, dict[str, Any]]]:
-    """Name and place of each group of pods, and what it says."""
+    """Yield name, path and content of each group of pods."""
     spec = job.get("spec") or {}
     for section in sorted(_ROLES):
         found = spec.get(section) or {}
@@ -124,7 +124,7 @@ def groups_of(job: Mapping[str, Any]) -> Iterator[tuple[str, Path, dict[str, Any
 
 
 def _of_group(group: dict[str, Any], path: Path) -> dict[Key, tuple[Path, Any]]:
-    """Facts of the pod, its command among them; what a group of nodes has of its own is left out."""
+    """Return the facts of a group's pod, including its command, without fields that groups may set."""
     found: dict[Key, tuple[Path, Any]] = {}
     template = group.get("template") or {}
     for key, at, value in _walk(template, ("pod",), (*path, "template")):
@@ -149,7 +149,7 @@ def _is_of_group(key: Key) -> bool:
 
 
 def _summary(facts: dict[Key, tuple[Path, Any]], shown: Key) -> str:
-    """The values below `shown`, in a few words."""
+    """Summarise the values below `shown`."""
     found = {
         ".".join(key[len(shown) :]): value for key, (_at, value) in _part(facts, shown).items() if value is not True
     }
@@ -227,7 +227,7 @@ def _mounts(pod: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def _unit(key: Key) -> Key:
-    """What is named as one: a variable, a volume, a section of the pod."""
+    """Return the key of the whole that is reported at once: a variable, a volume, a section of the pod."""
     if key[0] == "container" and len(key) > 1 and key[1] in ("env", "resources"):
         return key[:4] if key[1] == "resources" else key[:3]
     if key[0] in ("volume", "toleration", "port", "replica") or key[0] == "container":
@@ -257,7 +257,7 @@ def _same(ours: Any, theirs: Any) -> bool:
 
 
 def _amount(value: Any) -> float | None:
-    """A quantity of Kubernetes in its unit: `32Gi` is 32768Mi."""
+    """Parse a quantity of Kubernetes: `32Gi` equals `32768Mi`."""
     text = str(value)
     units = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "m": 1e-3}
     for unit, size in units.items():

@@ -1,4 +1,4 @@
-"""From the config.yaml of AWS's `hyp init hyp-pytorch-job` to a JobConfig, by way of the job that hyp makes. Pure."""
+"""Import of config.yaml of AWS's `hyp init hyp-pytorch-job`, through the job that hyp would create. Pure."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _SAME: dict[str, Path] = {
     "elastic_scale_up_snooze_time_in_seconds": (*_RUN, "restartPolicy", "scaleUpSnoozeTimeInSeconds"),
     "max_retry": (*_RUN, "jobMaxRetryCount"),
 }
-"""Fields of hyp, and where hyp puts them in the job."""
+"""Fields of hyp, and their places in hyp's job."""
 _FORMS: dict[str, type] = {"environment": dict, "label_selector": dict, "elastic_replica_discrete_values": list}
 _FORMS |= {"command": list, "args": list, "volume": list}
 _NUMBERS = {
@@ -72,16 +72,16 @@ _EMPTY: tuple[Any, ...] = (None, "", [], {})
 
 @dataclass
 class _AsJob(Document):
-    """A config.yaml, which is asked for places in the job that hyp makes of it."""
+    """A config.yaml that maps places in hyp's job to its own fields."""
 
     job: dict[str, Any] = field(default_factory=dict)
     written: dict[Path, Path] = field(default_factory=dict)
-    """Places in the job, and in the file."""
+    """Place in the file for each place in the job."""
     overruled: list[Problem] = field(default_factory=list)
-    """Values of the file that another one says otherwise, as `node_count` and `replica_count`."""
+    """Values that another field overrides, such as `node_count` and `replica_count`."""
 
     def put(self, path: Path, value: Any, at: Path) -> None:
-        """Put a value of the file, which is at `at` there, into the job. A later one counts."""
+        """Put a value of the file's field `at` into the job. A later value overrides."""
         before, self.written[path] = self.written.get(path), at
         holder: Any = self.job
         for part, below in pairwise(path):
@@ -118,15 +118,15 @@ class _AsJob(Document):
 
 
 def is_hyp_config(found: object) -> bool:
-    """Whether this document is one of hyp's."""
+    """Whether `found` is a config.yaml of hyp."""
     return isinstance(found, dict) and "kind" not in found and ("job_name" in found or "template" in found)
 
 
 def import_hyp(text: str, source: str) -> Imported:
-    """The job, and a sentence for each field of the file that a JobConfig cannot say.
+    """Return the job, and a sentence for each field that a JobConfig cannot express.
 
     Raises:
-        ConfigError: it is a template of hyp for something else, or what it says is no valid job.
+        ConfigError: it is another template of hyp, or its job is invalid.
     """
     read = parse(text, source)
     if read.problems or not isinstance(read.data, dict):
@@ -134,7 +134,7 @@ def import_hyp(text: str, source: str) -> Imported:
     if (template := read.data.get("template", _TEMPLATE)) != _TEMPLATE:
         raise ConfigError([read.problem(("template",), f"is a {template} of hyp; import reads {_TEMPLATE}")])
     given = {name: value for name, value in read.data.items() if value not in _EMPTY}  # hyp writes all fields
-    for name in ("command", "args"):  # hyp takes them as one text, too
+    for name in ("command", "args"):  # hyp also accepts one text
         if isinstance(given.get(name), str):
             given[name] = _words_of(given[name])
     if problems := list(_wrong_forms(given, read)):
@@ -157,7 +157,7 @@ def import_hyp(text: str, source: str) -> Imported:
 
 
 def _read(fields: Fields, config: _AsJob) -> Iterator[Problem]:
-    """Make the job; yields what is decided here."""
+    """Build the job; yield notes about defaults."""
     config.job |= {"apiVersion": "sagemaker.amazonaws.com/v1", "kind": _KIND}
     fields.take("template"), fields.take("version")
     config.put((*_GROUP, "name"), "pod", ())
@@ -188,7 +188,7 @@ def _read(fields: Fields, config: _AsJob) -> Iterator[Problem]:
 
 
 def _resources(fields: Fields, config: _AsJob) -> None:
-    """Requests and limits under the names of Kubernetes."""
+    """Put requests and limits into the job under Kubernetes' names."""
     kind = fields.take("accelerator_partition_type")
     if kind is not None:
         config.put((*_SELECTOR, "nvidia.com/mig.config.state"), "success", ("accelerator_partition_type",))
@@ -209,7 +209,7 @@ def _resources(fields: Fields, config: _AsJob) -> None:
 
 
 def _workers(fields: Fields, config: _AsJob) -> Iterator[Problem]:
-    """hyp's `auto` and `gpu`: one for each accelerator of the pod."""
+    """Put the number of workers into the job: `auto` and `gpu` mean one per accelerator."""
     tasks = str(fields.take("tasks_per_node", "auto"))
     machine = instance(str(fields.get("instance_type")))
     counts = [fields.get(name) for name in ("accelerators", "accelerator_partition_count")]
@@ -242,7 +242,7 @@ def _is_true(value: Any) -> bool:
 
 
 def _words_of(text: str) -> Any:
-    """`[python, train.py]` or `python train.py`; the text itself where it is neither."""
+    """Split `[python, train.py]` or `python train.py`; return other text unchanged."""
     try:
         return yaml.safe_load(text) if text.startswith("[") else shlex.split(text)
     except (yaml.YAMLError, ValueError):

@@ -1,4 +1,4 @@
-"""From a file for Kubernetes back to a JobConfig: ours letter for letter, others as far as a JobConfig can say it."""
+"""Import of a Kubernetes file as a JobConfig: ours exactly, others as far as a spec can express them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _OF_THE_COMMAND = (
     "export ",
     "workers_per",
 )
-"""How losses begin that the command has."""
+"""Beginnings of losses that belong to the command."""
 _TARGETS = {"HyperPodPyTorchJob": "hyperpod-eks", "PyTorchJob": "kubeflow", "TrainJob": "kubeflow"}
 _SERVICE = "an inference service"
 _NO_TRAINING = {
@@ -69,12 +69,12 @@ _NO_TRAINING = {
     "Kustomization": "a kustomization, which puts objects together",
 }
 _OTHER_JOBS = {"MPIJob", "RayJob", "JobSet", "TFJob", "JAXJob", "XGBoostJob", "PaddleJob", "Job", "CronJob", "Pod"}
-"""They may train; no target here renders to them."""
+"""Kinds that may train but are rendered by no target."""
 _VOLCANO = "batch.volcano.sh/"
 _OF_SERVER = {"uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "selfLink"}
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _SAME_VALUE = ", which it comes to"
-"""Of a variable that refers to others, whose values the spec has."""
+"""Marks variables that the spec has with their references resolved."""
 _OF_RUNTIMES = {"kind": "ClusterTrainingRuntime", "apiGroup": "trainer.kubeflow.org"}
 _IMAGE_OF_THE_CLUSTER = "image-of-the-cluster"
 _CLEAN = {"All": "all", "OnlyComplete": "completed", "Running": "completed", "None": "none"}
@@ -84,12 +84,12 @@ def import_job(text: str, source: str, values: Mapping[str, Any] | None = None) 
     """Read the training job among the objects of `text`, a template whose placeholders `values` fill.
 
     Raises:
-        ConfigError: there is none, or what it says is no valid job; names every field.
+        ConfigError: there is none, or it is invalid; names every field.
     """
     notes: list[Problem] = []
     if (ours := _letter_for_letter(text)) is not None:
         return ours
-    if ANNOTATION not in text:  # ours is no template: its shell has variables of its own
+    if ANNOTATION not in text:  # rendered files are no templates: their shell has variables
         text, notes = fill(text, values or {}, source)
     documents = parse_all(text, source)
     if problems := [problem for document in documents for problem in document.problems]:
@@ -97,7 +97,7 @@ def import_job(text: str, source: str, values: Mapping[str, Any] | None = None) 
     objects = [found for document in documents for found in _objects(document, document.data, ())]
     jobs = [found for found in objects if str(found[2].get("kind")) in _TARGETS]
     if not jobs:
-        raise ConfigError([_no_job(objects, source), *notes])  # a part may be missing with a value
+        raise ConfigError([_no_job(objects, source), *notes])  # values may be missing
     document, path, found = jobs[0]
     imported = import_object(found, _below(document, path), placeholders=ANNOTATION not in text)
     imported.left_out = list(dict.fromkeys([*map(str, notes), *imported.left_out]))
@@ -111,13 +111,13 @@ def import_job(text: str, source: str, values: Mapping[str, Any] | None = None) 
 
 
 def import_object(found: dict[str, Any], document: Document, *, placeholders: bool = True) -> Imported:
-    """Read one object, whose places `document` has.
+    """Read one object; `document` has its places.
 
     Args:
-        placeholders: whether `$NAME` in it stands for a value that is missing.
+        placeholders: whether `$NAME` is a missing value.
 
     Raises:
-        ConfigError: what it says is no valid job; names every field.
+        ConfigError: the job is invalid; names every field.
     """
     target, source = _TARGETS[str(found["kind"])], document.source
     found = _as_written(found)
@@ -159,7 +159,7 @@ def import_object(found: dict[str, Any], document: Document, *, placeholders: bo
 
 
 def _as_written(found: dict[str, Any]) -> dict[str, Any]:
-    """Without what the API server adds to an object."""
+    """Remove the fields that the API server adds."""
     kept = {name: value for name, value in found.items() if name != "status"}
     if isinstance(metadata := kept.get("metadata"), dict):
         metadata = {name: value for name, value in metadata.items() if name not in _OF_SERVER}
@@ -170,7 +170,7 @@ def _as_written(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_defaults(found: dict[str, Any]) -> dict[str, Any]:
-    """Without what a TrainJob says of its runtime as it would be without a word."""
+    """Remove the default fields of a TrainJob's runtimeRef."""
     spec = found.get("spec")
     runtime = spec.get("runtimeRef") if isinstance(spec, dict) else None
     if found.get("kind") != "TrainJob" or not isinstance(spec, dict) or not isinstance(runtime, dict):
@@ -199,13 +199,13 @@ def _rendered_text(job: JobConfig, target: str) -> str:
 
 
 def _below(document: Document, path: Path) -> Document:
-    """The document as if the object at `path` were all of it."""
+    """Return the document with the object at `path` as its root."""
     places = {at[len(path) :]: place for at, place in document.locations.items() if at[: len(path)] == path}
     return replace(document, locations=places)
 
 
 def _line_of(text: str, document: Document) -> int | None:
-    """Where what `text` names was written: the first value that its first words are in, or the job."""
+    """Return the line of a sentence: that of the first value with one of its first words, or the job's."""
     head = text.partition(":")[2].strip() if text.startswith("a line of") else text
     words = [word.strip(":,") for word in head.split()[:3]]
     if text.startswith(_OF_THE_COMMAND):
@@ -221,7 +221,7 @@ def _line_of(text: str, document: Document) -> int | None:
 
 
 def _objects(document: Document, data: object, path: Path) -> Iterator[tuple[Document, Path, dict[str, Any]]]:
-    """The objects of one document, those of lists one by one."""
+    """Yield the objects of one document, including items of lists."""
     if isinstance(data, list):
         for index, one in enumerate(data):
             yield from _objects(document, one, (*path, index))
@@ -234,7 +234,7 @@ def _objects(document: Document, data: object, path: Path) -> Iterator[tuple[Doc
 
 
 def _no_job(objects: Sequence[tuple[Document, Path, dict[str, Any]]], source: str) -> Problem:
-    """What the file is instead, and what to do."""
+    """Return the problem of a file without a training job."""
     kinds = list(dict.fromkeys(str(found.get("kind")) for _document, _path, found in objects if found.get("kind")))
     line = objects[0][0].location(objects[0][1]).line if objects else 1
     reads = f"import reads {', '.join(_TARGETS)}"
@@ -265,7 +265,7 @@ def _no_job(objects: Sequence[tuple[Document, Path, dict[str, Any]]], source: st
 
 
 def _letter_for_letter(text: str) -> Imported | None:
-    """A file of ours that nobody has changed: then nothing else of it need be read."""
+    """Import an unchanged rendered file without further reading."""
     if ANNOTATION not in text:
         return None
     try:
@@ -281,9 +281,9 @@ def _letter_for_letter(text: str) -> Imported | None:
 
 
 def _still_says(job: JobConfig, target: str, found: Mapping[str, Any]) -> bool:
-    """Whether `job` renders to exactly this object, so that nobody has changed it since."""
+    """Whether `job` renders to exactly this object."""
     again = _rendered(job, target)
-    if job.image is None:  # the image was that of a cluster's region, which is not known here
+    if job.image is None:  # the image depends on the cluster's region, which is unknown here
         for ours, theirs in zip(_first_containers(again), _first_containers(found), strict=False):
             ours["image"] = theirs.get("image")
         again["metadata"]["annotations"][ANNOTATION] = found["metadata"]["annotations"][ANNOTATION]
@@ -300,7 +300,7 @@ def _list(value: Any) -> list[dict[str, Any]]:
 
 
 class _Reader:
-    """Takes fields out of an object, one by one; what is left at the end was not understood."""
+    """Reads the fields of an object into a spec."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -308,7 +308,7 @@ class _Reader:
         self.notes: list[str] = []
 
     def read(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        """The job as a document."""
+        """Return the job as a document."""
         metadata = dict(found.get("metadata") or {})
         spec = dict(found.get("spec") or {})
         name = metadata.pop("name", "") or str(metadata.get("generateName", "")).rstrip("-")
@@ -329,7 +329,7 @@ class _Reader:
         workers = str(spec.pop("nprocPerNode", "auto"))
         if workers.isdecimal():
             document["workers_per_node"] = int(workers)
-        default_clean = "None" if found.get("kind") == "PyTorchJob" else None  # so Kubeflow's operator has it
+        default_clean = "None" if found.get("kind") == "PyTorchJob" else None  # default of Kubeflow's operator
         self._run_policy(dict(spec.pop("runPolicy", None) or {}), document, kubernetes, default_clean)
         raw = "pytorchReplicaSpecs" in spec and not spec.get("elasticPolicy")
         self._elastic(dict(spec.pop("elasticPolicy", None) or {}), document)
@@ -381,7 +381,7 @@ class _Reader:
             document["annotations"] = {key: str(value) for key, value in notes.items()}
 
     def _pod_labels(self, pods: list[dict[str, Any]], document: dict[str, Any]) -> None:
-        """Those of pods alone are the job's, too, in a spec."""
+        """Add labels and annotations of pods to the job's: a spec does not separate them."""
         own = {labels.QUEUE, labels.PRIORITY, labels.MANAGED_BY, labels.JOB}
         own |= {labels.TOPOLOGY_REQUIRED, labels.TOPOLOGY_PREFERRED}
         for section in ("labels", "annotations"):
@@ -437,7 +437,7 @@ class _Reader:
             document.setdefault("relaunch", {})["max_process_restarts"] = policy["maxRestarts"] or None
 
     def _replicas(self, spec: dict[str, Any], document: dict[str, Any]) -> list[dict[str, Any]]:
-        """The pod templates; nodes, spares and groups go into the document."""
+        """Return the pod templates; put nodes, spares and groups into the document."""
         if trainer := spec.get("trainer"):
             document["nodes"] = trainer.get("numNodes", 1)
             if str(trainer.get("numProcPerNode", "")).isdecimal():

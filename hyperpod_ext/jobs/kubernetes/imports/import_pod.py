@@ -1,4 +1,4 @@
-"""The pod of a job somebody else wrote, as far as a JobConfig can say it."""
+"""Import of a pod as far as a spec can express it."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def read_pod(
     notes: list[str],
     raw: bool = False,
 ) -> None:
-    """Put what the first of `pods` says into the three parts; what it says besides goes to `left_out`, or to `notes`.
+    """Put the first of `pods` into the three parts; report the rest in `left_out` or `notes`.
 
     Args:
-        raw: whether a command that starts no Python file is carried as it is.
+        raw: whether to carry a command that starts no Python file.
     """
     if not pods:
         return
@@ -85,7 +85,7 @@ def read_pod(
     container.pop("ports", None)
     selector = dict(spec.pop("nodeSelector", None) or {})
     instance_type = selector.get(labels.INSTANCE_TYPE) or selector.get(_OLD_INSTANCE_TYPE)
-    if is_machine(instance_type):  # others, `g5.8xlarge`, are no machines of SageMaker, and stay a label of nodes
+    if is_machine(instance_type):  # other types, such as `g5.8xlarge`, stay a label of nodes
         selector.pop(labels.INSTANCE_TYPE, None)
         document.setdefault("resources", {})["instance_type"] = instance_type
     if selector:
@@ -115,7 +115,7 @@ def read_pod(
 
 
 def is_machine(name: object) -> bool:
-    """Whether a node's type is one of SageMaker's, which a spec has as instance_type."""
+    """Whether a node's type is an instance type of SageMaker."""
     return re.fullmatch(r"ml\.[a-z0-9-]+\.[a-z0-9-]+", str(name)) is not None
 
 
@@ -124,7 +124,7 @@ def _is_our_file(pod: Mapping[str, Any]) -> bool:
 
 
 def is_own(rule: Any) -> bool:
-    """Whether an affinity is what `scheduling.healthy_only` or `scheduling.spread` render to."""
+    """Whether an affinity is rendered from `scheduling.healthy_only` or `scheduling.spread`."""
     return labels.NODE_HEALTH in str(rule) or labels.JOB in str(rule)
 
 
@@ -144,13 +144,13 @@ def read_command(
     notes: list[str],
     elsewhere: Collection[str] = (),
 ) -> None:
-    """Script, arguments and numbers of a launcher that starts a Python file.
+    """Import script, arguments and numbers of a launcher that starts a Python file.
 
     Args:
         elsewhere: variables of the container whose values are not in the file.
 
     Raises:
-        ConfigError: there is none, or its number of workers is not known.
+        ConfigError: there is none, or its number of workers is unknown.
     """
     command = container.pop("command", None) or []
     words = [str(word) for word in [*command, *(container.pop("args", None) or [])]]
@@ -211,7 +211,7 @@ def read_command(
         elif workers not in ("auto", "gpu"):
             raise _not_read(f"the number of workers is {workers}, which is no number", shlex.join(words))
     elif found.launcher == "python" and found.program:
-        document["launched_workers"] = 1  # without a launcher, each container is one process
+        document["launched_workers"] = 1  # without a launcher, one process per container
     if "inprocess-restart" in found.options:
         document["mode"] = "aws-checkpointless"
 
@@ -222,7 +222,7 @@ def _not_read(message: str, command: str) -> ConfigError:
 
 
 def place_script(document: dict[str, Any], left_out: list[str], *, in_image: bool = False) -> None:
-    """A script is in the image, or on a volume: a spec says so by naming its folder, or the image (`in_image`)."""
+    """Set working_dir to the folder of an absolute script, unless the script is in the image (`in_image`)."""
     if not document.get("script") or (in_image and document.get("image")):
         return
     script = PurePosixPath(document["script"])
@@ -238,7 +238,7 @@ def read_environment(
     left_out: list[str],
     notes: list[str],
 ) -> None:
-    """Variables with values and those of Secrets; others are named."""
+    """Import variables with values or from Secrets; report others."""
     known: dict[str, str] = {}
     for entry in entries:
         name, source = str(entry.get("name")), entry.get("valueFrom") or {}
@@ -292,7 +292,7 @@ def _resources(resources: dict[str, Any], document: dict[str, Any], left_out: li
 
 
 def amount(text: str, name: str) -> float:
-    """A quantity without its unit's letters, `500m` or `4`."""
+    """Parse a quantity, `500m` or `4`."""
     match = re.fullmatch(r"([0-9.]+)(m|k|)", text)
     try:
         return float(match[1] if match else text) * {"m": 1e-3, "k": 1e3}.get(match[2] if match else "", 1)
@@ -301,7 +301,7 @@ def amount(text: str, name: str) -> float:
 
 
 def mebibytes(text: str) -> int:
-    """An amount of Kubernetes, `32Gi`, in MiB, at least 1."""
+    """Parse a quantity, `32Gi`, as MiB, at least 1."""
     match = re.fullmatch(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]*)", text)
     try:
         return max(int(float(match[1]) * _BYTES[match[2]]), 1) if match else 1

@@ -1,7 +1,7 @@
-"""A container's command that starts no Python file, as the spec's `command`. Pure.
+"""Import of a container's command that starts no Python file, as the spec's `command`. Pure.
 
-Where one process on each node is the command itself, what we render starts it as the file did: by no launcher, with the
-variables that Kubeflow's operator sets, at the port that it takes.
+The rendered job starts it like the file: once per node, without a launcher, with the variables and port of Kubeflow's
+operator.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hyperpod_ext.jobs.imports.placeholders import names_in
 
 STARTS_NO_PYTHON = "the command starts no Python file by a launcher"
 _OPERATOR_PORT = 23456
-"""Where Kubeflow's operator has ranks meet, unless a port of the container is called otherwise."""
+"""Kubeflow's default port for the rendezvous."""
 _PORT_NAME = "pytorchjob-port"
 _SHELLS = ("sh", "bash", "dash", "zsh")
 _IN_EVERY_POD = {"HOME", "HOSTNAME", "PATH", "PWD", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "USER"}
@@ -24,19 +24,19 @@ _REFERENCE = re.compile(r"\$\$|\$\((\w+)\)")
 
 
 def raw_command(container: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a spec says of a container that runs something else than Python; None where that would not be the same.
+    """Return the fields of a spec for a container that runs no Python file; None if the job would differ.
 
     Raises:
         ConfigError: the command has placeholders without a value.
     """
     command = [str(word) for word in container.get("command") or []]
     if not command:
-        return None  # the image's own program would be missing
+        return None  # a spec cannot name the image's own program
     words = command + [str(word) for word in container.get("args") or []]
     variables = {str(one.get("name")): one for one in container.get("env") or []}
     known = {name: str(one.get("value", "")) for name, one in variables.items() if not one.get("valueFrom")}
     if any(match[1] in variables.keys() - known.keys() for word in words for match in _REFERENCE.finditer(word)):
-        return None  # Kubernetes would fill in what only the cluster knows
+        return None  # the cluster has the value
     words = [_REFERENCE.sub(lambda found: _filled(found, known), word) for word in words]
     shell = len(words) > 2 and words[0].rpartition("/")[2] in _SHELLS and re.fullmatch("-[a-z]*c", words[1])
     if missing := list(dict.fromkeys(_placeholders(words[2:3] if shell else words, variables.keys(), bool(shell)))):
@@ -50,7 +50,7 @@ def raw_command(container: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def starts_no_python(error: ConfigError) -> bool:
-    """Whether a command was refused for that alone."""
+    """Whether `error` only says that the command starts no Python file."""
     return [problem.message for problem in error.problems] == [STARTS_NO_PYTHON]
 
 
@@ -59,7 +59,7 @@ def _filled(found: re.Match[str], known: Mapping[str, str]) -> str:
 
 
 def _placeholders(words: list[str], variables: Any, shell: bool) -> list[str]:
-    """Variables that nothing gives a value: those of a template; in a shell, not those that it sets itself."""
+    """Return variables without a value. In a shell, its own variables are not among them."""
     text = "\n".join(words)
     assigned = set(re.findall(r"\b(\w+)=|\bfor\s+(\w+)\s+in\b|\bread\s+(?:-\w+\s+)*(\w+)", text)) if shell else set()
     own = {name for names in assigned for name in names}

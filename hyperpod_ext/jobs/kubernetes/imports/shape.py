@@ -1,4 +1,4 @@
-"""What a file for Kubernetes must look like before it is read: mappings, lists and numbers, in their places. Pure."""
+"""Normalisation of a Kubernetes file before its import: mappings, lists and numbers in their places. Pure."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _LISTS |= {"replicaSpecs", "logMonitoringConfiguration", "ports", "envFrom"}
 _WORDS = {"command", "args"}
 _NUMBERS = {"replicas", "minReplicas", "maxReplicas", "spares", "numNodes", "maxRestarts", "backoffLimit"}
 _FREE = {"labels", "annotations", "nodeSelector", "matchLabels"}
-"""Below them, names are the user's own."""
+"""Mappings with names of the user."""
 
 
 class Shape:
-    """Puts right what has one meaning, and tells the rest."""
+    """Normalises unambiguous values, and reports the others."""
 
     def __init__(self, document: Document, *, placeholders: bool = True) -> None:
         self._document = document
@@ -41,7 +41,7 @@ class Shape:
         self.notes: list[Problem] = []
 
     def read(self, data: dict[str, Any], path: Path = ()) -> dict[str, Any]:
-        """The object; what has no value is left out, numbers in quotes are numbers."""
+        """Return the object without empty fields, and with quoted numbers as numbers."""
         found: dict[str, Any] = {}
         for key, value in data.items():
             at = (*path, key)
@@ -91,11 +91,11 @@ class Shape:
             self._missing(missing, at)
         text = self._document.location(at).text or ""
         if isinstance(value, int) and not isinstance(value, bool) and re.fullmatch(r"0[0-7]+", text):
-            return int(text, 8)  # so Kubernetes reads it: a file's mode
+            return int(text, 8)  # Kubernetes reads file modes as octal
         return value
 
     def _inside(self, name: str, value: Any, at: Path) -> Any:
-        """A field somewhere below one that is not read by name."""
+        """Return a field below another field that is not read by name."""
         if name in _LISTS and value is not None and not any(part in _FREE for part in at):
             return self._value(name, value, at)
         return value if name in _WORDS and isinstance(value, list) else self._scalar(value, at)
@@ -135,7 +135,7 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def fields_in(value: Any) -> int:
-    """The number of fields and items, at every depth."""
+    """Count the fields and items at every depth."""
     below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return sum(1 + fields_in(one) for one in below)
 

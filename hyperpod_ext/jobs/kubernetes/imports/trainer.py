@@ -1,4 +1,4 @@
-"""The pods of a TrainJob: its trainer, and the patch of its runtime that its nodes get. Pure."""
+"""Import of a TrainJob's pods from its trainer and the patch of its runtime. Pure."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 _NODE = "node"
-"""Name of the group, and of its container, in Kubeflow's own runtimes."""
+"""Name of the group and its container in Kubeflow's runtimes."""
 
 
 def trainer_pod(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The template of a TrainJob's nodes, as its own file says it; what only the runtime says is not in it."""
+    """Return the pod template of a TrainJob's nodes, without fields that only its runtime has."""
     trainer = _mapping(spec.get("trainer"))
     template = next(_patches(spec), {})
     pod = dict(_mapping(template.get("spec")))
@@ -22,7 +22,7 @@ def trainer_pod(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _patches(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Templates of the nodes in the patches, from the first patch on."""
+    """Yield the nodes' templates in the patches."""
     for patch in _list(spec.get("runtimePatches")):
         jobs = _mapping(_mapping(_mapping(patch.get("trainingRuntimeSpec")).get("template")).get("spec"))
         for job in _list(jobs.get("replicatedJobs")):

@@ -1,7 +1,7 @@
-"""Volumes of somebody else's pod that a spec keeps by name, in `kubernetes.pod.volumes`. Pure.
+"""Import of volumes by name, into `kubernetes.pod.volumes`. Pure.
 
-`volumes` of a spec says the usual ones more shortly. Those that it has no words for, and those that other containers
-mount, too, keep their names.
+A spec's `volumes` has the usual ones in a shorter form. Others, and volumes that side containers mount, keep their
+names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PLAIN = {
     "configMap": {"name"},
     "secret": {"secretName", "defaultMode"},
 }
-"""Kinds and fields that `volumes` of a spec says."""
+"""Kinds and fields that a spec's `volumes` has."""
 _PLAIN_MOUNT = {
     "persistentVolumeClaim": {"name", "mountPath", "readOnly", "subPath"},
     "hostPath": {"name", "mountPath", "readOnly"},
@@ -30,10 +30,10 @@ _OWNER_ONLY = 0o400
 
 
 def take_named(pod: Mapping[str, Any], ours: bool) -> tuple[Items, Items]:
-    """Volumes, and mounts of the first container, that are kept by name.
+    """Return the volumes, and the mounts of the first container, that keep their names.
 
     Args:
-        ours: whether the file is one of ours, in which names tell what `volumes` became.
+        ours: whether hp-ext rendered the file, so that names identify `volumes`.
     """
     first, *others = pod.get("containers") or [{}]
     volumes = _items(pod.get("volumes"))
@@ -57,7 +57,7 @@ def take_named(pod: Mapping[str, Any], ours: bool) -> tuple[Items, Items]:
 
 
 def _is_plain(volume: Mapping[str, Any], mounts: Items) -> bool:
-    """Whether `volumes` of a spec says it all; what nothing mounts is said nowhere."""
+    """Whether a spec's `volumes` can express the mounted volume."""
     kinds = [kind for kind in volume if kind != "name"]
     if len(kinds) != 1 or kinds[0] not in _PLAIN or not mounts:
         return False
@@ -68,7 +68,7 @@ def _is_plain(volume: Mapping[str, Any], mounts: Items) -> bool:
     if source.get("readOnly") and not all(mount.get("readOnly") for mount in mounts):
         return False
     if kind == "secret" and "defaultMode" not in source and volume["name"] != labels.SECRET_VOLUME:
-        return False  # ours lets only its owner read it
+        return False  # rendered secrets are readable by their owner only
     return all(mount.keys() <= _PLAIN_MOUNT.get(kind, {"name", "mountPath"}) for mount in mounts)
 
 

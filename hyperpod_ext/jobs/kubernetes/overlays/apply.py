@@ -1,4 +1,4 @@
-"""`overlay.kubernetes` on a rendered file: the patches, and a comment that names what they touch. Pure."""
+"""`overlay.kubernetes` applied to a rendered file, with comments that name the patched fields. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CheckObject = Callable[[str, object], list[Problem]]
 
 
 def with_overlay(text: str, job: JobConfig) -> str:
-    """`text`, a rendered job, after the patches of its spec; byte for byte the same where there are none."""
+    """Apply the overlay of `job` to `text`, a rendered job. Without an overlay, the text is unchanged."""
     overlay = job.overlay.kubernetes
     if overlay == KubernetesOverlay():
         return text
@@ -38,7 +38,7 @@ def with_overlay(text: str, job: JobConfig) -> str:
 
 
 def touched(overlay: KubernetesOverlay) -> Iterator[str]:
-    """What the patches name: `container.lifecycle`, `pod.containers[log]`, `job.spec.runPolicy`."""
+    """Yield the patched fields: `container.lifecycle`, `pod.containers[log]`, `job.spec.runPolicy`."""
     yield from (f"container.{name}" for name in overlay.container)
     yield from (f"pod.{name}" for name in overlay.pod)
     for name, value in overlay.job.items():
@@ -47,11 +47,11 @@ def touched(overlay: KubernetesOverlay) -> Iterator[str]:
 
 
 def problems(job: JobConfig, container: str, render: Render, check_object: CheckObject) -> Iterator[Problem]:
-    """What is wrong with the overlay of `job`: by itself, and in what `render` makes of it.
+    """Yield problems of the overlay of `job`, and of the object that `render` makes with it.
 
     Args:
-        container: name of the container that trains.
-        check_object: finds what is wrong with an object, which it calls by its first argument.
+        container: name of the training container.
+        check_object: returns the problems of an object; its first argument is the source.
     """
     shown = job if job.image else job.model_copy(update={"image": _IMAGE_OF_THE_CLUSTER})
     plain = shown.model_copy(update={"overlay": type(job.overlay)()})
@@ -77,7 +77,7 @@ def problems(job: JobConfig, container: str, render: Render, check_object: Check
 
 
 def _place(overlay: KubernetesOverlay, path: str) -> str:
-    """Where the overlay says what is at `path` of the object: there, above it, or somewhere in its pod."""
+    """Return the overlay's field for `path` of the object: the field, a parent, or the pod."""
     parts, here = path.split("."), "overlay.kubernetes.job"
     below: Any = overlay.job
     for part in parts:
@@ -88,7 +88,7 @@ def _place(overlay: KubernetesOverlay, path: str) -> str:
 
 
 def _pods(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The PodSpecs of a job of any of the three kinds."""
+    """Yield the PodSpecs of a job of any of the three kinds."""
     spec = found["spec"]
     for group in spec.get("replicaSpecs") or []:
         yield group["template"]["spec"]
@@ -100,7 +100,7 @@ def _pods(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _relied_on(found: Mapping[str, Any]) -> Any:
-    """What no overlay may change."""
+    """Return the fields that no overlay may change."""
     spec, metadata = found["spec"], found["metadata"]
     groups = spec.get("replicaSpecs") or list((spec.get("pytorchReplicaSpecs") or {}).values())
     counts = [{name: one.get(name) for name in ("name", "replicas", "maxReplicas", "spares")} for one in groups]

@@ -1,4 +1,4 @@
-"""What is wrong with `overlay.kubernetes`: fields that a pod does not have, and those that a job relies on. Pure."""
+"""Checks of `overlay.kubernetes`: unknown fields, and fields that a job relies on. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REFUSED_OF_CONTAINER = {
     "restartPolicy": _RESTARTED,
     "restartPolicyRules": _RESTARTED,
 }
-"""Field of the container that trains, why an overlay cannot say it, and what to do."""
+"""Field of the training container, why an overlay cannot set it, and what to do."""
 REFUSED_OF_POD = {
     "ephemeralContainers": ("Kubernetes adds these to a pod that runs, not to a new one", "use `kubectl debug`"),
     "restartPolicy": ("the operator sets it, from the job's budgets", "write `relaunch`"),
@@ -40,7 +40,7 @@ REFUSED_OF_POD = {
     "nodeName": ("all pods of the job would be on one node", "write `scheduling.node_selector`"),
     "hostNetwork": (_SPEC_FIELD, "write `kubernetes.host_network`"),
 }
-"""Field of the pod, why an overlay cannot say it, and what to do."""
+"""Field of the pod, why an overlay cannot set it, and what to do."""
 REFUSED_OF_JOB = {
     "apiVersion": ("the object would be another", "remove it"),
     "kind": ("the object would be another", "choose another --target"),
@@ -55,7 +55,7 @@ REFUSED_OF_JOB = {
     "spec.elasticPolicy.minReplicas": ("ranks are counted by it", "write `elastic.min_nodes`"),
     "spec.elasticPolicy.maxReplicas": ("ranks are counted by it", "write `elastic.max_nodes`"),
 }
-"""Field of the job, why an overlay cannot say it, and what to do."""
+"""Field of the job, why an overlay cannot set it, and what to do."""
 _REFUSED_OF_REPLICAS = {
     "replicas": ("ranks are counted by it", "write `nodes`"),
     "maxReplicas": ("ranks are counted by it", "write `elastic.max_nodes`"),
@@ -65,11 +65,11 @@ _REFUSED_OF_REPLICAS = {
 
 
 def problems(job: JobConfig, container: str, pod_type: str = "PodSpec") -> Iterator[Problem]:
-    """Everything that is wrong with the overlay of `job`.
+    """Yield all problems of the overlay of `job`.
 
     Args:
-        container: name of the container that trains.
-        pod_type: `PodSpec`, or `PodSpecPatch` where only some fields may be changed.
+        container: name of the training container.
+        pod_type: `PodSpec`, or `PodSpecPatch` if only some fields may be changed.
     """
     overlay = job.overlay.kubernetes
     ours = pod_types()[pod_type]["containers"].removeprefix("[]")
@@ -81,8 +81,8 @@ def problems(job: JobConfig, container: str, pod_type: str = "PodSpec") -> Itera
 
 
 def _typed(kind: str, patch: Mapping[str, Any], path: str) -> Iterator[Problem]:
-    """Fields that do not exist, and values of another type."""
-    if not patch:  # models of a whole pod take a quarter of a second
+    """Yield unknown fields and values of the wrong type."""
+    if not patch:  # building the models of a pod takes a quarter of a second
         return
     model = model_of(kind, patch=True)
     try:
@@ -171,7 +171,7 @@ def _promises_of_job(patch: Mapping[str, Any]) -> Iterator[Problem]:
             if not isinstance(_below(patch, parts[:2]), Mapping) and _has(patch, parts[:2]):
                 yield Problem("cannot be removed: the job is found by it", path=f"{path}.{parts[0]}.{parts[1]}")
         elif len(parts) == 3 and not isinstance(_below(patch, parts[:2]), Mapping) and _has(patch, parts[:2]):
-            continue  # said below, of the whole section
+            continue  # reported below for the whole section
         if _has(patch, parts):
             yield Problem(f"cannot be changed: {why}", path=f"{path}.{field}", hint=hint)
     for section in ("replicaSpecs", "pytorchReplicaSpecs", "elasticPolicy"):

@@ -12,7 +12,7 @@ _KEYS = {**MERGE_KEYS, "replicaSpecs": "name"}
 
 
 def merged(original: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """`original` after `patch`; neither is changed. Null removes a field."""
+    """Return `original` with `patch` applied; neither is modified. Null removes a field."""
     if patch.get(DIRECTIVE) == "replace":
         return {key: copy.deepcopy(value) for key, value in patch.items() if key != DIRECTIVE}
     found: dict[str, Any] = copy.deepcopy(dict(original))
@@ -38,7 +38,7 @@ def merged(original: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, A
 
 
 def _merged_list(original: list[Any], patch: list[Any], key: str) -> list[Any]:
-    """Items of the same `key` are merged in their place; others are added at the end."""
+    """Merge items with the same `key` in place; append others."""
     if any(one == {DIRECTIVE: "replace"} for one in patch):
         return [merged({}, one) for one in patch if one != {DIRECTIVE: "replace"}]
     found = copy.deepcopy(original)
