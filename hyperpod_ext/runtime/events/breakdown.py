@@ -1,11 +1,11 @@
-"""What the report says beyond the job's sums: each rank's time by phase, and how it went over time. Pure.
+"""Details of the report beyond the job's sums: each rank's time by phase, and shares over time. Pure.
 
 phases     seconds of each phase, by rank: they add up to the wall time
 over_time  share of all ranks' time in each phase, in up to 120 equal parts of the job
 timeline   of a recovery: spans of each rank from the fault to the end of the first new step
-tiers      how old the newest copy was in each place, whenever that changed
-traffic    bytes that ranks restored, by where they came from
-snapshots  how many ranks made, and how long one was waited for: in its own step, or in the one after it
+tiers      age of the newest copy in each tier, at every change
+traffic    bytes that ranks restored, by source
+snapshots  their number, and the mean wait of the training thread for one, in its own step or the next
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from hyperpod_ext.runtime.events.phases import PHASES, Span, spans_by_rank, tota
 
 _PARTS = 120
 _SHORTEST_S = 0.00005
-"""Of a timeline, which has four digits."""
+"""Shortest span of a timeline, which has four digits."""
 _POINTS = 400
-"""Of a tier's age: more than this are thinned out."""
+"""Maximum number of points of a tier's age; longer series are thinned out."""
 
 
 def breakdown(events: Events, recoveries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The fields above; `timeline` is added to each of `recoveries`, whose `t` and `seconds` say when it was."""
+    """Return the fields above; add `timeline` to each of `recoveries`, in the window of its `t` and `seconds`."""
     start, wall = events.start, events.end - events.start
     phases: dict[str, dict[str, float]] = {}
     over_time = OverTime(start, wall)
@@ -68,7 +68,7 @@ class OverTime:
                 sums[index] += max(0.0, overlap)
 
     def to_json(self) -> dict[str, Any]:
-        """`part_s`, the seconds of one part, and shares from 0 to 1 of those phases that there were."""
+        """Return `part_s`, the seconds of one part, and each occurring phase's shares, from 0 to 1."""
         if not self._ranks or self._part <= 0:
             return {"part_s": 0.0, "shares": {}}
         total = self._part * self._ranks
@@ -79,9 +79,9 @@ class OverTime:
 
 
 def _window(found: Sequence[Span], began: float, seconds: float) -> list[list[Any]]:
-    """`[phase, seconds from `began`, seconds]` of what lies within; steps of one phase in a row are one."""
+    """Return `[phase, seconds from `began`, seconds]` of each span in the window; equal phases in a row are merged."""
     pieces: list[list[Any]] = []
-    # a month's spans are not all looked at for each of its recoveries
+    # by bisection: a month's spans are too many to scan for each recovery
     first = bisect_right(found, began, key=lambda span: span.ended)
     last = bisect_left(found, began + seconds, key=lambda span: span.began)
     for span in found[first:last]:
@@ -96,7 +96,7 @@ def _window(found: Sequence[Span], began: float, seconds: float) -> list[list[An
 
 
 def _tiers(events: Events) -> list[dict[str, Any]]:
-    """Steps that each node's newest copy in a tier was behind the newest step made, as its agent reported."""
+    """Return by how many steps each node's newest copy in a tier was behind the newest step, as its agent reported."""
     newest, points = 0, dict[tuple[str, int], list[list[Any]]]()
     reported: dict[tuple[str, int], Copying] = {}
     for event in events:
@@ -121,7 +121,7 @@ def _thinned(points: list[list[Any]]) -> list[list[Any]]:
 
 
 def _traffic(events: Events) -> dict[str, dict[str, int]]:
-    """Restores, and bytes from other nodes and from the own one, by source."""
+    """Return restores, bytes from other nodes and bytes from the own node, by source."""
     traffic: dict[str, dict[str, int]] = {}
     for event in events.of(Restored):
         sums = traffic.setdefault(event.came_from, {"restores": 0, "bytes_moved": 0, "bytes_local": 0})

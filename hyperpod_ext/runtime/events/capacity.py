@@ -1,4 +1,4 @@
-"""How many nodes a job had, and what each change of their number took: from the event log to the job's report. Pure."""
+"""A job's number of nodes over time, and the duration of each resize: from the event log to the report. Pure."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ _PHASES: dict[str, type[Event]] = {
     "groups_open": Generation,
     "state_there": Go,
 }
-"""What comes one after the other, and the event that it ends with."""
+"""Phases of a resize in their order, each with the event at its end."""
 
 
 def capacity_of(events: Events) -> dict[str, float]:
-    """`nodes` and `spares` as the job was made, and `missing_node_s`: node-seconds without lost nodes, and those in
-    which all waited for another one. Nodes that were taken away by order are not missing."""
+    """Return `nodes` and `spares` of the job's start, and `missing_node_s`.
+
+    `missing_node_s` are node-seconds of lost nodes, and of all nodes while they waited for a replacement. Nodes removed
+    by an order are not missing.
+    """
     started = events.first(JobStarted)
     nodes, spares = (started.nodes, started.spares) if started is not None else (0, 0)
     now, lost, waiting = nodes, 0, False
@@ -53,18 +56,18 @@ def capacity_of(events: Events) -> dict[str, float]:
 
 
 def find_resizes(events: Events) -> list[dict[str, Any]]:
-    """One entry for each time that the job went on with another number of nodes, with the seconds of each phase."""
+    """Return one entry for each completed resize, with the seconds of each phase."""
     return [_resize(events, index, event) for index, event in enumerate(events) if isinstance(event, Resized)]
 
 
 def unfinished_resize(events: Events) -> RanksReassigned | None:
-    """The resize that had all ranks stop, and no step since; None: there is none."""
+    """Return the resize for which all ranks have stopped without a step since; None if there is none."""
     last = next((event for event in reversed(events) if isinstance(event, RanksReassigned | Resized)), None)
     return last if isinstance(last, RanksReassigned) else None
 
 
 def orders_accepted(events: Events) -> set[str]:
-    """Names of the orders to resize that a coordinator has taken."""
+    """Return the names of the resize orders that a coordinator has accepted."""
     return {event.order for event in events if isinstance(event, Resizing) and event.order}
 
 
@@ -89,7 +92,7 @@ def _resize(events: Events, index: int, resized: Resized) -> dict[str, Any]:
 
 
 def _last(events: Events, end: int, kind: type[Event], default: int) -> int:
-    """Index of the last event of a kind before `end`."""
+    """Return the index of the last event of a kind before `end`."""
     return next((i for i in range(end - 1, -1, -1) if isinstance(events[i], kind)), default)
 
 
@@ -97,7 +100,7 @@ def _last(events: Events, end: int, kind: type[Event], default: int) -> int:
 
 
 def find_continued(events: Events, steps: int) -> list[dict[str, Any]]:
-    """One entry for each time that the job went on with fewer ranks than it has. `steps`: that it has made."""
+    """Return one entry for each time that the job continued with fewer ranks. `steps`: the job's last step."""
     worlds = [event for event in events.of(Resized) if event.full_size is not None]
     ends = [world.step for world in worlds[1:]] + [steps]
     return [
@@ -122,7 +125,7 @@ def _continued(events: Events, world: Resized, end: int) -> dict[str, Any]:
 
 
 def _what_differs(world: Resized, *, ordered: bool) -> str:
-    """From a run without the fault; empty: nothing, where micro-batches are shared and seeded by the step."""
+    """Return the difference from a run without the fault; empty if micro-batches are shared and seeded by step."""
     if world.samples == "fewer":
         share = f"{world.world_size} of {world.full_size} ranks' share of the samples"
         return f"each step had {share}, so gradients are means over fewer, and weights are others"
@@ -132,7 +135,7 @@ def _what_differs(world: Resized, *, ordered: bool) -> str:
 
 
 def differences(continued: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """What a reader of the report must know, in words."""
+    """Yield a sentence for each entry that differs from a run without the fault."""
     for one in continued:
         if one["differs"]:
             steps = f"Steps {one['first_step']} to {one['last_step']} were made by {one['ranks']} of {one['of']} ranks"

@@ -1,4 +1,4 @@
-"""What the report says of durable steps: the newest in each tier, and what was left out when the job ended. Pure."""
+"""Durable steps in the report: the newest of each tier, and shards missing when the job ended. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MIB = 1 << 20
 
 
 def durable_steps(events: Events) -> list[dict[str, Any]]:
-    """Newest step of each durable tier, as its nodes reported it last; None: none has arrived."""
+    """Return the newest step of each durable tier, as nodes last reported; None: no step has arrived."""
     steps: dict[str, set[int]] = {}
     for event in events:
         match event:
@@ -22,7 +22,7 @@ def durable_steps(events: Events) -> list[dict[str, Any]]:
             case Uploaded():
                 for tier in event.tiers:
                     _add(steps, tier)
-            case Go():  # what was made after this step is given up
+            case Go():  # steps after this one are abandoned
                 steps = {tier: {step for step in its if step <= event.step} for tier, its in steps.items()}
     return [{"tier": tier, "newest_step": max(its, default=None)} for tier, its in sorted(steps.items())]
 
@@ -34,7 +34,7 @@ def _add(steps: dict[str, set[int]], reported: Copying | LeftOver) -> None:
 
 
 def left_out(events: Events) -> list[str]:
-    """One line for each tier that the last step of a job which has ended did not come to."""
+    """Return one line for each tier that lacks the last step of an ended job."""
     first, save = events.first(FinalSave), events.last(FinalSave)
     since = Events(events[events.index(first) :]) if first is not None else events
     parts = list({part.node: part for part in since.of(Uploaded)}.values())
@@ -54,7 +54,7 @@ def left_out(events: Events) -> list[str]:
     newest = {one["tier"]: one["newest_step"] for one in durable_steps(events)}
     for tier in sorted({tier.tier for part in parts for tier in part.tiers}):
         of_nodes = [(part, one) for part in parts for one in part.tiers if one.tier == tier]
-        if any(one.arrived for _, one in of_nodes):  # it is committed once all nodes have brought their parts
+        if any(one.arrived for _, one in of_nodes):  # committed once all nodes have uploaded their parts
             continue
         there = "none is durable there" if newest[tier] is None else f"the newest durable step there is {newest[tier]}"
         why = "; ".join([*(_part(part, one) for part, one in of_nodes), *(f"node {node} was lost" for node in lost)])
@@ -70,7 +70,7 @@ def _listed(nodes: Sequence[int]) -> str:
 
 
 def _part(part: Uploaded, tier: LeftOver) -> str:
-    """What one node did not bring, and why."""
+    """Return a phrase on the shards that one node did not upload, and why."""
     ranks = tier.left_ranks
     shards = f"{len(ranks)} shards" if len(ranks) != 1 else "1 shard"
     whose = f"of {'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}"

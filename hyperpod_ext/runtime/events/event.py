@@ -1,7 +1,7 @@
-"""The base of every event, and how a line of a log becomes one. The kinds are in `kinds.py`.
+"""The base of every event, and the decoding of a log's lines. The kinds are in `kinds.py`.
 
-Writers hand over a name and fields, and `decode` refuses what the declaration does not have. Readers are more lenient:
-`read` knows former names, leaves out fields that it does not know, and makes an `Other` of what it cannot use.
+Writers pass a name and fields, and `decode` refuses undeclared fields. Readers are more lenient: `read` accepts former
+names, drops unknown fields, and returns `Other` for an unknown kind.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from hyperpod_ext.runtime.ipc.declared import Count, Declared, Kinds, Unit
 from hyperpod_ext.runtime.ipc.messages import WireError
 
 VERSION = 3
-"""Of the event log. It rises when readers of the version before would misread a log."""
+"""Version of the event log, incremented when readers of the version before would misread a log."""
 NOTE = "not_as_declared"
-"""The field that says what is wrong with an event that was written all the same."""
+"""Field with the error of an event that was written although it is not as declared."""
 
 
 JobTime = Annotated[float, Unit("s")]
@@ -31,22 +31,22 @@ class Event(Declared):
     was: ClassVar[tuple[str, ...]] = ()
     """Names of this kind in logs of earlier versions."""
     fields_were: ClassVar[Mapping[str, str]] = {}
-    """Names of fields in logs of earlier versions, and what each is called now."""
+    """Field names in logs of earlier versions, with the present name of each."""
 
     t: JobTime
-    """When: seconds of the monotonic clock of the coordinator's machine."""
+    """Time: seconds of the monotonic clock of the coordinator's machine."""
     generation: Count | None = None
-    """The generation that its writer was in."""
+    """The writer's generation."""
 
 
 class ByCoordinator(Event):
-    """An event that the coordinator sees."""
+    """An event written by the coordinator."""
 
     sender = "coordinator"
 
 
 class ByAgent(Event):
-    """An event that a node's agent sees."""
+    """An event written by a node's agent."""
 
     sender = "agent"
     node: Count
@@ -54,7 +54,7 @@ class ByAgent(Event):
 
 
 class ByWorker(Event):
-    """An event that a rank's process sees."""
+    """An event written by a rank's process."""
 
     sender = "worker"
     rank: Count
@@ -62,18 +62,18 @@ class ByWorker(Event):
 
 
 class Other(Event):
-    """A line of a log that is no event of a kind that is known here."""
+    """A line of a log that is no event of a known kind."""
 
     name: str
     why: str = ""
-    """What is wrong with it; empty: its kind is of another version."""
+    """The error in the line; empty: its kind is of another version."""
 
 
 E = TypeVar("E", bound=Event)
 
 
 class Events(list[Event]):
-    """Events in the order of their log. By kind, they are looked through once."""
+    """Events in the order of their log. The index by kind is built once."""
 
     @cached_property
     def _by_kind(self) -> dict[type[Event], list[Any]]:
@@ -94,12 +94,12 @@ class Events(list[Event]):
 
     @property
     def start(self) -> float:
-        """When the log begins; 0 without events."""
+        """Time of the first event; 0 without events."""
         return self[0].t if self else 0.0
 
     @cached_property
     def end(self) -> float:
-        """When the last event was; 0 without events."""
+        """Time of the last event; 0 without events."""
         return max((event.t for event in self), default=0.0)
 
 
@@ -112,7 +112,7 @@ class EventKinds(Kinds[Event]):
         self._by_any_name = {name: kind for kind in known for name in (*kind.was, declared.name_of(kind, self.key))}
 
     def read(self, entry: Mapping[str, Any]) -> Event:
-        """The event of a line that was read, whatever version wrote it.
+        """Return the event of a line, of this or an earlier version.
 
         Raises:
             WireError: a field is missing or wrong.
@@ -125,13 +125,13 @@ class EventKinds(Kinds[Event]):
         if kind.fields_were:
             fields = {kind.fields_were.get(field, field): value for field, value in entry.items()}
         try:
-            return declared.read(kind, fields, str(name))  # of this version, as nearly all are
+            return declared.read(kind, fields, str(name))  # of this version, like nearly all lines
         except WireError:
             return declared.read(kind, _known(kind, fields), str(name))
 
 
 def _known(kind: type[Event], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Those fields that the kind has."""
+    """Return the declared fields of the kind."""
     if kind.model_config.get("extra") == "allow":
         return {name: value for name, value in fields.items() if name != "event"}
     return {name: value for name, value in fields.items() if name in kind.model_fields and name != "event"}

@@ -1,4 +1,4 @@
-"""How often a job failed, how long its steps took: from its event log to the planner's rates."""
+"""Failure counts and step times of a job: from its event log to the planner's rates."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from hyperpod_ext.runtime.events.of_training import Go, JobStarted, Step
 from hyperpod_ext.runtime.events.reading import read_events
 
 _CORRELATED_S = 10.0
-"""Nodes that are lost within this time of one another are lost together."""
+"""Nodes lost within this time of one another count as one correlated failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobHistory:
-    """A job's own numbers. Seconds."""
+    """A job's measured failures and durations, in seconds."""
 
     nodes: int
     wall_s: float
     step_s: float | None
-    """Median of whole steps; None: there was none."""
+    """Median of whole steps; None without a step."""
     process: Fit
     node: Fit
     correlated: Fit
     recovery_s: float | None
-    """Median from a fault seen to all ranks going on; None: there was none."""
+    """Median from a detected fault until all ranks continued; None without a recovery."""
     rehearsed: int = 0
-    """Faults that were injected: they are in none of the counts."""
+    """Injected faults, which are in none of the counts."""
     warnings: tuple[str, ...] = ()
 
     def rates(self) -> Rates:
-        """Failures per second of one node."""
+        """Return the failures per second of one node."""
         counts = f"{self.process.events} of processes, {self.node.events} of nodes, {self.correlated.events} of several"
         source = (
             f"the job's own history: {counts}, in {self.wall_s / 3600:.2f} h on {self.nodes} nodes; "
@@ -49,11 +49,11 @@ class JobHistory:
 
 
 def read_history(path: Path) -> JobHistory:
-    """The history in `path`: an events.jsonl, or the run directory it is in.
+    """Return the history in `path`: an events.jsonl, or its run directory.
 
     Raises:
-        NotFoundError: there is none.
-        ConfigError: it cannot be read, or holds no time in which anything could have failed.
+        NotFoundError: there is no such file.
+        ConfigError: the file cannot be read, or covers no time.
     """
     file = path / "events.jsonl" if path.is_dir() else path
     try:
@@ -67,10 +67,10 @@ def read_history(path: Path) -> JobHistory:
 
 
 def history_of(events: Events, source: str, warnings: Sequence[str] = ()) -> JobHistory:
-    """The numbers behind a job's events.
+    """Return the history of a job's events.
 
     Raises:
-        ConfigError: there are too few events to tell time.
+        ConfigError: the events cover no time.
     """
     wall_s = events.end - min((event.t for event in events), default=0.0)
     if wall_s <= 0:
@@ -97,7 +97,7 @@ def history_of(events: Events, source: str, warnings: Sequence[str] = ()) -> Job
 
 
 def _unrehearsed(events: Events) -> tuple[list[Fault], list[NodeLost], int]:
-    """Faults and lost nodes that nobody injected and that stand for themselves, and the number of injected faults.
+    """Return faults and lost nodes that were neither injected nor caused by another, and the number of injected ones.
 
     An injected fault is the next one of its rank or node, unless that rank makes another step first.
     """
@@ -128,7 +128,7 @@ def _unrehearsed(events: Events) -> tuple[list[Fault], list[NodeLost], int]:
 
 
 def _together(moments: Sequence[float]) -> list[int]:
-    """How many nodes each event took."""
+    """Return the number of nodes lost in each failure."""
     sizes: list[int] = []
     for index, moment in enumerate(moments):
         if index and moment - moments[index - 1] <= _CORRELATED_S:

@@ -1,9 +1,9 @@
-"""A job's events beside its checkpoints, where they outlive its nodes: each node's memory server writes its own parts.
+"""A job's events next to its checkpoints, where they outlive its nodes: each node's memory server writes its own parts.
 
-    NAME-OF-THE-JOB/events/1764038400000-00002-000001.jsonl      when its writer began, node, number of the part
+    NAME-OF-THE-JOB/events/1764038400000-00002-000001.jsonl      start of its writer, node, number of the part
 
-A part is a log with a first line of its own, which has the clock of its machine. The newest part of a writer is
-replaced as it grows: readers see all of it or the one before.
+A part is a log with its own first line, which has its machine's clock. A writer replaces its newest part as it grows:
+readers see the whole part or the one before.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from hyperpod_ext.runtime.snapshot.manifest import crc64nvme, crc_text
 from hyperpod_ext.runtime.storage.object_store import Cancelled, Entry, ObjectStore
 
 EVERY_S = 10.0
-"""How often events are brought to the tier, at most; what people wait for goes at once."""
+"""Shortest time between two uploads, except of the urgent events in `AT_ONCE`."""
 AT_ONCE = frozenset({"fault", "go", "done", "job_ended"})
 _LOOK_S = 0.5
 _READ_BYTES = 4 << 20
-"""Read from the log at a time."""
+"""Bytes read from the log at a time."""
 _CLOSE_S = 60.0
 _FOLDER = "events/"
 _PART = re.compile(r"events/[0-9]+-[0-9]+-[0-9]+\.jsonl")
@@ -42,7 +42,7 @@ _GETS_AT_ONCE = 8
 
 
 class KeptLog:
-    """What one node writes."""
+    """The parts that one node writes."""
 
     def __init__(self, store: ObjectStore, node: int) -> None:
         self._store = store
@@ -51,20 +51,20 @@ class KeptLog:
         self._number, self._part, self._written = 1, bytearray(), 0
 
     def add(self, lines: Iterable[bytes]) -> None:
-        """Lines to be written with the next `flush`."""
+        """Add lines to the next `flush`."""
         for line in lines:
             self._part += line
 
     @property
     def full(self) -> bool:
-        """Whether so much waits to be written that no more should be added."""
+        """Whether too many unwritten bytes are waiting to add more."""
         return len(self._part) - self._written > _MOST_WAITING
 
     def flush(self) -> None:
-        """Write what was added.
+        """Write the added lines.
 
         Raises:
-            HyperpodExtError: the place cannot be reached, or is full; the next call tries again.
+            HyperpodExtError: the store is unreachable or full; the next call tries again.
         """
         if self._written == len(self._part):
             return
@@ -82,13 +82,13 @@ class KeptLog:
 
 
 class LogUpload:
-    """Brings the log that this process writes to the tier, in a thread of its own: where nobody else sees its folder.
+    """Uploads the log that this process writes to the durable tier, in its own thread.
 
-    A place that cannot be reached holds nobody up.
+    An unreachable store blocks no caller.
 
     Args:
-        log: events.jsonl, from its beginning; what was kept of it before is read once all the same.
-        open_place: of the job in the durable tier; called in the thread.
+        log: events.jsonl, uploaded from its beginning; readers skip lines that were uploaded before.
+        open_place: returns the job's store in the durable tier; called in the thread.
         node: number of this node.
     """
 
@@ -102,7 +102,7 @@ class LogUpload:
         self._thread.start()
 
     def close(self) -> None:
-        """Returns when all that was written before is kept, or could not be."""
+        """Upload the rest of the log, for at most `_CLOSE_S` seconds."""
         self._ending.set()
         self._thread.join(_CLOSE_S)
 
@@ -124,9 +124,9 @@ class LogUpload:
                 return
 
     def _take(self, kept: KeptLog) -> bool:
-        """Whole lines that came since; returns whether there may be more."""
+        """Read new whole lines; return whether there may be more."""
         if kept.full or not self._log.exists():
-            return False  # the place cannot be reached; what is written meanwhile stays where it is
+            return False  # the store is unreachable; the lines stay in the log until then
         with self._log.open("rb") as log:
             log.seek(self._offset)
             grown = log.read(_READ_BYTES)
@@ -145,10 +145,10 @@ class LogUpload:
 
 
 def read_kept(store: ObjectStore) -> LogRead:
-    """The events of all nodes in the order of time; moments are Unix time.
+    """Return the events of all nodes in order of time; times are Unix time.
 
     Raises:
-        NotFoundError: there are none.
+        NotFoundError: the store has no events.
     """
     entries = _parts(store)
     if not entries:
@@ -160,7 +160,7 @@ def read_kept(store: ObjectStore) -> LogRead:
 
 
 class KeptReader:
-    """The same of a job that runs: what came since the last look."""
+    """Reads the new events of a running job, call by call."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -168,7 +168,7 @@ class KeptReader:
         self._seen: set[str] = set()
 
     def new(self) -> list[Event]:
-        """In the order of time, as far as it can be read; a part of another node may bring earlier ones later."""
+        """Return the new readable events in order of time. Later calls may return earlier events of other nodes."""
         grown = [entry for entry in _parts(self._store) if self._sizes.get(entry.name) != entry.nbytes]
         read = [*_read(self._store, grown, self._seen)]
         self._sizes |= {entry.name: entry.nbytes for entry in grown}
@@ -180,7 +180,7 @@ def _parts(store: ObjectStore) -> list[Entry]:
 
 
 def _read(store: ObjectStore, entries: Sequence[Entry], seen: set[str]) -> Iterator[LogRead]:
-    """The events of each part; a part that is larger than ours are is left out, with a note."""
+    """Yield the events of each part; parts larger than `_LARGEST_PART` are left out, with a note."""
 
     def get(entry: Entry) -> bytes | None:
         try:
@@ -189,7 +189,7 @@ def _read(store: ObjectStore, entries: Sequence[Entry], seen: set[str]) -> Itera
             return None
 
     with ThreadPoolExecutor(_GETS_AT_ONCE) as pool:
-        for first in range(0, len(entries), _GETS_AT_ONCE):  # no more of them are held at once
+        for first in range(0, len(entries), _GETS_AT_ONCE):  # to limit the parts in memory
             some = entries[first : first + _GETS_AT_ONCE]
             for entry, part in zip(some, pool.map(get, some), strict=True):
                 source = f"{store.url}/{entry.name}"
@@ -200,7 +200,7 @@ def _read(store: ObjectStore, entries: Sequence[Entry], seen: set[str]) -> Itera
 
 
 def _read_part(part: bytes, source: str, seen: set[str]) -> LogRead:
-    """What a writer that was started again has written twice is read once."""
+    """Read one part without the lines in `seen`, which a restarted writer has written twice."""
     lines = part.decode(errors="replace").splitlines()
     first = parse_line(lines[0]) if lines else None
     epoch = first.get("epoch") if first is not None else None
@@ -217,6 +217,6 @@ def _new(lines: Sequence[str], seen: set[str]) -> Iterable[str]:
 
 
 def moved(event: Event, seconds: float) -> Event:
-    """The event by a clock that is `seconds` ahead."""
+    """Return the event with its times moved by `seconds`."""
     began = {"began": event.began + seconds} if isinstance(event, Step) else {}
     return event.model_copy(update={"t": event.t + seconds, **began})

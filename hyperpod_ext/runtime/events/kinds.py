@@ -1,7 +1,7 @@
-"""Every kind of event of a job: what is written to events.jsonl, and read by all that tells of the job afterwards.
+"""Every kind of event in a job's events.jsonl.
 
-Coordinator, agents and workers write them by name and fields; `log.py` checks each against its declaration. The table
-in docs/events.md is made of the declarations.
+Coordinator, agents and workers write events by name and fields; `log.py` checks each against its declaration. The table
+in docs/events.md is generated from the declarations.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ THEMES = (of_training, of_faults, of_nodes, of_checkpoints)
 
 
 def declared_in(module: ModuleType) -> Iterator[type[Event]]:
-    """The kinds that a module declares."""
+    """Yield the kinds declared in a module."""
     for kind in vars(module).values():
         if isinstance(kind, type) and issubclass(kind, Event) and "event" in kind.model_fields:
             yield kind

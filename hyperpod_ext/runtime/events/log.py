@@ -1,4 +1,4 @@
-"""The job's event log and its report, in the run directory. Another coordinator goes on where one ended."""
+"""The job's event log and its report, in the run directory. A new coordinator appends to the log of the last one."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _TAIL_BYTES = 1 << 16
 
 
 def checked(event: str, fields: dict[str, Any], t: float | None = None) -> tuple[Event, bytes]:
-    """An event that is to be written, of now or of moment `t`, and its line.
+    """Return an event of now, or of time `t`, and its line.
 
-    One that is not as declared is a mistake in this code, which must not end a job: it is written with a note of what
-    is wrong, said on stderr once for each kind, and left out by readers.
+    An event that is not as declared is a bug here, which must not end a job: the line gets the error as a note, stderr
+    gets it once per kind, and readers skip the event.
     """
     entry = {"t": time.monotonic() if t is None else t, "event": event, **fields}
     try:
@@ -43,11 +43,11 @@ def checked(event: str, fields: dict[str, Any], t: float | None = None) -> tuple
 
 
 _REPORTED: set[str] = set()
-"""Kinds of events that were not as declared."""
+"""Kinds already reported as not as declared."""
 
 
 def first_line() -> bytes:
-    """What a log begins with."""
+    """Return the first line of a log."""
     return _line({"t": time.monotonic(), "event": "log", "version": VERSION})
 
 
@@ -56,30 +56,30 @@ def _line(entry: dict[str, Any]) -> bytes:
 
 
 def append(file: Path, line: bytes) -> None:
-    """Add the line of an event to a log that nobody else writes."""
+    """Add the line of an event to a log without other writers."""
     with open_private(file, "ab") as log:
         log.write(line if log.tell() else first_line() + line)
 
 
 class EventLog:
-    """Lines of events.jsonl. Each is one write at the end of the file, so that two writers cut none.
+    """Writes lines to events.jsonl, each in one append, so that two writers do not mix theirs.
 
     Args:
-        fresh: a new job begins; what an earlier one left is cleared.
+        fresh: a new job begins; the log of an earlier job is deleted.
     """
 
     _together: list[bytes] | None = None
-    """Lines that are kept to be written at once."""
+    """Lines to be written in one append."""
     _lost, _why = 0, ""
-    """Events that could not be written since the last one that could, and why."""
+    """Events lost since the last successful write, and why."""
 
     _file: io.FileIO | None = None
-    """None: it could not be opened yet, which is tried again with each line."""
+    """None: not opened yet; each line tries again."""
     _past_bytes = 0
 
     def __init__(self, run_dir: Path, *, fresh: bool) -> None:
         self.listeners: list[Callable[[Event], None]] = []
-        """Called with each event that is written."""
+        """Called with each written event."""
         self.path = run_dir / "events.jsonl"
         if fresh:
             self.path.unlink(missing_ok=True)
@@ -88,18 +88,18 @@ class EventLog:
             self._open()
         except OSError as error:
             if fresh:
-                raise  # nothing is lost yet, and whoever starts the job can see to it
+                raise  # nothing is lost yet: the job's starter can repair it
             self._cannot_write(error, 0)
 
     def _open(self) -> io.FileIO:
-        """The file, with its first line.
+        """Open the file, and write its first line if it is empty.
 
         Raises:
-            OSError: it takes no line.
+            OSError: the file cannot be written.
         """
         with contextlib.ExitStack() as opening:
             file = cast(io.FileIO, opening.enter_context(open_private(self.path, "ab", buffering=0)))
-            _take_back(file, _unfinished(self.path))  # whoever wrote it ended there
+            _take_back(file, _unfinished(self.path))  # half a line of a writer that died
             past_bytes = file.seek(0, os.SEEK_END)
             if not past_bytes:
                 _append(file, first_line())
@@ -108,7 +108,7 @@ class EventLog:
         return file
 
     def write(self, event: str, *, t: float | None = None, **fields: Any) -> None:
-        """Add an event of a declared kind, of now or of moment `t`."""
+        """Add an event of a declared kind, of now or of time `t`."""
         happened, line = checked(event, fields, t)
         if self._together is None:
             self._keep(line)
@@ -119,7 +119,7 @@ class EventLog:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """What is written meanwhile goes to the file at once: at the end, or when it is read. Not to be nested."""
+        """Collect the lines written inside, and append them at the end, or before a read. Not to be nested."""
         self._together = []
         try:
             yield
@@ -133,16 +133,16 @@ class EventLog:
             self._keep(b"".join(lines), len(lines))
 
     def read(self, *, steps: bool = True) -> Events:
-        """All events so far that can be read, or all but steps; what cannot is said on stderr."""
+        """Return all readable events so far, with or without steps; unreadable lines are reported on stderr."""
         self._flush()
         return _read(self.path, steps=steps).events
 
     def past(self) -> Iterator[Event]:
-        """What was there before this log was opened. Read when the first is asked for, in whichever thread."""
+        """Yield the events from before this log was opened. The log is read at the first `next`, in any thread."""
         yield from _read(self.path, nbytes=self._past_bytes).events
 
     def reporter(self, *, state: str, error: Any, world_size: int) -> Callable[[], dict[str, Any]]:
-        """What makes the job's report of all that is written so far, in whichever thread; see `report_on`."""
+        """Return a function that makes the report of all events so far, in any thread; see `report_on`."""
         self._flush()
         path, nbytes, lost, notes = self.path, None, (self._lost, self._why), list[str]()
         if self._file is not None:
@@ -151,14 +151,14 @@ class EventLog:
                 path, notes = Path(f"/proc/self/fd/{self._file.fileno()}"), [f"{path} was removed while the job ran"]
 
         def make() -> dict[str, Any]:
-            # read once, at the end: a process should not keep a month's events while the job runs
+            # read only now: a process should not hold a month's events while the job runs
             report = report_on(path, state=state, error=error, world_size=world_size, nbytes=nbytes, lost=lost)
             return report | {"warnings": [*notes, *report["warnings"]]}
 
         return make
 
     def _keep(self, lines: bytes, count: int = 1) -> None:
-        """A full disk loses events, and no node. A line between those before and after says so."""
+        """Write lines. A full disk loses events, but stops no node; a line in the log counts the lost events."""
         try:
             if self._lost:
                 self._append(f"{self._lost} events could not be written here: {self._why}\n".encode())
@@ -169,7 +169,7 @@ class EventLog:
             self._cannot_write(error, count)
 
     def _cannot_write(self, error: OSError, count: int) -> None:
-        """So many more events are lost, which is said once until they can be written again."""
+        """Count lost events; report the first failure in a row on stderr."""
         if not self._why:
             self._why = error.strerror or str(error)
             sys.stderr.write(f"hyperpod_ext: {self.path} cannot be written, events are lost: {self._why}\n")
@@ -194,13 +194,13 @@ def _append(file: io.FileIO, line: bytes) -> None:
 
 
 def _take_back(file: io.FileIO, nbytes: int) -> None:
-    """Of half a line: what comes next begins a line of its own."""
+    """Remove half a line from the end, so that the next event starts on a new line."""
     if nbytes:
         file.truncate(file.seek(0, os.SEEK_END) - nbytes)
 
 
 def _read(path: Path, *, nbytes: int | None = None, steps: bool = True) -> LogRead:
-    """The events that can be read, also while the disk is broken."""
+    """Return the readable events, even if the disk is broken."""
     try:
         log = read_events(path, nbytes=nbytes, steps=steps)
     except OSError as error:
@@ -213,10 +213,10 @@ def _read(path: Path, *, nbytes: int | None = None, steps: bool = True) -> LogRe
 def report_on(
     path: Path, *, state: str, error: Any, world_size: int, nbytes: int | None = None, lost: tuple[int, str] = (0, "")
 ) -> dict[str, Any]:
-    """The report of a log, or of its first `nbytes`.
+    """Return the report of a log, or of its first `nbytes`.
 
-    No number of a damaged log can be trusted: the report has none, and says why. If a full disk has only lost events,
-    as the log says or `lost` does, the report has the numbers of the others, and a warning.
+    A damaged log gives a report with the reason and without numbers. A log that only lacks events after a full disk
+    (counted in the log or in `lost`) gives numbers, and a warning.
     """
     log = _read(path, nbytes=nbytes)
     events, count, why = log.events, log.lost[0] + lost[0], lost[1] or log.lost[1]
@@ -227,7 +227,7 @@ def report_on(
 
 
 def _unfinished(path: Path) -> int:
-    """Bytes after the last whole line."""
+    """Return the number of bytes after the last whole line."""
     kept = 0
     with path.open("rb") as lines:
         size = lines.seek(0, os.SEEK_END)
@@ -240,10 +240,7 @@ def _unfinished(path: Path) -> int:
 
 
 def write_report(run_dir: Path, report: dict[str, Any], name: str = REPORT) -> None:
-    """Write a report so that readers see all of it or none of it.
-
-    On a full disk a report of many steps may be too long: then it is written without its numbers.
-    """
+    """Write a report atomically. A report too long for a full disk is written without its numbers."""
     try:
         _write_last(run_dir / name, report)
     except OSError as error:
@@ -257,5 +254,5 @@ def _write_last(file: Path, report: dict[str, Any]) -> None:
 
 
 def report_of(node: int | str) -> str:
-    """Name of the report of one node that had to stop: what the job came to, others may know better."""
+    """Return the report name of one node that had to stop: other nodes may know the job's result better."""
     return f"report.node{node}.json"

@@ -1,4 +1,4 @@
-"""Events of checkpoints: copies to other tiers, and where the last step goes."""
+"""Events of checkpoints: copies to other tiers, and the upload of the last step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hyperpod_ext.runtime.ipc.declared import Bytes, Count, Declared, Listed, Se
 
 
 class Copying(ByAgent):
-    """Something has changed in how copies to another tier go."""
+    """The counters of a node's copies to another tier have changed."""
 
     event: Literal["copying"] = "copying"
     tier: str
@@ -17,14 +17,14 @@ class Copying(ByAgent):
     failed: Count = 0
     """Copies that failed since the memory server started."""
     skipped: Count = 0
-    """Copies that were left out as the one before was still on its way."""
+    """Copies skipped because the one before was still running."""
     superseded: Count = 0
-    """Copies that were taken back for newer ones."""
+    """Copies cancelled for newer ones."""
     last_error: str | None = None
     newest_step: Count | None = None
-    """The newest step there; null: there is none."""
+    """The newest step in the tier; null: none."""
     fell_back: str = ""
-    """Why copies to peers go over TCP, where they were to go by NIXL."""
+    """Why copies to peers use TCP although NIXL is configured."""
 
 
 class Durable(ByCoordinator):
@@ -36,37 +36,37 @@ class Durable(ByCoordinator):
     steps: Listed[Count]
     """Steps of the complete checkpoints."""
     problems: Listed[str]
-    """What could not be read."""
+    """Sentences on checkpoints that could not be read."""
 
 
 class LeftOver(Declared):
-    """How far a node's part of the last step has come to one durable tier."""
+    """Progress of one node's part of the last step in one durable tier."""
 
     tier: str
     arrived: bool
-    """Whether the step is durable there."""
+    """Whether the step is durable in the tier."""
     newest_step: Count | None
-    """The newest durable step there."""
+    """The newest durable step in the tier."""
     left_ranks: Listed[Count]
-    """Ranks whose part is not there."""
+    """Ranks whose part is missing in the tier."""
     left_bytes: Bytes
     error: str
-    """Why; empty: for want of time."""
+    """Why the part is missing; empty: the time was up."""
 
 
 class FinalSave(ByCoordinator):
-    """The job ends, and its newest step goes to the durable tiers."""
+    """The job ends, and its nodes upload the newest step to the durable tiers."""
 
     event: Literal["final_save"] = "final_save"
     was = ("homecoming",)
     save_id: str = ""
     """Name of the snapshots."""
     step: Count | None
-    """The newest step that all ranks hold; null: there is none."""
+    """The newest step that all ranks hold; null: none."""
     made: Count
-    """The newest step that was made."""
+    """The newest step made."""
     nodes: Listed[Count]
-    """Nodes that have a part in it."""
+    """Nodes that hold a part of the step."""
 
 
 class Uploading(ByAgent):
@@ -87,5 +87,5 @@ class Uploaded(ByAgent):
     save_id: str = ""
     in_time: bool
     limit_s: Seconds
-    """How long it had."""
+    """The time limit of the upload."""
     tiers: Listed[LeftOver]

@@ -1,4 +1,4 @@
-"""Events of faults: how they are found, injected, and what ranks do then."""
+"""Events of faults: detection, injection, and the reactions of ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hyperpod_ext.runtime.ipc.declared import Count
 
 
 class Fault(ByCoordinator):
-    """A fault was seen, and what it is met with was decided."""
+    """The coordinator has seen a fault and decided how to recover."""
 
     event: Literal["fault"] = "fault"
     fields_were = {"rung": "escalation_level"}
@@ -20,27 +20,27 @@ class Fault(ByCoordinator):
     """The step that the rank was making."""
     cause: str
     died: bool
-    """Whether the process is gone."""
+    """Whether the process has ended."""
     phase: str = ""
-    """Where in its step the rank was; empty: it could not tell."""
+    """The rank's phase within its step; empty: unknown."""
     kind: FaultKind | Literal[""] = ""
     escalation_level: str = ""
-    """How far up it was taken: in process, process or node; empty: it ends the job, or another fault was first."""
+    """Level of the recovery: in process, process or node; empty: it ends the job, or another fault was first."""
     late: bool = False
-    """Whether another fault stands for it, which ended its generation or is its node's: it counts for no budget."""
+    """Whether it follows from another fault, of its node or of the same generation: such faults count for no budget."""
 
 
 class Aborted(ByWorker):
-    """A rank has left the generation that is over."""
+    """A rank has left the broken generation."""
 
     event: Literal["aborted"] = "aborted"
     was = ("freed",)
     step: Count
-    """The newest step that it has made."""
+    """The newest step that the rank has made."""
 
 
 class CollectiveBroke(ByWorker):
-    """A collective has failed, and no fault is known that explains it."""
+    """A collective has failed, and no known fault explains it."""
 
     event: Literal["collective_broke"] = "collective_broke"
     step: Count
@@ -48,14 +48,14 @@ class CollectiveBroke(ByWorker):
 
 
 class GivenUp(ByWorker):
-    """A rank gives up the step that it is making, for a fault elsewhere that it had not noticed."""
+    """A rank abandons its current step because of a fault in another rank."""
 
     event: Literal["given_up"] = "given_up"
     step: Count
 
 
 class Stuck(ByAgent):
-    """A worker did not leave its generation in time and is ended."""
+    """A worker did not leave its generation in time and is killed."""
 
     event: Literal["stuck"] = "stuck"
     rank: Count
@@ -63,7 +63,7 @@ class Stuck(ByAgent):
 
 
 class Hung(ByAgent):
-    """A worker makes no progress and will be ended."""
+    """A worker makes no progress and will be killed."""
 
     event: Literal["hung"] = "hung"
     rank: Count
@@ -72,17 +72,17 @@ class Hung(ByAgent):
 
 
 class Stacks(ByAgent):
-    """The stacks of a worker that hangs were dumped."""
+    """The agent has dumped the stacks of a hanging worker."""
 
     event: Literal["stacks"] = "stacks"
     rank: Count
     dumped: bool
     log: str
-    """The file they are in."""
+    """The file with the stacks."""
 
 
 class Killed(ByAgent):
-    """The agent has killed a worker because its arguments say so, to try a recovery."""
+    """The agent has killed a worker, to rehearse a recovery, as its arguments request."""
 
     event: Literal["killed"] = "killed"
     rank: Count
@@ -90,7 +90,7 @@ class Killed(ByAgent):
 
 
 class FaultOrdered(ByAgent):
-    """A rank was told of a fault that `hp-ext chaos` orders for it: it looks for that at its next change of phase."""
+    """A rank has received a fault ordered by `hp-ext chaos`, which it injects at a later change of phase."""
 
     event: Literal["fault_ordered"] = "fault_ordered"
     rank: Count
@@ -100,15 +100,15 @@ class FaultOrdered(ByAgent):
 
 
 class FaultMissed(ByWorker):
-    """A fault was not injected: when its rank heard of it, the step that it is for was past."""
+    """A fault was not injected: the order reached the rank after the fault's step."""
 
     event: Literal["fault_missed"] = "fault_missed"
     kind: str
     """As `hp-ext chaos` has it."""
     step: Count
-    """The step that it is for."""
+    """The fault's step."""
     at: Count
-    """The step that the rank had come to."""
+    """The step that the rank had reached."""
 
 
 class Injected(Event):

@@ -1,4 +1,4 @@
-"""Events of nodes: they come and go, and the job gets another number of them."""
+"""Events of nodes: they join and leave, and the job is resized."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Coordinator(OfNode):
 
     event: Literal["coordinator"] = "coordinator"
     before: Count
-    """The node of the one before."""
+    """The node of the coordinator before."""
     term: Count
-    """Coordinators so far."""
+    """Number of coordinators so far."""
 
 
 class SteppedDown(OfNode):
@@ -31,46 +31,46 @@ class SteppedDown(OfNode):
     was = ("stood_down",)
     term: Count
     reached: Listed[Count] = ()
-    """Nodes that it still reached."""
+    """Nodes that the coordinator still reached."""
     cause: str = ""
-    """Why its node leaves."""
+    """Why the node leaves."""
 
 
 class NodeJoined(OfNode):
-    """The agent of a node has come."""
+    """The agent of a node has connected."""
 
     event: Literal["node_joined"] = "node_joined"
     pid: Count
-    """Of the agent."""
+    """Process ID of the agent."""
 
 
 class Network(ByAgent):
-    """Where other nodes reach this one's memory."""
+    """Address at which other nodes reach this node's memory server."""
 
     event: Literal["network"] = "network"
     interface: str
-    """As the job names it; empty where it names none."""
+    """The interface in the job's spec; empty: none."""
     address: str
 
 
 class OperatorAsked(ByAgent):
-    """Somebody has called a pod as AWS's operator does, and that has changed something, or was refused."""
+    """A caller has used the port of AWS's operator in a pod; the call changed something, or was refused."""
 
     event: Literal["operator_asked"] = "operator_asked"
     call: str
     """`/start`, `/update`, `/stop` or `/shutdown`."""
     caller: str
-    """Address that it came from."""
+    """The caller's address."""
     status: Count
-    """Of HTTP: 200, 403 from an address that may not, 409 where it does not fit the job, 422 for a malformed body."""
+    """HTTP status: 200, 403 for a refused address, 409 for a call that does not fit the job, 422 for a bad body."""
     why: str
-    """Why it was refused; empty: it was not."""
+    """Why the call was refused; empty: accepted."""
     state: str
-    """Of the pod, after the call."""
+    """The pod's state after the call."""
 
 
 class NodeLost(OfNode):
-    """A node is gone, or cannot be told from one that is."""
+    """A node is lost, or has not answered for as long as a lost one."""
 
     event: Literal["node_lost"] = "node_lost"
     cause: str
@@ -88,34 +88,34 @@ class AwaitingNode(OfNode):
 
     event: Literal["awaiting_node"] = "awaiting_node"
     seconds: Seconds
-    """For how long at most."""
+    """Longest wait."""
 
 
 class NodeLeaves(OfNode):
-    """A node was told to end, and will be let go."""
+    """A node was ordered to end, and will leave the job."""
 
     event: Literal["node_leaves"] = "node_leaves"
 
 
 class NodeDecommissioned(OfNode):
-    """A node's workers end: others have its ranks."""
+    """A node's workers end: other nodes have its ranks."""
 
     event: Literal["node_decommissioned"] = "node_decommissioned"
     was = ("node_retired",)
 
 
 class NodeLeft(OfNode):
-    """A node is no member any more."""
+    """A node is no longer a member."""
 
     event: Literal["node_left"] = "node_left"
 
 
 class NodesWanted(ByCoordinator):
-    """The job asks for other nodes than it has."""
+    """The job requests another set of nodes."""
 
     event: Literal["nodes_wanted"] = "nodes_wanted"
     nodes: Listed[Count]
-    """Every node that it would have."""
+    """All nodes requested."""
 
 
 class Unhealthy(ByAgent):
@@ -125,9 +125,9 @@ class Unhealthy(ByAgent):
     was = ("ill",)
     fields_were = {"ailments": "problems"}
     problems: dict[str, str]
-    """What is wrong, by check."""
+    """Error of each failed check."""
     seconds: Seconds
-    """What the checks took."""
+    """Duration of the checks."""
 
 
 class PreemptionNotice(ByAgent):
@@ -178,13 +178,13 @@ class Resizing(ByCoordinator):
     """An event of a resize."""
 
     order: str
-    """Name of the order; empty: nobody ordered it."""
+    """Name of the order; empty: not ordered."""
     nodes: Count
     """Nodes that the job will have, or would have had."""
 
 
 class ResizeAsked(Resizing):
-    """An order to resize, or to move the ranks of a node, was taken."""
+    """An order to resize, or to move the ranks of a node, was accepted."""
 
     event: Literal["resize_asked"] = "resize_asked"
     of: Count
@@ -194,14 +194,14 @@ class ResizeAsked(Resizing):
 
 
 class ResizeRefused(Resizing):
-    """An order to resize cannot come true, or the job goes on with the nodes that it has."""
+    """An order to resize is impossible, or was given up: the job continues with its nodes."""
 
     event: Literal["resize_refused"] = "resize_refused"
     why: str
 
 
 class ResizeBegun(Resizing):
-    """The nodes of a resize are there."""
+    """All nodes of a resize have joined."""
 
     event: Literal["resize_begun"] = "resize_begun"
     of: Count
@@ -211,17 +211,17 @@ class ResizeBegun(Resizing):
 
 
 class RejoinBegun(ByCoordinator):
-    """Processes are started for ranks that the job continues without."""
+    """Processes are being started for the missing ranks of a job that continued without them."""
 
     event: Literal["rejoin_begun"] = "rejoin_begun"
     ranks: Listed[Count]
-    """Numbers that they will have."""
+    """Their future rank numbers."""
     nodes: Listed[Count]
     """Node of each."""
 
 
 class RejoinGivenUp(ByCoordinator):
-    """Missing ranks do not come back before another fault, or another node, changes something."""
+    """Missing ranks stay missing until another fault or another node changes the situation."""
 
     event: Literal["rejoin_given_up"] = "rejoin_given_up"
     missing: Count
@@ -270,14 +270,14 @@ class Resize(Resizing):
     of: Count
     """Nodes that the job had."""
     cause: Literal["order", "nodes", "leave", "lost", "move", "continued", "rejoined"]
-    """Why: somebody ordered it, nodes came, a node left or was lost, ranks moved to a spare, the job continues without
-    ranks that were lost, these are back."""
+    """Why: an order, new nodes, a node that left or was lost, ranks moved to a spare, the job continues without lost
+    ranks, or lost ranks have rejoined."""
     local_share: float
     """Share of the state that stays on its node."""
     full_size: Count | None = None
-    """Ranks that there are when none is missing; null: none ever is, as healthy ranks wait."""
+    """Number of ranks when none is missing; null: healthy ranks wait, so no rank is ever missing."""
     samples: Literal["constant", "fewer"] = "constant"
-    """Samples of a step while ranks are missing."""
+    """Number of samples in a step while ranks are missing."""
 
 
 class RanksReassigned(Resize):
@@ -285,7 +285,7 @@ class RanksReassigned(Resize):
 
     event: Literal["world"] = "world"
     moved: ByNumber[Count]
-    """New rank of each rank whose process stays."""
+    """New rank number of each rank with a surviving process."""
 
 
 class Resized(Resize):
@@ -295,6 +295,6 @@ class Resized(Resize):
     step: Count
     """The last step with the number of nodes before."""
     pause_s: Seconds
-    """Without a step."""
+    """Time without a step."""
     pids_kept: bool
-    """Whether every rank that stays has the process that it had."""
+    """Whether every surviving rank kept its process."""

@@ -17,7 +17,7 @@ class LogBegun(ByCoordinator):
     version: Count
     """Version of the log. Logs without this line are of version 1."""
     epoch: float | None = None
-    """Unix time at 0 of the log's clock; null: one log is all there is of its job."""
+    """Unix time at 0 of the log's clock; null: the job has a single log."""
 
 
 class JobStarted(ByCoordinator):
@@ -58,7 +58,7 @@ class Tuned(ByCoordinator):
 
 
 class MetricsShown(ByCoordinator):
-    """The job's numbers can be read over HTTP."""
+    """The job's metrics are served over HTTP."""
 
     event: Literal["metrics_shown"] = "metrics_shown"
     host: str
@@ -66,7 +66,7 @@ class MetricsShown(ByCoordinator):
 
 
 class MetricsFailed(ByCoordinator):
-    """The job's numbers cannot be read over HTTP."""
+    """The job's metrics cannot be served over HTTP."""
 
     event: Literal["metrics_failed"] = "metrics_failed"
     cause: str
@@ -76,39 +76,38 @@ class MetricsFailed(ByCoordinator):
 
 
 class WorkerStarted(ByAgent):
-    """A worker process was forked, or became of a warm spare."""
+    """A worker process was forked, or made from a warm spare."""
 
     event: Literal["worker_started"] = "worker_started"
     rank: Count
     pid: Count
     warm: bool = False
-    """Whether it had a CUDA context when it was wanted (`restart.warm_spares`)."""
+    """Whether the process had a CUDA context before it got its rank (`restart.warm_spares`)."""
     script: str = ""
-    """Checksum of the script as it was then; empty: there is no such file."""
+    """Checksum of the script at that time; empty: no such file."""
 
 
 class Imported(ByAgent):
-    """The fork server of a node has imported what `preload` names."""
+    """The fork server of a node has imported the modules in `preload`."""
 
     event: Literal["imported"] = "imported"
     seconds: Seconds
     notes: Listed[str] = ()
-    """Sentences on modules that are not preloaded, or not much of them."""
+    """Sentences on modules that are not preloaded, or only in part."""
 
 
 class Joined(ByCoordinator):
-    """A rank waits for the next generation. Of ranks that are not sampled: another process than before, or the same
-    under another number."""
+    """A rank waits for the next generation. Ranks that are not sampled write it only with a new process or number."""
 
     event: Literal["joined"] = "joined"
     rank: Count
     pid: Count
     live_step: Count | None = None
-    """The step of the complete state that it still has; null: it has none."""
+    """The step of the complete state that the rank still holds; null: none."""
 
 
 class Generation(ByCoordinator):
-    """All ranks have joined; the step to go on from is chosen."""
+    """All ranks have joined; the step to restore is chosen."""
 
     event: Literal["generation"] = "generation"
     generation: Count
@@ -124,7 +123,7 @@ class GroupsOpen(ByWorker):
 
 
 class Restored(ByWorker):
-    """A rank has its state."""
+    """A rank has restored its state."""
 
     event: Literal["restored"] = "restored"
     step: Count
@@ -134,11 +133,11 @@ class Restored(ByWorker):
     tier: str = ""
     """Kind of the durable tier."""
     bytes_moved: Bytes = 0
-    """From other nodes."""
+    """Bytes from other nodes."""
     bytes_local: Bytes = 0
-    """From its own node."""
+    """Bytes from its own node."""
     unbound: bool = False
-    """Whether the checkpoint has no MAC of its files: an earlier version wrote it."""
+    """Whether the checkpoint lacks MACs of its files: an earlier version wrote it."""
 
     @property
     def came_from(self) -> str:
@@ -156,23 +155,23 @@ class RestoreFailed(ByCoordinator):
 
 
 class ParityShort(ByCoordinator):
-    """Two nodes or more of one parity group are lost at once: all go on from an older step, of the next tier."""
+    """Two or more nodes of one parity group were lost at once: all ranks restore an older step from the next tier."""
 
     event: Literal["parity_short"] = "parity_short"
     step: Count
-    """The newest that has parity."""
+    """The newest step with parity."""
     ranks: Listed[Count]
-    """Those of the group whose snapshots of it are missing; parity makes up for one."""
+    """Ranks of the group with missing snapshots; parity can rebuild only one."""
     restored_step: Count
 
 
 class Go(ByCoordinator):
-    """All ranks have restored and go on; steps after `step` are made again."""
+    """All ranks have restored and continue; steps after `step` are repeated."""
 
     event: Literal["go"] = "go"
     step: Count
     checkpoint: str = ""
-    """The durable checkpoint that the state is from; empty: it is from some memory, or new."""
+    """The restored durable checkpoint; empty: the state is from memory, or new."""
 
 
 class Begun(ByWorker):
@@ -181,39 +180,39 @@ class Begun(ByWorker):
     event: Literal["begun"] = "begun"
     generation: Count
     step: Count
-    """The step before the first that it will make."""
+    """The step before the rank's first one."""
     of: Count | None = None
     """The job's last step."""
     sharing: str = ""
-    """How states of ranks relate: same, own or shard; empty: it is not known yet."""
+    """How states of ranks relate: same, own or shard; empty: not known yet."""
     reproducible: bool = False
-    """Whether gradients are summed without an order, as with `reproducible=True`."""
+    """Whether gradient sums do not depend on the order, as with `reproducible=True`."""
 
 
 class Kept(ByWorker):
-    """What a rank's snapshots hold, as its loop begins: told by rank 0, and again where that has changed."""
+    """Contents of a rank's snapshots at the start of its loop: written by rank 0, and again after a change."""
 
     event: Literal["kept"] = "kept"
     objects: dict[str, str]
-    """What was handed to `run.restore`: class by name."""
+    """Objects passed to `run.restore`: class by name."""
     left_out: Listed[str] = ()
-    """Classes of what `run.leave_out` was given."""
+    """Classes of the objects passed to `run.leave_out`."""
 
 
 class Unsaved(ByWorker):
-    """Something changed in the first two steps that is in no snapshot: state of the training, or what describes it."""
+    """Objects outside all snapshots changed in the first two steps: training state, or descriptions of training."""
 
     event: Literal["unsaved"] = "unsaved"
     objects: Listed[str]
-    """Where the script has it, each with its class."""
+    """Their names in the script, each with its class."""
     descriptive: Listed[str] = ()
-    """Those of them that only describe training, by all appearances."""
+    """Those among the objects which probably only describe training."""
     unseeded: Listed[str] = ()
-    """DataLoaders without a generator of their own, each with its class."""
+    """DataLoaders without their own generator, each with its class."""
 
 
 class Step(ByWorker):
-    """A rank has made a step. What the script logs of the step stands beside these fields: a number or null each."""
+    """A rank has made a step. The script's metrics of the step are added as fields: a number or null each."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, float | None]
@@ -223,11 +222,11 @@ class Step(ByWorker):
     of: Count | None = None
     """The job's last step."""
     began: JobTime
-    """When the step began, of the same clock as `t`."""
+    """Start of the step, by the same clock as `t`."""
     data_s: Seconds = 0.0
-    """From its beginning to the first forward pass."""
+    """Time from the step's start to the first forward pass."""
     checkpoint_s: Seconds = 0.0
-    """For how long the training thread waited for a snapshot."""
+    """Time that the training thread waited for a snapshot."""
     snapshot: Count = 0
     """1: a snapshot of this step was made."""
 
@@ -243,24 +242,24 @@ class Step(ByWorker):
 
 
 ALL_SAMPLED_UP_TO = 64
-"""Ranks from 0 on whose steps a log has. Those of 8,192 would be half a megabyte a step, and nobody could read a month
-of them."""
+"""Number of low ranks with every step in the log. All of 8,192 ranks would write half a megabyte per step: too much to
+read after a month."""
 SAMPLED_ONE_IN = 129
-"""Of the ranks after them. Odd: ranks of each number on their nodes are among them."""
+"""Of higher ranks, one in so many is sampled. An odd number, so that every local rank number occurs."""
 
 
 def is_sampled(rank: int) -> bool:
-    """Whether a log has every step of `rank`."""
+    """Return whether a log has every step of `rank`."""
     return rank < ALL_SAMPLED_UP_TO or rank % SAMPLED_ONE_IN == 0
 
 
 def count_sampled(world_size: int) -> int:
-    """How many of a job's ranks are sampled."""
+    """Return the number of sampled ranks of a job."""
     return min(world_size, ALL_SAMPLED_UP_TO) + max(0, world_size - 1) // SAMPLED_ONE_IN
 
 
 class Metric(ByWorker):
-    """The script logged numbers outside of steps: a number or null each."""
+    """The script has logged metrics outside of steps: a number or null each."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, float | None]
@@ -273,7 +272,7 @@ class Metric(ByWorker):
 
 
 class Skipped(ByWorker):
-    """The NaN guard left out the optimizer's part of a step."""
+    """The NaN guard has skipped the optimizer in a step."""
 
     event: Literal["skipped"] = "skipped"
     step: Count
@@ -281,7 +280,7 @@ class Skipped(ByWorker):
 
 
 class Stopped(ByWorker):
-    """A rank has stopped because another launcher starts the job with other nodes."""
+    """A rank has stopped because its launcher restarts the job with other nodes."""
 
     event: Literal["stopped"] = "stopped"
     step: Count

@@ -1,20 +1,20 @@
-"""Every second of every rank in exactly one phase: from the event log to spans that leave no gap. Pure.
+"""Assign every second of every rank to exactly one phase: from the event log to spans without gaps. Pure.
 
-Each event of a rank ends one span and begins the next, so what a rank's spans take adds up to the job's wall time,
-whatever happened between. In a large job, `every rank` is every one that is sampled. What a phase is:
+Each event of a rank ends one span and begins the next, so a rank's spans always add up to the job's wall time. In a
+large job, `every rank` means every sampled rank. The phases:
 
 startup           until the first step begins: imports, processes, groups, model
 data              from the beginning of a step to the first forward pass
-step              the rest of a step that was kept
+step              the rest of a kept step
 checkpoint        within a step, the time in which the training thread waited for a snapshot
 first_step        the first step after a fault
-lost_work         work on a step that was broken off, or made again later
-detect            from a fault to its being seen
+lost_work         work on a step that was aborted, or repeated later
+detect            from a fault to its detection
 abort             until this rank has left its broken step
-agree             until the members, ranks and the step to go on from are known
+agree             until the members, ranks and the step to restore are known
 rebuild           new process, process groups, wrappers around the model
-restore           until the state is back
-idle              before a rank was there, after it had nothing more to do
+restore           until the state is restored
+idle              before the rank's process exists, after its work is done
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ SpanPhase = Literal[
 PHASES: tuple[SpanPhase, ...] = get_args(SpanPhase)
 
 KEPT: tuple[SpanPhase, ...] = ("step", "data", "checkpoint", "first_step")
-"""What goodput counts."""
+"""Phases that count as goodput."""
 
 _REMEMBERED_STEPS = 4096
-"""Steps of a running job whose last generation is known."""
+"""Number of steps of a running job for which the last generation is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Time of one rank that went into one phase. Times are seconds of the log's clock."""
+    """Time of one rank in one phase. Times are seconds of the log's clock."""
 
     rank: int
     phase: SpanPhase
@@ -71,7 +71,7 @@ class Span:
     ended: float
     generation: int
     step: int | None = None
-    """The step it belongs to, of a step's own phases."""
+    """The step, in the phases of a step."""
 
     @property
     def seconds(self) -> float:
@@ -80,16 +80,16 @@ class Span:
 
 @dataclass(slots=True)
 class Facts:
-    """What all ranks have in common."""
+    """Facts shared by all ranks."""
 
     start: float
     end: float
     last_making: dict[int, int]
-    """The generation in which each step was made last."""
+    """The last generation that made each step."""
     injected: tuple[float, ...]
-    """When faults were injected."""
+    """Times of injected faults."""
     first_step: float
-    """When the first rank began its first step; `end` if none did."""
+    """Time at which the first rank began its first step; `end` without a step."""
 
 
 _ENDS: dict[type[Event], SpanPhase] = {
@@ -100,7 +100,7 @@ _ENDS: dict[type[Event], SpanPhase] = {
     Begun: "rebuild",
     Aborted: "abort",
 }
-"""What a rank was doing until it came to this event."""
+"""Phase of a rank before each event."""
 _OfRank = WorkerStarted | Joined | GroupsOpen | Restored | Begun | Aborted | Step | Done
 """Events that end a span of one rank."""
 _OfAll = Generation | Fault
@@ -108,12 +108,12 @@ _OfAll = Generation | Fault
 
 
 def spans(events: Events) -> dict[int, list[Span]]:
-    """Spans of every rank that the log tells of, in order and without a gap, from its first event to its last."""
+    """Return the spans of every sampled rank, in order and without gaps, from the log's first event to its last."""
     return dict(spans_by_rank(events))
 
 
 def spans_by_rank(events: Events) -> Iterator[tuple[int, list[Span]]]:
-    """The same, one rank after another: those of a long job need not be there all at once."""
+    """Yield each rank with its spans, so that a long job's spans need not be in memory all at once."""
     facts = _facts(events)
     concerning: dict[int, list[_OfRank | _OfAll]] = {rank: [] for rank in ranks_of(events)}
     for event in events:
@@ -131,12 +131,12 @@ def spans_by_rank(events: Events) -> Iterator[tuple[int, list[Span]]]:
 
 
 def ranks_of(events: Events) -> list[int]:
-    """Ranks that ever joined, of those that are sampled."""
+    """Return the sampled ranks that ever joined."""
     return sorted({event.rank for event in events.of(Joined) if is_sampled(event.rank)})
 
 
 def totals(of_rank: Iterable[Span]) -> dict[SpanPhase, float]:
-    """Seconds of each phase."""
+    """Return the seconds of each phase."""
     seconds = dict.fromkeys(PHASES, 0.0)
     for span in of_rank:
         seconds[span.phase] += span.seconds
@@ -157,7 +157,7 @@ def _facts(events: Events) -> Facts:
 
 
 class SpanBuilder:
-    """Walks over a rank's events and closes one span after another."""
+    """Builds one rank's spans from its events."""
 
     def __init__(self, rank: int, facts: Facts) -> None:
         self.rank, self._facts = rank, facts
@@ -169,7 +169,7 @@ class SpanBuilder:
         self.spans: list[Span] = []
 
     def add(self, event: _OfRank | _OfAll) -> None:
-        """Take in an event of this rank, or of all."""
+        """Process an event of this rank, or of all ranks."""
         match event:
             case Step():
                 self._step(event)
@@ -185,23 +185,23 @@ class SpanBuilder:
                 self._own(event)
 
     def begin_at(self, moment: float) -> None:
-        """Leave out what was before."""
+        """Leave out the time before `moment`."""
         self._at = moment
 
     def take(self) -> list[Span]:
-        """Hand over the spans so far."""
+        """Return and forget the spans so far."""
         spans, self.spans = self.spans, []
         return spans
 
     def close(self) -> None:
-        """To the end of the log."""
+        """Close the last span at the end of the log."""
         self._until(self._facts.end, "lost_work" if self._training else "idle")
 
     def _own(self, event: Event) -> None:
         phase = _ENDS[type(event)]
         if isinstance(event, Joined) and not self._joined:
-            phase = "rebuild"  # a new process, until it can be counted on
-        if isinstance(event, Aborted) and self._training:  # nothing broke: a step's end that all had agreed on
+            phase = "rebuild"  # a new process, until it has joined
+        if isinstance(event, Aborted) and self._training:  # no fault: the end of a step agreed by all ranks
             phase = "agree"
         if isinstance(event, WorkerStarted):
             self._joined = False
@@ -213,11 +213,11 @@ class SpanBuilder:
             self._training = False
 
     def _fault(self, moment: float) -> None:
-        """Broken off: work until the fault was injected, then nobody knew, and now everybody leaves."""
+        """Split an aborted step at the injection: lost work before it, detection after it."""
         if not self._training:
             self._until(moment, "agree" if self._joined else "idle")
             return
-        # it may have been injected into another rank while this one still ended a step
+        # the injection, into another rank, may be earlier than the end of this rank's last step
         injected = max((t for t in self._facts.injected if self._step_began <= t <= moment), default=moment)
         self._until(injected, "lost_work")
         self._until(moment, "detect")
@@ -225,7 +225,7 @@ class SpanBuilder:
 
     def _step(self, made: Step) -> None:
         self._step_began = made.began
-        self._until(made.began, "step")  # what the loop does between two steps
+        self._until(made.began, "step")  # the loop's work between two steps
         if self._facts.last_making[made.step] > made.generation:
             self._until(made.t, "lost_work", made.step)
             return
@@ -238,7 +238,7 @@ class SpanBuilder:
         self._until(made.t, "checkpoint", made.step)
 
     def _until(self, moment: float, phase: SpanPhase, step: int | None = None) -> None:
-        """Close a span. What two processes' clocks and the order of writing leave behind an earlier event is empty."""
+        """Close a span. Events out of order, by clocks of two processes or by writing, add no span."""
         if moment <= self._at:
             return
         if phase != "idle" and not self._done and self._at < self._facts.first_step and not self._training:
@@ -252,20 +252,20 @@ class SpanBuilder:
 
 
 class LivePhases:
-    """Spans while the job runs. What nobody can know yet, such as that a step will be made again, is not in them."""
+    """Spans of a running job. Later knowledge, for example that a step is repeated, does not change them."""
 
     def __init__(self) -> None:
         self._facts: Facts | None = None
         self._builders: dict[int, SpanBuilder] = {}
 
     def add(self, event: Event) -> list[Span]:
-        """Take in an event, in the order of the log; returns the spans that end with it."""
+        """Process an event, in the order of the log; return the spans that end with it."""
         if self._facts is None:
             self._facts = Facts(event.t, math.inf, {}, (), math.inf)
         self._learn(event, self._facts)
         if isinstance(event, WorkerStarted | Joined) and event.rank not in self._builders and is_sampled(event.rank):
             self._builders[event.rank] = SpanBuilder(event.rank, self._facts)
-            if self._facts.first_step < math.inf:  # before that it was not there
+            if self._facts.first_step < math.inf:  # the rank did not exist before
                 self._builders[event.rank].begin_at(event.t)
         ended = []
         if isinstance(event, _OfAll):
@@ -285,7 +285,7 @@ class LivePhases:
                 facts.first_step = min(facts.first_step, event.began)
                 making = facts.last_making
                 making[event.step] = max(making.pop(event.step, 0), event.generation)
-                if len(making) > _REMEMBERED_STEPS:  # of long ago, nobody reports any more
+                if len(making) > _REMEMBERED_STEPS:  # old steps get no more reports
                     del making[next(iter(making))]
             case Generation(world_size=int(ranks)):
                 self._builders = {rank: builder for rank, builder in self._builders.items() if rank < ranks}

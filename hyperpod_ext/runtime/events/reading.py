@@ -1,4 +1,4 @@
-"""Reads event logs, of this version and of those before. Says what of a log cannot be read."""
+"""Read event logs of this version and earlier ones, and report lines that cannot be read."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from hyperpod_ext.runtime.ipc.messages import WireError
 
 _STEP = (b'"event":"step"', b'"event": "step"')
 _HEAD = 64
-"""Bytes of a line in which its kind is."""
+"""The first bytes of a line, which contain its kind."""
 _LONGEST_LINE = 4 << 20
 """Bytes."""
 _LOST = re.compile(r"(\d{1,9}) events could not be written here: (.{,200})")
 _EARLIEST, _LATEST = -1e9, 1e11
-"""Seconds: the years 1938 and 5138 by a clock of Unix time."""
+"""Valid times in seconds: the years 1938 to 5138 in Unix time."""
 _REMOVE = "the file is damaged there; remove the line, or name another log"
 
 
 @dataclass(frozen=True, slots=True)
 class LogRead:
-    """What a log holds."""
+    """The contents of a log."""
 
     events: Events
     damaged: Problem | None
-    """The first line that cannot be read; None: all can."""
+    """The first unreadable line; None: all are readable."""
     notes: tuple[str, ...]
-    """What was left out."""
+    """Sentences on lines that were left out."""
     lost: tuple[int, str] = (0, "")
-    """How many events could not be written, as on a full disk, and why."""
+    """Number of events that could not be written, for example on a full disk, and why."""
 
     def all_events(self) -> Events:
-        """The events.
+        """Return the events.
 
         Raises:
-            ConfigError: not all of them can be read.
+            ConfigError: a line is unreadable.
         """
         if self.damaged is not None:
             raise ConfigError([self.damaged])
@@ -51,7 +51,7 @@ class LogRead:
 
 
 def read_log(lines: Iterable[str], source: str) -> LogRead:
-    """The events of a log's lines; `source` names it in what is said. A last line that was cut off is left out."""
+    """Return the events of a log's lines; messages name it `source`. A truncated last line is left out."""
     events, notes = Events(), list[str]()
     damaged: Problem | None = None
     lost, why = 0, ""
@@ -88,16 +88,16 @@ def read_log(lines: Iterable[str], source: str) -> LogRead:
 
 
 def lost_note(source: str, count: int, why: str) -> str:
-    """A sentence on `count` events that could not be written."""
+    """Return a sentence on `count` events that could not be written."""
     return f"{source}: {count} events could not be written: {why}. Numbers of this log leave them out."
 
 
 def read_events(path: Path, *, nbytes: int | None = None, steps: bool = True, must_exist: bool = False) -> LogRead:
-    """The events of a file; none if there is no file, unless it `must_exist`.
+    """Return the events of a file; none if the file is missing, unless it `must_exist`.
 
     Args:
-        nbytes: of so much of it, where others write on.
-        steps: whether with those of steps, which are nearly all of a long log.
+        nbytes: read only this many bytes: the file may still grow.
+        steps: include `step` events, which are nearly all of a long log.
     """
     try:
         with open_regular(path) as file:
@@ -109,7 +109,7 @@ def read_events(path: Path, *, nbytes: int | None = None, steps: bool = True, mu
 
 
 def complete_lines(file: IO[bytes]) -> Iterator[bytes]:
-    """The lines of a file. One that is too long for an event is cut off, so that it can be held."""
+    """Yield the lines of a file. Lines longer than `_LONGEST_LINE` are truncated."""
     while line := file.readline(_LONGEST_LINE):
         yield line
         while len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
@@ -117,7 +117,7 @@ def complete_lines(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _lines(file: IO[bytes], nbytes: int | None, steps: bool) -> Iterator[str]:
-    """One that is left out is empty, so that the others keep their numbers."""
+    """Yield the lines of a file, empty for lines left out, so that line numbers stay right."""
     for line in complete_lines(file):
         if nbytes is not None:
             if nbytes <= 0:
@@ -128,7 +128,7 @@ def _lines(file: IO[bytes], nbytes: int | None, steps: bool) -> Iterator[str]:
 
 
 def read_followed(entry: Mapping[str, Any]) -> Event | None:
-    """The event of a line of a job that is followed while it runs. None: it cannot be read; a report says why."""
+    """Return the event of a line of a running job; None if it is unreadable, which the report explains."""
     try:
         return KINDS.read({key: value for key, value in entry.items() if key != "run"})
     except WireError:
@@ -136,7 +136,7 @@ def read_followed(entry: Mapping[str, Any]) -> Event | None:
 
 
 def parse_line(line: str | bytes) -> dict[str, Any] | None:
-    """The entry of a line; None: it is none."""
+    """Parse a line; None if it is no event."""
     try:
         entry = fast_json.load(line)
     except (ValueError, RecursionError):
@@ -146,7 +146,7 @@ def parse_line(line: str | bytes) -> dict[str, Any] | None:
 
 
 def is_moment(value: object) -> bool:
-    """Whether this is a number of seconds that a clock may show."""
+    """Return whether `value` is a plausible time in seconds."""
     return isinstance(value, int | float) and _EARLIEST < value < _LATEST
 
 

@@ -1,7 +1,7 @@
-"""Where every second went: from the event log to the job's report. Pure.
+"""The job's report, with the use of every second, from the event log. Pure.
 
-Goodput is the share of wall time, from the start of the agents to the end of the job, that was spent on
-steps which were kept. A step that a fault interrupted counts from its second, whole making only.
+Goodput is the share of wall time, from the start of the agents to the end of the job, spent on kept steps. An
+interrupted step counts only with its repetition.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from hyperpod_ext.runtime.events.of_training import (
 from hyperpod_ext.runtime.snapshot.parity import beyond_parity
 
 _SHOWN = 8
-"""Ranks that a warning names."""
+"""Number of ranks named in a warning."""
 GIVE_A_GENERATOR = (
     "Give the loader generator=torch.Generator(). Random numbers that its worker processes draw must follow from the "
     "sample's index; ElasticDataLoader seeds them so."
@@ -50,7 +50,7 @@ OWN_LOSS = (
 
 
 def make_report(events: Events, *, state: str, error: Any, world_size: int) -> dict[str, Any]:
-    """The job's report, as `report.json` has it."""
+    """Return the job's report, the content of `report.json`."""
     recoveries = find_recoveries(events, world_size)
     intervals = kept_steps(events)
     seconds = account(events, intervals, recoveries)
@@ -106,13 +106,13 @@ def make_report(events: Events, *, state: str, error: Any, world_size: int) -> d
 
 
 def _of_disks(events: Events) -> list[str]:
-    """What nodes could not read or write on their own disks."""
+    """Return a sentence for each error of a node's own disk."""
     found = [(event.node, why) for event in events.of(Durable) if event.node is not None for why in event.problems]
     return list(dict.fromkeys(f"node {node}: {why}" for node, why in found))
 
 
 def _other_scripts(events: Events) -> list[str]:
-    """Ranks run what the script is when their process starts: it may have been changed, or differ between nodes."""
+    """Return a warning if ranks started with different versions of the script."""
     started = [event for event in events.of(WorkerStarted) if event.script]
     others = list(dict.fromkeys(event.rank for event in started if event.script != started[0].script))
     if not others:
@@ -125,17 +125,17 @@ def _other_scripts(events: Events) -> list[str]:
 
 
 def in_no_snapshot(events: Events) -> list[str]:
-    """What was seen to change from step to step, beside what snapshots hold."""
+    """Return the objects that changed from step to step and are in no snapshot."""
     return list(dict.fromkeys(name for event in events.of(Unsaved) for name in event.objects))
 
 
 def unseeded_loaders(events: Events) -> list[str]:
-    """DataLoaders that draw their seeds from torch's global generator."""
+    """Return the DataLoaders that draw their seeds from torch's global generator."""
     return list(dict.fromkeys(name for event in events.of(Unsaved) for name in event.unseeded))
 
 
 def unseeded_text(loaders: Sequence[str]) -> str:
-    """A sentence on `loaders`, which have no generator."""
+    """Return a sentence on `loaders`, which have no generator."""
     has = "has" if len(loaders) == 1 else "have"
     return (
         f"{', '.join(loaders)} {has} no generator=: each iter() draws a seed from torch's global generator, so a step "
@@ -159,7 +159,7 @@ def _too_late(event: FaultMissed) -> str:
 
 
 def _never_due(events: Events) -> list[str]:
-    """Faults that were ordered for a step that the job has not come to."""
+    """Return a sentence for each fault ordered for a step that the job never reached."""
     newest = max((event.step for event in events.of(Step)), default=0)
     return [
         f"{_not_injected(event)} {event.step}, and the job made {newest} steps."
@@ -173,7 +173,7 @@ def _not_injected(event: FaultMissed | FaultOrdered) -> str:
 
 
 def kept_steps(events: Events) -> dict[int, tuple[float, float]]:
-    """When each kept step began and ended, over all ranks; of a step made twice, its last making."""
+    """Return begin and end of each kept step over all ranks; of a repeated step, its last repetition."""
     intervals: dict[int, tuple[int, float, float]] = {}
     for made in events.of(Step):
         known = intervals.get(made.step)
@@ -185,7 +185,7 @@ def kept_steps(events: Events) -> dict[int, tuple[float, float]]:
 
 
 def committed_step(events: Events, world_size: int) -> int:
-    """Newest step that every sampled rank reported as done, or restored, in one generation."""
+    """Return the newest step that every sampled rank has made or restored in one generation."""
     ranks, sampled = dict[tuple[int, int], set[int]](), count_sampled(world_size)
     for event in events:
         if isinstance(event, Step | Begun) and is_sampled(event.rank):
@@ -196,7 +196,7 @@ def committed_step(events: Events, world_size: int) -> int:
 def account(
     events: Events, intervals: dict[int, tuple[float, float]], recoveries: Sequence[dict[str, Any]]
 ) -> dict[str, float]:
-    """Seconds of wall time by what they went into; the parts add up to `wall`."""
+    """Return the seconds of wall time by use; the parts add up to `wall`."""
     if not events:
         return {"startup": 0.0, "steps": 0.0, "recovery": 0.0, "other": 0.0, "wall": 0.0}
     start, end = events.start, events[-1].t
@@ -205,7 +205,7 @@ def account(
     for step_began, step_ended in intervals.values():
         steps += max(0.0, step_ended - max(step_began, covered))
         covered = max(covered, step_ended)
-    # the first new step of a recovery is a kept step: count it there, once
+    # the first new step of a recovery is a kept step: count it only there
     recovery = sum(
         sum(v for k, v in r["phases"].items() if v is not None and k != "first_new_step") for r in recoveries
     )
@@ -220,7 +220,7 @@ def account(
 
 
 def find_recoveries(events: Events, world_size: int) -> list[dict[str, Any]]:
-    """One entry for each generation after the first, with the phases that led to it, in seconds."""
+    """Return one entry for each generation after a fault, with the seconds of the phases before it."""
     bounds = [index for index, event in enumerate(events) if isinstance(event, Generation)] + [len(events)]
     parts = [Events(events[begins:ends]) for begins, ends in pairwise(bounds)]
     past = _Past(events.start, world_size, events[: bounds[0]])
@@ -234,14 +234,14 @@ def find_recoveries(events: Events, world_size: int) -> list[dict[str, Any]]:
 
 
 class _Past:
-    """What is known of a job until a generation ends, from one to the next."""
+    """State of the job at the end of each generation."""
 
     def __init__(self, start: float, world_size: int, before: Iterable[Event]) -> None:
         self.start, self.world_size = start, world_size
         self.pids = {event.rank: event.pid for event in before if isinstance(event, Joined)}
-        """Of each rank's process, in the generation before."""
+        """Process ID of each rank in the generation before."""
         self.committed = 0
-        """The newest step that every rank has made, or gone on from, since all went on last."""
+        """The newest step that every rank has made, or restored, since the last `go`."""
 
     def made(self, generation: Events) -> None:
         """Count the steps of a generation that ends."""
@@ -251,14 +251,14 @@ class _Past:
         self.committed = max(self.committed, committed_step(generation, begins.world_size or self.world_size))
 
     def left(self, generation: Events) -> None:
-        """Keep the process ids of a generation that has ended."""
+        """Remember the process IDs of an ended generation."""
         self.pids |= {event.rank: event.pid for event in generation.of(Joined)}
 
 
 def _recovery(past: _Past, leaving: Events, joining: Events) -> dict[str, Any]:
     faults, begins = leaving.of(Fault), joining.of(Generation)[0]
     fault, went_on = faults[0], joining.last(Go)
-    # the first choice may have been refused; what everybody went on from is the last word
+    # the chosen step may have been refused: the `go` has the final one
     resumed = begins.step if went_on is None else went_on.step
     injected = _injected_at(leaving, {fault.rank for fault in faults}, fault.t)
     phases, seconds = _phases(leaving, joining, fault.t, injected, resumed)
@@ -272,7 +272,7 @@ def _recovery(past: _Past, leaving: Events, joining: Events) -> dict[str, Any]:
         "escalation_level": fault.escalation_level,
         "silent_s": round(fault.t - max(moved), 4) if moved else None,
         "resumed_step": resumed,
-        # where nobody went on, the next choice shows what is lost
+        # without a `go`, the next recovery counts the lost steps
         "steps_lost": max(0, past.committed - resumed) if went_on is not None else 0,
         "source": _source(joining, fault.rank, staying),
         "survivor_pids_kept": _same_pids(past.pids, leaving, staying, fault.t),
@@ -282,7 +282,7 @@ def _recovery(past: _Past, leaving: Events, joining: Events) -> dict[str, Any]:
 
 
 def _injected_at(leaving: Events, failed: set[int], seen: float) -> float | None:
-    """When the fault was injected; None: nobody knows. Who saw it first need not be whom it struck."""
+    """Return when the fault was injected; None if unknown. It may have hit another rank than the first to fail."""
     injected = (event for event in leaving if isinstance(event, Killed | Injected))
     return next((event.t for event in injected if event.rank in failed and event.t <= seen), None)
 
@@ -290,7 +290,7 @@ def _injected_at(leaving: Events, failed: set[int], seen: float) -> float | None
 def _phases(
     leaving: Events, joining: Events, seen: float, injected: float | None, resumed: int
 ) -> tuple[dict[str, float | None], float]:
-    """Seconds of each phase, in their order, and of all of them; None: it was not come to."""
+    """Return the seconds of each phase, in order, and their sum; None: the phase was not reached."""
     milestones = {
         "fault_seen": seen,
         "survivors_freed": _last(event.t for event in leaving.of(Aborted) if event.t >= seen),
@@ -302,7 +302,7 @@ def _phases(
     phases: dict[str, float | None] = {}
     began = reached = seen if injected is None else injected
     for name, moment in milestones.items():
-        # what went on beside an earlier phase cost nothing
+        # time that overlaps with an earlier phase counts once
         phases[name] = None if moment is None else round(max(0.0, moment - reached), 4)
         reached = reached if moment is None else max(reached, moment)
     if injected is None:
@@ -315,12 +315,12 @@ def _last(moments: Iterable[float]) -> float | None:
 
 
 def _shown(fault: Fault) -> dict[str, Any]:
-    """A fault as the report has it."""
+    """Return the report's fields of a fault."""
     return fault.model_dump(include={"rank", "node", "step", "cause", "phase", "kind"})
 
 
 def _staying(leaving: Events, world_size: int) -> dict[int, int]:
-    """The number that each rank whose process stays has in the next generation."""
+    """Return the next generation's rank number of each rank with a surviving process."""
     if reassigned := leaving.of(RanksReassigned):
         staying = {rank: rank for rank in reassigned[0].moved}
         for numbers in (each.moved for each in reassigned):
@@ -331,8 +331,10 @@ def _staying(leaving: Events, world_size: int) -> dict[int, int]:
 
 
 def _source(joining: Events, failed: int, staying: Mapping[int, int]) -> str:
-    """Where the failed rank has its state from; where the others went on without it, one that needed any. Empty: nobody
-    has restored."""
+    """Return the source of the failed rank's state; empty if no rank has restored.
+
+    If the others continued without it, return the source of a rank that did not keep its own state.
+    """
     sources = {event.rank: event.came_from for event in joining.of(Restored)}
     begins = joining.of(Generation)[0]
     if len(staying) == (begins.world_size or 0) and failed not in staying:
@@ -341,15 +343,15 @@ def _source(joining: Events, failed: int, staying: Mapping[int, int]) -> str:
 
 
 def _same_pids(pids: Mapping[int, int], leaving: Events, stay: Mapping[int, int], seen: float) -> bool:
-    """Whether every rank whose process stays joined with the process id that it had before the fault."""
+    """Return whether every surviving rank joined with the process ID from before the fault."""
     before = {**pids, **{event.rank: event.pid for event in leaving.of(Joined) if event.t < seen}}
-    # of a rank that is not sampled only another process is told, or another number
+    # ranks that are not sampled report only a new process or a new number
     now = {**before, **{event.rank: event.pid for event in leaving.of(Joined) if event.t >= seen}}
     return all(before.get(rank) == now.get(moved) for rank, moved in stay.items())
 
 
 def _losses(events: Events) -> dict[int, float | None]:
-    """Loss of each step: of its last making, by the lowest rank that reported it."""
+    """Return the loss of each step, of its last repetition, from the lowest rank that reported one."""
     best: dict[int, tuple[int, int, float | None]] = {}
     for made in events.of(Step):
         if "loss" in made.logged:
@@ -359,7 +361,7 @@ def _losses(events: Events) -> dict[int, float | None]:
 
 
 def _differs_by_rank(events: Events) -> list[str]:
-    """Names of numbers of which ranks logged different ones for one making of a step."""
+    """Return the names of metrics with different values on different ranks in one step."""
     first: dict[tuple[int, int, str], float | None] = {}
     names = set()
     for made in events.of(Step):
@@ -370,7 +372,7 @@ def _differs_by_rank(events: Events) -> list[str]:
 
 
 def _metrics_of_one_rank(events: Events) -> list[str]:
-    """Names of numbers of the whole run that ranks logged differently."""
+    """Return the names of the whole run's metrics with different values on different ranks."""
     newest = {(name, event.rank): value for event in events.of(Metric) for name, value in event.logged.items()}
     values: dict[str, set[float | None]] = {}
     for (name, _), value in newest.items():
@@ -383,7 +385,7 @@ def _own_metric(name: str) -> str:
 
 
 def _weights(events: Events, world_size: int) -> str:
-    """Digests of the final state of all ranks, as one; empty unless every rank reported."""
+    """Return the digests of all ranks' final states, joined; empty unless every rank reported."""
     digests = {event.rank: event.digest for event in events.of(Done)}
     if len(digests) < world_size or not all(digests.values()):
         return ""

@@ -1,7 +1,7 @@
-"""Events of a node's processes on their way to a log that outlives the node: files that its memory server empties.
+"""Files that pass events from a node's processes to the memory server, which uploads the lines and empties the files.
 
-Each process appends to a file of its own, named after it; the kernel keeps what one that is killed has written.
-Appending takes microseconds and waits for nobody but a reader that is emptying this file.
+Each process appends to its own file, named after its ID; lines of a killed process stay. Appending takes microseconds
+and waits only for a reader that is emptying this file.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 
 _SUFFIX = ".jsonl"
 _EMPTIED_BYTES = 1 << 20
-"""Files that are longer are emptied once they have been read."""
+"""Longer files are emptied once their lines are uploaded."""
 _MOST_BYTES = 64 << 20
-"""Of files that nobody could take further: longer ones are emptied all the same."""
+"""Longer files are emptied even if their lines were not uploaded."""
 
 
 class SpoolWriter:
-    """This process's file in `directory`. A full or broken disk loses lines, says so once, and costs nothing else."""
+    """This process's file in `directory`. A full or broken disk loses lines, with one message, and stops nothing."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / f"{os.getpid()}{_SUFFIX}"
@@ -34,7 +34,7 @@ class SpoolWriter:
     def write(self, line: bytes) -> None:
         """Add a line."""
         with self._may_fail(), _locked(file := self._open()):
-            if (written := os.write(file, line)) < len(line):  # what comes next begins a line of its own
+            if (written := os.write(file, line)) < len(line):  # the next event starts on a new line
                 os.ftruncate(file, os.fstat(file).st_size - written)
 
     def close(self) -> None:
@@ -59,22 +59,22 @@ class SpoolWriter:
 
 @dataclass(slots=True)
 class _Read:
-    """How far a file was read."""
+    """Progress in one file."""
 
     offset: int = 0
     kept: int = 0
-    """How far what was read has been kept."""
+    """Bytes known to be uploaded."""
 
 
 class SpoolReader:
-    """All files in `directory`. One process reads."""
+    """Reads all files in `directory`, from one process only."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._files: dict[int, _Read] = {}
 
     def read(self) -> dict[int, list[bytes]]:
-        """New whole lines of each process, by its id."""
+        """Return the new whole lines of each process, by its ID."""
         found: dict[int, list[bytes]] = {}
         for path in sorted(self._directory.glob(f"*{_SUFFIX}")):
             if not path.stem.isdecimal():
@@ -90,18 +90,18 @@ class SpoolReader:
         return found
 
     def keep(self) -> None:
-        """All that was read is kept elsewhere: long files are emptied, those of processes that have ended removed."""
+        """Mark all read lines as uploaded: empty long files, and remove those of ended processes."""
         for known in self._files.values():
             known.kept = known.offset
         self._tidy()
 
     def shed(self) -> int:
-        """Nobody takes what is here: empty the files that are too long. How many bytes were given up."""
+        """Empty files that are too long although they are not uploaded; return the number of lost bytes."""
         return self._tidy(_MOST_BYTES)
 
     @property
     def left(self) -> bool:
-        """Whether something has not been kept yet."""
+        """Whether any line is not uploaded yet."""
         return any(self._size(pid) > known.kept for pid, known in list(self._files.items()))
 
     def _tidy(self, unkept: int | None = None) -> int:

@@ -6,7 +6,6 @@ format itself is newer. Never unpickled, never trusted before its signature and 
 
 from __future__ import annotations
 
-import base64
 import functools
 import hashlib
 import hmac
@@ -85,11 +84,6 @@ def crc_value(text: str) -> int:
     if len(text) != 16:
         raise ValueError(f"{text!r} is not a CRC64 of 16 hex digits")
     return int.from_bytes(bytes.fromhex(text), "big")
-
-
-def crc_base64(text: str) -> str:
-    """A CRC64 as S3's headers have it."""
-    return base64.b64encode(bytes.fromhex(text)).decode()
 
 
 def content_of(manifest: Mapping[str, Any]) -> str:

@@ -290,11 +290,6 @@ def _differing(offers: Collection[Offer]) -> set[_Holders]:
     return {holders for each in (digests, contents) for (_, holders), seen in each.items() if len(seen) > 1}
 
 
-def is_replicated(offers: Collection[Offer]) -> bool:
-    """Whether every rank's state is the same, as far as anybody has seen."""
-    return not _differing(offers) and all(_holders(offer) is None for offer in offers if offer.rank >= 0)
-
-
 def short_parity(offers: Collection[Offer], began: Mapping[int, int], after: int) -> tuple[int, tuple[int, ...]] | None:
     """The newest step above `after` that has parity which does not do, and the ranks of one group whose memory was lost
     since: two or more, where parity makes up for one. A rank that has overwritten its snapshot of it lost none."""

@@ -1,19 +1,19 @@
-"""Checkpoints in an object store: what lies where, and what makes one exist.
+"""Checkpoints in an object store: their files, and how a checkpoint is written, committed and deleted.
 
     NAME-OF-THE-JOB/
       generations/000002.json            claimed once, by one run: fences writers of older ones
       step-000000100-g000002/
-        __0_0.distcp __1_0.distcp ...    images, byte for byte as they lay in memory
+        __0_0.distcp __1_0.distcp ...    images, byte for byte as in memory
         plan-3f2a….json                  their layouts, by digest
         __0_1.distcp .metadata           derived, for plain dcp.load
         manifest.json                    signed, created only if absent, last: with it the checkpoint exists
 
-The manifest has a MAC of each file, made by the node that brought it: nothing that lies here is believed without.
+The manifest has a MAC of each file, made by the node that uploaded the file. Files without a valid MAC are refused.
 
-Until the manifest is there, `node-N.json` and `done-N.json` tell the nodes of each other; whoever finds
-all of them done writes it, so no single node's death can keep a whole checkpoint from counting. `failed-N.json`
-and `left-N.json` say that a node's part will not come, so that no other waits for it: it could not bring it, or
-its memory was needed for a newer step.
+Before the commit, nodes announce their parts in `node-N.json` and report uploads in `done-N.json`. Any node that
+finds all parts uploaded writes the manifest, so no single node's death can lose a complete checkpoint.
+`failed-N.json` (the upload failed) and `left-N.json` (the memory was needed for a newer step) cancel a node's part,
+so that no other node waits for it.
 """
 
 from __future__ import annotations
@@ -61,36 +61,36 @@ from hyperpod_ext.runtime.storage.retention import is_passed, remove, to_keep, w
 from hyperpod_ext.terminal import quote
 
 _UNPROVED = 10_000
-"""Generations up to this one are believed by their names; a job needs as many faults to get there."""
+"""Generations up to this one count by their names alone; a job reaches it only after as many faults."""
 
 
 def is_of_node(manifest: Manifest) -> bool:
-    """Whether a checkpoint has one node's ranks alone, as on the node's own disk; torch cannot load it."""
+    """Return whether a checkpoint has the ranks of one node only (disk tier); torch cannot load such a checkpoint."""
     return manifest.get("of_node") is True
 
 
 def is_part(snapshot: Manifest, rank: str, commit: Mapping[str, Any]) -> bool:
-    """Whether a snapshot is that of this rank, and of this commit: the job has signed those of all others, too."""
+    """Return whether a snapshot belongs to this rank and commit; the signature alone proves only the job."""
     same = all(snapshot[key] == commit[key] for key in ("generation", "step", "save_id"))
     return same and str(snapshot["rank"]) == rank
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointProgress:
-    """How far the nodes are with a checkpoint."""
+    """Nodes that have announced, uploaded, failed or cancelled their part of a checkpoint."""
 
     announced: frozenset[int]
     done: frozenset[int]
     failed: frozenset[int]
     left: frozenset[int]
     complete: bool
-    """The manifest is there."""
+    """The manifest exists."""
 
 
 class Checkpoints:
     """Checkpoints of one job in one store. Several nodes use it at the same time.
 
-    `trusting`: claims are believed without their signatures, by somebody who shows what is there and has no secret.
+    `trusting`: accept claims without checking signatures, for listings made without the secret.
     """
 
     def __init__(self, store: ObjectStore, *, job: str, secret: bytes, trusting: bool = False) -> None:
@@ -99,15 +99,15 @@ class Checkpoints:
         """Checkpoints whose manifests were verified; those never change."""
 
     def until(self, cancelled: Callable[[], bool]) -> Checkpoints:
-        """The same, whose calls end with `Cancelled` once that is true."""
+        """Return the same checkpoints with calls that raise `Cancelled` once `cancelled()` is true."""
         bound = Checkpoints(Until(self.store, cancelled), job=self._job, secret=self._secret)
         bound._ours = self._ours
         return bound
 
-    # --- what is there --------------------------------------------------------------------------
+    # --- reading --------------------------------------------------------------------------------
 
     def found(self) -> list[Found]:
-        """Every checkpoint with a manifest, newest first; without those whose steps were given up."""
+        """Return every checkpoint with a manifest, newest first, except abandoned ones (see `without_abandoned`)."""
         names = [entry.name for entry in self.store.list()]
         with_manifest = [file[0] for name in names if (file := parse_file(name)) and file[1] == MANIFEST]
         return without_abandoned(with_manifest, self.starts(fenced_generations(names), with_manifest))
@@ -118,16 +118,15 @@ class Checkpoints:
         found: Collection[Found],
         damaged: dict[int, CorruptSnapshotError] | None = None,
     ) -> dict[int, int]:
-        """Step at which each generation began that has saved something.
+        """Return the first step of each generation that has saved a checkpoint.
 
-        The others give nothing up: a run that claimed the place and died has put nothing there to go on from. Nor does
-        a generation of which neither the claim nor a checkpoint is signed by this job: anybody may have written both.
+        A generation without a checkpoint abandons no steps: its run died before it saved. Nor does a generation with
+        neither a claim nor a checkpoint signed by this job: anybody may have written both.
 
-        `damaged`: gets what would be raised, by generation, from somebody who goes on without those claims.
+        `damaged`: collects the error of each damaged claim, by generation, instead of raising it.
 
         Raises:
-            CorruptSnapshotError: one of them has a claim that cannot be believed. Taken for none, it would bring back,
-                unsaid, the steps that were given up.
+            CorruptSnapshotError: a claim is damaged. Ignoring it would silently restore abandoned steps.
         """
         saved: dict[int, list[Found]] = {}
         for one in found:
@@ -152,11 +151,11 @@ class Checkpoints:
         return starts
 
     def read(self, found: Found) -> Manifest:
-        """The checkpoint's manifest, verified.
+        """Return the checkpoint's manifest, verified.
 
         Raises:
-            NotFoundError: there is none.
-            CorruptSnapshotError: it is not whole, or not this job's.
+            NotFoundError: the checkpoint has no manifest.
+            CorruptSnapshotError: the manifest is damaged, or another job's.
         """
         name = f"{found.folder}/{MANIFEST}"
         where = f"{self.store.url}/{name}"
@@ -173,24 +172,25 @@ class Checkpoints:
         return manifest
 
     def mac(self, data: memoryview, cancelled: Callable[[], bool] = never) -> Mac:
-        """What `commit` wants of each image: proof that the job has written it."""
+        """Return an image's MAC for `commit`: the proof that this job wrote the image."""
         return mac_of(self._secret, data, cancelled)
 
     def check_image(self, folder: str, manifest: Manifest, rank: str, image: memoryview) -> None:
-        """Refuse an image that the job has not written, by the verified manifest of its checkpoint.
+        """Check an image against the verified manifest of its checkpoint.
 
         Raises:
-            CorruptSnapshotError: with what is wrong.
+            CorruptSnapshotError: the image is damaged, or not written by this job.
         """
         name = manifest["files"][rank]
         file = Expected.of(manifest, name, manifest["ranks"][rank])
         file.check(image, self._secret, f"{self.store.url}/{folder}/{name}")
 
     def read_plan(self, folder: str, digest: str) -> Plan:
-        """The layout of one rank's image.
+        """Return the layout of one rank's image.
 
         Raises:
-            NotFoundError, CorruptSnapshotError: it is not there, or not what its name says.
+            NotFoundError: there is no plan of this digest.
+            CorruptSnapshotError: the plan does not have the digest in its name.
         """
         name = f"{folder}/{plan_name(digest)}"
         data = self.store.get(name)
@@ -198,11 +198,11 @@ class Checkpoints:
         return read_plan(read_document(data, f"{self.store.url}/{name}", trusted=trusted), digest)
 
     def fetch(self, name: str) -> bytes:
-        """The bytes of a JSON document: a light one, or a heavy one if this job has signed it.
+        """Return the bytes of a JSON document: a light one, or a heavy one if this job has signed it.
 
         Raises:
-            NotFoundError: there is none.
-            CorruptSnapshotError: it is heavy, and not signed by this job.
+            NotFoundError: there is no such document.
+            CorruptSnapshotError: the document is heavy, and not signed by this job.
         """
         try:
             data = self.store.get(name, LIGHT_BYTES)
@@ -226,10 +226,10 @@ class Checkpoints:
     # --- generations ----------------------------------------------------------------------------
 
     def newest_generation(self) -> int:
-        """Highest generation that has been claimed or has written anything; 0: none.
+        """Return the highest generation with a claim or a file; 0: none.
 
-        One above `_UNPROVED` counts only if this job has signed its claim or a checkpoint of it: others may have made
-        up the name.
+        Generations above `_UNPROVED` count only with a claim or checkpoint signed by this job: anybody can write a
+        file of that name.
         """
         names = [entry.name for entry in self.store.list()]
         fenced = fenced_generations(names)
@@ -247,7 +247,7 @@ class Checkpoints:
         """Declare that `generation` begins at `step` and belongs to `run`. Needed before its first write.
 
         Raises:
-            StaleGenerationError: it belongs to another run, or a later generation of another run exists.
+            StaleGenerationError: the generation belongs to another run, or another run has begun a later generation.
         """
         document = {"format": FORMAT, "job": self._job, "generation": generation, "step": step, "run": run}
         if not self.store.put_new(fence_name(generation), signed_text(document, self._secret)):
@@ -259,10 +259,10 @@ class Checkpoints:
     def check_not_followed(self, generation: int, run: str) -> None:
         """Raise when another run has begun a later generation.
 
-        A claim that this job has not signed counts only if the generation has saved something that is signed.
+        A claim that this job has not signed counts only if the generation has a signed checkpoint.
 
         Raises:
-            StaleGenerationError: it has, or its claim is damaged; nothing may be written any more.
+            StaleGenerationError: another run has, or the later claim is damaged. Nothing may be written any more.
         """
         for later in fenced_generations([entry.name for entry in self.store.list("generations/")]):
             if later <= generation:
@@ -283,22 +283,23 @@ class Checkpoints:
                 raise StaleGenerationError(f"generation {later} of another run has followed generation {generation}")
 
     def claim(self, found: Found) -> dict[str, Any]:
-        """Who began the generation of a checkpoint, and where.
+        """Return the run that began a checkpoint's generation, and its first step.
 
         Raises:
-            NotFoundError, CorruptSnapshotError: its claim is not there, or is not this job's.
+            NotFoundError: the generation has no claim.
+            CorruptSnapshotError: the claim is not this job's.
         """
         return self._read_fence(found.generation, [found])
 
     def fence_of(self, generation: int) -> dict[str, Any] | None:
-        """Who claimed a generation, and where it began; None when nobody has, or the claim is not this job's."""
+        """Return the run that claimed a generation, and its first step; None without a claim of this job."""
         try:
             return self._read_fence(generation)
         except (NotFoundError, CorruptSnapshotError):
             return None
 
     def _read_fence(self, generation: int, saved: Collection[Found] = ()) -> dict[str, Any]:
-        """`saved`: what the generation has saved, which may vouch for its claim."""
+        """`saved`: checkpoints of the generation, which may vouch for its claim."""
         where = f"{self.store.url}/{fence_name(generation)}"
         fence = read_document(self.store.get(fence_name(generation), NOTE_BYTES), where)
         if not self._trusting and not self._vouched_for(fence, saved):
@@ -312,18 +313,18 @@ class Checkpoints:
         return {key: fence[key] for key in ("generation", "step", "run")}
 
     def _vouched_for(self, fence: Mapping[str, Any], saved: Collection[Found]) -> bool:
-        """Whether a claim without a signature, as all were once, stands beside a signed checkpoint of its generation,
-        and none of a step before.
+        """Return whether a signed checkpoint confirms an unsigned claim (the form of earlier versions).
 
-        Whoever makes one up can hide no more by it than by deleting checkpoints, and bring back no more than by
-        deleting the claim; what is left to go on from is signed. It lets nobody write: see `check_not_followed`.
+        The generation must have a signed checkpoint and none before the claim's step. A forged claim hides no more
+        than deleting checkpoints would, and restores no more than deleting the claim would; every checkpoint that
+        still counts is signed. A forged claim stops no writer: see `check_not_followed`.
         """
         if not saved or fence.keys() != {"generation", "step", "run"} or type(fence["step"]) is not int:
             return False
         return bool(fence["step"] <= min(one.step for one in saved)) and any(map(self._is_ours, saved))
 
     def _is_ours(self, found: Found) -> bool:
-        """Whether this job has signed the manifest of a checkpoint."""
+        """Return whether this job has signed the manifest of a checkpoint."""
         if found not in self._ours:
             try:
                 self.read(found)
@@ -338,10 +339,10 @@ class Checkpoints:
         self.store.put_new(f"{folder}/{plan_name(plan.digest)}", plan.text.encode())
 
     def put_record(self, folder: str, node: int, manifests: Sequence[Manifest]) -> None:
-        """Tell the other nodes which snapshots this one will bring.
+        """Announce the snapshots that this node will upload.
 
         Raises:
-            CorruptSnapshotError: they have been told something else in its name.
+            CorruptSnapshotError: a different announcement exists under this node's name.
         """
         if self.store.put_new(f"{folder}/node-{node}.json", signed_text({"manifests": manifests}, self._secret)):
             return
@@ -358,15 +359,15 @@ class Checkpoints:
             )
 
     def put_done(self, folder: str, node: int, macs: Mapping[str, Mac]) -> None:
-        """Tell the other nodes that this one's files are there, and their MACs."""
+        """Report that this node's files are uploaded, with their MACs."""
         self._put_note(folder, "done", node, macs=dict(macs))
 
     def macs(self, folder: str, node: int) -> dict[str, Mac]:
-        """MACs of the files that a node has brought, verified.
+        """Return the MACs of the files that a node has uploaded, verified.
 
         Raises:
-            NotFoundError: it has not said yet that it is done, or the checkpoint was committed since.
-            CorruptSnapshotError: it is not what a node of this job has said of this checkpoint.
+            NotFoundError: the node has not finished yet, or the checkpoint was committed since.
+            CorruptSnapshotError: no node of this job wrote the note for this checkpoint.
         """
         macs = self._read_note(folder, "done", node).get("macs")
         if not isinstance(macs, dict):
@@ -380,7 +381,7 @@ class Checkpoints:
         self._put_note(folder, "left", node, attempt=attempt)
 
     def attempt_of(self, folder: str, kind: Literal["failed", "left"], node: int) -> int:
-        """The attempt that such a note of a node is of; -1: it was deleted, or nobody of this job has written it."""
+        """Return the attempt number in a node's note; -1 if the note was deleted or is not signed by this job."""
         try:
             attempt = self._read_note(folder, kind, node).get("attempt")
         except (NotFoundError, CorruptSnapshotError):
@@ -392,7 +393,7 @@ class Checkpoints:
         self.store.put_new(f"{folder}/{kind}-{node}.json", signed_text(note, self._secret))
 
     def _read_note(self, folder: str, kind: str, node: int) -> dict[str, Any]:
-        """A note of a node, verified. Raises NotFoundError, CorruptSnapshotError."""
+        """Return a node's note, verified. Raises NotFoundError, CorruptSnapshotError."""
         name = f"{folder}/{kind}-{node}.json"
         where = f"{self.store.url}/{name}"
         note = read_document(self.fetch(name), where, trusted=True)
@@ -404,11 +405,11 @@ class Checkpoints:
         return note
 
     def forget_notes(self, folder: str, node: int) -> None:
-        """This node tries once more."""
+        """Delete this node's `failed` and `left` notes before another attempt."""
         self.store.delete([f"{folder}/failed-{node}.json", f"{folder}/left-{node}.json"])
 
     def progress(self, folder: str) -> CheckpointProgress:
-        """Nodes that have a note there, by one listing. Strangers may have written some: nothing is verified yet."""
+        """Return which nodes have notes, from one listing. Nothing is verified yet: others may have written notes."""
         names = [entry.name.rpartition("/")[2] for entry in self.store.list(f"{folder}/")]
         notes = [match for name in names if (match := NOTE.fullmatch(name))]
         of = {
@@ -418,11 +419,11 @@ class Checkpoints:
         return CheckpointProgress(of["node"], of["done"], of["failed"], of["left"], MANIFEST in names)
 
     def record(self, folder: str, node: int) -> list[Manifest]:
-        """What a node has announced, verified.
+        """Return the manifests that a node has announced, verified.
 
         Raises:
-            NotFoundError: it has not yet, or the checkpoint was committed since.
-            CorruptSnapshotError: it is not what a node of this job has said of this checkpoint.
+            NotFoundError: the node has not announced yet, or the checkpoint was committed since.
+            CorruptSnapshotError: no node of this job wrote the announcement for this checkpoint.
         """
         name, found = f"{folder}/node-{node}.json", parse_folder(folder)
         where = f"{self.store.url}/{name}"
@@ -431,7 +432,7 @@ class Checkpoints:
             raise CorruptSnapshotError(f"{where}: not a list of manifests")
         for one in manifests:
             check_manifest(one, self._secret, job=self._job)
-            # the note itself is not signed, and manifests of other steps lie about for anybody to copy
+            # the note itself is not signed, and anybody can copy signed manifests of other steps into it
             its_commit = (one.get("step"), one.get("generation"), one.get("save_id"))
             if found is None or its_commit != (found.step, found.generation, save_id_of(found.generation, found.step)):
                 its = f"its snapshot of rank {quote(one.get('rank'))} ({quote(one.get('save_id'))})"
@@ -450,16 +451,16 @@ class Checkpoints:
         *,
         of_node: bool = False,
     ) -> bool:
-        """Write what makes the checkpoint exist. False: somebody else was quicker, with the same.
+        """Write the checkpoint's manifest. Returns False if another node has written it already.
 
         Args:
-            macs: of each file, as who has brought it says (see `mac`).
-            known: plans that need not be read from the store.
-            of_node: it has one node's ranks, on the node's own disk.
+            macs: MAC of each file, from the node that uploaded it (see `mac`).
+            known: returns plans that need not be read from the store.
+            of_node: the checkpoint has one node's ranks, on the node's own disk.
 
         Raises:
-            CorruptSnapshotError: a file of it is not there, as when somebody has deleted it since it was brought; or
-                the snapshots are not all of this commit.
+            CorruptSnapshotError: a file is missing, for example deleted after its upload; or a snapshot is of another
+                commit.
         """
         one = next(iter(manifests.values()))
         if parse_folder(folder) != Found(one["step"], one["generation"]):
@@ -495,7 +496,7 @@ class Checkpoints:
             "created_at": time.time(),
         }
         signed = signed_text(document, self._secret)
-        if len(signed) > DOCUMENT_BYTES:  # nobody would read it
+        if len(signed) > DOCUMENT_BYTES:  # readers refuse longer ones
             raise HyperpodExtError(
                 f"{self.store.url}/{folder}: its manifest would have {len(signed)} bytes of at most {DOCUMENT_BYTES}",
                 hint="It holds what is no tensor of each rank's state: make large lists of numbers tensors.",
@@ -508,7 +509,7 @@ class Checkpoints:
         return created
 
     def _require(self, folder: str, wanted: Mapping[str, int | None]) -> Collection[str]:
-        """Names of the files in a folder, which must have those that are wanted, of that many bytes."""
+        """Return the names of a folder's files, and check that each wanted file exists with its size."""
         for last_look in (False, True):
             there = {entry.name.rpartition("/")[2]: entry.nbytes for entry in self.store.list(f"{folder}/")}
             lacking = [
@@ -516,7 +517,7 @@ class Checkpoints:
             ]
             if not lacking:
                 break
-            # a directory's listing may lack what another node, which commits too, renames onto its equal meanwhile
+            # a directory's listing may miss a file that another committing node is just replacing by an equal one
             if last_look:
                 name = lacking[0]
                 wrong = f"has {there[name]} bytes, not {wanted[name]}" if name in there else "is not there any more"
@@ -526,10 +527,10 @@ class Checkpoints:
     # --- retention ------------------------------------------------------------------------------
 
     def prune(self, keep: int, every_steps: int | None, steps: Collection[int]) -> list[str]:
-        """Delete what need not be kept, and what was left unfinished before the newest; returns the folders.
+        """Delete checkpoints outside the retention, and unfinished ones before the newest; returns their folders.
 
-        Checkpoints count, and go, only if this job has signed their manifests, and only files with the names of a
-        checkpoint's. What another run is bringing, which went back to an older step, is not unfinished: see
+        Only checkpoints with manifests signed by this job count and are deleted, and only files with the names of
+        checkpoint files. A checkpoint that another run, restored from an older step, is still uploading stays: see
         `is_passed`.
         """
         found = self.found()

@@ -1,6 +1,6 @@
-"""Copies a checkpoint from one store to another, checksummed on the way, its manifest last.
+"""Copy a checkpoint from one store to another, verifying checksums, with the manifest last.
 
-What was copied before is not copied again: an interrupted copy is resumed by the same call.
+Files that were copied before are skipped: the same call resumes an interrupted copy.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from hyperpod_ext.runtime.storage.retention import without_abandoned
 from hyperpod_ext.runtime.storage.verify import CHUNK, expected, what_is_wrong
 
 _IN_MEMORY = 1024 * MIB
-"""A larger image goes through a temporary file: the machine that copies may be much smaller than those that train."""
+"""Larger images go through a temporary file: the copying machine may have much less memory than a training node."""
 
 
 @dataclass(slots=True)
 class Copied:
-    """What a copy did."""
+    """Result of a copy."""
 
     files: int = 0
     nbytes: int = 0
     skipped: int = 0
-    """Files that were there already."""
+    """Files that existed already."""
     new: bool = True
-    """False: the whole checkpoint was there already."""
+    """False: the whole checkpoint existed already."""
 
 
 def check_destination(seen: InventoryEntry, destination: Inventory) -> None:
-    """Refuse a copy that would harm what is there, or that nobody would find.
+    """Check that a copy overwrites nothing at the destination and would be restored there.
 
     Raises:
-        ConflictError: with the reason.
+        ConflictError: it would overwrite, or would never be restored.
     """
     where = f"{destination.store.url}/{seen.found.folder}"
     there = next((one for one in destination.seen if one.found == seen.found), None)
     if there is not None and MANIFEST in there.files and there.digest != seen.digest:
         raise ConflictError(f"{where} is another checkpoint of step {seen.found.step}", hint="choose another place")
-    # once it is committed, notes are of nodes that failed after that
+    # notes next to a manifest are from nodes that failed after the commit
     if there is not None and MANIFEST not in there.files and any(map(NOTE.fullmatch, there.files)):
         raise ConflictError(
             f"{where} is being written by a job ({there.detail})", hint="wait for it, or choose another place"
@@ -71,11 +71,11 @@ def copy(
     secret: bytes | None,
     on_bytes: Callable[[int], None] = ignore,
 ) -> Copied:
-    """Copy one complete checkpoint. Without the job's `secret` nothing but CRCs is looked at.
+    """Copy one complete checkpoint. Without the job's `secret` only CRCs are checked.
 
     Raises:
-        ConflictError: something else is there.
-        CorruptSnapshotError: the source is damaged; the copy has no manifest, so it does not count.
+        ConflictError: the destination has other files of this name.
+        CorruptSnapshotError: the source is damaged; the copy stays without a manifest, so it does not count.
     """
     check_destination(seen, destination)
     there = next((one for one in destination.seen if one.found == seen.found), None)
@@ -134,14 +134,14 @@ def _copy_file(
 
 @contextlib.contextmanager
 def _room(nbytes: int) -> Iterator[memoryview]:
-    """Memory for one image; of a large one, memory of a file that goes with it."""
+    """Yield memory for one image; large images use a temporary file."""
     with contextlib.ExitStack() as stack:
         descriptor = -1
         if nbytes > _IN_MEMORY:
             file = stack.enter_context(tempfile.TemporaryFile())
             descriptor = file.fileno()
             try:
-                os.posix_fallocate(descriptor, 0, nbytes)  # a full disk is told here; in a mapping it would kill us
+                os.posix_fallocate(descriptor, 0, nbytes)  # raises if the disk is full; the mapping would get SIGBUS
             except OSError as error:
                 raise UnreachableError(
                     f"no room for an image of {nbytes} bytes in {tempfile.gettempdir()}: {error.strerror}",
@@ -154,5 +154,5 @@ def _room(nbytes: int) -> Iterator[memoryview]:
 
 
 def _close(memory: mmap.mmap) -> None:
-    with contextlib.suppress(BufferError):  # frames of an error hold views of it: it goes with them
+    with contextlib.suppress(BufferError):  # an error's frames still hold views; freed with them
         memory.close()

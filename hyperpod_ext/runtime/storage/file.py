@@ -1,12 +1,11 @@
 """A directory as an object store: Lustre, NFS, EFS or a local disk.
 
-A blob is written under another name, synced, then given its name: a crash at any moment leaves the old blob, the new
-one or none. What a crash left unfinished is never listed; deleting its blob takes it away, and so does `check` after a
-day.
+A blob is written under another name, synced, then renamed: a crash at any moment leaves the old blob, the new one or
+none. Unfinished files of crashed writers are never listed; they are removed with their blob, or by `check` after a day.
 
 Others may write below the directory. Every folder below it is opened from the descriptor of the one above, never
-through a symbolic link and never into another file system that is mounted there; a blob is a regular file. All else is
-not listed, not read and not deleted.
+through a symbolic link and never into another mounted file system; a blob is a regular file. Anything else is not
+listed, not read and not deleted.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from hyperpod_ext.runtime.storage.object_store import (
 )
 from hyperpod_ext.user_folders import expanded
 
-CHUNK = 8 * MIB  # between two looks at `cancelled`
+CHUNK = 8 * MIB  # between two checks of `cancelled`
 ABANDONED_S = 24 * 3600.0  # no live writer leaves its file untouched for so long
 HINTS = {
     errno.ENOSPC: "Free space there, keep fewer checkpoints, or choose another place.",
@@ -85,7 +84,7 @@ class FileStore:
 
     @classmethod
     def at(cls, place: str, job: str = "", *, shared: bool = False, **_: object) -> FileStore:
-        """The store at a path or a file:// URL."""
+        """Return the store at a path or a file:// URL."""
         url = urlsplit(place)
         if url.scheme and url.netloc not in ("", "localhost"):
             raise no_place(place)
@@ -129,12 +128,12 @@ class FileStore:
         with self._explained("write", name), self._unfinished(name) as (folder, last, partial, descriptor):
             _write_all(descriptor, data)
             os.fsync(descriptor)
-            try:  # unlike rename, refuses a name that is taken
+            try:  # unlike rename, fails if the name exists
                 os.link(partial, last, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
             except FileExistsError:
                 with suppress(FileNotFoundError):
                     _check_regular(os.stat(last, dir_fd=folder, follow_symlinks=False))
-                return os.fstat(descriptor).st_nlink == 2  # an NFS server whose answer got lost: the link is ours
+                return os.fstat(descriptor).st_nlink == 2  # the NFS server's answer was lost: the link is ours
             except OSError as error:
                 if error.errno not in _NO_LINKS:
                     raise
@@ -187,7 +186,7 @@ class FileStore:
         parts = [part for part in checked_prefix(prefix).split("/") if part]
         found: set[str] = set()
         with self._explained("list", prefix), suppress(*_GONE), self._folder(parts) as folder:
-            # a folder is where blobs are: what deleting and dying writers leave is none, on S3 as here
+            # only folders with blobs count, as on S3; deletes and dead writers leave empty ones
             for item in [*os.scandir(folder)]:
                 if is_name(item.name) and any(is_name(name) for name, _, _ in _below(folder, item, "", DEEPEST)):
                     found.add(item.name)
@@ -201,16 +200,16 @@ class FileStore:
                 for last in lasts:
                     self._look(cancelled)
                     _unlink(last, folder)
-                for item in os.scandir(folder):  # left by writers that died; one still writing gets an error
+                for item in os.scandir(folder):  # left by dead writers; a live writer gets an error
                     if (match := _UNFINISHED.fullmatch(item.name)) and match[1] in lasts:
                         _unlink(item.name, folder)
             while parts:
                 part = parts.pop()
-                with suppress(OSError), self._folder(parts) as above:  # not empty, or another has it
+                with suppress(OSError), self._folder(parts) as above:  # not empty, or already removed
                     os.rmdir(part, dir_fd=above)
 
     def close(self) -> None:
-        """Nothing is kept between calls."""
+        """Do nothing: no state is kept between calls."""
 
     def check(self) -> None:
         with self._explained("use", ""):
@@ -229,10 +228,10 @@ class FileStore:
 
     @contextmanager
     def _folder(self, parts: Sequence[str], *, make: bool = False) -> Iterator[int]:
-        """Descriptor of a folder of this store.
+        """Yield the descriptor of a folder of this store.
 
         Raises:
-            OSError: there is none, or it or one above is a file, a symbolic link or another mounted file system.
+            OSError: the folder is missing, or it or a parent is a file, a symbolic link or another mounted file system.
         """
         folder = os.open(self._place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -279,14 +278,14 @@ class FileStore:
             _check_regular(os.stat(last, dir_fd=folder, follow_symlinks=False))
             descriptor = os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
             try:
-                _check_regular(os.fstat(descriptor))  # it may be another one by now
+                _check_regular(os.fstat(descriptor))  # the file may have been replaced since the stat
                 yield descriptor
             finally:
                 os.close(descriptor)
 
     @contextmanager
     def _unfinished(self, name: str) -> Iterator[tuple[int, str, str, int]]:
-        """A file next to `name` under a name that no reader looks at; removed at the end unless it was renamed.
+        """Create a file next to `name` under a name that readers ignore; remove it at the end unless it was renamed.
 
         Yields the descriptor of the folder, the last part of the name, the file's own name there, and its descriptor.
         """
@@ -294,7 +293,7 @@ class FileStore:
         partial = f".{last}.{secrets.token_hex(8)}{PARTIAL}"
         self._make_place(self._place)
         with ExitStack() as stack:
-            for _ in range(10):  # a delete may take the folder between the two calls
+            for _ in range(10):  # a delete may remove the folder between the two calls
                 with suppress(FileNotFoundError):
                     folder = stack.enter_context(self._folder(parts, make=True))
                     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -321,9 +320,9 @@ class FileStore:
 
 
 def _walk(folder: int, inside: str, depth: int = DEEPEST) -> Iterator[tuple[str, os.DirEntry[str], int]]:
-    """Regular files below an open folder: each file's name, its directory entry, and the descriptor of its folder.
+    """Yield each regular file below an open folder: its name, directory entry, and the descriptor of its folder.
 
-    Other nodes may remove folders meanwhile. Links, and other file systems that are mounted there, are left out.
+    Other nodes may remove folders meanwhile. Links and other mounted file systems are left out.
     """
     for item in [*os.scandir(folder)]:
         if item.is_file(follow_symlinks=False):
@@ -333,7 +332,7 @@ def _walk(folder: int, inside: str, depth: int = DEEPEST) -> Iterator[tuple[str,
 
 
 def _below(folder: int, item: os.DirEntry[str], inside: str, depth: int) -> Iterator[tuple[str, os.DirEntry[str], int]]:
-    """The same for one entry of an open folder; nothing if that is no folder."""
+    """Yield the files below one entry of an open folder; none if the entry is no folder."""
     if not item.is_dir(follow_symlinks=False):
         return
     try:
@@ -348,7 +347,7 @@ def _below(folder: int, item: os.DirEntry[str], inside: str, depth: int) -> Iter
 
 
 def _mount_of(descriptor: int) -> tuple[int, str]:
-    """The mounted file system of an open folder: its device, and the number that tells two mounts of it apart."""
+    """Return the mounted file system of an open folder: its device and its mount ID."""
     with suppress(FileNotFoundError), Path(f"/proc/self/fdinfo/{descriptor}").open() as lines:
         return os.fstat(descriptor).st_dev, next((line for line in lines if line.startswith("mnt_id:")), "")
     return os.fstat(descriptor).st_dev, ""

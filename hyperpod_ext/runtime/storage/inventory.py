@@ -1,6 +1,6 @@
-"""What lies in a place of checkpoints, and in what state, by one listing and the manifests. No image is read.
+"""List the checkpoints of a store with their states, from one listing and the manifests. Reads no image.
 
-Nothing here is trusted: a manifest may be cut off, another job's or made up, and is then shown as that.
+Nothing is trusted: a manifest may be truncated, another job's or forged, and is reported as such.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from hyperpod_ext.runtime.storage.retention import is_passed, to_keep, without_a
 from hyperpod_ext.terminal import quote
 
 CheckpointState = Literal["complete", "unfinished", "damaged", "abandoned", "uncertain", "foreign"]
-"""Abandoned: a later generation began before this step. Uncertain: one may have, its claim is damaged.
+"""Abandoned: a later generation began before this step. Uncertain: perhaps abandoned, a later claim is damaged.
 Foreign: another job's, or a newer version's."""
 
 NOT_A_MANIFEST = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
-"""Exceptions that fields of other types, or other fields, make."""
+"""Exceptions raised by missing fields or fields of other types."""
 
 _IMAGE = re.compile(r"__[0-9]+_[0-9]+\.distcp")
 _MOST_NODES = 1 << 20
@@ -77,28 +77,28 @@ class InventoryEntry:
     files: Mapping[str, int]
     """Files of the checkpoint, with their sizes."""
     defects: tuple[Defect, ...] = ()
-    """What the listing and the manifest show."""
+    """Defects visible in the listing and the manifest."""
     detail: str = ""
-    """Why it is in this state, in a few words."""
+    """Short reason for the state."""
     digest: str = ""
-    """SHA-256 of the manifest's bytes; empty: there is none, or it cannot be read."""
+    """SHA-256 of the manifest's bytes; empty without a readable manifest."""
     world_size: int | None = None
     created_at: float | None = None
     """Unix seconds."""
     bound: bool = False
-    """Whether the manifest has the MACs of its files; those of earlier versions have not."""
+    """Whether the manifest has MACs of the files; manifests of earlier versions do not."""
 
     @property
     def nbytes(self) -> int:
-        """All that it takes in the store."""
+        """Total size in the store."""
         return sum(self.files.values())
 
     def read_manifest(self, store: ObjectStore, secret: bytes | None) -> Manifest:
-        """The manifest from which this entry was made. Entries do not hold it: others may have made it large.
+        """Read this entry's manifest again. Entries do not hold it: a forged manifest may be large.
 
         Raises:
-            NotFoundError: it was deleted since.
-            CorruptSnapshotError: it was changed since.
+            NotFoundError: the manifest was deleted since.
+            CorruptSnapshotError: the manifest was changed since.
         """
         name = f"{self.found.folder}/{MANIFEST}"
         data = Checkpoints(store, job="", secret=secret or b"").fetch(name)
@@ -109,35 +109,35 @@ class InventoryEntry:
 
 @dataclass(frozen=True)
 class Inventory:
-    """A place of checkpoints."""
+    """Checkpoints of one store."""
 
     store: ObjectStore
     job: str | None
-    """Whose checkpoints they are; None while nothing tells."""
+    """Job that wrote the checkpoints; None if no manifest names one."""
     seen: tuple[InventoryEntry, ...]
     """Newest first."""
     starts: Mapping[int, int]
-    """Step at which each generation began that has saved something."""
+    """First step of each generation that has saved a checkpoint."""
     damaged_fences: Mapping[int, CorruptSnapshotError] = field(default_factory=dict)
-    """Generations of which it cannot be told where they began; training is not restored before that is mended."""
+    """Errors of generations with a damaged claim; training cannot restore until the claims are repaired."""
 
     def of_step(self, step: int) -> list[InventoryEntry]:
-        """Checkpoints of one step, best first: a complete one, then later generations."""
+        """Return the checkpoints of one step, best first: complete ones, then later generations."""
         return sorted((one for one in self.seen if one.found.step == step), key=lambda one: one.state != "complete")
 
 
 def take_inventory(
     store: ObjectStore, *, job: str | None = None, secret: bytes | None = None, lenient: bool = False
 ) -> Inventory:
-    """Everything in a place.
+    """Return the inventory of a store.
 
     Args:
-        job: whose checkpoints they should be. None: the job that the folder is named after, or most of them.
-        secret: the job's, to check signatures. None: they are not checked.
-        lenient: claims that are damaged are told in the survey, and what they leave open is uncertain.
+        job: job that should own the checkpoints. None: the job named like the folder, or else the most frequent one.
+        secret: the job's secret, to check signatures. None: signatures are not checked.
+        lenient: report damaged claims in the inventory, and mark the checkpoints in doubt as uncertain.
 
     Raises:
-        CorruptSnapshotError: not `lenient`, and a claim is damaged: which checkpoints count is not known.
+        CorruptSnapshotError: a claim is damaged and not `lenient`: it is unknown which checkpoints count.
     """
     folders: dict[Found, dict[str, int]] = {}
     entries = store.list()
@@ -155,7 +155,7 @@ def take_inventory(
     with ThreadPoolExecutor(_GETS_AT_ONCE) as pool:
         looks = pool.map(lambda found: look(found, folders[found]), with_manifest)
         looked = {found: one for found, one in zip(with_manifest, looks, strict=True) if one is not None}
-    for found in set(with_manifest) - set(looked):  # deleted since it was listed, as retention does, manifest first
+    for found in set(with_manifest) - set(looked):  # deleted since the listing: retention deletes manifests first
         del folders[found]
     job = job or _guess_job(store.url.rpartition("/")[2], looked.values())
     alive = set(without_abandoned(list(folders), starts))
@@ -170,11 +170,11 @@ def take_inventory(
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What is kept of a manifest once it was examined."""
+    """Summary of an examined manifest."""
 
     defects: tuple[Defect, ...] = ()
     heavy: bool = False
-    """It is so large that it is read only with the job's secret."""
+    """Too large to be read without the job's secret."""
     job: str | None = None
     format: int = FORMAT
     digest: str = ""
@@ -186,7 +186,7 @@ class _Look:
 def _look(
     checkpoints: Checkpoints, secret: bytes | None, turn: threading.Lock, found: Found, files: Mapping[str, int]
 ) -> _Look | None:
-    with turn if files[MANIFEST] > MIB else nullcontext():  # parsed, each may take 30 times as much
+    with turn if files[MANIFEST] > MIB else nullcontext():  # parsing takes up to 30 times the file's size
         try:
             data = checkpoints.fetch(f"{found.folder}/{MANIFEST}")
             manifest = read_document(data, MANIFEST, trusted=True)
@@ -244,7 +244,7 @@ def _doubt(seen: InventoryEntry, damaged: Collection[int]) -> InventoryEntry:
 
 
 def examine(manifest: Manifest, found: Found, files: Mapping[str, int], secret: bytes | None) -> Iterator[Defect]:
-    """Everything that is wrong with a manifest, by itself and beside the names and sizes in its folder."""
+    """Yield every defect of a manifest, alone and compared with the names and sizes in its folder."""
     try:
         yield from _examine(manifest, found, files, secret)
     except NOT_A_MANIFEST as error:
@@ -292,7 +292,7 @@ def _examine(manifest: Manifest, found: Found, files: Mapping[str, int], secret:
 
 
 def _check_signed(manifest: Manifest, secret: bytes | None, job: str, whose: str) -> Iterator[Defect]:
-    if secret is None:  # sign it ourselves, so that all but the signature is checked
+    if secret is None:  # sign it here, so that everything except the signature is checked
         manifest, secret = sign(manifest, _UNSIGNED), _UNSIGNED
     try:
         check_manifest(manifest, secret, job=job, where=MANIFEST)
@@ -308,18 +308,18 @@ def _check_size(files: Mapping[str, int], name: str, nbytes: int | None) -> Iter
 
 
 def images(manifest: Manifest) -> dict[str, Manifest]:
-    """Files of a checkpoint, each with the manifest of a snapshot it holds."""
+    """Return the image files of a checkpoint, each with the manifest of a snapshot in it."""
     return {str(manifest["files"][rank]): snapshot for rank, snapshot in manifest["ranks"].items()}
 
 
 def plans(manifest: Manifest) -> dict[str, str]:
-    """Files of a checkpoint's plans, with their digests."""
+    """Return the plan files of a checkpoint, with their digests."""
     digests = {str(snapshot["plan"]) for snapshot in manifest["ranks"].values()}
     return {plan_name(digest): digest for digest in digests}
 
 
 def derived(manifest: Manifest) -> dict[str, Any]:
-    """Sizes and checksums of what is there for plain dcp.load; earlier versions wrote none down."""
+    """Return sizes and checksums of the files for plain dcp.load; manifests of earlier versions have none."""
     known: dict[str, Any] = manifest.get("derived", {})
     return {name: known[name] for name in (VALUES, METADATA_FILE) if name in known}
 
@@ -335,7 +335,7 @@ def _unfinished(store: ObjectStore, found: Found, files: Mapping[str, int]) -> I
 
 
 def _nodes(store: ObjectStore, found: Found, announced: Collection[int]) -> int | None:
-    """How many nodes the job has, as those that have announced their part know it."""
+    """Return the job's number of nodes from the first readable announcement; None without one."""
     for node in sorted(announced):
         try:
             name = f"{found.folder}/node-{node}.json"
@@ -370,10 +370,10 @@ def _name_nodes(nodes: Collection[int]) -> str:
 def select_prunable(
     inventory: Inventory, keep: int, every_steps: int | None, steps: Collection[int], *, with_damaged: bool = False
 ) -> list[InventoryEntry]:
-    """What retention would remove, newest first: never the newest complete checkpoint, nor anything after it, nor
-    what a run that went back to an older step is bringing.
+    """Return the checkpoints that retention would remove, newest first.
 
-    Damaged ones do not count among the `keep`, and stay unless `with_damaged`; foreign ones always stay.
+    The newest complete checkpoint and later ones stay, as do uploads of a run restored from an older step. Damaged
+    checkpoints do not count among the `keep`, and stay unless `with_damaged`; foreign ones always stay.
     """
     good = [one.found for one in inventory.seen if one.state == "complete"]
     if not good:

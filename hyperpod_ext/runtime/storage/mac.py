@@ -1,8 +1,8 @@
-"""Message authentication codes of files that lie where others can write: who has not the job's secret can make none.
+"""Message authentication codes of checkpoint files: nobody can make one without the job's secret.
 
-A CRC64 tells of damage. It is linear, so whoever changes bytes can solve for eight others that keep it. Hence the
-signed manifest of a checkpoint has a MAC of each file, too: AES-256-GMAC, on processors with AES three quarters as fast
-as the CRC, and ten times as fast as SHA-256.
+A CRC64 detects damage. It is linear, so an attacker who changes bytes can compute eight others that restore the CRC.
+Hence the signed manifest of a checkpoint has a MAC of each file, too: AES-256-GMAC, three quarters as fast as the CRC
+on processors with AES, and ten times as fast as SHA-256.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hyperpod_ext.terminal import quote
 
 KIND = "aes-256-gmac"
 PIECE = MIB
-"""Taken at once: so soon another thread has the interpreter."""
+"""Bytes per call, so that other threads get the interpreter in between."""
 _SALT_BYTES = 16
 _KEY_OF = b"hyperpod_ext: MAC of a file\0"
 
@@ -34,11 +34,12 @@ UNBOUND = (
 
 
 class Running:
-    """A MAC in the making. Each file has a key of its own, from the secret and a salt: GMAC is broken by two messages
-    of one key and nonce, and with a new key each time one nonce is enough.
+    """A MAC computed piece by piece, with a key per file from the secret and a salt.
+
+    Two messages with the same key and nonce break GMAC; with a new key each time one nonce is enough.
 
     Raises:
-        HyperpodExtError: what computes it is not installed.
+        HyperpodExtError: the package cryptography is not installed.
     """
 
     def __init__(self, secret: bytes, salt: bytes | None = None) -> None:
@@ -63,10 +64,10 @@ class Running:
 
 
 def mac_of(secret: bytes, data: memoryview, cancelled: Callable[[], bool] = never) -> Mac:
-    """A new MAC of these bytes.
+    """Return a new MAC of `data`.
 
     Raises:
-        Cancelled: nobody wants it any more.
+        Cancelled: `cancelled()` was true.
     """
     running = Running(secret)
     for start in range(0, len(data), 8 * PIECE):
@@ -77,10 +78,10 @@ def mac_of(secret: bytes, data: memoryview, cancelled: Callable[[], bool] = neve
 
 
 def read_mac(mac: Any) -> tuple[bytes, str]:
-    """Salt and tag of a MAC that a manifest has.
+    """Return salt and tag of a MAC in a manifest.
 
     Raises:
-        ValueError: it is none, or of a kind that this version does not know.
+        ValueError: not a MAC, or of a kind that this version cannot check.
     """
     if not isinstance(mac, Mapping) or mac.get("kind") != KIND:
         raise ValueError(f"a MAC of kind {quote(mac.get('kind'))}" if isinstance(mac, Mapping) else "no MAC")
@@ -92,7 +93,7 @@ def read_mac(mac: Any) -> tuple[bytes, str]:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A file of a checkpoint, and what its bytes must be."""
+    """A file of a checkpoint with its expected size, CRC and MAC."""
 
     name: str
     nbytes: int
@@ -102,22 +103,22 @@ class Expected:
 
     @classmethod
     def of(cls, manifest: Manifest, name: str, known: Mapping[str, Any]) -> Expected:
-        """`known`: what the manifest of a checkpoint says of the file's length and CRC."""
+        """`known`: the file's length and CRC in the checkpoint's manifest."""
         mac = manifest["macs"][name] if is_bound(manifest) else None
         return cls(name, int(known["nbytes"]), str(known["crc64nvme"]), mac)
 
     def check(self, data: memoryview, secret: bytes, where: str) -> None:
-        """Refuse bytes that nobody with the secret has written. Of what has no MAC the CRC is left to whoever reads it.
+        """Check the file's MAC. Files without a MAC pass; the reader checks their CRC.
 
         Raises:
-            CorruptSnapshotError: with what is wrong: damage, or another hand.
+            CorruptSnapshotError: the bytes are damaged, or were changed without the secret.
         """
         if self.mac is None:
             return
         reading = Reading(self, secret, crc=False)
         reading.update(data)
         if reading.wrong() is not None:
-            again = Reading(self, secret)  # once more, to say what it is
+            again = Reading(self, secret)  # with the CRC, to name the kind of damage
             again.update(data)
             raise CorruptSnapshotError(f"{where}: {again.wrong()}", hint=_HINT)
 
@@ -129,7 +130,7 @@ _HINT = (
 
 
 class Reading:
-    """Sums over a file's bytes, in order, while they are read. Without the `secret` there is only the CRC."""
+    """CRC and MAC of a file's bytes, computed in order while they are read. Without `secret` only the CRC."""
 
     def __init__(self, file: Expected, secret: bytes | None, *, crc: bool = True) -> None:
         self._file = file
@@ -146,7 +147,7 @@ class Reading:
             self._mac = Running(secret, salt)
 
     def update(self, piece: memoryview) -> None:
-        for start in range(0, len(piece), PIECE):  # in the cache for both
+        for start in range(0, len(piece), PIECE):  # small pieces stay in the cache for both sums
             part = piece[start : start + PIECE]
             if self._crc is not None:
                 self._crc = crc64nvme(part, self._crc)
@@ -154,7 +155,7 @@ class Reading:
                 self._mac.update(part)
 
     def wrong(self) -> str | None:
-        """What is wrong with them, once all are here; None: nothing."""
+        """Return the mismatch, after the last byte; None if the bytes are right."""
         if self._crc is not None and crc_text(self._crc) != self._file.crc64nvme:
             return f"CRC64-NVME is {crc_text(self._crc)}, the manifest says {self._file.crc64nvme}"
         if self._mac is not None and not hmac.compare_digest(self._mac.end()["tag"], self._tag):
@@ -163,5 +164,5 @@ class Reading:
 
 
 def is_bound(manifest: Manifest) -> bool:
-    """Whether a checkpoint's manifest has the MACs of its files; those of earlier versions do not."""
+    """Return whether a checkpoint's manifest has MACs of its files; manifests of earlier versions do not."""
     return "macs" in manifest

@@ -1,4 +1,4 @@
-"""Names of what lies in a store of checkpoints, and what they say. See `durable.py` for what is where."""
+"""Names of files and folders in a store of checkpoints; `checkpoints.py` shows the layout."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 MANIFEST = "manifest.json"
 VALUES = "__0_1.distcp"
 DOCUMENT_BYTES = 256 << 20
-"""Most that a signed manifest may have, or another file with values of all ranks: of a thousand with 256 KiB each."""
+"""Limit of a signed manifest, and of other files with values of all ranks: 1,000 ranks with 256 KiB each."""
 NOTE_BYTES = 64 << 10
-"""Most that a claim of a generation may have, or a short note of a node."""
+"""Limit of a generation's claim, and of a node's short note."""
 _FOLDER = re.compile(r"(step-([0-9]{9,15})-g([0-9]{6,9}))(?:/|$)")
 _FENCE = re.compile(r"generations/([0-9]{6,9})\.json")
 NOTE = re.compile(r"(node|done|failed|left)-([0-9]{1,9})\.json")
@@ -23,7 +23,7 @@ _FILE = re.compile(
 
 @dataclass(frozen=True, slots=True, order=True)
 class Found:
-    """A checkpoint that has a manifest; what that says is not verified yet."""
+    """A checkpoint with a manifest that is not verified yet."""
 
     step: int
     generation: int
@@ -38,34 +38,34 @@ def folder_of(step: int, generation: int) -> str:
 
 
 def image_of(rank: int) -> str:
-    """Name of the image of one rank, as torch.distributed.checkpoint would call its file."""
+    """Return the name of one rank's image, in the form of torch.distributed.checkpoint."""
     return f"__{rank}_0.distcp"
 
 
 def parse_folder(name: str) -> Found | None:
-    """The checkpoint that a folder, or a blob in it, belongs to. Only names that `folder_of` makes count."""
+    """Return the checkpoint of a folder, or of a blob in it. Only names in the form of `folder_of` count."""
     match = _FOLDER.match(name)
     found = Found(int(match[2]), int(match[3])) if match else None
     return found if found is not None and match is not None and found.folder == match[1] else None
 
 
 def parse_file(name: str) -> tuple[Found, str] | None:
-    """The checkpoint that a blob belongs to, and its name there; None: it is no file of a checkpoint."""
+    """Return a blob's checkpoint, and its name in there; None if the blob is no file of a checkpoint."""
     folder, _, file = name.partition("/")
     found = parse_folder(folder)
     return (found, file) if found is not None and _FILE.fullmatch(file) else None
 
 
 def fenced_generations(names: Iterable[str]) -> list[int]:
-    """Generations that some run has claimed."""
+    """Return the claimed generations."""
     return [int(match[1]) for name in names if (match := _FENCE.fullmatch(name)) and fence_name(int(match[1])) == name]
 
 
 def plan_name(digest: str) -> str:
-    """Name of the blob that holds a plan."""
+    """Return the name of a plan's blob."""
     return f"plan-{digest[:32]}.json"
 
 
 def fence_name(generation: int) -> str:
-    """Name of the blob that says who began a generation, and where."""
+    """Return the name of a generation's claim."""
     return f"generations/{generation:06d}.json"

@@ -1,7 +1,8 @@
-"""What the durable tiers stand on: named blobs that are there whole or not at all.
+"""Interface of the durable tiers' stores: named blobs, which exist completely or not at all.
 
-Two stores keep the same promises, `s3.py` and `file.py`, and one contract test holds them to it.
-Blobs go from and into the caller's memory: a store buffers none of them.
+`s3.py` and `file.py` implement it; one contract test checks both.
+
+Blobs are sent from and received into the caller's memory: a store buffers none of them.
 """
 
 from __future__ import annotations
@@ -17,43 +18,44 @@ from hyperpod_ext.runtime.snapshot.manifest import crc64nvme, crc_text
 
 MIB = 1 << 20
 PARTIAL = ".partial"
-"""How the last part of a name may not end: the file store writes under such names."""
+"""Suffix that names may not have: the file store uses it for unfinished files."""
 DEEPEST = 8
-"""Parts of a name, at most."""
+"""Maximum number of parts in a name."""
 
 
-class Cancelled(Exception):  # noqa: N818, no error: it was asked for
-    """A put was told to stop. Nothing of it is visible, and nothing of it is left behind."""
+class Cancelled(Exception):  # noqa: N818, no error: the caller asked for it
+    """The caller stopped a call. A stopped put leaves nothing visible and nothing to clean up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One blob, as a listing shows it."""
+    """One blob of a listing."""
 
     name: str
     nbytes: int
 
 
 def never() -> bool:
-    """`cancelled` of a put that runs to its end."""
+    """Return False: the default `cancelled`."""
     return False
 
 
 def ignore(nbytes: int) -> None:
-    """`on_bytes` of a transfer that nobody watches."""
+    """Do nothing: the default `on_bytes`."""
 
 
 class ObjectStore(Protocol):
     """Named blobs in a place that outlives the node: an S3 prefix, a shared directory.
 
     Names are relative paths with "/" between their parts. Every method may be called from any thread.
-    Passing faults (throttling, cut connections) are retried inside; what a method raises is final.
-    `cancelled` is looked at between tries, too, and then `Cancelled` is raised: a call that nobody wants any more
-    does not go on for as long as the place cannot be reached.
+        Transient faults (throttling, cut connections) are retried inside; errors that a method raises are final.
+
+    `cancelled` is checked between tries, too, and raises `Cancelled`: a cancelled call does not go on retrying while
+    the store is unreachable.
 
     Raises:
-        UnreachableError: the place refuses us, is full or is not there, or kept failing until the deadline.
-        CorruptSnapshotError: the bytes are not those that were promised, or not as many.
+        UnreachableError: the store denied access, is full or missing, or kept failing until the deadline.
+        CorruptSnapshotError: the bytes do not match their checksum or length.
         ConfigError: a name that leaves the store, or that a store could not keep.
     """
 
@@ -78,21 +80,22 @@ class ObjectStore(Protocol):
 
         `crc64nvme` is 16 hex digits of all of `data`, as the snapshot's manifest has it: bytes that do not match it
         never become visible. `data` must stay as it is until this returns or raises.
-        `cancelled` is looked at about once a MiB, and then `Cancelled` is raised.
-        A put that gave up at its deadline is resumed by the next one of the same name and bytes.
-        `on_bytes` hears of bytes handed over, and of as many negative ones when they must be sent again. One thread
-        at a time calls it; it may sleep, which holds every stream back.
+        `cancelled` is checked about once a MiB, and raises `Cancelled`.
+                The next put of the same name and bytes resumes one that gave up at its deadline.
+
+        `on_bytes` gets the number of bytes sent, and the negative number when bytes must be sent again. One thread at
+        a time calls it; it may sleep, which slows down every stream.
         """
 
     def put_new(self, name: str, data: bytes, *, cancelled: Callable[[], bool] = never) -> bool:
-        """Write a small blob if there is none of this name; False when there is. One of many racing writers wins."""
+        """Write a small blob; return False if the name exists. Exactly one of several racing writers succeeds."""
 
     def get(self, name: str, limit: int = 64 * MIB, *, cancelled: Callable[[], bool] = never) -> bytes:
-        """All of a small blob.
+        """Return a small blob.
 
         Raises:
             NotFoundError: no blob of this name.
-            CorruptSnapshotError: it has more than `limit` bytes.
+            CorruptSnapshotError: the blob has more than `limit` bytes.
         """
 
     def read_into(
@@ -100,35 +103,35 @@ class ObjectStore(Protocol):
     ) -> None:
         """Fill `destination` from byte `offset` on; a blob that ends before is an error.
 
-        What a range holds is not verified here: the checksum in the manifest is over the whole, and the reader's to
-        check. After an error `destination` holds anything.
+        A range is not verified here: the reader checks the manifest's checksum, which is of the whole blob. After an
+        error the content of `destination` is undefined.
 
         Raises:
             NotFoundError: no blob of this name.
         """
 
     def list(self, prefix: str = "", *, cancelled: Callable[[], bool] = never) -> list[Entry]:
-        """Every blob whose name starts with `prefix`, sorted by name."""
+        """Return every blob with a name that starts with `prefix`, sorted by name."""
 
     def folders(self, prefix: str = "") -> Sequence[str]:
-        """Names of the folders right under folder `prefix`, sorted, without the prefix and without slashes."""
+        """Return the names of the folders directly under folder `prefix`, sorted, without prefix and slashes."""
 
     def delete(self, names: Sequence[str], *, cancelled: Callable[[], bool] = never) -> None:
-        """Remove blobs; one that is not there is no error."""
+        """Remove blobs; missing blobs are no error."""
 
     def close(self) -> None:
-        """Take back what failed puts left to be resumed. The store itself can be used again."""
+        """Remove the resumable parts of failed puts. The store can still be used."""
 
     def check(self) -> None:
-        """Write, read, list and delete a probe, so that what is wrong with the place shows before training starts.
+        """Write, read, list and delete a probe, to find a store's faults before training starts.
 
         Raises:
-            UnreachableError: with the capability that the place lacks; see `probe`.
+            UnreachableError: the store lacks the named capability; see `probe`.
         """
 
 
 class Until:
-    """A store whose calls that a `cancelled` can stop are stopped by this one, too."""
+    """A store with one more `cancelled`, which is checked in every call."""
 
     def __init__(self, store: ObjectStore, cancelled: Callable[[], bool]) -> None:
         self._store, self._cancelled = store, cancelled
@@ -163,12 +166,12 @@ class Until:
 
 
 def probe(store: ObjectStore) -> None:
-    """Try each capability that checkpoints rely on, with a blob that is deleted again.
+    """Test each capability that checkpoints rely on, with a temporary blob.
 
     Raises:
         UnreachableError: a call failed, or had no effect; the message names the capability.
     """
-    # in the folder that is needed first, and that a link or a file may be in place of
+    # in the folder that is needed first: a link or a file may be in its place
     name, blobs, made = f"generations/.check-{secrets.token_hex(8)}", (b"first", b"second", b"third"), False
 
     def need(works: bool, lacks: str) -> None:
@@ -196,25 +199,26 @@ def probe(store: ObjectStore) -> None:
 
 
 def no_place(url: str) -> ConfigError:
-    """The error for a URL that no store has."""
+    """Return the error for a URL that no store supports."""
     hint = "Write s3://bucket/prefix, file:///path or a path."
     return ConfigError([Problem(f"{url!r} is no place for checkpoints", hint=hint)])
 
 
 def is_name(name: str) -> bool:
-    """Whether every store can keep a blob of this name, and a terminal can show it: a relative path without "..",
-    without control characters, at most `DEEPEST` parts deep, that is not the name of an unfinished file."""
+    """Return whether every store can keep a blob of this name, and a terminal can show it.
+
+    Valid names are relative paths of at most `DEEPEST` parts, without "..", control characters and suffix `PARTIAL`.
+    """
     parts = name.split("/")
     inside = not any(part in ("", ".", "..") for part in parts) and len(parts) <= DEEPEST
     return inside and name.isprintable() and not parts[-1].endswith(PARTIAL)
 
 
 def checked_name(name: str) -> str:
-    """`name`, if `is_name`.
+    """Return `name`.
 
     Raises:
-        ConfigError: it is empty, absolute, climbs with "..", has control characters, is too deep, or looks like a file
-            store's unfinished file.
+        ConfigError: not `is_name`.
     """
     if not is_name(name):
         raise ConfigError([Problem(f"{name!r} cannot name a blob", hint="Use a relative path without '..'.")])
@@ -222,7 +226,7 @@ def checked_name(name: str) -> str:
 
 
 def checked_prefix(prefix: str) -> str:
-    """`prefix`, if it stays inside the store; it need not be whole path parts."""
+    """Return `prefix`, which must stay inside the store; its last path part may be incomplete."""
     if prefix.startswith("/") or ".." in prefix.split("/") or "\0" in prefix:
         raise ConfigError([Problem(f"{prefix!r} leaves the store", hint="Use a relative path without '..'.")])
     return prefix

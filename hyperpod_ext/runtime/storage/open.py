@@ -1,4 +1,4 @@
-"""The store behind a URL. Each kind is loaded when it is needed: S3 brings botocore."""
+"""Open the store of a URL. Each kind is imported when first used: S3 imports botocore."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hyperpod_ext.runtime.storage.object_store import ObjectStore, no_place
 
 
 def open_tier(tier: DurableTier, job: str, *, deadline_s: float = 600.0) -> ObjectStore:
-    """The store in which a durable tier has what belongs to one job. Its folder in a directory must not be a link."""
+    """Return the store with one job's files of a durable tier. In a directory, the job's folder must not be a link."""
     return _open(type(tier), tier.place, job, deadline_s=deadline_s, **tier.options)
 
 
 def open_store(url: str, **options: Any) -> ObjectStore:
-    """The store at s3://bucket/prefix, file:///path or a path.
+    """Return the store at s3://bucket/prefix, file:///path or a path.
 
-    `deadline_s` is how long a call continues to try while nothing gets through; `part_bytes` and `streams` are S3's.
+    Options: `deadline_s`, how long a call retries without progress; for S3 also `part_bytes` and `streams`.
     """
     if (kind := tier_of(url)) is not None:
         return _open(kind, url, **options)

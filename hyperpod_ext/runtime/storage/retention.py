@@ -1,4 +1,4 @@
-"""Which checkpoints of a store count, which are kept, and how the others go."""
+"""Decide which checkpoints of a store count and which are kept; delete the others."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from hyperpod_ext.runtime.storage.object_store import ObjectStore
 
 
 def without_abandoned(found: Collection[Found], starts: Mapping[int, int]) -> list[Found]:
-    """Newest first, without steps that a later generation began before: they are of a history that was given up.
+    """Return the checkpoints newest first, without abandoned ones: a later generation began before their step.
 
     Args:
-        starts: the step at which each generation began.
+        starts: the first step of each generation.
     """
     alive = [
         one
@@ -23,7 +23,7 @@ def without_abandoned(found: Collection[Found], starts: Mapping[int, int]) -> li
 
 
 def to_keep(found: Sequence[Found], keep: int, every_steps: int | None, steps: Collection[int]) -> list[Found]:
-    """What retention leaves: the newest `keep`, every multiple of `every_steps`, and milestones."""
+    """Return the checkpoints to keep: the newest `keep`, every multiple of `every_steps`, and milestones."""
     newest = sorted(found, reverse=True)[: max(keep, 1)]
     return [
         one
@@ -33,17 +33,17 @@ def to_keep(found: Sequence[Found], keep: int, every_steps: int | None, steps: C
 
 
 def is_passed(unfinished: Found, complete: Collection[Found]) -> bool:
-    """Whether a checkpoint without a manifest will get none: its generation, or a later one, has saved a later step.
+    """Return whether an unfinished checkpoint is given up: its generation or a later one has saved a later step.
 
-    One of a newer generation may be on its way, however far the history had come which that gave up.
+    A checkpoint of a newer generation may still be uploading, even if an older generation had reached later steps.
     """
     return any(one.step > unfinished.step and one.generation >= unfinished.generation for one in complete)
 
 
 def remove(store: ObjectStore, names: Sequence[str]) -> None:
-    """Delete a checkpoint's blobs, its manifest first: a folder half deleted must not look like a checkpoint.
+    """Delete a checkpoint's blobs, manifest first: a half deleted folder must not look like a checkpoint.
 
-    Others in its folder, under names that no checkpoint's files have, stay.
+    Files with other names than a checkpoint's stay.
     """
     ours = [name for name in names if parse_file(name) is not None]
     store.delete([name for name in ours if name.endswith(f"/{MANIFEST}")])

@@ -1,8 +1,8 @@
-"""An S3 prefix as an object store, over boto3 with everything slow taken out of its way.
+"""An S3 prefix as an object store, over boto3 without its slow parts.
 
-Payloads are sent straight from the caller's memory, and received into it by the MiB: nothing is buffered here, so
-memory does not grow with parts. The payload is not hashed for the signature and not summed by boto3: the snapshot's own
-CRC64-NVME goes with it, and S3 refuses what does not match. All retrying is done here, none by boto3.
+Payloads are sent from the caller's memory, and received into it, one MiB at a time: nothing is buffered here, so
+memory does not grow with parts. boto3 neither hashes nor sums the payload: it is sent with the snapshot's own
+CRC64-NVME, and S3 refuses a mismatch. Retries are made here, not by boto3.
 """
 
 from __future__ import annotations
@@ -44,8 +44,11 @@ CHECK_S = 10.0
 
 
 def default_streams() -> int:
-    """S3 gives one stream some 90 MB/s, so that only many fill a network card; but two to a core is what this process
-    can feed: over loopback with 2 cores, 4 streams are as fast as one PUT of the whole, and 8 are 0.6 of it."""
+    """Return the default number of parallel streams: two per core, 4 to 16.
+
+    One stream gets about 90 MB/s from S3, so a network card needs many; this process can feed two per core. Over
+    loopback with 2 cores, 4 streams are as fast as one PUT of the whole, and 8 streams reach 0.6 of it.
+    """
     return min(16, max(4, 2 * (os.cpu_count() or 1)))
 
 
@@ -75,7 +78,7 @@ class S3Store:
 
     @classmethod
     def at(cls, place: str, job: str = "", **options: Any) -> S3Store:
-        """The store at s3://bucket/prefix."""
+        """Return the store at s3://bucket/prefix."""
         url = urlsplit(place)
         if not url.netloc:
             raise no_place(place)
@@ -119,7 +122,7 @@ class S3Store:
         try:
             self._requests.persist("write", attempt, call, also=lambda: True)
         except NameInUseError:
-            # our own, if an earlier try landed and only its answer was lost
+            # ours, if an earlier try succeeded and only its answer was lost
             return tries > 1 and self.get(name, cancelled=cancelled) == data
         return True
 
@@ -179,7 +182,7 @@ class S3Store:
     def check(self) -> None:
         hasty = copy.copy(self)
         hasty.deadline_s = min(CHECK_S, self.deadline_s)
-        hasty.list(".check-")  # a listing says best what is wrong with a bucket
+        hasty.list(".check-")  # a listing gives the clearest error for a wrong bucket
         probe(hasty)
 
     def _read_range(self, key: str, part: memoryview, offset: int, call: Call, versions: set[str]) -> None:
@@ -208,7 +211,7 @@ class S3Store:
                     call.count(received)
 
         try:
-            self._requests.persist("read", attempt, call)  # goes on where the last try was cut
+            self._requests.persist("read", attempt, call)  # resumes where the last try was cut
         except ShortError:
             raise CorruptSnapshotError(f"{call.what} ends before byte {offset + len(part)}") from None
 

@@ -1,4 +1,4 @@
-"""What an S3 client's exceptions mean: does it pass, and what is the user told. Pure; imports no client."""
+"""Translate an S3 client's exceptions: retry or not, and the error for the user. Pure; imports no client."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from hyperpod_ext.errors import HyperpodExtError, NotFoundError, UnreachableErro
 
 
 class NameInUseError(Exception):
-    """A create-only put found the name in use."""
+    """The name of a create-only put exists."""
 
 
 class UploadGoneError(Exception):
-    """The multipart upload is no more: completed, aborted, or removed by a lifecycle rule."""
+    """The multipart upload no longer exists: completed, aborted, or removed by a lifecycle rule."""
 
 
 class WrongChecksumError(Exception):
-    """The bytes that arrived do not match the checksum that came with them."""
+    """The bytes that S3 received do not match the checksum sent with them."""
 
 
 class TruncatedError(Exception):
@@ -28,19 +28,19 @@ class TruncatedError(Exception):
 
 
 class SpoiltError(Exception):
-    """A body that arrived does not match its checksum."""
+    """A received body does not match its checksum."""
 
     def __str__(self) -> str:
         return "the bytes were damaged on their way"
 
 
 class ShortError(Exception):
-    """The object itself ends before the range that is wanted."""
+    """The object ends before the requested range."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorMeaning:
-    """What to raise, and whether another try may go better."""
+    """The error to raise, and whether another try may succeed."""
 
     error: Exception
     passes: bool = False
@@ -59,7 +59,7 @@ MEANINGS: dict[str, type[Exception]] = {
 PASSING_CODES = {
     "InternalError",
     "OperationAborted",
-    "ConditionalRequestConflict",  # of racing create-only puts: the next try tells who won
+    "ConditionalRequestConflict",  # of racing create-only puts: the next try shows the winner
     "RequestTimeout",
     "RequestTimeTooSlow",
     "RequestLimitExceeded",
@@ -95,13 +95,13 @@ CREDENTIAL_CODES = {
 
 
 def judge(error: Exception, doing: str, what: str, bucket: str) -> ErrorMeaning:
-    """Sort one failed request. `doing` and `what` name it: "write", "s3://bucket/key"."""
+    """Classify one failed request. `doing` and `what` name it: "write", "s3://bucket/key"."""
     response = getattr(error, "response", None)
     if isinstance(response, dict) and "Error" in response:
         return _judge_answer(response, doing, what, bucket)
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if not kinds & (PASSING_TYPES | {"BotoCoreError"}):
-        return ErrorMeaning(error)  # a mistake in this program, which deserves its traceback
+        return ErrorMeaning(error)  # a bug in this program: keep its traceback
     text = " ".join(str(error).split())
     if kinds & CREDENTIALS:
         return ErrorMeaning(
@@ -118,7 +118,7 @@ def judge(error: Exception, doing: str, what: str, bucket: str) -> ErrorMeaning:
 
 
 def item_error(item: dict[str, Any]) -> Exception:
-    """One line of a DeleteObjects answer as the exception that the request alone would have raised."""
+    """Return one error of a DeleteObjects answer as the exception of a single request."""
     error = _ItemError(item.get("Message", ""))
     error.response = {"Error": item, "ResponseMetadata": {}}
     return error

@@ -1,4 +1,4 @@
-"""Blobs that go to S3 in parts, several at a time; a put that gave up is gone on with by the next one."""
+"""Upload blobs to S3 in parts, several at a time; the next put resumes one that gave up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hyperpod_ext.runtime.storage.s3_requests import Requests, base64_of, change
 from hyperpod_ext.runtime.storage.transfer import Call
 
 MAX_PARTS = 10_000
-RESUMABLE_S = 1800.0  # a failed put that is not tried again for so long is taken back
+RESUMABLE_S = 1800.0  # failed puts that are not retried for so long are aborted
 _ABORT_S = 5.0
 
 
@@ -31,13 +31,13 @@ class Multipart:
         """Uploads of puts that gave up, for the next put of the same name, checksum and size."""
 
     def put(self, key: str, data: memoryview, crc: str, call: Call) -> None:
-        """All of `data`, whose checksum is `crc`."""
+        """Upload `data`, which has checksum `crc`."""
         while True:
             upload = self._begin(key, data, crc, call)
             try:
                 self._finish(upload, data, call)
                 return
-            except UploadGoneError:  # a lifecycle rule or another hand took it, and the parts with it
+            except UploadGoneError:  # a lifecycle rule or somebody removed it with its parts
                 call.count(-upload.done_bytes())
             except WrongChecksumError:
                 self._abort(upload)
@@ -56,7 +56,7 @@ class Multipart:
         self._complete(upload, call)
 
     def _begin(self, key: str, data: memoryview, crc: str, call: Call) -> MultipartUpload:
-        """The upload that an earlier put of the same bytes left, or a new one."""
+        """Return the upload of an earlier put of the same bytes that gave up, or a new one."""
         with self._lock:
             left = self._left.pop((key, crc, len(data)), None)
         if left:
@@ -109,7 +109,7 @@ class Multipart:
                 call,
             )
         except UploadGoneError:
-            if not self._is_there(upload, call):  # a completion whose answer was lost has made it
+            if not self._is_there(upload, call):  # completed, and only the answer was lost
                 raise
 
     def _is_there(self, upload: MultipartUpload, call: Call) -> bool:
@@ -124,7 +124,7 @@ class Multipart:
         return bool(head["ContentLength"] == upload.nbytes and head.get("ChecksumCRC64NVME") == base64_of(upload.crc))
 
     def _abort(self, upload: MultipartUpload) -> None:
-        """Best effort: what stays is the bucket's lifecycle rule to remove."""
+        """Abort an upload, best effort: a lifecycle rule of the bucket removes the rest."""
         call = Call(self._abort_s, f"s3://{self._bucket}/{upload.key}")
         try:
             self._requests.persist(
@@ -136,7 +136,7 @@ class Multipart:
             return
 
     def take_back(self, unwanted: Callable[[MultipartUpload], bool]) -> None:
-        """Have S3 forget what puts that gave up have left, where it is not wanted any more."""
+        """Abort the unwanted uploads among those of puts that gave up."""
         with self._lock:
             gone = [self._left.pop(identity) for identity, upload in [*self._left.items()] if unwanted(upload)]
         for upload in gone:
@@ -145,7 +145,7 @@ class Multipart:
 
 @dataclass
 class MultipartUpload:
-    """A multipart upload and the parts of it that S3 has."""
+    """A multipart upload and its uploaded parts."""
 
     key: str
     crc: str

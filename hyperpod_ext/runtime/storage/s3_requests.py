@@ -1,4 +1,4 @@
-"""Requests to S3: the client with everything slow taken out of its way, and all retrying, of which boto3 does none."""
+"""Requests to S3: the client without boto3's slow parts, and the retries, which boto3 does not make."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from hyperpod_ext.runtime.storage.transfer import Body, Call
 
 T = TypeVar("T")
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 20.0
-"""Between two tries, at first and at most; each wait is up to twice as long as the one before."""
+"""First and longest wait between two tries; each wait is up to twice the one before."""
 
 
 class Requests:
-    """To one bucket, over connections for so many streams."""
+    """Requests to one bucket, over connections for `streams` streams."""
 
     def __init__(self, bucket: str, streams: int) -> None:
         self.bucket, self.client = bucket, _make_client(streams)
 
     def persist(self, doing: str, attempt: Callable[[], T], call: Call, also: Callable[[], bool] = lambda: False) -> T:
-        """What `attempt` returns, tried again with rising, random waits while the fault may pass.
+        """Return `attempt()`, retried with rising, random waits while the fault may be transient.
 
-        `also` tells whether bytes that arrived wrong were right when they left.
+        `also`: returns whether to retry bytes that arrived damaged, because they were right when sent.
         """
         wait_s = _FIRST_WAIT_S
         while True:
@@ -40,7 +40,7 @@ class Requests:
             except (Cancelled, HyperpodExtError, ShortError):
                 raise
             except Exception as error:
-                call.look()  # a body that was told to stop looks like a failed request
+                call.look()  # a cancelled body looks like a failed request
                 meaning = judge(error, doing, call.what, self.bucket)
             spoilt = isinstance(meaning.error, WrongChecksumError) and also()
             if not (meaning.passes or spoilt):
@@ -56,7 +56,7 @@ class Requests:
         try:
             return request(Bucket=self.bucket, Body=body, **options)
         except BaseException:
-            body.seek(0)  # takes back what was counted
+            body.seek(0)  # subtracts the counted bytes
             raise
 
 
@@ -69,7 +69,7 @@ def _make_client(streams: int) -> Any:
         raise ConfigError([problem]) from None
     style: dict[str, Any] = {"payload_signing_enabled": False}
     if os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
-        style["addressing_style"] = "path"  # such endpoints rarely have a DNS name for each bucket
+        style["addressing_style"] = "path"  # such endpoints rarely have a DNS name per bucket
     config = Config(
         s3=style,
         request_checksum_calculation="when_required",
@@ -80,14 +80,14 @@ def _make_client(streams: int) -> Any:
         max_pool_connections=max(64, streams),
         tcp_keepalive=True,
     )
-    session = botocore.session.get_session()  # one of its own: sessions are not safe between threads
+    session = botocore.session.get_session()  # its own session: sessions are not thread-safe
     session.register_component("data_loader", _models())
     return session.create_client("s3", config=config)
 
 
 @functools.cache
 def _models() -> Any:
-    """What the client library knows of S3, read from its files once a process: four fifths of what a client costs."""
+    """Return botocore's loader of S3's API model, once a process: reading it is four fifths of a client's cost."""
     import botocore.session
 
     return botocore.session.get_session().get_component("data_loader")

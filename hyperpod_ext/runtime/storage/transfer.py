@@ -10,11 +10,11 @@ from concurrent.futures import wait as wait_for
 
 from hyperpod_ext.runtime.storage.object_store import MIB, Cancelled, ignore, never
 
-PIECE = MIB  # one send, and one look at `cancelled`; with http.client's own 16 KiB sends cost four times the CPU
+PIECE = MIB  # one send and one check of `cancelled`; http.client's own 16 KiB cost four times the CPU
 
 
 class Call:
-    """How long a call goes on trying, who may stop it and who watches. Shared by its streams."""
+    """Deadline, cancellation and progress of one call. Shared by its streams."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class Call:
         self.deadline_s = deadline_s
         self.what = what
         self.gave_up = False
-        """It ended at its deadline, so that a later try may go better."""
+        """The call ended at its deadline, so a later try may succeed."""
         self._cancelled = cancelled
         self._on_bytes = on_bytes
         self._lock = threading.Lock()
@@ -35,7 +35,7 @@ class Call:
         self._last_progress = time.monotonic()
 
     def look(self) -> None:
-        """Raise `Cancelled` when the caller wants no more, or another stream has failed."""
+        """Raise `Cancelled` if the caller cancelled, or another stream has failed."""
         if self._stopped.is_set() or self._cancelled():
             raise Cancelled(self.what)
 
@@ -56,7 +56,7 @@ class Call:
             self._stopped.wait(min(left, 0.1))
 
     def in_streams(self, work: Callable[[int], None], items: Sequence[int], streams: int) -> None:
-        """Do all of `items`, or raise the first failure once no stream touches the caller's memory any more."""
+        """Do all of `items`; raise the first failure after every stream has stopped using the caller's memory."""
         if len(items) == 1:
             work(items[0])
         elif items:
@@ -84,7 +84,7 @@ class Call:
 
 
 class Body:
-    """A request body whose pieces are views of the caller's memory, so that the socket reads from there."""
+    """A request body of views of the caller's memory, so that the socket sends without copies."""
 
     def __init__(self, data: memoryview, call: Call) -> None:
         self._data = data
@@ -95,7 +95,7 @@ class Body:
         return len(self._data)
 
     def read(self, size: int = -1) -> memoryview:
-        """The next piece, whatever `size` asks for: http.client sends what it gets."""
+        """Return the next piece of `PIECE` bytes. `size` is ignored: http.client sends pieces of any length."""
         self._call.look()
         piece = self._data[self._position : self._position + PIECE]
         self._position += len(piece)

@@ -1,4 +1,4 @@
-"""Who uploads what of a checkpoint that several nodes bring."""
+"""Split the upload of a checkpoint among its nodes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from hyperpod_ext.runtime.storage.names import image_of
 
 
 def partition_uploads(records: Mapping[int, Sequence[Manifest]]) -> tuple[dict[int, str], dict[int, list[int]]]:
-    """File of each rank, and the ranks whose image each node uploads. Equal on every node that computes it.
+    """Return the file of each rank, and the ranks that each node uploads. Every node computes the same result.
 
-    Ranks that hold bit for bit the same (data parallelism) share one file: it is uploaded once, by the
-    node that has least to do.
+    Ranks with equal bytes (data parallelism) share one file: the node with the smallest load uploads it, once.
     """
     holders: dict[str, list[tuple[int, int]]] = {}
     sizes: dict[str, int] = {}

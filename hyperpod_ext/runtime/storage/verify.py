@@ -1,4 +1,4 @@
-"""Reads every byte of a checkpoint and compares it with what the manifest promises. Memory does not grow with it."""
+"""Read every byte of a checkpoint and compare it with the manifest, in constant memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FILES_AT_ONCE = 4
 
 
 def expected(manifest: Manifest) -> list[Expected]:
-    """All files of a checkpoint whose checksums its manifest has."""
+    """Return all files of a checkpoint that have checksums in its manifest."""
     return [Expected.of(manifest, *each) for each in (*images(manifest).items(), *derived(manifest).items())]
 
 
@@ -41,7 +41,7 @@ def what_is_wrong(
     on_bytes: Callable[[int], None] = ignore,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> str | None:
-    """What is wrong with a file's bytes, read piece by piece; None: nothing, or cancelled."""
+    """Return the mismatch of a file's bytes, read piece by piece; None: no mismatch, or cancelled."""
     buffer = memoryview(bytearray(min(CHUNK, file.nbytes)))
     reading, done = Reading(file, secret), 0
     while done < file.nbytes:
@@ -57,23 +57,23 @@ def what_is_wrong(
 def verify(
     store: ObjectStore, seen: InventoryEntry, secret: bytes | None, on_bytes: Callable[[int], None] = ignore
 ) -> list[Defect]:
-    """Everything that is wrong with a checkpoint. `on_bytes` hears of bytes read, from several threads.
+    """Return every defect of a checkpoint. `on_bytes` gets the number of bytes read, from several threads.
 
-    Without the job's `secret` damage is found, and not what somebody has made up.
+    Without the job's `secret`, damage is found but not forgery.
 
     Raises:
-        UnreachableError: the place stopped answering; nothing is said about the rest.
-        NotFoundError: it was deleted while it was read, as retention does.
+        UnreachableError: the store stopped answering before the end.
+        NotFoundError: the checkpoint was deleted meanwhile, for example by retention.
     """
     made_up = secret is not None and any(defect.file == MANIFEST for defect in seen.defects)
-    if not seen.digest or seen.state == "foreign" or made_up:  # what it says of the bytes proves nothing
+    if not seen.digest or seen.state == "foreign" or made_up:  # its checksums prove nothing
         return [*seen.defects]
     manifest = seen.read_manifest(store, secret)
     try:
         files = [file for file in expected(manifest) if seen.files.get(file.name) == file.nbytes]
         digests = plans(manifest)
     except NOT_A_MANIFEST:
-        return [*seen.defects]  # they say that its form is wrong
+        return [*seen.defects]  # they report the wrong form
     stop = threading.Event()
 
     def check(file: Expected) -> Defect | None:
@@ -97,17 +97,18 @@ def verify(
 
 
 def read_plans(store: ObjectStore, seen: InventoryEntry, secret: bytes | None, manifest: Manifest) -> dict[str, Plan]:
-    """Plans of a checkpoint by digest.
+    """Return the plans of a checkpoint by digest.
 
     Raises:
-        CorruptSnapshotError, NotFoundError: one is not there, or not what its name says.
+        NotFoundError: a plan is missing.
+        CorruptSnapshotError: a plan does not have the digest in its name.
     """
     checkpoints = _reader(store, secret)
     return {digest: checkpoints.read_plan(seen.found.folder, digest) for digest in plans(manifest).values()}
 
 
 def _reader(store: ObjectStore, secret: bytes | None) -> Checkpoints:
-    """For plans, which belong to no job."""
+    """Return a reader of plans, which belong to no job."""
     return Checkpoints(store, job="", secret=secret or b"", trusting=secret is None)
 
 
@@ -117,7 +118,7 @@ def _check_plans(
     found: dict[str, Plan] = {}
     for name, digest in digests.items():
         if name not in seen.files:
-            continue  # it is told already
+            continue  # reported already
         try:
             found[digest] = checkpoints.read_plan(seen.found.folder, digest)
         except (CorruptSnapshotError, NotFoundError) as error:
@@ -139,7 +140,7 @@ def _check_plans(
 
 
 def _compare_derived(store: ObjectStore, seen: InventoryEntry, parts: list[RankFile]) -> Iterator[Defect]:
-    """Of manifests without their checksums: are they what this version would derive?"""
+    """Compare derived files with the ones this version would write, if the manifest lacks their checksums."""
     again = derive(parts, VALUES)
     for name, data in ((METADATA_FILE, again.metadata), (VALUES, again.values_file)):
         if store.get(f"{seen.found.folder}/{name}") != data:

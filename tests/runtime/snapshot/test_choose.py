@@ -16,7 +16,6 @@ from hyperpod_ext.runtime.snapshot.select import (
     Source,
     began_on_disk,
     choose_step,
-    is_replicated,
     place_of,
     start_fresh,
 )
@@ -208,7 +207,6 @@ def test_ranks_that_differed_at_any_step_are_not_taken_to_agree_at_another():
 def test_contents_that_differ_although_digests_agree_are_not_interchangeable():
     offers = [memory(0, 8, content="aa"), memory(1, 8, content="bb")]
     assert choose_step(offers, NODES) is None
-    assert not is_replicated(offers)
     assert chosen([memory(0, 8, content="aa"), memory(1, 8, content="aa")]).step == 8
 
 
