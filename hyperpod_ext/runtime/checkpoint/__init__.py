@@ -1,1 +1,1 @@
-"""How a worker saves: its state copied into the node's memory, beside the next step where that can be."""
+"""How a worker saves: its state copied into the node's memory, during the next step if possible."""

@@ -1,4 +1,4 @@
-"""Snapshots of one rank's state into its node's memory server, and back."""
+"""Save snapshots of one rank's state into its node's memory server, and restore them."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ _PLAIN = torch.Tensor, torch.nn.Parameter
 def _with_the_next_server(
     call: Callable[Concatenate[Checkpointer, Given], Result],
 ) -> Callable[Concatenate[Checkpointer, Given], Result]:
-    """Where the memory server has ended, the call is made again with the one that follows. What was saved is lost, and
-    the state is live: it is saved again by the next save, or by this one."""
+    """Repeat a call with the next memory server after the last one has ended. Its snapshots are lost, but the state is
+    live: this save, or the next one, saves it again."""
 
     @functools.wraps(call)
     def again(self: Checkpointer, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
@@ -57,16 +57,16 @@ def _with_the_next_server(
 
 
 class Checkpointer:
-    """Saves by copying into shared memory that outlives this process; the seal runs beside training.
+    """Saves by copying into shared memory that outlives this process; the server seals during training.
 
     Args:
-        client: line to the node's memory server; nobody else uses it.
-        rank, world_size: owner of the snapshots, and how many there are.
-        job: the job's name; a snapshot of another job is refused.
-        secret: the job's, checks the manifests.
-        overlap: copy beside the caller. The tensors must then not change before `wait_staged` returns.
+        client: connection to the node's memory server, for this object only.
+        rank, world_size: owner of the snapshots, and number of ranks.
+        job: the job's name; snapshots of other jobs are refused.
+        secret: the job's secret, to check manifests.
+        overlap: copy in the background. The tensors must then not change before `wait_staged` returns.
         when_busy: `wait`, `skip` or `supersede`, when no slot is free.
-        encrypted: whether memory servers of other nodes speak TLS.
+        encrypted: whether memory servers of other nodes use TLS.
     """
 
     def __init__(
@@ -95,37 +95,37 @@ class Checkpointer:
         self._now: list[int] = []
         self._later: list[int] = []
         self._frozen: FrozenPrefix | None = None
-        """Of the layout that there is."""
+        """Frozen prefix of the present layout."""
         self._mutation_check: MutationCheck | None = None
-        """Of what is copied beside the caller."""
+        """Check of the tensors copied in the background."""
         self._overlapped: dict[int, OverlappedCopy] = {}
-        """Of these tensors into each slot."""
+        """Background copy into each slot."""
         self._samples: dict[int, CopySamples] = {}
-        """The same, in each slot."""
+        """Samples of the copied tensors in each slot."""
         self._newest = ("", 0)
-        """Save id and slot of the last save."""
+        """Save ID and slot of the last save."""
         self._room = Room()
         self._unthrottle = Unthrottle()
-        """Set while a copy is waited for."""
+        """Set while the caller waits for a copy."""
         self._peers: dict[tuple[str, int], PeerClient] = {}
-        crc64nvme(b"")  # its library is loaded now, not in the middle of a restore
+        crc64nvme(b"")  # loads its library now, not during a restore
         self._stager = Stager()
         self._is_good: Callable[[int], bool] = lambda step: True
         self._background = Background("hpx-stage") if overlap else None
         self._lost = False
-        """Whether the memory server that had the last save has ended."""
+        """Whether the memory server with the last save has ended."""
         self._attach()
 
     @_with_the_next_server
     def _attach(self) -> None:
-        """Find what an earlier process of this rank has left."""
+        """Map the slots of an earlier process of this rank."""
         self._mapping = self._client.attach(self._rank)
 
     def _turn_to_the_next_server(self) -> None:
-        """Nothing of this rank is in its memory: the next save lays the state out anew."""
+        """Connect to the next memory server, which has nothing of this rank: the next save makes a new layout."""
         if self._background is not None:
             self._unthrottle.set()
-            with contextlib.suppress(MemoryLostError):  # the copy that is under way is of no use
+            with contextlib.suppress(MemoryLostError):  # the running copy is useless
                 self._background.wait()
         self._staged = self._mapping = self._layout = self._live = self._mutation_check = None
         self._newest = ("", 0)
@@ -133,10 +133,10 @@ class Checkpointer:
         self._client.connect()
 
     def follow(self, device: Device | None, is_good: Callable[[int], bool]) -> None:
-        """What is saved from now on is changed by `device`, behind the caller.
+        """Make later saves wait for `device`, which changes the tensors asynchronously.
 
         Args:
-            is_good: whether what was copied of a step is that step; asked once it is copied. If not, it is not sealed.
+            is_good: returns, after the copy, whether the copied step is valid; invalid copies are not sealed.
         """
         self.wait_staged()
         self._stager.device, self._is_good, self._mutation_check = device, is_good, None
@@ -147,10 +147,10 @@ class Checkpointer:
 
     @_with_the_next_server
     def reserve(self, nbytes: int) -> None:
-        """Have memory for images of this size made ready, before the first save needs it.
+        """Reserve memory for images of this size before the first save.
 
         Raises:
-            MemoryTierFullError: the node's memory tier has no room; what it holds is untouched.
+            MemoryTierFullError: the node's memory tier has no room; its contents are untouched.
         """
         self.wait_staged()
         if self._mapping is None or self._mapping.slot_bytes < nbytes:
@@ -159,10 +159,10 @@ class Checkpointer:
 
     @_with_the_next_server
     def prepare(self, parts: Parts, changing: Callable[[torch.Tensor], bool] = lambda tensor: False) -> None:
-        """Lay this state out ahead of its first save, and have its memory made ready.
+        """Make the layout of this state and reserve its memory before the first save.
 
         Raises:
-            MemoryTierFullError: the node's memory tier has no room; what it holds is untouched.
+            MemoryTierFullError: the node's memory tier has no room; its contents are untouched.
         """
         self.wait_staged()
         self._lay_out(parts, changing)
@@ -181,17 +181,17 @@ class Checkpointer:
         at_once: bool = False,
         when_busy: WhenBusy | None = None,
     ) -> bool:
-        """Copy the state into a free slot and have it sealed. Returns False when it was skipped.
+        """Copy the state into a free slot and let the server seal it. Returns False if the save was skipped.
 
         Args:
-            changing: whether a tensor may change before `wait_staged` is called, as buffers do in a
-                forward pass: such are copied at once. Looked at when the layout changes.
-            at_once: copy everything before this returns, this time.
-            when_busy: another rule than the usual, this time.
+            changing: returns whether a tensor may change before `wait_staged`, like buffers in a forward pass; such
+                tensors are copied before this returns. Called when the layout changes.
+            at_once: copy everything before this returns.
+            when_busy: overrides the default of this object.
 
         Raises:
-            MemoryTierFullError: the node's memory tier has no room; what it holds is untouched.
-            StaleGenerationError: a newer generation is at work.
+            MemoryTierFullError: the node's memory tier has no room; its contents are untouched.
+            StaleGenerationError: a newer generation has saved.
         """
         self.wait_staged()
         when_busy = when_busy or self._when_busy
@@ -199,7 +199,7 @@ class Checkpointer:
             return False
         check_values(parts)
         layout = self._lay_out(parts, changing)
-        if generation != self._generation:  # what the server promised to an earlier one does not hold any more
+        if generation != self._generation:  # the server's promise to the earlier one is void
             self._generation = generation
             self._client.forget_slot()
         record = {
@@ -210,7 +210,7 @@ class Checkpointer:
             "nbytes": layout.plan.nbytes,
             "values": parts.values,
             "extras": dict(extras or {}),
-            "saved_at": time.time(),  # for people; nothing is decided by a clock
+            "saved_at": time.time(),  # for display only
         }
         begin = functools.partial(self._begin, layout, step, save_id, generation, when_busy)
         self._stager.follow()
@@ -225,7 +225,7 @@ class Checkpointer:
             self._client.seal(self._rank, slot, record)
             return True
         slot = None
-        if self._stager.device is None or self._now:  # else the device is waited for beside the caller
+        if self._stager.device is None or self._now:  # otherwise the background waits for the device
             if (slot := begin()) is None:
                 return False
             now = self._now
@@ -241,10 +241,10 @@ class Checkpointer:
         return True
 
     def _begin(self, layout: Layout, step: int, save_id: str, generation: int, when_busy: WhenBusy) -> int | None:
-        """The slot for a snapshot of `step`, whose former one is given up; None: this save is skipped.
+        """Return the slot for a snapshot of `step`, after dropping its old snapshot; None: the save is skipped.
 
-        What a device makes behind the caller is waited for. Only when it has done the step, every rank that shares its
-        state has committed the step before, and will not need the one that is given up.
+        Waits for the device first: only when it has done the step, every rank that shares the state has committed the
+        step before, and no rank needs the dropped snapshot.
         """
         self._stager.wait_device()
         if not self._is_good(step):
@@ -254,7 +254,7 @@ class Checkpointer:
             self._lost = False
             mapping = self._mapping
             assert mapping is not None, "it was laid out"
-            # slot by slot, beside the caller where the copy is: pinning takes 0.05 s a GiB or more
+            # slot by slot, in the thread of the copy: pinning takes 0.05 s per GiB or more
             self._stager.register(mapping.memory, mapping.slot_bytes, slot * mapping.slot_bytes)
             self._write_frames(layout, slot)
             self._newest = save_id, slot
@@ -263,7 +263,7 @@ class Checkpointer:
     def _stage(
         self, staged: _Staged, layout: Layout, slot: int | None, begin: Callable[[], int | None], record: dict[str, Any]
     ) -> None:
-        """Copy what is copied beside the caller, and have it sealed. `slot`: None where it is yet to begin."""
+        """Copy in the background, and let the server seal. `slot`: None if `begin` has not been called yet."""
         if slot is None and (slot := begin()) is None:
             staged.skipped = True
             return
@@ -283,7 +283,7 @@ class Checkpointer:
         if staged.changed() is None and self._is_good(staged.step):
             self._client.seal(self._rank, slot, record | {"provisional": True})
             staged.sealed = True
-        if self._stager.device is None:  # else it may be working on them when they are compared
+        if self._stager.device is None:  # otherwise it may change them during the comparison
             staged.samples = self._samples_of(layout, slot)
 
     def _overlapped_copy(self, layout: Layout, slot: int) -> OverlappedCopy:
@@ -294,22 +294,24 @@ class Checkpointer:
         return self._overlapped[slot]
 
     def _store_frozen(self, slot: int, layout: Layout, record: dict[str, Any]) -> tuple[int, int]:
-        """Make a slot hold the parameters that are not trained; see `FrozenPrefix.store`."""
+        """Store the frozen parameters in a slot; see `FrozenPrefix.store`."""
         assert self._frozen is not None, "a state that is laid out has one"
         known = self._frozen.store(slot, self._image(layout, slot), self._views[slot], self._stager)
         record["checked"] = [known[0], crc_text(known[1])]
-        if known[0]:  # a peer that has these bytes is not sent them again
+        if known[0]:  # peers that have these bytes do not get them again
             record["extras"]["frozen"] = record["checked"]
         return known
 
     def _overlapped_items(self) -> list[int]:
-        """Items that are copied beside the caller."""
+        """Return the items copied in the background."""
         assert self._frozen is not None, "a state that is laid out has one"
         return [*range(self._frozen.items), *self._later]
 
     def differing(self, save_id: str) -> str | None:
-        """Name of a live tensor that differs from its last snapshot, in the samples that are compared. None: no
-        difference was found, the last snapshot is another one, or a device may be changing the tensors."""
+        """Return the name of a live tensor with samples that differ from its last snapshot.
+
+        None: no difference, another last snapshot, or a device may be changing the tensors.
+        """
         if (
             self._newest[0] != save_id
             or self._layout is None
@@ -328,16 +330,16 @@ class Checkpointer:
         return self._samples[slot]
 
     def stepped(self) -> None:
-        """Tell the node's memory server that a step was made without a save."""
-        with contextlib.suppress(MemoryLostError):  # the next save turns to the one that follows
+        """Report a step without a save to the node's memory server."""
+        with contextlib.suppress(MemoryLostError):  # the next save uses the next server
             self._client.stepped(self._rank)
 
     @_with_the_next_server
     def wait_staged(self) -> bool:
-        """Until the last save has been copied: from then on the state may change, and the snapshot survives
-        the death of this process. False: there is none of it.
+        """Wait until the last save is copied; return False if it has no snapshot.
 
-        A state that has changed before this is called may be torn in the copy: that snapshot is taken back.
+        Afterwards the state may change, and the snapshot survives the death of this process. If the state changed
+        before, the copy may be inconsistent, and the snapshot is dropped.
         """
         if self._background is None:
             return True
@@ -354,7 +356,7 @@ class Checkpointer:
         if changed is not None:
             self._overlap = False
             self._client.flush()
-            self._client.forget_slot()  # the one that was promised with the seal may hold the newest snapshot now
+            self._client.forget_slot()  # the promised slot may hold the newest snapshot now
             warnings.warn(
                 f"{changed} was changed while step {staged.step} was being copied, outside of the optimizer: this "
                 "snapshot is given up, and later ones are copied before the next step begins "
@@ -366,7 +368,7 @@ class Checkpointer:
 
     @_with_the_next_server
     def move(self, rank: int, world_size: int) -> None:
-        """Save as another rank from now on, or as one of another number of ranks. What was saved stays as it is."""
+        """Save as another rank, or with another world size, from now on. Existing snapshots stay unchanged."""
         self.flush()
         if rank != self._rank:
             self._rank, self._mapping, self._layout = rank, self._client.attach(rank), None
@@ -375,25 +377,24 @@ class Checkpointer:
 
     @_with_the_next_server
     def busy(self) -> bool:
-        """Whether the last save is still being copied or sealed."""
+        """Return whether the last save is still being copied or sealed."""
         return (self._background is not None and not self._background.idle) or self._client.busy()
 
     @_with_the_next_server
     def flush(self) -> bool:
-        """Wait until the last save is sealed. False: the memory server has ended, and it is lost."""
+        """Wait until the last save is sealed; return False if it was lost with the memory server."""
         self.wait_staged()
         self._client.flush()
         return not self._lost
 
     def own_slots(self) -> tuple[memoryview, int, int] | None:
-        """This rank's slots, writable: their bytes, the bytes of one, and how many of those an image fills. None:
-        nothing was saved yet."""
+        """Return this rank's writable slots, the size of a slot and the size of an image; None before a save."""
         if self._mapping is None or self._layout is None:
             return None
         return self._mapping.memory, self._mapping.slot_bytes, self._layout.plan.nbytes
 
     def _lay_out(self, parts: Parts, changing: Callable[[torch.Tensor], bool]) -> Layout:
-        """Layout of these tensors; maps memory and makes views only when it changed."""
+        """Return the layout of these tensors; map memory and make views only if the plan changed."""
         if self._layout is not None and self._rebind(self._layout, parts):
             return self._layout
         layout, before = Layout(parts), self._layout
@@ -415,7 +416,7 @@ class Checkpointer:
         return layout
 
     def _rebind(self, layout: Layout, parts: Parts) -> bool:
-        """Whether these tensors have the layout; then they are those that are copied."""
+        """Return whether these tensors fit the layout; if so, later copies use them."""
         replaced = _rebind(layout, self._live, parts) if self._live is not None else None
         if replaced is None:
             return False
@@ -425,13 +426,13 @@ class Checkpointer:
         return True
 
     def _write_frames(self, layout: Layout, slot: int) -> None:
-        """What surrounds the data in the file; written when a slot is used for the first time."""
+        """Write everything around the data, at the first use of a slot."""
         if slot not in self._framed:
             layout.write_frames(self._image(layout, slot))
             self._framed.add(slot)
 
     def _image(self, layout: Layout, slot: int) -> memoryview:
-        """The bytes of a slot that a state fills."""
+        """Return the bytes of a slot that an image fills."""
         assert self._mapping is not None, "a state that is laid out has its memory"
         start = slot * self._mapping.slot_bytes
         return self._mapping.memory[start : start + layout.plan.nbytes]
@@ -439,11 +440,11 @@ class Checkpointer:
     # --- restoring ------------------------------------------------------------------------------
 
     def load(self, owner: int, save_id: str) -> Snapshot:
-        """A snapshot held on this node, its manifest verified; its bytes are when they are read.
+        """Return a snapshot on this node with a verified manifest; its bytes are verified when they are read.
 
         Raises:
-            NotFoundError: it is not held, or was lost with the memory server.
-            CorruptSnapshotError: its manifest is not this job's.
+            NotFoundError: there is no such snapshot, or it was lost with the memory server.
+            CorruptSnapshotError: the manifest is not this job's.
         """
         self.wait_staged()
         self._client.forget_slot()
@@ -453,7 +454,7 @@ class Checkpointer:
             try:
                 held = self._client.open(owner, save_id, secret=secret, job=job, mapped=mapped, plan=plan)
                 break
-            except MemoryLostError:  # where only the connection broke, the same server has it still
+            except MemoryLostError:  # if only the connection broke, the same server still has it
                 self._turn_to_the_next_server()
                 turned = True
             except NotFoundError as error:
@@ -464,10 +465,10 @@ class Checkpointer:
         return Snapshot.of(held.manifest, held.plan, lambda: held.image)
 
     def find(self, owner: int, save_id: str, addresses: Iterable[tuple[str, int]]) -> Snapshot:
-        """A snapshot held on this node, or on the first of the nodes with memory servers at `addresses` that holds it.
+        """Return a snapshot from this node, or from the first memory server at `addresses` that has it.
 
         Raises:
-            NotFoundError: none of them holds it.
+            NotFoundError: none of them has it.
         """
         try:
             return self.load(owner, save_id)
@@ -478,7 +479,7 @@ class Checkpointer:
             raise
 
     def restore(self, parts: Parts, snapshots: Sequence[Snapshot]) -> Any:
-        """Fill live tensors from snapshots, verified; returns the tree that was saved (see `fill`)."""
+        """Fill live tensors from snapshots, verified; return the saved tree (see `fill`)."""
         known = self._layout is not None and self._rebind(self._layout, parts)
         may_populate = self._mapping.may_populate if self._mapping is not None else threading.Event()
         may_populate.clear()
@@ -489,7 +490,7 @@ class Checkpointer:
 
     @_with_the_next_server
     def read_peer(self, address: tuple[str, int], owner: int, save_id: str) -> Snapshot:
-        """A snapshot held on another node, read from its memory server."""
+        """Return a snapshot on another node, read from its memory server."""
         self.wait_staged()
         self._client.forget_slot()
         peer = self._peer(address)
@@ -515,14 +516,14 @@ class Checkpointer:
 
     @_with_the_next_server
     def rebuild(self, addresses: Mapping[int, tuple[str, int]], lost: int, save_id: str) -> Snapshot:
-        """The snapshot of rank `lost`, whose node is gone, from those of other ranks and the parity on their nodes.
+        """Return the snapshot of rank `lost`, whose node is lost, rebuilt from other ranks' snapshots and parity.
 
         Args:
-            addresses: memory servers of their nodes, by rank.
+            addresses: memory servers of the other ranks' nodes, by rank.
 
         Raises:
-            NotFoundError: one of them does not hold what is needed any more.
-            CorruptSnapshotError: what they say of it is not this job's, or does not agree.
+            NotFoundError: a server no longer has its snapshot or parity.
+            CorruptSnapshotError: the manifests are not this job's, or do not agree.
         """
         self.wait_staged()
         self._client.forget_slot()
@@ -531,16 +532,16 @@ class Checkpointer:
         return Snapshot.of(rebuilt.manifest, rebuilt.plan, rebuilt.load)
 
     def close_peers(self) -> None:
-        """All has been read from other nodes: a connection costs them a thread for as long as it lasts."""
+        """Close the connections to other nodes, which cost them a thread each."""
         for peer in self._peers.values():
             peer.close()
 
     @_with_the_next_server
     def fetch(self, url: str, folder: str, rank: int) -> Snapshot:
-        """A snapshot of a durable checkpoint. Its bytes are read when they are needed, through this node's memory,
-        where their MAC is verified.
+        """Return a snapshot of a durable checkpoint. Its bytes are read when needed, through this node's memory
+        server, which verifies their MAC.
 
-        A checkpoint of an earlier version has none: that is warned of.
+        A checkpoint of an earlier version has no MAC, and causes a warning.
         """
         self.wait_staged()
         self._client.forget_slot()
@@ -557,7 +558,7 @@ class Checkpointer:
 
 @dataclass
 class _Staged:
-    """A save that is copied beside the caller."""
+    """A save that is copied in the background."""
 
     step: int
     save_id: str
@@ -565,21 +566,21 @@ class _Staged:
     versions: list[int]
     began: float = 0.0
     samples: CopySamples | None = None
-    """None until the copy is made, and where a device may be changing the tensors."""
+    """None before the copy is complete, and if a device may be changing the tensors."""
     sealed: bool = False
     skipped: bool = False
-    """No slot was free for it, or its step does not count."""
+    """No slot was free, or the step is invalid."""
 
     def changed(self) -> str | None:
-        """Name of a tensor that is not what it was when the save began, or not what was copied; None: none."""
+        """Return the name of a tensor that changed since the save began, or differs from its copy; None: none."""
         changed = self.mutation_check.changed(self.versions)
         return self.samples.differing() if changed is None and self.samples is not None else changed
 
 
 def _rebind(layout: Layout, known: Parts, now: Parts) -> int | None:
-    """Take in the tensors of `now` that are others than those of `known`; returns how many these are.
+    """Replace the layout's tensors by those of `now` that differ from `known`; return their number.
 
-    None: they have another layout.
+    None: `now` has another layout.
     """
     if known.shape != now.shape:
         return None
@@ -587,9 +588,7 @@ def _rebind(layout: Layout, known: Parts, now: Parts) -> int | None:
     for item_index, item in enumerate(layout.plan.items):
         tensor, local = now.tensors[item.tensor], layout.locals[item_index]
         plain = type(tensor) in _PLAIN
-        inner = (
-            tensor if plain else getattr(tensor, "_local_tensor", tensor)
-        )  # `.data = ...` gives it other memory, and type
+        inner = tensor if plain else getattr(tensor, "_local_tensor", tensor)  # `.data = ...` changes memory and type
         if tensor is known.tensors[item.tensor] and inner.dtype == local.dtype and inner.is_set_to(local):
             continue
         if not plain or tensor.dtype != local.dtype:

@@ -1,4 +1,4 @@
-"""Parameters that are not trained, as the base model of LoRA: a slot that holds them already gets no second copy."""
+"""Frozen parameters, such as LoRA's base model: each slot gets them once."""
 
 from __future__ import annotations
 
@@ -12,36 +12,35 @@ from hyperpod_ext.runtime.snapshot.image import Layout
 from hyperpod_ext.runtime.snapshot.manifest import crc64nvme
 
 _WORDS = 1 << 22
-"""Words of 8 bytes that are multiplied at a time."""
+"""Number of 8-byte words multiplied at a time."""
 _SPREAD = 0x1E3779B97F4A7C15
 _MOST_CHANGED = 3
-"""After so many saves in a row with changes, they are no longer compared: the tensors are trained in another way."""
+"""After so many saves in a row with changes, comparing stops: something other than the optimizer trains them."""
 
 
 class FrozenPrefix:
-    """The first items of a layout, in each slot: compared by digest at each save, and copied if it differs.
+    """The first items of a layout, in each slot: compared by digest at each save, and copied only after a change.
 
     Args:
-        items: of the layout, from the first on; all are of parameters that are not trained.
+        items: number of items, from the layout's first; all are of frozen parameters.
     """
 
     def __init__(self, layout: Layout, items: int) -> None:
         self._layout, self.items = layout, items
         self._nbytes = layout.plan.items[items - 1].end if items else 0
-        """Of the image, from its start."""
+        """Length of the prefix in the image."""
         self._held: dict[int, tuple[list[int], int]] = {}
-        """Digests of what each slot holds, and the CRC64-NVME of those bytes of its image."""
+        """Digests of the tensors in each slot, and the CRC64-NVME of the prefix of its image."""
         self._newest: list[int] | None = None
         """Digests at the last save."""
         self._changed = 0
-        """Saves in a row, to the last one, before which the tensors have changed."""
+        """Number of last saves in a row with changed tensors."""
 
     def store(self, slot: int, image: memoryview, views: Sequence[torch.Tensor], stager: Stager) -> tuple[int, int]:
-        """Make a slot hold what the tensors are now. Returns the number of bytes that they take from the start of the
-        image, and the CRC64-NVME of those.
+        """Store the present tensors in a slot; return the length of the image's prefix, and its CRC64-NVME.
 
         Args:
-            image, views: the slot's bytes, with its frames, and its tensors.
+            image, views: the slot's bytes, with frames, and its tensors.
         """
         held = self._held.pop(slot, None)
         if not self.items:
@@ -61,11 +60,11 @@ class FrozenPrefix:
         return self._nbytes, held[1]
 
     def forget(self) -> None:
-        """Copy into each slot again: after a fault, a slot may have turned out to be damaged."""
+        """Copy into each slot again: after a fault, a slot may be damaged."""
         self._held.clear()
 
     def _digests(self, tensors: Sequence[torch.Tensor]) -> list[int]:
-        """A digest of each tensor: its CRC, or for other memory a sum that its device computes."""
+        """Return a digest of each tensor: its CRC, or on another device a sum computed there."""
         by_crc = map(is_memory, self._layout.locals)
         return [
             crc64nvme(bytes_of(tensor)) if crc else weighted_sum(tensor)
@@ -74,8 +73,10 @@ class FrozenPrefix:
 
 
 def weighted_sum(tensor: torch.Tensor) -> int:
-    """Sum of a tensor's words of 8 bytes, each times an odd number, modulo 2**64; equal on all devices. A change of one
-    word always changes it, and any other change with a probability of about 1 - 2**-64."""
+    """Return the sum of a tensor's 8-byte words, each times an odd number, modulo 2**64; equal on all devices.
+
+    A change of one word always changes the sum, and any other change with a probability of about 1 - 2**-64.
+    """
     raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
     if raw.storage_offset() % 8 or raw.numel() % 8:
         raw = torch.cat([raw, raw.new_zeros(-raw.numel() % 8)])

@@ -1,8 +1,8 @@
-"""State of live ranks, sent to ranks that lack it, over the process group that was just opened.
+"""Send state from live ranks to ranks without it, over the newly opened process group.
 
-Several ranks that hold the same state send a part each, at once, straight from their live tensors through two small
-buckets; nobody makes a second copy of it all to send. The plan and the checksums travel through the job's
-authenticated store, the bytes through the group; the receiver checks every bucket before it uses one.
+Ranks that hold the same state each send a part at the same time, from their live tensors through two small buckets,
+without a second copy of the whole state. The plan and the checksums go through the job's authenticated store, the bytes
+through the group; the receiver checks every bucket before it uses one.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ Bucket = list[TensorBytes]
 
 
 def buckets_of(sizes: Sequence[int], part: int, of: int, limit: int) -> list[Bucket]:
-    """The `part`-th of `of` equal parts of tensors of these sizes, one after another, in buckets of at most `limit`
-    bytes. Pure: sender and receiver cut alike."""
+    """Return the `part`-th of `of` equal parts of consecutive tensors of these sizes, in buckets of at most `limit`
+    bytes. Pure: sender and receiver compute the same buckets."""
     total = sum(sizes)
     low, high = total * part // of, total * (part + 1) // of
     buckets: list[Bucket] = []
@@ -76,10 +76,10 @@ def send_state(
     parts: Parts,
     extras: Mapping[str, Any],
 ) -> None:
-    """Give parts of this rank's state to those who ordered them, one receiver after another."""
+    """Send the ordered parts of this rank's state, one receiver after another."""
     layout, me = Layout(parts), dist.get_rank()
     plan = layout.plan
-    short = {"step": step, "digest": plan.digest}  # one sender says what it all is, the others that they mean the same
+    short = {"step": step, "digest": plan.digest}  # the other senders send only this
     full = short | {"plan": plan.to_json(), "values": parts.values, "extras": dict(extras)}
     for order in orders:
         store.set(_between(key, order.receiver, me), json.dumps(short if order.part else full))
@@ -91,16 +91,16 @@ def send_state(
 
 
 def refuse_state(store: PartitionedStore, key: str, orders: Sequence[TransferOrder], why: str) -> None:
-    """Tell the receivers that nothing will come."""
+    """Send the receivers a refusal instead of the state."""
     for order in orders:
         store.set(_between(key, order.receiver, dist.get_rank()), json.dumps({"refused": why}))
 
 
 def receive_state(store: PartitionedStore, key: str, sources: Sequence[int]) -> Snapshot:
-    """The state that `sources` send to this rank, a part each.
+    """Receive this rank's state from `sources`, a part from each.
 
     Raises:
-        CorruptSnapshotError: what arrived is not what was sent, or one of them has nothing to send.
+        CorruptSnapshotError: a checksum differs, or a source refused.
     """
     me = dist.get_rank()
     headers = {source: json.loads(store.get(_between(key, me, source))) for source in sources}
@@ -116,7 +116,7 @@ def receive_state(store: PartitionedStore, key: str, sources: Sequence[int]) -> 
     split = [buckets_of(sizes, part, len(sources), _BUCKET_BYTES) for part in range(len(sources))]
     incoming = [_Incoming(source, buckets, places) for source, buckets in zip(sources, split, strict=True)]
     running = incoming
-    while running := [each for each in running if each.take()]:  # a bucket of each in turn, the next ones under way
+    while running := [each for each in running if each.take()]:  # a bucket of each in turn, while the next ones arrive
         pass
     full = headers[sources[0]]
     for each in incoming:
@@ -128,7 +128,7 @@ def receive_state(store: PartitionedStore, key: str, sources: Sequence[int]) -> 
 
 
 def _agreed(headers: Mapping[int, Mapping[str, Any]]) -> Plan:
-    """The plan of what all of them have announced."""
+    """Return the plan announced by all sources."""
     if refused := [f"rank {source}: {header['refused']}" for source, header in headers.items() if "refused" in header]:
         raise CorruptSnapshotError("; ".join(refused))
     (first, full), *others = headers.items()
@@ -145,7 +145,7 @@ def _between(key: str, receiver: int, sender: int) -> str:
 
 
 def _send(tensors: Sequence[torch.Tensor], buckets: Sequence[Bucket], receiver: int) -> list[str]:
-    """Send buckets through two small buffers, the next one filled while the last one leaves; their checksums."""
+    """Send buckets through two small buffers, filling one while the other is sent; return their checksums."""
     buffers = [torch.empty(_size(bucket), dtype=torch.uint8) for bucket in buckets[:2]]
     sends: list[Any] = []
     checksums: list[str] = []
@@ -168,7 +168,7 @@ def _send(tensors: Sequence[torch.Tensor], buckets: Sequence[Bucket], receiver: 
 
 
 class _Incoming:
-    """Buckets of one source, checked and put into their places one by one, two on their way at a time."""
+    """Buckets of one source, checked and copied to their places one by one, with two receives at a time."""
 
     def __init__(self, source: int, buckets: Sequence[Bucket], places: Sequence[torch.Tensor]) -> None:
         self.source, self.checksums = source, list[str]()
@@ -177,7 +177,7 @@ class _Incoming:
         self._works = [self._ask(number) for number in range(len(self._buffers))]
 
     def take(self) -> bool:
-        """Wait for the next bucket; False when there is none."""
+        """Wait for the next bucket; return False after the last one."""
         number = len(self.checksums)
         if number == len(self._buckets):
             return False
@@ -203,7 +203,7 @@ def _size(bucket: Bucket) -> int:
 
 
 def _flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor in a row; no copy where it is contiguous and on the CPU."""
+    """Return the contiguous bytes of a tensor, without a copy if it is contiguous and on the CPU."""
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
 
 

@@ -1,4 +1,4 @@
-"""Whether tensors were changed while they were copied: by autograd's counters, and by a look at the copy."""
+"""Detect tensors that changed during their copy, by autograd's counters and by samples of the copy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hyperpod_ext.runtime.snapshot.fast_copy import Unthrottle, copy_pieces_chec
 
 _SAMPLE = 64
 _EVERY = 1 << 20
-"""Bytes between two samples of a tensor. A change of all of it takes longer than a copy of so much."""
+"""Bytes between two samples of a tensor: few enough that a change of the whole tensor cannot miss them."""
 
 
 class MutationCheck:
@@ -25,18 +25,19 @@ class MutationCheck:
         return [tensor._version for tensor in self._counted]
 
     def changed(self, since: list[int]) -> str | None:
-        """Name of a tensor whose counter has risen since then; None: none."""
+        """Return the name of a tensor with an increased counter; None: none."""
         if (now := self.look()) == since:
             return None
         return next(name for name, a, b in zip(self._names, now, since, strict=True) if a != b)
 
 
 class CopySamples:
-    """Compares samples of tensors in this process's memory with those of their copy. No counter is needed: a copy made
-    while other values were in a tensor differs from the tensor that has its own again.
+    """Compares samples of tensors in this process's memory with their copies, without counters.
+
+    A copy of temporary values differs from the tensor after its own values are back.
 
     Args:
-        names, sources, destinations: of the tensors and of their copies, in one order; kept, as their addresses are.
+        names, sources, destinations: the tensors' names, the tensors and their copies; kept alive for their addresses.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class CopySamples:
         self._copied = pieces_of([(0, copy, length) for _, _, copy, length in self._samples])
 
     def differing(self) -> str | None:
-        """Name of a tensor that is not what was copied; None: all samples are equal."""
+        """Return the name of a tensor that differs from its copy; None: all samples are equal."""
         live, copied = (copy_pieces_checked(each, 0, Unthrottle())[1] for each in (self._live, self._copied))
         if live == copied:
             return None

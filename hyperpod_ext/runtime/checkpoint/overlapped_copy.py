@@ -1,7 +1,7 @@
-"""Copies beside a forward and backward pass that cost it as little as can be, with their checksum taken on the way.
+"""Copies during a forward and backward pass at the least cost, with the checksum in the same pass.
 
-What a copy takes from a step beside it is memory's and caches' time, not its core's. So pieces are copied past the
-caches, and their checksum is taken while they are read: a seal would read all of memory once more.
+A background copy slows a step by its use of memory and caches, not of its core. So pieces are copied without the
+caches, and their checksum is computed from the same read: a seal would read all of the memory once more.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from hyperpod_ext.runtime.snapshot.fast_copy import (
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 
 _WORTH_S = 0.005
-"""A copy that lasts less costs a step nothing that could be saved."""
+"""Shorter copies cost a step too little to optimize."""
 _ROOM = 4.0
-"""Copies that there must be time for before it is tried. With its checksum one takes up to two, and a step shorter than
-those before it must not have to wait."""
+"""Time needed before a checksum is tried, in copies. With its checksum a copy takes up to twice as long, and a shorter
+step must not have to wait."""
 _MARGIN = 1.5
-"""And as many of those with their checksum, once one was made: it takes one core, and a plain copy may take several."""
+"""The same in copies with checksum, once one was measured: it uses one core, a plain copy may use several."""
 _FORGET = 0.9
-"""Of that time, after each copy without: what was slow once is tried again."""
+"""Factor on the measured time after each copy without checksum, so that a slow one is tried again."""
 _TELLS = 8
-"""Less than one part in so many of a copy does not tell how long all of it takes."""
+"""A measurement counts only if at least one part in so many was copied."""
 _WINDOWS = 4
 
 
 def has_room(copy_s: float, overlapped_s: float | None, window_s: float) -> bool:
-    """Whether the checksum can be taken on the way.
+    """Return whether the time suffices for a copy with checksum.
 
     Args:
-        copy_s: how long a copy lasts alone.
-        overlapped_s: and with its checksum, if one was made.
-        window_s: after so long it is waited for.
+        copy_s: duration of a plain copy.
+        overlapped_s: duration of a copy with checksum, if measured.
+        window_s: time until the caller waits for the copy.
     """
     least = _ROOM * copy_s if overlapped_s is None else max(_ROOM * copy_s, _MARGIN * overlapped_s)
     return copy_s >= _WORTH_S and window_s >= least
 
 
 class Room:
-    """Learns from the saves before how much time there is."""
+    """Estimates the available time from earlier saves."""
 
     def __init__(self) -> None:
         self._copy_s: float | None = None
@@ -58,45 +58,44 @@ class Room:
         self._windows: deque[float] = deque(maxlen=_WINDOWS)
 
     def copied(self, seconds: float) -> None:
-        """So long a copy without checksum took."""
+        """Record the duration of a copy without checksum."""
         self._copy_s = seconds if self._copy_s is None else min(seconds, self._copy_s)
         self._overlapped_s = None if self._overlapped_s is None else _FORGET * self._overlapped_s
 
     def copied_overlapped(self, seconds: float, nbytes: int, of: int) -> None:
-        """So long one with its checksum took for `nbytes`, as many as it came to."""
+        """Record the duration of a copy with checksum of the first `nbytes` of `of`."""
         if nbytes * _TELLS >= of:
             self._overlapped_s = seconds * of / nbytes
 
     def waited(self, seconds: float) -> None:
-        """So long after its beginning a copy was waited for."""
+        """Record the time from a copy's start until the caller waited for it."""
         self._windows.append(seconds)
 
     def enough(self) -> bool:
-        """See `has_room`."""
+        """Return `has_room` for the recorded times."""
         if self._copy_s is None or not self._windows:
             return False
         return has_room(self._copy_s, self._overlapped_s, min(self._windows))
 
 
 class CopyProgress(NamedTuple):
-    """How far a copy came."""
+    """Progress of a copy."""
 
     items: int
-    """From the first on, whole."""
+    """Number of complete items, from the first."""
     nbytes: int
     checksum: int
-    """CRC64-NVME of so many bytes of the image, from its start."""
+    """CRC64-NVME of the first `nbytes` of the image."""
 
 
 class OverlappedCopy:
-    """Copies a state into its image, with the checksum, save after save; where its pieces lie is looked up once. The
-    thread that trains waits meanwhile for the interpreter's lock, as often as it needs that.
+    """Copies a state into its image, with the checksum, at each save; the pieces' addresses are computed once.
 
     Args:
-        sources, destinations: one an item of the plan, all on the CPU.
-        image: from its first byte on; its frames are written.
+        sources, destinations: one per item of the plan, all on the CPU.
+        image: the whole image, with frames.
         first: items before this one are left out.
-        copied: items that are in the image already.
+        copied: items that are already in the image.
     """
 
     def __init__(
@@ -108,9 +107,9 @@ class OverlappedCopy:
         copied: Collection[int],
         first: int = 0,
     ) -> None:
-        self._memory = [*sources], image  # kept, as addresses in it are
+        self._memory = [*sources], image  # keeps the addresses valid
         self._scattered: list[tuple[torch.Tensor, torch.Tensor]] = []
-        """Destinations and sources of those that are copied beforehand, as torch copies them."""
+        """Destinations and sources of tensors that torch copies first."""
         begin, position = address_of(image), plan.items[first - 1].end if first else 0
         pieces: list[tuple[int, int, int]] = []
         for index, item in enumerate(plan.items[first:], first):
@@ -127,10 +126,10 @@ class OverlappedCopy:
         self._ends = [item.data + item.nbytes for item in plan.items]
 
     def run(self, unthrottle: Unthrottle, before: tuple[int, int] = (0, 0)) -> CopyProgress:
-        """Copy what is there now; ends early once `unthrottle` is set.
+        """Copy the present values; end early once `unthrottle` is set.
 
         Args:
-            before: bytes of the image before the first item that is copied, and their CRC64-NVME.
+            before: number of bytes before the first copied item, and their CRC64-NVME.
         """
         for destination, source in self._scattered:
             if not unthrottle.is_set():

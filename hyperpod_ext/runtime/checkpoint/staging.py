@@ -1,4 +1,4 @@
-"""Copies of live tensors into the slots, in the calling thread or beside it."""
+"""Copies of live tensors into the slots, in the calling thread or in the background."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from hyperpod_ext.runtime.state.device_steps import Device, Marker
 
 
 class Stager:
-    """Copies tensors; on CUDA through pinned memory, on a stream of its own."""
+    """Copies tensors; on CUDA through pinned memory, on a separate stream."""
 
     def __init__(self) -> None:
         self.device: Device | None = None
-        """What changes the tensors behind the caller; None: nothing does."""
+        """Device that changes the tensors asynchronously; None: none does."""
         self._after: Marker | None = None
         self._stream: torch.cuda.Stream | None = None
         self._memory: Any = None
-        """Of which parts are pinned; kept, so that no other mapping lies at their addresses."""
+        """Mapping with pinned parts; kept, so that no other mapping gets its addresses."""
         self._pinned: set[int] = set()
 
     def register(self, memory: Any, nbytes: int, start: int = 0) -> None:
@@ -33,7 +33,7 @@ class Stager:
         if not _cuda_in_use():
             return
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + start
-        with torch.cuda.device(self._side_stream().device):  # a thread beside the caller has GPU 0 else
+        with torch.cuda.device(self._side_stream().device):  # a background thread would use GPU 0
             if self._memory is not memory:
                 self._let_go()
                 self._memory = memory
@@ -50,7 +50,7 @@ class Stager:
         self._pinned.clear()
 
     def copy(self, sources: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor]) -> None:
-        """Copy, and return when the bytes are there. Frees the GIL."""
+        """Copy, and return when the copy is complete. Frees the GIL."""
         on_gpu = any(source.is_cuda for source in sources)
         if not on_gpu:
             self.wait_device()
@@ -60,22 +60,22 @@ class Stager:
         stream = self._side_stream()
         with torch.no_grad(), self.after_device():
             for source, destination in zip(sources, destinations, strict=True):
-                destination.copy_(source, non_blocking=True)  # the caller keeps them until this is done
+                destination.copy_(source, non_blocking=True)  # the caller keeps the sources until `done`
             done = torch.cuda.Event()
             done.record(stream)
         done.synchronize()
 
     def after_device(self) -> contextlib.AbstractContextManager[object]:
-        """What is computed within follows what was queued when `follow` was called, and no more."""
+        """Return a context whose GPU work runs after the work queued at `follow`, and waits for nothing later."""
         return torch.cuda.stream(self._side_stream()) if _cuda_in_use() else contextlib.nullcontext()
 
     def wait_device(self) -> None:
-        """Wait until the device has done what the copies that come next follow."""
+        """Wait until the device has done the work queued at `follow`."""
         if self._after is not None:
             self._after.synchronize()
 
     def follow(self) -> None:
-        """Have the copies that come next wait for what is queued now."""
+        """Make the next copies wait for the work that is queued now."""
         self._after = self.device.record() if self.device is not None else None
         if _cuda_in_use():
             self._side_stream().wait_stream(torch.cuda.current_stream())
@@ -91,7 +91,7 @@ def _cuda_in_use() -> bool:
 
 
 class Background:
-    """One thread that does one piece of work at a time."""
+    """One thread that runs one function at a time."""
 
     def __init__(self, name: str) -> None:
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -101,10 +101,10 @@ class Background:
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def do(self, work: Callable[[], None]) -> None:
-        """Have `work` done.
+        """Run `work` in the thread.
 
         Raises:
-            RuntimeError: the piece before was not waited for.
+            RuntimeError: `wait` was not called after the last function.
         """
         if not self._idle.is_set():
             raise RuntimeError("one piece of work at a time: wait for the one before")
@@ -112,7 +112,7 @@ class Background:
         self._work.put(work)
 
     def wait(self) -> None:
-        """Until it is done; raises what it raised."""
+        """Wait until the function has returned; raise its error."""
         self._idle.wait()
         error, self._error = self._error, None
         if error is not None:
@@ -127,7 +127,7 @@ class Background:
             work = self._work.get()
             try:
                 work()
-            except Exception as error:  # raised again where it is waited for
+            except Exception as error:  # raised again by `wait`
                 self._error = error
             del work
             self._idle.set()

@@ -1,4 +1,4 @@
-"""How much a state may hold in plain values: they are in the record of each snapshot, which is one message."""
+"""Limit of a state's plain values, which are in the record of each snapshot, one message."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from hyperpod_ext.runtime.snapshot.tree import Parts, fqn, leaf_paths
 
 _MOST_BYTES = 48 << 20
 _OF_A_NUMBER = 20
-"""Bytes of a number as text, at most."""
+"""Maximum length of a number as text."""
 
 
 def check_values(parts: Parts) -> None:
     """
     Raises:
-        JobFailedError: the plain values are too large for a record; it names the largest.
+        JobFailedError: the plain values are too large for a record; names the largest.
     """
     sizes = [_nbytes(value) for value in parts.values]
     if sum(sizes) <= _MOST_BYTES:

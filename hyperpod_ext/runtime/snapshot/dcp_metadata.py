@@ -1,10 +1,9 @@
-"""`.metadata` and the file of plain values, derived from our plans, so that plain `dcp.load` reads a checkpoint.
+"""Derive `.metadata` and the file of plain values from our plans, so that plain `dcp.load` reads a checkpoint.
 
-Both are copies for PyTorch's sake: our own reader goes by the signed manifest and opens no pickle. The
-pickle is written opcode by opcode, because the process that writes it does not import torch. The names
-in it are those of torch.distributed.checkpoint, stable since torch 2.3; a test compares with torch's own.
-Strides, which torch 2.15 adds to a tensor's properties, are left out: it reads metadata without them, and
-torch 2.13 reads none that has them.
+Both exist only for PyTorch: our own reader uses the signed manifest and opens no pickle. The pickle is written opcode
+by opcode, because the writing process does not import torch. Its names are from torch.distributed.checkpoint, stable
+since torch 2.3; a test compares with torch's own pickle. Strides, which torch 2.15 adds to a tensor's properties, are
+left out: torch 2.15 reads metadata without strides, and torch 2.13 refuses metadata with strides.
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ class RankFile:
     plan: Plan
     values: Sequence[Any]
     file: str
-    """Name of its image, relative to the checkpoint's folder."""
+    """Name of the rank's image, relative to the checkpoint's folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """What plain `dcp.load` needs besides the images."""
+    """Files that plain `dcp.load` needs besides the images."""
 
     metadata: bytes
     values_file: bytes
 
 
 def derive(parts: Sequence[RankFile], values_file: str) -> Derived:
-    """Metadata over all ranks. Where several hold the same shard, or a plain value, the lowest rank's counts."""
+    """Return the metadata of all ranks. If several hold a shard or plain value, the lowest rank's counts."""
     tensors: dict[str, _TensorEntry] = {}
     for part in sorted(parts, key=lambda part: part.rank):
         for item in part.plan.items:
@@ -86,7 +85,7 @@ def _traverse(path: tuple[str | int, ...], node: Any) -> Iterator[tuple[tuple[st
 
 
 def _is_taken_apart(node: Any) -> bool:
-    """Whether this sequence is not one value. PyTorch would pickle tuples whole; with tensors in them we cannot."""
+    """Return whether a sequence is stored by element. PyTorch pickles whole tuples; here not those with tensors."""
     if isinstance(node, list):
         return any(isinstance(value, Mapping) or value is _TENSOR or _is_taken_apart(value) for value in node)
     return isinstance(node, tuple) and _holds_tensors(node)
@@ -185,7 +184,7 @@ def _global(module: str, name: str) -> bytes:
 
 
 def _object(module: str, name: str, state: bytes) -> bytes:
-    """An instance made by `__new__`, then given its state."""
+    """Return the opcodes for an instance made by `__new__`, followed by its state."""
     return _global(module, name) + b")\x81" + state + b"b"
 
 

@@ -1,4 +1,4 @@
-"""Copies of plain memory past the caches, where this machine could build them (see stream.c); else as ever."""
+"""Copies of plain memory that bypass the caches, if stream.c could be built on this machine; otherwise plain copies."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ Copy = Callable[[int, int, int], object]
 """Address to copy to, address to copy from, bytes. Frees the GIL."""
 
 PIECE = 256 << 10
-"""Bytes: so soon a copy can end. They are still in a core's own cache when they are copied after their checksum."""
+"""Bytes between two checks for the end of a copy; few enough to stay in a core's cache from checksum to copy."""
 _CACHED = 1 << 20
-"""And in the one that cores share: several may copy them."""
+"""Bytes that stay in the cores' shared cache, so that several threads may copy them."""
 _PART = 16 << 20
-"""Bytes: a thread that takes a checksum of fewer is not worth its start."""
+"""Fewest bytes for which a thread for the checksum is worth its start."""
 _MOST_THREADS = 4
-"""A core takes checksums at 7 to 11 GB/s, and a GPU is given 54 GB/s (docs/gpu.md, E8)."""
+"""A core computes checksums at 7 to 11 GB/s, and copies to a GPU reach 54 GB/s (docs/gpu.md, E8)."""
 
 
 class Piece(ctypes.Structure):
-    """Addresses to copy to (0: the bytes are only looked at) and from, and how many bytes."""
+    """Destination address (0: checksum only), source address, and number of bytes."""
 
     _fields_ = (("to", ctypes.c_void_p), ("source", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
 
 
 class Unthrottle:
-    """Asks a copy to end that another thread has begun. Such a copy looks without the interpreter's lock."""
+    """Flag that ends another thread's copy early. The copy reads it without the interpreter's lock."""
 
     def __init__(self) -> None:
         self.flag = ctypes.c_int(0)
@@ -60,7 +60,7 @@ def _built() -> ctypes.CDLL | None:
             library.hpx_copy.restype = None
             library.hpx_copy_checked.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p
             library.hpx_copy_checked.restype = ctypes.c_int64
-        except (OSError, AttributeError):  # built for another kind of machine, or from an earlier source
+        except (OSError, AttributeError):  # built for another machine type, or from an earlier source
             continue
         return library
     return None
@@ -68,37 +68,37 @@ def _built() -> ctypes.CDLL | None:
 
 @cache
 def copier() -> Copy:
-    """What copies memory here."""
+    """Return the function that copies memory on this machine."""
     library = _built()
     return library.hpx_copy if library is not None else ctypes.memmove
 
 
 @cache
 def _checker() -> Callable[[Any, int, Any, Any], int] | None:
-    """What copies memory and takes its checksum in one go, if this processor can (see stream.c)."""
+    """Return the function that copies with checksum in one pass, if this processor can (see stream.c)."""
     library = _built()
     nothing = (Piece * 0)(), 0, ctypes.byref(ctypes.c_int(0)), ctypes.byref(ctypes.c_uint64(0))
     return library.hpx_copy_checked if library and library.hpx_copy_checked(*nothing) == 0 else None
 
 
 def copy(destination: torch.Tensor, source: torch.Tensor) -> None:
-    """`destination.copy_(source)` of tensors of one shape and type, by the fastest way there is for this thread."""
+    """Do `destination.copy_(source)` for tensors of one shape and type, in the fastest way for this thread."""
     if torch.get_num_threads() == 1 and _is_plain(destination, source):
         copier()(destination.data_ptr(), source.data_ptr(), source.numel() * source.element_size())
-        increment_version(destination)  # a graph that has saved it is told, as `copy_` tells it
-    else:  # several threads are faster than one that goes past the caches
+        increment_version(destination)  # as `copy_` does, for graphs that have saved it
+    else:  # several threads beat one that bypasses the caches
         with torch.no_grad():
             destination.copy_(source)
 
 
 def copy_checked(destination: torch.Tensor, source: torch.Tensor, checksum: int) -> int:
-    """`copy`, memory being read once for both; returns the CRC64-NVME `checksum`, gone on over the source's bytes.
+    """Copy, and return the CRC64-NVME `checksum` continued over the source's bytes, reading memory once for both.
 
     Args:
-        source: one that `is_memory`.
+        source: a tensor for which `is_memory` is true.
     """
     nbytes = source.numel() * source.element_size()
-    by_one = _checker() or torch.get_num_threads() == 1  # several could only copy faster
+    by_one = _checker() or torch.get_num_threads() == 1  # several threads could only copy faster
     if by_one and _is_plain(destination, source):
         checksum = copy_memory_checked(destination.data_ptr(), source.data_ptr(), nbytes, checksum)
         increment_version(destination)
@@ -116,8 +116,7 @@ def copy_checked(destination: torch.Tensor, source: torch.Tensor, checksum: int)
 def copy_to_gpu_checked(
     destinations: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], image: memoryview
 ) -> int:
-    """Copy into tensors on a GPU what lies in `image`; returns the CRC64-NVME of all of that. Several threads take it,
-    while the GPU fetches the bytes."""
+    """Copy an image into tensors on a GPU, and return its CRC64-NVME, computed by threads during the copies."""
     parts = max(1, min(_threads(), len(image) // _PART))
     bounds = [len(image) * part // parts for part in range(parts + 1)]
     pieces = [image[begin:end] for begin, end in itertools.pairwise(bounds)]
@@ -127,31 +126,31 @@ def copy_to_gpu_checked(
             for destination, source in zip(destinations, sources, strict=True):
                 destination.copy_(source, non_blocking=True)
             found = [(each.result(), len(piece)) for each, piece in zip(checksums, pieces, strict=True)]
-    finally:  # the image may be written again after it
+    finally:  # the caller may overwrite the image after this
         for device in {destination.device for destination in destinations if destination.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
     return join_checksums(found)
 
 
 def _threads() -> int:
-    """That a rank may have of its node's cores."""
+    """Return the number of threads for this rank, from its share of the node's cores."""
     return min(_MOST_THREADS, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def copy_memory_checked(to: int, source: int, nbytes: int, checksum: int) -> int:
-    """The same of memory at these addresses, one copying."""
+    """Copy memory between addresses in one thread, and return the continued checksum."""
     return copy_pieces_checked(pieces_of([(to, source, nbytes)]), checksum, Unthrottle())[1]
 
 
 def pieces_of(pieces: Sequence[tuple[int, int, int]]) -> ctypes.Array[Piece]:
-    """Pieces to be copied, each (to, source, nbytes)."""
+    """Return an array of pieces to copy, from tuples (to, source, nbytes)."""
     return (Piece * len(pieces))(*(Piece(*piece) for piece in pieces))
 
 
 def copy_pieces_checked(pieces: ctypes.Array[Piece], checksum: int, unthrottle: Unthrottle) -> tuple[int, int]:
-    """The same of pieces, one after the other, until `unthrottle` is set; returns the bytes done too."""
+    """Copy pieces in order until `unthrottle` is set; return the bytes done and the continued checksum."""
     checker, done = _checker(), 0
-    if checker is not None:  # all at once: whoever trains beside it waits for the interpreter's lock nowhere
+    if checker is not None:  # one call, so that the training thread never waits for the interpreter's lock
         found = ctypes.c_uint64(checksum)
         done = checker(pieces, len(pieces), ctypes.byref(unthrottle.flag), ctypes.byref(found))
         return done, found.value
@@ -174,7 +173,7 @@ def _is_plain(destination: torch.Tensor, source: torch.Tensor) -> bool:
 
 
 def is_memory(tensor: torch.Tensor) -> bool:
-    """Whether its bytes lie in this process's memory, one after the other, as they are to be saved."""
+    """Return whether the tensor's bytes are contiguous in this process's memory, in the form to save."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.is_cpu
@@ -185,15 +184,15 @@ def is_memory(tensor: torch.Tensor) -> bool:
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The memory of a tensor that `is_memory`, writable."""
+    """Return the writable memory of a tensor for which `is_memory` is true."""
     return memory(tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
 
 def address_of(image: memoryview) -> int:
-    """Where writable bytes lie."""
+    """Return the address of writable bytes."""
     return ctypes.addressof(ctypes.c_char.from_buffer(image))
 
 
 def memory(address: int, nbytes: int) -> memoryview:
-    """Writable bytes of this process at an address."""
+    """Return writable bytes of this process at an address."""
     return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")

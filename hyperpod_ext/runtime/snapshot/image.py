@@ -1,7 +1,7 @@
 """One rank's state as a `.distcp` file in memory: planned once, then only copied into.
 
-Around each tensor's raw bytes lies the archive that `torch.save` would write, so the image is the file
-that plain `torch.distributed.checkpoint.load` reads.
+Each tensor's raw bytes are inside the archive that `torch.save` would write, so plain
+`torch.distributed.checkpoint.load` can read the image as a file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hyperpod_ext.runtime.snapshot.zip_file import ALIGNMENT, Frame, frame
 
 
 class Chunk(NamedTuple):
-    """The part of a tensor that this rank holds."""
+    """This rank's part of a tensor."""
 
     local: torch.Tensor
     shape: tuple[int, ...]
@@ -32,11 +32,10 @@ class Chunk(NamedTuple):
 
 
 def chunk_of(tensor: torch.Tensor | Chunk, name: str) -> Chunk | None:
-    """This rank's part; None where it holds nothing of the tensor. A chunk is one already.
+    """Return this rank's part of a tensor; None if it holds none. A chunk is returned as it is.
 
     Raises:
-        JobFailedError: a sparse or quantised tensor, one that is made of others, or one whose sum is not made yet
-            (Partial).
+        JobFailedError: a sparse or quantised tensor, a tensor made of others, or an unsummed one (Partial).
     """
     given, tensor = (tensor, tensor.local) if isinstance(tensor, Chunk) else (None, tensor)
     dtype = str(tensor.dtype).removeprefix("torch.")
@@ -68,7 +67,7 @@ def chunk_of(tensor: torch.Tensor | Chunk, name: str) -> Chunk | None:
 
 
 def form_of(tensor: torch.Tensor, name: str = "a tensor") -> Form:
-    """Type, shape and strides of a tensor; of a DTensor, of the whole.
+    """Return type, shape and strides of a tensor; of a DTensor, its global type and shape.
 
     Raises:
         JobFailedError: see `strides_of`.
@@ -78,10 +77,10 @@ def form_of(tensor: torch.Tensor, name: str = "a tensor") -> Form:
 
 
 def strides_of(tensor: torch.Tensor, name: str = "a tensor") -> tuple[int, ...] | None:
-    """Strides, in elements; None for those that a new tensor of its shape would have.
+    """Return the strides in elements; None for the strides of a new tensor of this shape.
 
     Raises:
-        JobFailedError: elements share memory in another way than by `expand`, so nothing could be copied into it.
+        JobFailedError: elements share memory in another way than by `expand`, so the tensor cannot be filled.
     """
     strides = tensor.stride()
     if tensor.numel() == 0 or (tensor.is_contiguous() and not _is_ambiguous(tensor)):
@@ -101,20 +100,22 @@ def strides_of(tensor: torch.Tensor, name: str = "a tensor") -> tuple[int, ...] 
 
 
 def _is_ambiguous(tensor: torch.Tensor) -> bool:
-    """Whether a contiguous tensor may be taken for one in a format of images, as 1x1 kernels are: their strides of
-    dimensions of size 1 say which."""
+    """Return whether a contiguous tensor may have an image memory format, such as a 1x1 kernel's.
+
+    Only the strides of dimensions of size 1 show the format.
+    """
     return tensor.dim() in (4, 5) and tensor.stride() != torch.empty(tensor.shape, device="meta").stride()
 
 
 def once(tensor: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
-    """The elements of `tensor` for which `view`, of the same shape, has memory of its own: `expand` repeats them."""
+    """Return the elements of `tensor` at which `view`, of the same shape, has its own memory; `expand` repeats them."""
     for dimension, (size, stride) in enumerate(zip(view.shape, view.stride(), strict=True)):
         tensor = tensor.narrow(dimension, 0, 1) if stride == 0 and size > 1 else tensor
     return tensor
 
 
 def empty(form: Form, device: torch.device | None = None) -> torch.Tensor:
-    """A new tensor of this type, shape and strides."""
+    """Return a new tensor of this type, shape and strides."""
     dtype = getattr(torch, form.dtype)
     if form.strides is None:
         return torch.empty(form.shape, dtype=dtype, device=device)
@@ -122,12 +123,12 @@ def empty(form: Form, device: torch.device | None = None) -> torch.Tensor:
 
 
 def has_memory(kind: type) -> bool:
-    """False: content of a tensor of this type lies in others that it holds. 8-bit optimizers of torchao have such."""
+    """Return False for types made of inner tensors, such as those of torchao's 8-bit optimizers."""
     return not hasattr(kind, "__tensor_flatten__") or _is_dtensor_class(kind)
 
 
 def check_memory(tensor: torch.Tensor, name: str) -> None:
-    """Refuse a tensor that has no memory of its own."""
+    """Raise JobFailedError for a tensor made of inner tensors."""
     if not has_memory(type(tensor)):
         raise JobFailedError(
             f"{name} is a {type(tensor).__qualname__}, which is made of other tensors; a snapshot holds dense ones",
@@ -136,7 +137,7 @@ def check_memory(tensor: torch.Tensor, name: str) -> None:
 
 
 def is_dtensor(tensor: Any) -> bool:
-    """Whether it is a DTensor, without importing what defines them."""
+    """Return whether `tensor` is a DTensor, without importing DTensor's module."""
     return _is_dtensor_class(type(tensor))
 
 
@@ -146,18 +147,18 @@ def _is_dtensor_class(kind: type) -> bool:
 
 
 def part_name() -> str:
-    """What the names of tensors end in: the part of the model that this rank holds, so says Megatron."""
+    """Return the suffix of tensor names: this rank's part of the model, according to Megatron."""
     part = held_shard()
     return f" ({part.name})" if part else ""
 
 
 def is_frozen(tensor: Any) -> bool:
-    """Whether it is a parameter that is not trained."""
+    """Return whether `tensor` is a parameter that is not trained."""
     return isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad
 
 
 def holders_of(tensors: Sequence[Any]) -> frozenset[int] | None:
-    """Ranks that hold the same part of each of these tensors as this one, so say meshes and Megatron; None: all."""
+    """Return the ranks with the same part of each tensor, according to meshes and Megatron; None: all ranks."""
     part = held_shard()
     held: frozenset[int] | None = part and part.ranks
     seen: set[tuple[int, Any]] = set()
@@ -178,7 +179,7 @@ def holders_of(tensors: Sequence[Any]) -> frozenset[int] | None:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """Names of the tensors. Refuses two of one name, `a.b` and `b` in `a`: a restore could not tell them apart."""
+    """Return the names of the tensors. Raises for equal names (`a.b`, and `b` in `a`), which a restore would mix up."""
     seen: set[str] = set()
     names = list(map(fqn, paths))
     for name in names:
@@ -199,7 +200,7 @@ def _cannot_change(name: str, built: Form, form: Form) -> JobFailedError:
 
 
 class Layout:
-    """A plan, with the parts of the live tensors that fill it."""
+    """A plan, with the live tensors' parts for its items."""
 
     def __init__(self, parts: Parts) -> None:
         paths, _ = leaf_paths(parts.shape)
@@ -208,7 +209,9 @@ class Layout:
         end, frames_of = 0, {}
         whose = part_name()
         order = [*range(len(paths))]
-        order.sort(key=lambda index: not is_frozen(parts.tensors[index]))  # in one piece, which is copied once
+        order.sort(
+            key=lambda index: not is_frozen(parts.tensors[index])
+        )  # frozen ones first: a prefix that is copied once
         for index in order:
             tensor = parts.tensors[index]
             chunk = chunk_of(tensor, names[index])
@@ -239,13 +242,13 @@ class Layout:
             locals_.append(chunk.local)
         self.plan = Plan(parts.shape, tuple(items), max(end, 1))
         self.locals = locals_
-        """Live tensors, one an item."""
+        """Live tensors, one per item."""
         self.frozen = sum(is_frozen(parts.tensors[item.tensor]) for item in items)
-        """Items of parameters that are not trained; they come first."""
+        """Number of items of frozen parameters, which come first."""
         self._frames = frames
 
     def write_frames(self, image: memoryview) -> None:
-        """Everything of the file that is not raw data. Needed once for each slot."""
+        """Write everything except raw data into an image. Needed once per slot."""
         end = 0
         for item, around in zip(self.plan.items, self._frames, strict=True):
             image[end : item.start] = bytes(item.start - end)  # equal states must make equal images
@@ -255,13 +258,13 @@ class Layout:
 
 
 def views(plan: Plan, buffer: Any, start: int = 0) -> list[torch.Tensor]:
-    """A tensor for each item over `buffer`, whose image begins at byte `start`. They share its memory."""
+    """Return a tensor for each item in `buffer`, with its image at byte `start`. They share its memory."""
     image = torch.frombuffer(buffer, dtype=torch.uint8, count=plan.nbytes, offset=start)
     return [_view(image[item.data : item.data + item.nbytes], item) for item in plan.items]
 
 
 def view(buffer: Any, item: Item) -> torch.Tensor:
-    """A tensor for an item over a buffer that has its bytes alone."""
+    """Return a tensor for an item over a buffer with only the item's bytes."""
     raw = torch.frombuffer(buffer, dtype=torch.uint8) if item.nbytes else torch.empty(0, dtype=torch.uint8)
     return _view(raw, item)
 
@@ -277,7 +280,7 @@ def _view(raw: torch.Tensor, item: Item) -> torch.Tensor:
 
 
 class _Storage:
-    """Stands for the storage, which PyTorch keeps outside of the pickle."""
+    """Placeholder of the storage, which PyTorch keeps outside of the pickle."""
 
     def __init__(self, persistent_id: tuple[Any, ...]) -> None:
         self.persistent_id = persistent_id

@@ -1,7 +1,7 @@
-"""What one rank's snapshots look like: which part of which tensor lies where in the image. Knows no torch.
+"""Layout of one rank's snapshots: the place of each tensor's part in the image. Does not import torch.
 
-A plan changes only when the model or the optimizer's state does, so it is made once, named by its
-digest, and sent once; a save then only says the digest.
+A plan changes only with the model or the optimizer's state, so it is made once, named by its digest, and sent once; a
+save then only sends the digest.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ class Item(NamedTuple):
     """One shard of one tensor in the image."""
 
     tensor: int
-    """Which of the state's tensors, in the order of the walk."""
+    """Index of the tensor in the state, in the order of the walk."""
     fqn: str
     dtype: str
     shape: tuple[int, ...]
-    """Of the whole tensor, over all ranks."""
+    """Shape of the whole tensor, over all ranks."""
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     """The shard's place in the whole tensor."""
     start: int
     data: int
-    """Byte offsets in the image: of the shard's archive, and of the raw bytes inside it."""
+    """Byte offsets in the image: of the shard's archive, and of the raw bytes in the archive."""
     nbytes: int
     """Length of the raw bytes."""
     end: int
     """Byte offset behind the archive."""
     strides: tuple[int, ...] | None = None
-    """Of the live tensor, unless they are those of a contiguous one, or of a shard. The image is always contiguous."""
+    """Strides of the live tensor; None if contiguous, or for a shard. The image is always contiguous."""
     built: Form | None = None
-    """What the tensor was when it was built, if training has changed that since."""
+    """Form of the newly built tensor, if training has changed it since."""
 
     @property
     def place(self) -> tuple[Any, ...]:
-        """All fields that say where the bytes are in the image and in the tensor."""
+        """All fields on the place of the bytes in the image and in the tensor."""
         return self[:10]
 
     @property
@@ -72,7 +72,9 @@ class Plan:
     """Length of the image."""
 
     def to_json(self) -> dict[str, Any]:
-        items = [item if item.strides or item.built else item.place for item in self.items]  # as earlier versions did
+        items = [
+            item if item.strides or item.built else item.place for item in self.items
+        ]  # the form of earlier versions
         return {"shape": self.shape, "items": items, "nbytes": self.nbytes}
 
     @cached_property
@@ -82,15 +84,15 @@ class Plan:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the canonical JSON: names the plan."""
+        """SHA-256 of the canonical JSON: the plan's name."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
 def read_plan(document: Mapping[str, Any], digest: str) -> Plan:
-    """A plan from elsewhere; refused when it is not the one that `digest` names, or not consistent.
+    """Return a received plan, checked against its digest and for consistency.
 
     Raises:
-        CorruptSnapshotError: with what is wrong.
+        CorruptSnapshotError: the digest differs, or the plan is inconsistent.
     """
     try:
         items = tuple(map(_item, document["items"]))
@@ -123,12 +125,12 @@ def _form(values: Any) -> Form | None:
 
 
 def read_shape(shape: list[Any]) -> Shape:
-    """The shape as `take_apart` makes it: JSON knows no tuples."""
+    """Return the shape in the form of `take_apart`, with tuples, which JSON lacks."""
     return [tuple(node) if isinstance(node, list) else node for node in shape]
 
 
 def _check(item: Item, nbytes: int) -> None:
-    """A plan is signed, but a wrong one of our own making must not make us read outside of the image."""
+    """Check an item's place: even a signed but wrong plan must not cause reads outside of the image."""
     elements = 1
     for size in item.sizes:
         elements *= size

@@ -1,7 +1,7 @@
-"""The signed records that make snapshots and checkpoints exist. Written last; without one there is none.
+"""The signed records of snapshots and checkpoints. Written last: without a manifest there is no snapshot.
 
-Read leniently, so that an older runtime can read a newer writer's extra fields, and refused when the
-format itself is newer. Never unpickled, never trusted before its signature and the bytes' checksum.
+Readers ignore unknown fields of newer writers, and refuse a newer format. Manifests are never unpickled, and never
+trusted before the signature and the bytes' checksum are verified.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from hyperpod_ext.terminal import quote
 FORMAT = 1
 LIGHT_BYTES = 4 << 20
 LIGHT_VALUES = 1 << 18
-"""A document with more bytes, or more values, is parsed only if the job has signed it: a parsed value may take 30 times
-its bytes."""
+"""Documents with more bytes or values are parsed only if signed by the job: a parsed value may take 30 times its
+bytes."""
 _SIGNATURE = re.compile(rb',"signature":"([0-9a-f]{64})"')
 _TAIL = 4096
 _PIECE = 1 << 20
@@ -32,40 +32,40 @@ crc64nvme (hex), values (plain values in the plan's order), extras, saved_at (Un
 
 Of a checkpoint: format, job, generation, step, save_id, world_size, ranks (rank to manifest of its
 snapshot), files (rank to the name of its image), macs (name of a file to its MAC, see storage/mac.py), derived (sizes
-and checksums of what is there for torch), created_at, signature."""
+and checksums of torch's files), created_at, signature."""
 
 
 def save_id_of(generation: int, step: int) -> str:
-    """Name of one commit: two of the same step are two commits when a fault lies between them."""
+    """Return the name of a commit. A step repeated after a fault is another commit."""
     return f"g{generation}-s{step}"
 
 
 def save_id_in(save_id: str, run: str) -> str:
-    """Name of a commit of another run of the job, where both are on disks; empty `run`: of this one."""
+    """Return the name of a commit of another run, for disks with commits of several runs; empty `run`: this run."""
     return f"{save_id}@{run}" if run else save_id
 
 
 def without_run(save_id: str) -> tuple[str, str]:
-    """Save id as the run called it, and the run; empty: this one."""
+    """Return the save ID without the run, and the run; empty: this run."""
     own, _, run = save_id.partition("@")
     return own, run
 
 
 @functools.lru_cache(maxsize=4096)
 def generation_of(save_id: str) -> int:
-    """The generation in a save id."""
+    """Return the generation in a save ID."""
     return int(save_id.removeprefix("g").partition("-")[0])
 
 
 def crc64nvme(data: Any, previous: int = 0) -> int:
-    """CRC64-NVME of a buffer: the checksum S3 computes too. Frees the GIL."""
+    """Return the CRC64-NVME of a buffer, which S3 computes, too. Frees the GIL."""
     from awscrt import checksums
 
     return int(checksums.crc64nvme(data, previous))
 
 
 def join_checksums(parts: Sequence[tuple[int, int]]) -> int:
-    """CRC64-NVME over parts that follow each other, from the checksum and the length of each."""
+    """Return the CRC64-NVME of consecutive parts, from the checksum and the length of each."""
     from awscrt import checksums
 
     combined = 0
@@ -75,41 +75,41 @@ def join_checksums(parts: Sequence[tuple[int, int]]) -> int:
 
 
 def crc_text(checksum: int) -> str:
-    """A CRC64 as manifests have it: 16 hex digits."""
+    """Return a CRC64 in the form of manifests: 16 hex digits."""
     return f"{checksum:016x}"
 
 
 def crc_value(text: str) -> int:
-    """The CRC64 that `crc_text` wrote. Raises ValueError for anything else."""
+    """Return the CRC64 in a text of `crc_text`. Raises ValueError for anything else."""
     if len(text) != 16:
         raise ValueError(f"{text!r} is not a CRC64 of 16 hex digits")
     return int.from_bytes(bytes.fromhex(text), "big")
 
 
 def content_of(manifest: Mapping[str, Any]) -> str:
-    """Names what a snapshot holds: two ranks' snapshots with equal names are bit for bit interchangeable."""
+    """Return a digest of a snapshot's contents: snapshots with equal digests are bit for bit interchangeable."""
     parts = [manifest["plan"], manifest["crc64nvme"], manifest["nbytes"], manifest["values"]]
     return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).hexdigest()
 
 
 def sign(manifest: Mapping[str, Any], secret: bytes) -> Manifest:
-    """`manifest` with an HMAC-SHA256 over everything else in it."""
+    """Return `manifest` with an HMAC-SHA256 over all other fields."""
     return {**manifest, "signature": _signature(manifest, secret)}
 
 
 def signed_text(manifest: Mapping[str, Any], secret: bytes) -> bytes:
-    """`sign` as JSON that `is_signed_text` can check before it is parsed."""
+    """Return the signed manifest as JSON that `is_signed_text` can check without parsing."""
     return _canonical(sign(manifest, secret))
 
 
 def is_signed_text(read: Callable[[int, int], Any], nbytes: int, secret: bytes) -> bool:
-    """Whether `signed_text` made a document with this secret, by its bytes alone.
+    """Return whether `signed_text` made a document with this secret, without parsing the document.
 
-    The signature is over the text without it, and stands near the end.
+    The signature is near the end, and covers the text without itself.
 
     Args:
-        read: bytes from the first number up to the second.
-        nbytes: of the whole document.
+        read: returns the bytes from the first number up to the second.
+        nbytes: length of the document.
     """
     first = max(nbytes - _TAIL, 0)
     found = [*_SIGNATURE.finditer(read(first, nbytes))]
@@ -123,10 +123,10 @@ def is_signed_text(read: Callable[[int, int], Any], nbytes: int, secret: bytes) 
 
 
 def check_manifest(manifest: Mapping[str, Any], secret: bytes, *, job: str, where: str = "") -> None:
-    """Refuse a manifest that this job's processes did not write.
+    """Check that this job's processes wrote a manifest.
 
     Raises:
-        CorruptSnapshotError: newer format, wrong signature or another job's.
+        CorruptSnapshotError: newer format, wrong signature, or another job.
     """
     rank = f" of rank {quote(manifest['rank'])}" if "rank" in manifest else ""
     where = where or f"snapshot{rank} at step {quote(manifest.get('step'))}"
@@ -137,7 +137,7 @@ def check_manifest(manifest: Mapping[str, Any], secret: bytes, *, job: str, wher
         )
     if manifest.get("job") != job:
         raise CorruptSnapshotError(f"{where}: it belongs to job {quote(manifest.get('job'))}, not to {job!r}")
-    signature = str(manifest.get("signature")).encode(errors="replace")  # text beyond ASCII cannot be compared
+    signature = str(manifest.get("signature")).encode(errors="replace")  # compare_digest refuses text beyond ASCII
     if not hmac.compare_digest(signature, _signature(manifest, secret).encode()):
         raise CorruptSnapshotError(
             f"{where}: its manifest is not signed with this job's secret",
@@ -146,12 +146,12 @@ def check_manifest(manifest: Mapping[str, Any], secret: bytes, *, job: str, wher
 
 
 def check_bytes(manifest: Mapping[str, Any], data: Any, where: str = "") -> None:
-    """Refuse bytes that are not those the manifest was signed for."""
+    """Check bytes against the manifest's length and checksum."""
     check_crc(manifest, len(data), crc64nvme(data), where)
 
 
 def check_crc(manifest: Mapping[str, Any], nbytes: int, checksum: int, where: str = "") -> None:
-    """Refuse a length or checksum that is not what the manifest was signed for."""
+    """Check a length and a checksum against the manifest."""
     where = where or f"snapshot of rank {manifest['rank']} at step {manifest['step']}"
     if nbytes != manifest["nbytes"]:
         raise CorruptSnapshotError(f"{where}: it is {nbytes} bytes long, the manifest says {manifest['nbytes']}")
@@ -162,7 +162,7 @@ def check_crc(manifest: Mapping[str, Any], nbytes: int, checksum: int, where: st
 
 
 class TooHeavyError(CorruptSnapshotError):
-    """A document is not light, and nobody is known to have signed it."""
+    """A document is not light, and not signed by the job."""
 
     def __init__(self, where: str, nbytes: int) -> None:
         super().__init__(
@@ -173,18 +173,18 @@ class TooHeavyError(CorruptSnapshotError):
 
 
 def is_light(data: bytes) -> bool:
-    """Whether a document is small enough to be parsed, whoever wrote it."""
+    """Return whether an unsigned document is small enough to be parsed."""
     return len(data) <= LIGHT_BYTES and sum(map(data.count, (b",", b":", b"[", b"{"))) <= LIGHT_VALUES
 
 
 def read_document(data: bytes, where: str, *, trusted: bool = False) -> dict[str, Any]:
-    """A JSON object from storage.
+    """Parse a JSON object from storage.
 
     Args:
-        trusted: the job has written these bytes, so they may be many.
+        trusted: the job wrote these bytes, so any number is allowed.
 
     Raises:
-        CorruptSnapshotError: it is empty, cut off, or something else.
+        CorruptSnapshotError: the bytes are empty, truncated, or no JSON object.
     """
     if not trusted and not is_light(data):
         raise TooHeavyError(where, len(data))
@@ -205,5 +205,5 @@ def _signature(manifest: Mapping[str, Any], secret: bytes) -> str:
     signed = {key: value for key, value in manifest.items() if key != "signature"}
     try:
         return hmac.new(secret, _canonical(signed), hashlib.sha256).hexdigest()
-    except RecursionError:  # parsed a moment ago, with one call less on the stack
+    except RecursionError:  # the parser allowed one more level of nesting
         raise CorruptSnapshotError("a manifest is nested too deep") from None

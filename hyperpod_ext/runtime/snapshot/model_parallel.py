@@ -1,7 +1,7 @@
-"""Parts of a model in plain tensors, as Megatron-core has them: which part this rank holds, and who holds the same.
+"""Model parts in plain tensors, as in Megatron-core: this rank's part, and the ranks with the same part.
 
-Megatron's shards have the names, and often the shapes, of their neighbours', so nothing about a tensor tells them from
-replicas. Megatron's own groups do. It is not imported here: unless the script has done so, there are no such parts.
+Megatron's shards have equal names, and often equal shapes, so only Megatron's groups distinguish shards from replicas.
+Megatron is not imported here: without an import by the script, there are no such parts.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import torch.distributed as dist
 
 
 class HeldShard(NamedTuple):
-    """Of all the model's parts, one."""
+    """One part of the model."""
 
     name: str
-    """`tensor 1 of 2`; in the names of all tensors, as two ranks' tensors of one name are not the same."""
+    """`tensor 1 of 2`: suffix of all tensor names, because equal names are different tensors on other ranks."""
     ranks: frozenset[int]
-    """Who holds it."""
+    """Ranks that hold the part."""
 
 
 def held_shard() -> HeldShard | None:
-    """This rank's part of a model that Megatron has taken apart; None: every rank holds all of it, or DTensors say."""
+    """Return this rank's part of a model split by Megatron; None: not split, or split only by DTensors."""
     groups: Any = sys.modules.get("megatron.core.parallel_state")
     if groups is None or not groups.model_parallel_is_initialized():
         return None
@@ -35,14 +35,14 @@ def held_shard() -> HeldShard | None:
     name = ", ".join(f"{kind} {rank + 1} of {size}" for kind, rank, size in places if size > 1)
     if not name:
         return None
-    if places[-1][2] > 1:  # experts are parts of what data parallelism has alike otherwise
+    if places[-1][2] > 1:  # experts differ between data parallel ranks, too
         return HeldShard(name, frozenset([dist.get_rank()]))
     group = groups.get_data_parallel_group(with_context_parallel=True)
     return HeldShard(name, frozenset(dist.get_process_group_ranks(group)))
 
 
 def is_distributed_optimizer(optimizer: object) -> bool:
-    """Whether it is Megatron's distributed optimizer, or one below: its state is one rank's part under shared names."""
+    """Return whether it is, or is inside, Megatron's distributed optimizer: state of one rank under shared names."""
     module = sys.modules.get("megatron.core.optimizer.distrib_optimizer")
     if module is None:
         return False

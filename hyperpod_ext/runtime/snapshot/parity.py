@@ -1,8 +1,8 @@
-"""Parity over a group of ranks on different nodes: how images are cut, and a lost one from what is left. Pure.
+"""Parity over a group of ranks on different nodes: cutting images, and rebuilding a lost one. Pure.
 
-The images of k ranks are cut in k - 1 parts each. The node of every rank keeps one parity piece: the XOR of one part of
-each other rank's image. So each image is sent once, as for one copy, and a node needs 1/(k - 1) of an image for it.
-Of a lost image every part is the XOR of a piece with the parts of the other images that went into that piece.
+The images of k ranks are cut into k - 1 parts each. The node of every rank keeps one parity piece: the XOR of one part
+of each other rank's image. So each image is sent once, as for one copy, and a node stores 1/(k - 1) of an image. Each
+part of a lost image is the XOR of a piece with the other images' parts in that piece.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stripe:
-    """Ranks whose images protect each other, one on each node of a group, in the order in which images are cut."""
+    """Ranks with images that protect each other, one on each node of a group, in ascending order."""
 
     ranks: tuple[int, ...]
 
@@ -33,18 +33,18 @@ class Stripe:
             raise ValueError(f"{self.ranks} are no ranks in order, or too few for parity")
 
     def piece_bytes(self, nbytes: int) -> int:
-        """What a piece takes that has a part of an image of `nbytes`. Shorter parts are padded with zeros."""
+        """Return the size of a piece for images of `nbytes`. Shorter parts are padded with zeros."""
         parts = len(self.ranks) - 1
         return -(-nbytes // (parts * _ALIGNED)) * _ALIGNED
 
     def span(self, owner: int, holder: int, nbytes: int) -> Span:
-        """The part of the image of `owner`, of `nbytes`, that is in the piece which the node of `holder` keeps."""
+        """Return the part of the owner's image of `nbytes` in the piece on the holder's node."""
         length = self.piece_bytes(nbytes)
         start = min(self._part(owner, holder) * length, nbytes)
         return Span(start, min(length, nbytes - start))
 
     def spans(self, owner: int, nbytes: int) -> dict[int, Span]:
-        """The parts of an image in their order, each with the rank whose node gets it."""
+        """Return the parts of an image in order, by the rank whose node keeps the part."""
         others = sorted((rank for rank in self.ranks if rank != owner), key=lambda rank: self._part(owner, rank))
         return {holder: self.span(owner, holder, nbytes) for holder in others}
 
@@ -58,6 +58,6 @@ class Stripe:
 
 
 def beyond_parity(step: int, ranks: Collection[int]) -> str:
-    """What people are told where parity does not do."""
+    """Return the message for a step that parity cannot rebuild."""
     missing = ", ".join(map(str, sorted(ranks)))
     return f"Parity of step {step} makes up for one node of a group; missing are the snapshots of ranks {missing}."

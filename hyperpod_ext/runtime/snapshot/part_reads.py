@@ -1,4 +1,4 @@
-"""Which parts of an image another layout needs: a rank of another number of ranks reads those alone. Knows no torch."""
+"""Parts of an image that another layout needs, for reads after a resize. Does not import torch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from hyperpod_ext.runtime.snapshot.layout_plan import Item
 
 _COMPARED = 64 << 10
-"""Bytes of a tensor that is read from each rank that has it, so that differences are told of."""
+"""Tensors of at most so many bytes are read from every rank, so that differences are reported."""
 
 
 def by_name(items: Sequence[Item]) -> dict[str, list[Item]]:
-    """Items of one layout, by the names of their tensors."""
+    """Return the items of one layout by tensor name."""
     found: dict[str, list[Item]] = {}
     for item in items:
         found.setdefault(item.fqn, []).append(item)
@@ -21,10 +21,10 @@ def by_name(items: Sequence[Item]) -> dict[str, list[Item]]:
 def parts_for(
     targets: Mapping[str, Sequence[Item]], sources: Sequence[Item], known: Collection[tuple[str, tuple[int, ...]]]
 ) -> list[Item]:
-    """Of the shards in an image what these targets need, each as an item of its own.
+    """Return the parts of an image's shards that the targets need, each as an item.
 
     Args:
-        known: name and offsets of shards that are at hand from elsewhere; large ones are not read again.
+        known: name and offsets of shards read from other snapshots; large ones are not read again.
     """
     return [
         part
@@ -35,7 +35,7 @@ def parts_for(
 
 
 def _rows(targets: Sequence[Item], source: Item) -> Item | None:
-    """The rows of a shard that the targets have anything of: they lie in a row in the image."""
+    """Return the rows of a shard from the first to the last that a target needs: contiguous bytes of the image."""
     meeting = [target for target in targets if meet(target, source)]
     if not meeting:
         return None
@@ -53,7 +53,7 @@ def _rows(targets: Sequence[Item], source: Item) -> Item | None:
 
 
 def meet(target: Item, source: Item) -> bool:
-    """Whether both have anything of a tensor; of another shape: somebody has to say so."""
+    """Return whether both items overlap. True for different shapes, too, so that a caller reports the difference."""
     return target.shape != source.shape or all(
         low < other + length and other < low + size
         for low, size, other, length in zip(target.offsets, target.sizes, source.offsets, source.sizes, strict=True)

@@ -1,7 +1,7 @@
-"""Which step to go on from, and where each rank gets it. Pure: plain values in, plain values out.
+"""Choose the step to restore, and each rank's source of it. Pure: plain values in, plain values out.
 
-One coordinator decides for everybody. No rank ever picks "the latest" by itself: two ranks that do can
-pick two different steps, and train on without an error.
+One coordinator decides for all ranks. Ranks that each picked "the latest" could pick different steps, and train on
+without an error.
 """
 
 from __future__ import annotations
@@ -19,44 +19,44 @@ from hyperpod_ext.runtime.snapshot.sharing import Sharing
 
 OfferTier = Literal["live", "memory", "parity", "durable"]
 OfferKey = tuple[str, int, int, str, str]
-"""Tier, rank, node, save id and URL of an offer: what a refused one is known by."""
+"""Tier, rank, node, save ID and URL of an offer: the identity of refused offers."""
 
 _AT_ONCE = 4
-"""Live ranks that one joining worker takes parts from at the same time."""
+"""Number of live ranks that send parts to one joining worker at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """State that can be had at `step`."""
+    """State available at `step`."""
 
     tier: OfferTier
-    """`live`: in a training process now. `memory`: whole in a node's memory server, that node's own or a
-    replica. `parity`: a whole parity piece, which says nothing alone. `durable`: a checkpoint of all ranks that has its
-    manifest, or one rank's snapshot on the disk of `node`."""
+    """`live`: in a training process now. `memory`: in a node's memory server, as original or replica. `parity`: a
+    parity piece, of no use alone. `durable`: a committed checkpoint of all ranks, or one rank's snapshot on the disk of
+    `node`."""
     step: int
     rank: int
-    """Rank whose state it is, or whose node keeps the piece; -1 for a checkpoint of all."""
+    """Rank that owns the state, or whose node keeps the piece; -1 for a checkpoint of all."""
     node: int
-    """Node where it is; -1 for a checkpoint of all."""
+    """Node with the state; -1 for a checkpoint of all."""
     save_id: str
-    """Names the commit it is of: generation and step."""
+    """Name of the commit: generation and step."""
     own_digest: str = ""
-    """Digest of the part of it that may differ from rank to rank."""
+    """Digest of the part of the state that may differ between ranks."""
     sharing: str = "same"
-    """How it relates to other ranks' state: `same`, `alike`, a `shard`, or among whom (see `sharing.py`)."""
+    """Relation to other ranks' state: `same`, `alike` or `shard`, with the ranks (see `sharing.py`)."""
     content: str = ""
-    """Digest of all of it, where that is known."""
+    """Digest of the whole state, if known."""
     world_size: int = 0
-    """Ranks that the commit has; 0: as many as there are now."""
+    """Number of ranks of the commit; 0: the present number."""
     url: str = ""
     folder: str = ""
-    """Where a checkpoint of all lies."""
+    """Place of a checkpoint of all ranks."""
     name: str = ""
     """Kind of the durable tier."""
     began: int = -1
-    """Of a disk: step at which the snapshot's generation began, which gives up what earlier ones made after it."""
+    """On a disk: first step of the snapshot's generation, which abandons later steps of earlier generations."""
     stripe: tuple[int, ...] = ()
-    """Of a parity piece: the ranks whose images protect each other."""
+    """Of a parity piece: the ranks in its stripe."""
 
     @property
     def key(self) -> OfferKey:
@@ -64,25 +64,25 @@ class Offer:
 
     @classmethod
     def of_memory(cls, summary: Mapping[str, Any], node: int) -> Offer:
-        """What a node's memory server says of one snapshot."""
+        """Return the offer of a snapshot in a node's memory server."""
         return cls("memory", node=node, **{key: summary[key] for key in _OF_MEMORY})
 
     @classmethod
     def of_disk(cls, summary: Mapping[str, Any], node: int, run: str) -> Offer:
-        """What a node's memory server says of one snapshot on the node's disk, in this `run` of the job."""
+        """Return the offer of a snapshot on a node's disk, in this `run` of the job."""
         given = {key: summary[key] for key in (*_OF_MEMORY, "url", "folder", "began")}
         given["save_id"] = save_id_in(summary["save_id"], summary["run"] if summary["run"] != run else "")
         return cls("durable", node=node, name=summary["tier"], **given)
 
     @classmethod
     def of_piece(cls, summary: Mapping[str, Any], node: int) -> Offer:
-        """What a node's memory server says of one parity piece."""
+        """Return the offer of a parity piece in a node's memory server."""
         given = {key: summary[key] for key in ("step", "rank", "save_id", "world_size")}
         return cls("parity", node=node, sharing="shard", stripe=tuple(summary["stripe"]), **given)
 
     @classmethod
     def of_all(cls, summary: Mapping[str, Any]) -> Offer:
-        """What a memory server says of one checkpoint in a durable tier."""
+        """Return the offer of a checkpoint in a durable tier."""
         given = {key: summary[key] for key in _OF_ALL}
         return cls("durable", rank=-1, node=-1, name=summary["tier"], **given)
 
@@ -93,33 +93,33 @@ _OF_ALL = ("step", "save_id", "world_size", "url", "folder")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where one rank gets its state. `self`: it holds it already; `fresh`: it starts from nothing; `parity`: it is
-    rebuilt from the image of `rank` and the piece that lie on `node`, and from those of the other sources."""
+    """Source of one rank's state. `self`: the rank holds it already; `fresh`: it starts without state; `parity`: it is
+    rebuilt from the image of `rank` and the piece on `node`, together with the other sources."""
 
     kind: Literal["self", "live", "memory", "peer", "parity", "durable", "fresh"]
     rank: int
     save_id: str = ""
     node: int = -1
-    """Node of a peer's memory, or whose disk it is."""
+    """Node of the peer's memory, or of the disk."""
     url: str = ""
     folder: str = ""
-    """Of a durable tier. None on the disk of another node, whose memory server reads it."""
+    """Place in a durable tier; empty for another node's disk, which is read through its memory server."""
     tier: str = ""
     """Kind of the durable tier."""
 
     @property
     def on_another_disk(self) -> bool:
-        """Whether it is read through the memory server of the node that has it on its disk."""
+        """Whether the state is read through the memory server of another node, from its disk."""
         return self.kind == "durable" and self.node >= 0 and not self.url
 
     @property
     def name(self) -> str:
-        """For people: the kind of a durable tier, which they chose."""
+        """Name for messages: the kind of a durable tier, or else the source's kind."""
         return self.tier or self.kind
 
 
 def place_of(source: Source, nodes: Mapping[int, int]) -> OfferKey:
-    """Of the offer that a source came from. `nodes`: the node of each rank."""
+    """Return the key of a source's offer. `nodes`: the node of each rank."""
     match source.kind:
         case "memory" | "peer":
             return ("memory", source.rank, source.node, source.save_id, "")
@@ -135,18 +135,18 @@ def place_of(source: Source, nodes: Mapping[int, int]) -> OfferKey:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What every rank restores, in one generation."""
+    """The step and sources that all ranks restore, in one generation."""
 
     step: int
     sources: dict[int, tuple[Source, ...]]
-    """Of each rank: one source; several `live` ones, of which each sends a part; `parity` ones, which are needed
-    together; or, when the world size changes, one for each rank of the commit. What a rank is told leaves out those
-    that it need not know."""
+    """Sources of each rank: one; several `live` ones that each send a part; `parity` ones, which are needed together;
+    or, when the world size changes, one for each rank of the commit. The message to a rank has only the sources that
+    the rank needs."""
     world_size: int = 0
-    """Ranks of the generation; 0: as many as there are sources."""
+    """Number of ranks of the generation; 0: the number of sources."""
 
     def source(self, rank: int) -> Source:
-        """The first source of a rank."""
+        """Return the first source of a rank."""
         return self.sources[rank][0]
 
     @property
@@ -157,7 +157,7 @@ class Decision:
 
     @property
     def checkpoint(self) -> str:
-        """Place of the durable checkpoint that the first rank restores from; empty: its state is in some memory."""
+        """Durable checkpoint that the first rank restores; empty: it restores from memory."""
         source = next((several[0] for several in self.sources.values()), None)
         if source is None or source.kind != "durable":
             return ""
@@ -179,12 +179,12 @@ class Decision:
 def choose_step(
     offers: Collection[Offer], nodes: Mapping[int, int], began: Mapping[int, int] | None = None
 ) -> Decision | None:
-    """The newest step that every rank can have, each from its nearest place; None when there is none.
+    """Return the newest step available to every rank, with each rank's nearest source; None if there is none.
 
     Args:
-        offers: what is held anywhere, refused candidates already taken out.
+        offers: all available states, without refused ones.
         nodes: node of each rank of the new generation.
-        began: step at which each generation began: what an earlier one did after it was given up.
+        began: first step of each generation: later steps of earlier generations are abandoned.
     """
     given_up = given_up_by(began or {})
     alive = [offer for offer in offers if not given_up(offer)]
@@ -207,11 +207,11 @@ def choose_step(
 def _sources(
     offers: Sequence[Offer], nodes: Mapping[int, int], world_size: int, differing: Collection[_Holders]
 ) -> dict[int, tuple[Source, ...]] | None:
-    """Sources of every rank at one commit, or None when one of them has none."""
+    """Return the sources of every rank at one commit; None if a rank has none."""
     resized = world_size != len(nodes)
     live = {} if resized else {offer.rank: offer.save_id for offer in offers if offer.tier == "live"}
     sources: dict[int, tuple[Source, ...]] = {}
-    sources |= {rank: (Source("self", rank, live[rank]),) for rank in nodes if rank in live}  # it has what it needs
+    sources |= {rank: (Source("self", rank, live[rank]),) for rank in nodes if rank in live}  # already in the process
     if len(sources) == len(nodes):
         return sources
     commit = _Commit(offers, differing)
@@ -223,7 +223,7 @@ def _sources(
         found = [commit.nearest(rank, one, node, resized) for one in wanted]
         if not all(found):
             return None
-        if len(found) == 1 and found[0][0].kind == "live":  # each sends a part, all at once
+        if len(found) == 1 and found[0][0].kind == "live":  # each source sends a part, at the same time
             sources[rank] = tuple(found[0][:_AT_ONCE])
         elif len(found) == 1 and found[0][0].kind == "parity":
             sources[rank] = tuple(found[0])
@@ -233,7 +233,7 @@ def _sources(
 
 
 class OfCommit(Protocol):
-    """Anything that is of one commit."""
+    """Anything that belongs to one commit."""
 
     @property
     def step(self) -> int: ...
@@ -243,12 +243,12 @@ class OfCommit(Protocol):
 
 
 def commit_of(one: OfCommit) -> tuple[int, int, str]:
-    """Commits in the order in which they are preferred, the best one last."""
+    """Return the sort key of commits: the preferred commit is the largest."""
     return one.step, generation_of(one.save_id), one.save_id
 
 
 def given_up_by(began: Mapping[int, int]) -> Callable[[OfCommit], bool]:
-    """Whether something was made after a later generation had gone on from less. Many are of few commits."""
+    """Return a function that tests whether a later generation began before a commit's step. Cached by commit."""
 
     @functools.cache
     def given_up(save_id: str, step: int) -> bool:
@@ -259,17 +259,17 @@ def given_up_by(began: Mapping[int, int]) -> Callable[[OfCommit], bool]:
 
 
 def began_on_disk(offers: Collection[Offer]) -> dict[int, int]:
-    """Step at which each generation began that saved something on a disk. A node that was not in it does not know."""
+    """Return the first step of each generation with a snapshot on a disk, which other nodes may not know."""
     began: dict[int, int] = {}
     for offer in offers:
-        if offer.began >= 0:  # two runs may both have numbered one so: the lower step gives up more
+        if offer.began >= 0:  # two runs may have used one number: the lower step abandons more
             generation = generation_of(offer.save_id)
             began[generation] = min(offer.began, began.get(generation, offer.began))
     return began
 
 
 _Holders = frozenset[int] | None
-"""Ranks that are said to hold the same state; None: all of them."""
+"""Ranks that declare the same state; None: all of them."""
 
 
 def _holders(offer: Offer) -> _Holders:
@@ -278,7 +278,7 @@ def _holders(offer: Offer) -> _Holders:
 
 
 def _differing(offers: Collection[Offer]) -> set[_Holders]:
-    """Of ranks that are said to hold the same state, those of which two were ever seen to differ at one commit."""
+    """Return the groups that declare the same state, but have two ranks with different states at one commit."""
     digests: dict[tuple[str, _Holders], set[str]] = {}
     contents: dict[tuple[str, _Holders], set[str]] = {}
     for offer in offers:
@@ -291,8 +291,11 @@ def _differing(offers: Collection[Offer]) -> set[_Holders]:
 
 
 def short_parity(offers: Collection[Offer], began: Mapping[int, int], after: int) -> tuple[int, tuple[int, ...]] | None:
-    """The newest step above `after` that has parity which does not do, and the ranks of one group whose memory was lost
-    since: two or more, where parity makes up for one. A rank that has overwritten its snapshot of it lost none."""
+    """Return the newest step above `after` that parity cannot rebuild, and a group's ranks with lost memory.
+
+    Parity rebuilds one rank of a group; here two or more are lost. A rank that has overwritten its snapshot of the step
+    does not count as lost.
+    """
     given_up = given_up_by(began)
     images: set[tuple[str, int]] = set()
     oldest: dict[int, int] = {}
@@ -316,12 +319,12 @@ def short_parity(offers: Collection[Offer], began: Mapping[int, int], after: int
 
 
 def start_fresh(nodes: Mapping[int, int]) -> Decision:
-    """Step 0 from nothing, on every rank."""
+    """Return the decision to start every rank at step 0 without state."""
     return Decision(0, {rank: (Source("fresh", rank),) for rank in nodes})
 
 
 class _Equals:
-    """Offers of ranks that hold the same, any of which will do for each of them."""
+    """Interchangeable offers of ranks that hold the same state."""
 
     _FEW = 64
 
@@ -337,7 +340,7 @@ class _Equals:
                 self._by_tier.setdefault(offer.tier, []).append(offer)
 
     def near(self, rank: int, wanted: int, node: int) -> Sequence[Offer]:
-        """Those of them that can be the nearest to `rank`: of its node, of the rank itself, or next by number."""
+        """Return the candidates for the nearest offer: of the rank's node, of the rank itself, or next by number."""
         if len(self._offers) <= self._FEW:
             return self._offers
         near = [*self._by_node.get(node, ()), *self._by_rank.get(wanted, ())]
@@ -348,7 +351,7 @@ class _Equals:
 
 
 class _Commit:
-    """What is held of one commit, by the rank that it serves."""
+    """Offers of one commit, by the rank they serve."""
 
     def __init__(self, offers: Sequence[Offer], differing: Collection[_Holders]) -> None:
         self._everybody = [offer for offer in offers if offer.rank < 0]
@@ -364,7 +367,7 @@ class _Commit:
             for holders, theirs in together.items()
             if holders not in differing and _interchangeable(theirs) and (holders is not None or len(together) == 1)
         }
-        """Offers of ranks whose state serves all that hold the same."""
+        """Offers that serve every rank of the group that holds the same state."""
         self._serving_rank: dict[int, list[Offer]] = {}
         for holders, theirs in self.serving.items():
             for rank in holders or ():
@@ -372,23 +375,23 @@ class _Commit:
         self._made: dict[int | None, _Equals] = {}
 
     def _equals(self, rank: int | None) -> _Equals:
-        """Offers that serve `rank`; None: that serve all. Sorted for those alone that need a source."""
+        """Return the offers that serve `rank`; None: all ranks. Built only for ranks that need a source."""
         if rank not in self._made:
             self._made[rank] = _Equals(self.serving[None] if rank is None else self._serving_rank.get(rank, ()))
         return self._made[rank]
 
     def nearest(self, rank: int, wanted: int, node: int, resized: bool) -> list[Source]:
-        """Where `rank` can get the state of rank `wanted`, the cheapest place first.
+        """Return the sources from which `rank` can get the state of rank `wanted`, the cheapest first.
 
         In order: memory of its node, a live peer, the node's disk, memory of another node, its disk, parity, a shared
-        directory, S3. Its own state comes before another's that is equal, and load spreads by rank among equals.
+        directory, S3. Among equals, the rank's own state comes first, and load is spread by rank.
         """
         own = [*self._own.get(wanted, ()), *self._everybody]
         others = self._equals(None if None in self.serving else wanted).near(rank, wanted, node)
         found: dict[Source, tuple[int, bool, bool, int]] = {}
         for offer in (*own, *others):
             if offer.tier == "live" and resized:
-                continue  # a live rank sends all of its state or nothing, and only to ranks of its own world
+                continue  # a live rank sends only whole states, and only within its own world size
             source, place = _source(offer, rank, wanted, node, resized)
             cost = (place, offer.rank != wanted, offer.node != node, (offer.rank - rank) % 1_000_000)
             found[source] = min(cost, found.get(source, cost))
@@ -398,8 +401,10 @@ class _Commit:
         return [source for source in ordered if source.kind == ordered[0].kind]
 
     def _rebuilt(self, lost: int) -> list[Source]:
-        """What the state of a rank is rebuilt from: of each other rank of its stripe the image, and the piece that the
-        same node keeps. None where one of them is missing, as when two nodes of a group are lost."""
+        """Return the sources to rebuild a rank from: for each other rank of its stripe, the node with image and piece.
+
+        Empty if a node is missing, for example after the loss of two nodes of a group.
+        """
         by_stripe: dict[tuple[int, ...], dict[tuple[int, int], Offer]] = {}
         for piece in self._pieces:
             if lost in piece.stripe and piece.rank != lost:
@@ -416,7 +421,7 @@ class _Commit:
 
 
 def _source(offer: Offer, rank: int, wanted: int, node: int, resized: bool) -> tuple[Source, int]:
-    """An offer as `rank` sees it that needs the state of rank `wanted`, and how far away that is."""
+    """Return an offer as a source for `rank`, which needs the state of rank `wanted`, and the source's distance."""
     near = offer.node == node
     if offer.tier == "live":
         itself = offer.rank == wanted == rank and not resized
@@ -433,7 +438,6 @@ def _source(offer: Offer, rank: int, wanted: int, node: int, resized: bool) -> t
 
 
 def _interchangeable(offers: Collection[Offer]) -> bool:
-    """Whether one rank's state serves the others that hold the same. What no one keeps equal needs two ranks to show
-    that it is."""
+    """Return whether one rank's state serves its group. `alike` states need two ranks, to show that they are equal."""
     kinds = {Sharing.of(offer.sharing).kind for offer in offers}
     return kinds == {"same"} or ("shard" not in kinds and len({offer.rank for offer in offers}) > 1)

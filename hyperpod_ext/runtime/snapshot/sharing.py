@@ -1,10 +1,10 @@
-"""Whose state serves whom: what a rank says of how its state relates to the others'. Pure.
+"""How a rank's state relates to the other ranks' states. Pure.
 
-Said in one word, with the ranks it holds for where that is not all of them:
+One word, followed by the ranks unless it holds for all:
 
-- `same`: as data parallelism keeps it, equal on every rank;
-- `alike`: that, but with parts that no one keeps equal, such as batch norm's statistics;
-- `same:0,2`, `alike:0,2`: so on these ranks only, as along HSDP's replicate dimension;
+- `same`: kept equal on every rank by data parallelism;
+- `alike`: the same, except for parts that nothing keeps equal, such as batch norm's statistics;
+- `same:0,2`, `alike:0,2`: on these ranks only, for example along HSDP's replicate dimension;
 - `shard`: a part that no other rank has.
 """
 
@@ -20,7 +20,7 @@ _KINDS = ("same", "alike", "shard")
 
 
 class Sharing(NamedTuple):
-    """What the word says."""
+    """The parsed word."""
 
     kind: str
     ranks: frozenset[int] | None = None
@@ -29,10 +29,10 @@ class Sharing(NamedTuple):
     @classmethod
     @functools.lru_cache(maxsize=4096)
     def of(cls, text: str) -> Sharing:
-        """Read the word.
+        """Parse the word.
 
         Raises:
-            JobFailedError: it is not one of them.
+            JobFailedError: unknown word.
         """
         kind, _, ranks = text.partition(":")
         try:
@@ -45,7 +45,7 @@ class Sharing(NamedTuple):
 
     @classmethod
     def among(cls, kind: str, ranks: Collection[int] | None, world_size: int) -> Sharing:
-        """`kind` among `ranks`, of a world of so many; None: all of them."""
+        """Return `kind` among `ranks`; None: all ranks."""
         if ranks is None or len(ranks) == world_size:
             return cls(kind)
         return cls(kind, frozenset(ranks)) if len(ranks) > 1 else cls("shard")

@@ -1,4 +1,4 @@
-"""Snapshots as they come back, and how live tensors are filled from them, by the same or another world size."""
+"""Restore live tensors from snapshots, with the same or another world size."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from hyperpod_ext.runtime.snapshot.part_reads import by_name, meet, parts_for
 from hyperpod_ext.runtime.snapshot.tree import Form, Parts, Path, fqn, leaf_paths, put_together
 
 Scatter = Callable[[Sequence[tuple[int, memoryview]]], int]
-"""Reads a whole image, each piece (its start, writable bytes) straight to where it belongs; returns the CRC64."""
+"""Reads a whole image, each piece (its start, writable bytes) into its destination; returns the CRC64."""
 
 ReadParts = Callable[[Sequence[tuple[int, memoryview]]], None]
-"""Reads parts of an image (start, writable bytes) that is verified where it lies."""
+"""Reads parts (start, writable bytes) of an image that its holder has verified."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One rank's state at one step, somewhere that this process can read."""
+    """One rank's state at one step, in a place that this process can read."""
 
     step: int
     plan: Plan
     values: Sequence[Any]
     load: Callable[[], memoryview]
-    """The image. What keeps its memory alive is bound to it."""
+    """Returns the image, which keeps its memory alive."""
     extras: Mapping[str, Any] = field(default_factory=dict)
     manifest: Mapping[str, Any] | None = None
-    """What the bytes must be verified against; None: they have been."""
+    """Manifest to verify the bytes against; None: already verified."""
     scatter: Scatter | None = None
-    """A way past the image, where that would have to be brought here first."""
+    """For a remote image: reads into the destinations without a local image."""
     read_parts: ReadParts | None = None
-    """A way to parts of the image, where all of it would have to be brought here first."""
+    """For a remote image: reads parts of it."""
     bound: bool = True
-    """False: it comes from where others can write, and nothing proves that the job has written it."""
+    """False: the checkpoint has no MAC that proves that the job wrote it."""
     others: Callable[[], Sequence[Snapshot]] | None = None
-    """Returns the snapshots of the commit's other ranks. None: this one serves alone, or all are at hand."""
+    """Returns the snapshots of the commit's other ranks. None: this snapshot suffices, or all are passed."""
 
     @classmethod
     def of(
@@ -59,7 +59,7 @@ class Snapshot:
         bound: bool = True,
         others: Callable[[], Sequence[Snapshot]] | None = None,
     ) -> Snapshot:
-        """A snapshot with a verified manifest, whose bytes are verified when they are read."""
+        """Return a snapshot with a verified manifest; its bytes are verified when they are read."""
         extras = manifest.get("extras", {})
         step, values = int(manifest["step"]), manifest["values"]
         return cls(step, plan, values, load, extras, manifest, scatter, read_parts, bound, others)
@@ -70,12 +70,12 @@ class Snapshot:
 
     @property
     def was_read(self) -> bool:
-        """Whether its image was brought here."""
+        """Whether the image was read into this process."""
         return "image" in self.__dict__
 
     @property
     def nbytes_read(self) -> int:
-        """Bytes of it that were brought here, unless `scatter` has brought all of them."""
+        """Bytes of the image read into this process, not counting `scatter`."""
         return self.plan.nbytes if self.was_read else sum(self._parts_read)
 
     @cached_property
@@ -83,15 +83,17 @@ class Snapshot:
         return []
 
     def check(self) -> None:
-        """Raise CorruptSnapshotError where the bytes are not those that were sealed."""
+        """Raise CorruptSnapshotError if the bytes differ from the sealed ones."""
         if self.manifest is not None:
             check_bytes(self.manifest, self.image)
 
     def shards(
         self, targets: Mapping[str, Sequence[Item]], known: Collection[tuple[str, tuple[int, ...]]]
     ) -> list[tuple[Item, torch.Tensor]]:
-        """Shards that it has of these targets' tensors, verified; where all of it would have to be brought here, no
-        more than what the targets need, and of what is `known` little."""
+        """Return this snapshot's shards of the targets' tensors, verified.
+
+        From a remote image, read only the parts that the targets need, without large `known` shards.
+        """
         if self.read_parts is None or self.was_read:
             self.check()
             return list(zip(self.plan.items, views(self.plan, self.image), strict=True))
@@ -99,7 +101,7 @@ class Snapshot:
         return list(zip(items, self.read(items), strict=True))
 
     def read(self, items: Sequence[Item]) -> list[torch.Tensor]:
-        """These shards or parts of shards, verified: where all of it would have to be brought here, they alone."""
+        """Return these shards or parts of shards, verified. From a remote image, read nothing else."""
         if self.read_parts is None or self.was_read:
             self.check()
             return [view(self.image[item.data : item.data + item.nbytes], item) for item in items]
@@ -110,7 +112,7 @@ class Snapshot:
 
 
 Like = Callable[[Path], torch.Tensor | None]
-"""By the path of a saved tensor, one that has the same shards, strides and device: a parameter, for optimizer state."""
+"""Returns a model tensor with the shards, strides and device of a saved tensor's path: optimizer state's parameter."""
 
 
 def fill(
@@ -122,22 +124,22 @@ def fill(
     like: Like = lambda path: None,
     kept: Container[str] = (),
 ) -> Any:
-    """Return the tree that was saved, its tensors filled from `snapshots`.
+    """Return the saved tree, with tensors filled from `snapshots`.
 
-    A live tensor of the same name, type, shape and strides is filled in place; for every other one a new tensor is
-    made, cut as `like` is. Live tensors that were not saved are left alone. One snapshot serves when it holds all that
-    these tensors need; otherwise each shard is cut from the snapshots of all ranks.
+    A live tensor of the same name, type, shape and strides is filled in place; other saved tensors get a new tensor,
+    sharded like `like`. Live tensors that were not saved stay unchanged. One snapshot suffices if it holds all parts
+    of these tensors; otherwise each shard is cut from the snapshots of all ranks.
 
     Args:
         layout: the live tensors' layout, if known.
-        lean: do not read snapshots of which nothing is needed, so nobody compares what should be equal.
+        lean: skip snapshots that are not needed, without comparing replicas.
         kept: first keys of the tree; below them, live tensors of another type or other strides are filled, too.
 
-    Every byte is verified. After an error the live tensors hold anything, and the state must not be used.
+    Every byte is verified. After an error the live tensors are undefined, and the state must not be used.
 
     Raises:
-        CorruptSnapshotError: bytes that are not those that were sealed.
-        JobFailedError: a tensor that no snapshot holds whole, or that has another shape.
+        CorruptSnapshotError: the bytes differ from the sealed ones.
+        JobFailedError: the snapshots hold a tensor only in part, or with another shape.
     """
     first = snapshots[0]
     if first.others is not None and _lacks_forms(first.plan, live, like):
@@ -163,7 +165,7 @@ def fill(
 def _check_entries(snapshots: Sequence[Snapshot], like: Like) -> None:
     """
     Raises:
-        JobFailedError: an optimizer had state of a parameter on some ranks only, so that there is none to cut it from.
+        JobFailedError: an optimizer had a parameter's state only on some ranks, so other ranks cannot get a part of it.
     """
     first, *others = snapshots
     for other in others:
@@ -178,7 +180,7 @@ def _check_entries(snapshots: Sequence[Snapshot], like: Like) -> None:
 
 
 def _lacks_forms(saved: Plan, live: Parts, like: Like) -> bool:
-    """Whether nothing at hand says which type and shape a tensor has, as the rank that saved it had no part of it."""
+    """Return whether type and shape of a saved tensor are unknown, because the saving rank had no part of it."""
     held, known = {item.tensor for item in saved.items}, set(leaf_paths(live.shape)[0])
     apart = [path for at, path in enumerate(leaf_paths(saved.shape)[0]) if at not in held and path not in known]
     return not all(is_dtensor(like(path)) for path in apart)
@@ -187,7 +189,7 @@ def _lacks_forms(saved: Plan, live: Parts, like: Like) -> bool:
 def _places(
     live: Parts, layout: Layout | None, snapshots: Sequence[Snapshot], like: Like, kept: Container[str]
 ) -> list[torch.Tensor]:
-    """A tensor for each one that was saved: the live one of its name if it fits, else a new one."""
+    """Return a tensor for each saved tensor: the live one of its name if it fits, otherwise a new one."""
     live_ones = {path: (at, live.tensors[at]) for at, path in enumerate(leaf_paths(live.shape)[0])}
     forms = {} if layout is None else {item.tensor: item.form for item in layout.plan.items}
     first, *others = snapshots
@@ -214,10 +216,10 @@ def _fits(here: Form, saved: Item, any_form: bool) -> bool:
 
 
 def _fill_expanded(place: torch.Tensor, filled: torch.Tensor, name: str) -> None:
-    """Copy into a view whose elements share memory.
+    """Copy into a view with elements that share memory.
 
     Raises:
-        JobFailedError: its elements were saved with different values.
+        JobFailedError: the elements were saved with different values.
     """
     with torch.no_grad():
         once(place, place).copy_(once(filled, place))
@@ -230,8 +232,8 @@ def _fill_expanded(place: torch.Tensor, filled: torch.Tensor, name: str) -> None
 
 
 def _holds_all(saved: Plan, live: Plan) -> bool:
-    """Whether the other ranks' snapshots have nothing that is needed besides this rank's own."""
-    lacks = sum(node == "T" for node in saved.shape) > len(saved.items)  # tensors of which that rank holds nothing
+    """Return whether this rank's snapshot suffices, without the other ranks' snapshots."""
+    lacks = sum(node == "T" for node in saved.shape) > len(saved.items)  # tensors without a part on that rank
     if not lacks and all(item.sizes == item.shape for item in saved.items):
         return True
     named, known = {item.fqn: item for item in saved.items}, {item.fqn for item in live.items}
@@ -242,7 +244,7 @@ def _holds_all(saved: Plan, live: Plan) -> bool:
 
 
 def needed(targets: Sequence[Item], snapshots: Sequence[Snapshot]) -> list[Snapshot]:
-    """Those of the snapshots, one of each rank, that together hold what is to be filled; of copies the nearest."""
+    """Return the snapshots, of one per rank, that together hold the targets; of replicas the nearest."""
     named = [{item.fqn: item for item in snapshot.plan.items} for snapshot in snapshots]
     chosen: set[int] = set()
     unsharded: list[list[int]] = []
@@ -261,14 +263,14 @@ def needed(targets: Sequence[Item], snapshots: Sequence[Snapshot]) -> list[Snaps
                 parts[offsets] = index
         chosen.update(parts.values())
     alike = _hold_the_same(snapshots)
-    for holders in unsharded:  # of several that may differ, every rank takes the lowest rank's
+    for holders in unsharded:  # of values that may differ, every rank takes the lowest rank's
         if not (alike and chosen.intersection(holders)):
             chosen.add(holders[0])
     return [snapshots[index] for index in sorted(chosen)] or list(snapshots[:1])
 
 
 def _hold_the_same(snapshots: Sequence[Snapshot]) -> bool:
-    """Whether their ranks have said that what may differ from rank to rank does not."""
+    """Return whether the ranks have reported equal digests of the state that may differ between ranks."""
     digests = {snapshot.manifest.get("own_digest") if snapshot.manifest else None for snapshot in snapshots}
     return len(digests) == 1 and not digests & {None, ""}
 
@@ -334,8 +336,10 @@ def _reshard(layout: Layout, used: Sequence[Snapshot], snapshots: Sequence[Snaps
 
 
 def _add_part(known: list[tuple[Item, torch.Tensor]], item: Item, shard: torch.Tensor) -> bool:
-    """Another part of a tensor. Of one that several hold, the first counts, and is copied last: it may be the smaller
-    one, where only so much of it was read. False: they differ."""
+    """Add a part of a tensor; return False if it differs from an overlapping part.
+
+    The first part of an overlap counts, and is copied last. It may be the smaller one, if only some rows were read.
+    """
     for at, (other, theirs) in enumerate(known):
         if item.shape != other.shape:
             if item.offsets == other.offsets:
@@ -350,7 +354,7 @@ def _add_part(known: list[tuple[Item, torch.Tensor]], item: Item, shard: torch.T
 
 
 def _within(item: Item, other: Item) -> bool:
-    """Whether all that `item` has of a tensor is in `other`, too."""
+    """Return whether `item` is inside `other`."""
     return all(
         start >= their_start and start + size <= their_start + their_size
         for start, size, their_start, their_size in zip(
@@ -360,12 +364,12 @@ def _within(item: Item, other: Item) -> bool:
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:
-    """Its bytes: NaN equals NaN."""
+    """Return the tensor's bytes, in which NaN equals NaN."""
     return tensor.reshape(-1).view(torch.uint8)
 
 
 def _differing_values(snapshots: Sequence[Snapshot]) -> list[str]:
-    """Names of plain values that are not the same in all snapshots of one shape."""
+    """Return the names of plain values that differ between snapshots of one shape."""
     first = snapshots[0]
     _, paths = leaf_paths(first.plan.shape)
     others = [snapshot for snapshot in snapshots[1:] if snapshot.plan.shape == first.plan.shape]
@@ -375,7 +379,7 @@ def _differing_values(snapshots: Sequence[Snapshot]) -> list[str]:
 
 
 def _copy_overlap(target: Item, destination: torch.Tensor, source: Item, view: torch.Tensor) -> int:
-    """Copy what both have of a tensor; returns the number of elements."""
+    """Copy the overlap of two items; return its number of elements."""
     if (shared := _overlap(target, destination, source, view)) is None:
         return 0
     with torch.no_grad():
@@ -386,7 +390,7 @@ def _copy_overlap(target: Item, destination: torch.Tensor, source: Item, view: t
 def _overlap(
     target: Item, destination: torch.Tensor, source: Item, view: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """What both have of a tensor, in each of them; None: nothing."""
+    """Return the views of the overlap in both tensors; None without an overlap."""
     for dimension in range(len(target.shape)):
         low = max(target.offsets[dimension], source.offsets[dimension])
         high = min(

@@ -1,7 +1,7 @@
-"""Nested state taken apart into a shape, tensors and plain values, and put together again. No pickle.
+"""Split nested state into a shape, tensors and plain values, and join them again. No pickle.
 
-A training loop takes the same state apart at every save, so the walk is flat and cheap: a shape that
-equals the last one means that only tensors' contents and values can have changed.
+A training loop splits the same state at every save, so the walk is flat and cheap: if the shape equals the last one,
+only tensors' contents and values can have changed.
 """
 
 from __future__ import annotations
@@ -15,46 +15,46 @@ from typing import Any, NamedTuple
 from hyperpod_ext.errors import JobFailedError
 
 Shape = list[Any]
-"""Nodes in the order of the walk: "T" a tensor, "V" a value, "B" bytes, whose value is their base64, "U" a tuple of
-scalars, "{" and its keys, "[" and its length, "(" and its length, "=" and the type that is made of the next node.
+"""Nodes in the order of the walk: "T" a tensor, "V" a value, "B" bytes, with their base64 as value, "U" a tuple of
+scalars, "{" and its keys, "[" and its length, "(" and its length, "=" and the type to make from the next node.
 Survives JSON; keys may be text or whole numbers."""
 
 Path = tuple[str | int, ...]
 
 
 class Form(NamedTuple):
-    """Type and place in memory of a tensor."""
+    """Type, shape and memory layout of a tensor."""
 
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None = None
-    """In elements; None: those of a contiguous tensor, or unknown, as for a shard."""
+    """Strides in elements; None: contiguous, or unknown, as for a shard."""
 
 
 class Parts(NamedTuple):
-    """A tree taken apart. Tensors are by reference, in order; so are values."""
+    """A split tree. Tensors and values are references, in order."""
 
     shape: Shape
     tensors: list[Any]
     values: list[Any]
     built: Mapping[str, Form] = {}
-    """What tensors were when they were built, by name, of those that a process builds before it restores them."""
+    """Original forms by name, of tensors that a process builds before it restores them."""
 
 
 _SCALARS = frozenset({bool, int, float, str, type(None)})
 _FACTORIES = {kind.__name__: kind for kind in (bool, int, float, str, list, tuple, dict, set)} | {"": None}
-"""Of those defaultdicts that can be made again, by name."""
+"""Factories of the defaultdicts that can be restored, by name."""
 _NUMPY = frozenset({"bool_", "float16", "float32", "float64"}) | {
     f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
 }
-"""Names of numpy's numbers that Python's numbers hold exactly."""
+"""Names of numpy types with values that Python numbers hold exactly."""
 
 
 def take_apart(tree: Any, is_tensor: type | tuple[type, ...]) -> Parts:
-    """Shape, tensors and values of `tree`; a leaf is a tensor when it is an instance of `is_tensor`.
+    """Return shape, tensors and values of `tree`; leaves of type `is_tensor` are tensors.
 
     Raises:
-        JobFailedError: a node that would not come back as the type that it is, with its path.
+        JobFailedError: a node of a type that cannot be restored; names its path.
     """
     parts = Parts([], [], [])
     try:
@@ -85,7 +85,7 @@ def _take(node: Any, parts: Parts, is_tensor: Any) -> None:
         shape += ("{", keys)
         tensors = parts.tensors
         for value in node.values():
-            if isinstance(value, is_tensor):  # most leaves are, and a call costs more than they do
+            if isinstance(value, is_tensor):  # inline: most leaves are tensors, and a call costs more
                 shape.append("T")
                 tensors.append(value)
             else:
@@ -99,7 +99,7 @@ def _take(node: Any, parts: Parts, is_tensor: Any) -> None:
         shape += ("(" if kind is tuple else "[", len(node))
         for value in node:
             _take(value, parts, is_tensor)
-    elif kind is bytes:  # a state that its object has made bytes of itself; nobody here reads them
+    elif kind is bytes:  # a state that its object has serialized; not read here
         shape.append("B")
         parts.values.append(base64.b64encode(node).decode())
     else:
@@ -109,7 +109,7 @@ def _take(node: Any, parts: Parts, is_tensor: Any) -> None:
 
 
 def _as_plain(node: Any) -> tuple[str, Any]:
-    """The name by which `_made` knows the type of `node`, and what it makes it of again."""
+    """Return the name of the node's type for `_made`, and the plain value to make it from."""
     kind = type(node)
     if kind is OrderedDict or kind is Counter:
         return kind.__name__, dict(node)
@@ -129,7 +129,7 @@ def _as_plain(node: Any) -> tuple[str, Any]:
 
 
 def _made(name: str, plain: Any) -> Any:
-    """What `_as_plain` has taken apart. A process that lacks torch or numpy only passes it on, and gets it plain."""
+    """Reverse `_as_plain`. In a process without torch or numpy, which only passes states on, the value stays plain."""
     match name.split("."):
         case ["OrderedDict"]:
             return OrderedDict(plain)
@@ -147,7 +147,7 @@ def _made(name: str, plain: Any) -> Any:
 
 
 def _explain(node: Any, path: Path, is_tensor: Any) -> None:
-    """Raise for the node below `node`, or itself, that cannot be stored, and say where it is."""
+    """Raise for the first node in `node` that cannot be stored, with its path."""
     for key, value in node.items() if isinstance(node, Mapping) else enumerate(node if type(node) in _LISTS else ()):
         if type(key) not in (str, int):
             raise _unstorable((*path, str(key)), key, "a dictionary key")
@@ -170,12 +170,12 @@ def _unstorable(path: Path, value: object, what: str) -> JobFailedError:
 
 
 def fqn(path: Path) -> str:
-    """Name of a leaf, as torch.distributed.checkpoint names it: `optimizer.state.0.exp_avg`."""
+    """Return a leaf's name in the form of torch.distributed.checkpoint: `optimizer.state.0.exp_avg`."""
     return ".".join(map(str, path))
 
 
 def put_together(shape: Sequence[Any], tensors: Sequence[Any], values: Sequence[Any]) -> Any:
-    """The tree that `take_apart` took apart, with `tensors` and `values` in their places."""
+    """Return the tree of a shape of `take_apart`, with `tensors` and `values` in their places."""
     return _put(iter(shape), iter(tensors), iter(values))
 
 
@@ -202,7 +202,7 @@ def _put(shape: Iterator[Any], tensors: Iterator[Any], values: Iterator[Any]) ->
 
 
 def leaf_paths(shape: Sequence[Any]) -> tuple[list[Path], list[Path]]:
-    """Paths of the tensors and of the values, in their order."""
+    """Return the paths of the tensors and of the values, in order."""
     tensors: list[Path] = []
     values: list[Path] = []
     _walk(iter(shape), (), tensors, values)

@@ -1,10 +1,10 @@
-"""XOR of bytes, by numpy: as fast as memory is read. It is loaded where there is something to XOR, which is seldom."""
+"""XOR of bytes with numpy, at memory speed. numpy is imported at the first XOR: most processes need none."""
 
 from __future__ import annotations
 
 
 def xor_into(destination: memoryview, source: memoryview) -> None:
-    """Have the first bytes of `destination` XORed with `source`."""
+    """XOR the first bytes of `destination` with `source`, in place."""
     import numpy as np
 
     into = np.frombuffer(destination[: len(source)], np.uint8)
@@ -12,7 +12,7 @@ def xor_into(destination: memoryview, source: memoryview) -> None:
 
 
 def fill_with_zeros(destination: memoryview) -> None:
-    """What anything XORed into is that alone."""
+    """Fill with zeros, the neutral element of XOR."""
     import numpy as np
 
     np.frombuffer(destination, np.uint8)[:] = 0

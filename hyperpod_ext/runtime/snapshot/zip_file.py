@@ -1,9 +1,8 @@
-"""The zip archive that `torch.save` writes around one object, made ahead of the bytes it will hold.
+"""The zip archive that `torch.save` writes around one object, made before its data.
 
-A `.distcp` file is such archives one after another. Because everything around the raw data is known
-from its type and shape, a snapshot can be laid out as the final file and then only be copied into.
-The checksum field of the data stays zero: PyTorch does not read it, and the CRC64 of the whole image
-is what we verify.
+A `.distcp` file is a sequence of such archives. Type and shape determine everything around the raw data, so a snapshot
+can be laid out as the final file once, and each save only copies. The checksum field of the data stays zero: PyTorch
+does not read it, and we verify the CRC64 of the whole image.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ _LOCAL, _CENTRAL, _END = b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06"
 _END64, _LOCATOR64 = b"PK\x06\x06", b"PK\x06\x07"
 _MAX32 = 0xFFFFFFFF
 _DOS_EPOCH = 0x21  # 1980-01-01: a constant date keeps images reproducible
-_PADDING_ID = 0x4246  # what PyTorch's own writer pads with
+_PADDING_ID = 0x4246  # the padding of PyTorch's own writer
 
 
 class Frame(NamedTuple):
-    """What goes before and after the raw bytes of one tensor."""
+    """Bytes before and after the raw bytes of one tensor."""
 
     prefix: bytes
     suffix: bytes
@@ -37,7 +36,7 @@ class _Record(NamedTuple):
 
 
 def frame(data_pickle: bytes, nbytes: int) -> Frame:
-    """Frame for a tensor whose `data.pkl` is `data_pickle` and whose raw bytes are `nbytes` long.
+    """Return the frame of a tensor with `data_pickle` as `data.pkl` and `nbytes` raw bytes.
 
     The prefix is a multiple of 64 bytes, so data is aligned where the archive is.
     """
@@ -50,7 +49,7 @@ def frame(data_pickle: bytes, nbytes: int) -> Frame:
 
 
 def archive(data_pickle: bytes) -> bytes:
-    """A complete archive of an object without tensors."""
+    """Return a complete archive of an object without tensors."""
     records: list[_Record] = []
     body = _small_records(data_pickle, records)
     return body + _directory(records, len(body))
@@ -67,7 +66,7 @@ def _small_records(data_pickle: bytes, records: list[_Record]) -> bytes:
 
 
 def _sizes(size: int) -> tuple[int, bytes]:
-    """The 32-bit size field and, for what it cannot hold, the zip64 extra field."""
+    """Return the 32-bit size field and, for larger sizes, the zip64 extra field."""
     if size < _MAX32:
         return size, b""
     return _MAX32, struct.pack("<HHQQ", 1, 16, size, size)

@@ -82,7 +82,7 @@ MUTANTS: list[Mutant] = [
     MULTIPART.mutant(
         "s3.lost_answer_is_a_failure",
         "An upload whose completion arrived, and whose answer was lost, is not sent again.",
-        "if not self._is_there(upload, call):  # a completion whose answer was lost has made it",
+        "if not self._is_there(upload, call):  # completed, and only the answer was lost",
         "if self._is_there(upload, call):",
     ),
     OBJECT_STORE.mutant(
