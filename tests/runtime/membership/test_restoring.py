@@ -51,6 +51,9 @@ def test_durable_tiers_are_asked_first_and_again_besides_what_was_refused() -> N
     negotiation.refuse({0: "CRC64-NVME", 1: "too"}, NODES)
     assert negotiation.is_asking
     assert negotiation.decide(NODES, {}, 0) == AskDurable((("s3://b/j", "g1-s8"),))
+    assert negotiation.awaits([("s3://b/j", "g1-s8")])
+    assert not negotiation.awaits([]), "an answer to the generation before: it would take the rest for all"
+    assert RestoreNegotiation(durable=True).awaits([])
     negotiation.durable_answered([], (), ())
     failed = negotiation.decide(NODES, {}, 0)
     assert isinstance(failed, Fail)

@@ -75,7 +75,7 @@ MUTANTS: list[Mutant] = [
         "if counts and self._members.others_may_go_on and in_doubt:",
         "if False:",
     ),
-    Source(MEMBERSHIP.where, ("tests/runtime/membership/test_membership.py",)).mutant(
+    Source(MEMBERSHIP.where, ("tests/runtime/membership/test_scenarios.py",)).mutant(
         "cluster.returned_node_goes_on",
         "A node that was cut off has all ranks meet anew: what it said, or was told, may be lost.",
         "if dropped or (has_ranks and not joins) else []",

@@ -14,25 +14,25 @@ ESCALATION = Source(
 )
 RESTORING = Source(
     "hyperpod_ext.runtime.membership.restoring",
-    ("tests/runtime/membership/test_membership.py", "tests/runtime/membership/test_restoring.py"),
+    ("tests/runtime/membership/test_scenarios.py", "tests/runtime/membership/test_restoring.py"),
 )
-MEMBERSHIP = Source("hyperpod_ext.runtime.membership.membership", ("tests/runtime/membership/test_membership.py",))
+MEMBERSHIP = Source("hyperpod_ext.runtime.membership.membership", ("tests/runtime/membership/test_scenarios.py",))
 PLACING = Source(
     "hyperpod_ext.runtime.membership.rank_assignment",
-    ("tests/runtime/membership/test_placing.py", "tests/runtime/membership/test_rescaling.py"),
+    ("tests/runtime/membership/test_placing.py", "tests/runtime/membership/test_scenarios.py"),
 )
 STATES = Source("hyperpod_ext.runtime.membership.node_states", ("tests/runtime/membership/test_node_states.py",))
-RESCALING = Source("hyperpod_ext.runtime.membership.rescaling", ("tests/runtime/membership/test_rescaling.py",))
-STOP = Source("hyperpod_ext.runtime.membership.stop_agreement", ("tests/runtime/membership/test_rescaling.py",))
+RESCALING = Source("hyperpod_ext.runtime.membership.rescaling", ("tests/runtime/membership/test_scenarios.py",))
+STOP = Source("hyperpod_ext.runtime.membership.stop_agreement", ("tests/runtime/membership/test_scenarios.py",))
 OPERATOR = Source("hyperpod_ext.runtime.operator_api.states", ("tests/runtime/operator_api/test_states.py",))
 
-ACTIONS = Source("hyperpod_ext.runtime.membership.actions", ("tests/runtime/membership/test_membership.py",))
+ACTIONS = Source("hyperpod_ext.runtime.membership.actions", ("tests/runtime/membership/test_scenarios.py",))
 NCCL = Source(
     "hyperpod_ext.runtime.process_group.nccl.environment", ("tests/runtime/process_group/nccl/test_environment.py",)
 )
 
 MUTANTS: list[Mutant] = [
-    Source("hyperpod_ext.runtime.membership.membership", ("tests/runtime/membership/test_continuing.py",)).mutant(
+    MEMBERSHIP.mutant(
         "membership.no_stop_is_followed",
         "A job that continues without lost ranks is not stopped for that fault; while none is missing it is.",
         "(for_fault and self.continuing.is_short)",
