@@ -1,4 +1,4 @@
-"""Reads one micro-batch: its samples, collated, with random numbers that follow from (seed, step, slot) alone."""
+"""Read one micro-batch: its collated samples, with random numbers that depend only on (seed, step, slot)."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ Returned = TypeVar("Returned")
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One micro-batch to be read."""
+    """One micro-batch to read."""
 
     step: int
     slot: int
     ids: list[int]
     counts: bool = True
-    """Whether it counts; a ghost does not, and what it meets is told by the rank that reads the real one."""
+    """False for a ghost, with skipped samples that the rank with the real micro-batch reports."""
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A sample that could not be read, and was left out."""
+    """A sample left out because it could not be read."""
 
     id: int
     step: int
@@ -38,18 +38,18 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What became of a task. Failures are values: they cross from worker processes as they are."""
+    """Result of a task. Failures are values, so that worker processes can send them."""
 
     batch: Any = None
     kept: int = 0
-    """Samples in the batch."""
+    """Number of samples in the batch."""
     skipped: tuple[Skipped, ...] = ()
     failure: str = ""
     """Why there is no batch."""
 
 
 class Fetch:
-    """Turns tasks into micro-batches; what worker processes are given."""
+    """Reads the micro-batches of tasks; sent to worker processes."""
 
     def __init__(self, source: Any, collate: Collate | None, seed: int, on_error: OnError) -> None:
         self._source, self._seed, self._on_error = source, seed, on_error
@@ -63,18 +63,18 @@ class Fetch:
             return Fetched(failure=f"sample {skipped[0].id} cannot be read: {skipped[0].error}{why}")
         try:
             batch = (self._collate or default_collate())(samples)
-        except Exception as error:  # whatever the user's function raises is told with its place
+        except Exception as error:  # any error of the user's function
             return Fetched(failure=f"collate: {_text(error)}")
         return Fetched(batch, len(samples), tuple(skipped) if task.counts else ())
 
     def seeded(self, task: Task) -> Fetched:
-        """Read `task` with Python's, numpy's and torch's generators set for it; for a process of its own."""
+        """Read `task` with Python's, numpy's and torch's generators seeded for it, in a worker process."""
         _seed_all(f"{self._seed}/{task.step}/{task.slot}")
         return self(task)
 
     def aside(self, tasks: Sequence[Task]) -> list[Fetched]:
-        """Like `seeded` for a step's tasks, with the generators put back; for the process that trains."""
-        with _generators_put_back():  # once a step: numpy's take longer than reading a few samples
+        """Read a step's tasks like `seeded`, and restore the generators, in the training process."""
+        with _generators_put_back():  # once per step: numpy's generator is slower than reading a few samples
             return [self.seeded(task) for task in tasks]
 
     def _samples(self, task: Task) -> tuple[list[Any], list[Skipped]]:
@@ -84,7 +84,7 @@ class Fetch:
                 samples = list(at_once(task.ids))
                 if len(samples) == len(task.ids):
                     return samples, []
-            except Exception:  # one by one below, to find the sample that it is
+            except Exception:  # one by one below, to find the bad sample
                 pass
         samples, skipped = [], []
         for one in task.ids:
@@ -98,7 +98,7 @@ class Fetch:
 
 
 def default_collate() -> Collate:
-    """torch's own where torch is there, or else the samples as a list."""
+    """Return torch's default collate function; without torch, one that returns the samples as a list."""
     try:
         from torch.utils.data import default_collate as of_torch
     except ImportError:
@@ -111,7 +111,7 @@ def _text(error: Exception) -> str:
 
 
 def seeded_aside(call: Callable[[], Returned], *key: int) -> Returned:
-    """Return `call()`, made with Python's, numpy's and torch's generators set from `key`, which are put back."""
+    """Return `call()`, with Python's, numpy's and torch's generators seeded from `key`, and restored afterwards."""
     with _generators_put_back():
         _seed_all("/".join(map(str, key)))
         return call()
@@ -124,7 +124,7 @@ def _seed_all(key: str) -> None:
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(value % (1 << 32))
     if torch := sys.modules.get("torch"):
-        torch.default_generator.manual_seed(value)  # torch.manual_seed would reach for the GPU
+        torch.default_generator.manual_seed(value)  # torch.manual_seed would initialize the GPU
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""ElasticDataLoader: steps of micro-batches, read ahead, that go on exactly where the optimizer was.
+"""ElasticDataLoader: steps of micro-batches, read ahead, that continue exactly after the optimizer's last step.
 
 loader = ElasticDataLoader(dataset, global_batch_size=512, micro_batch_size=8)
 run.restore(model=model, optimizer=optimizer, data=loader)
@@ -28,19 +28,19 @@ from hyperpod_ext.runtime.data.workers import Read, in_processes, in_this_thread
 
 @dataclass(frozen=True)
 class Step:
-    """What this rank reads for one optimizer step. Iterating gives (micro-batch, weight)."""
+    """This rank's micro-batches of one optimizer step. Iterating yields (micro-batch, weight)."""
 
     number: int
     """Counted from 1 over the whole run."""
     epoch: int
     samples: int
-    """Samples of the step over all ranks."""
+    """Number of samples of the step over all ranks."""
     micro_batches: list[Any] = field(repr=False)
     weights: list[float]
-    """Share of the step's samples in each; 0.0 for what only keeps ranks in step. Over all ranks they sum to 1."""
+    """Share of the step's samples in each micro-batch; 0.0 for a ghost. Over all ranks they sum to 1."""
     slots: list[Slot] = field(repr=False)
     skipped: tuple[Skipped, ...]
-    """Samples of this rank that could not be read. What they would have weighed is missing from the sum."""
+    """This rank's unreadable samples. Their weights are missing from the sum."""
     cursor: Cursor = field(repr=False)
     after: Cursor = field(repr=False)
     version: int = field(repr=False)
@@ -53,15 +53,15 @@ class Step:
 
 
 class ElasticDataLoader:
-    """Reads what `ElasticBatchSampler` plans; takes its arguments, and these.
+    """Reads the plans of `ElasticBatchSampler`; takes the sampler's arguments, and these.
 
     collate: list of samples -> micro-batch; default torch's own.
-    workers: processes or threads (`worker_kind`) that read `prefetch` steps ahead; 0: read when asked.
-    on_error: what becomes of a sample that cannot be read. `fail` ends the job with its id; `skip` leaves it out, says
-        so, and records it in `skipped`; more than `most_skipped` in this process are an error again.
+    workers: processes or threads (`worker_kind`) that read `prefetch` steps ahead; 0: read on demand.
+    on_error: for a sample that cannot be read. `fail` ends the job and names the sample; `skip` leaves it out, logs it,
+        and records it in `skipped`; more than `most_skipped` in this process raise an error.
 
-    Random numbers that a sample draws (Python, numpy, torch) follow from (seed, step, slot): the same on any rank, at
-    any world size, made anew or not. Threads share one state, so there they do not.
+    Random numbers that a sample draws (Python, numpy, torch) depend only on (seed, step, slot): they are equal on any
+    rank, at any world size, and after a repetition. Threads share one state, so this does not hold for threads.
     """
 
     def __init__(
@@ -104,18 +104,17 @@ class ElasticDataLoader:
             fingerprint=fingerprint,
         )
         self.skipped: list[Skipped] = []
-        """Samples that this process could not read."""
+        """Unreadable samples of this process."""
         self._collate = collate
         self._fetch = Fetch(source, collate, seed, on_error)
         self._workers, self._kind, self._prefetch, self._start_method = workers, worker_kind, prefetch, start_method
         self._most_skipped = most_skipped
 
     def steps(self, epochs: int | None = None) -> Generator[Step]:
-        """Yield the steps that are still to be made: without end, or until `epochs` whole epochs have been made.
+        """Yield the remaining steps: without end, or up to `epochs` whole epochs.
 
-        Acknowledge each before the next is asked for. After `set_world`, `set_batch`, `set_weights` or
-        `load_state_dict`, and when torch.distributed has come to have another world, it goes on with what these
-        changed; what was read ahead is dropped.
+        Acknowledge each step before the next one. After `set_world`, `set_batch`, `set_weights`, `load_state_dict`, or
+        a change of torch.distributed's world, it continues with the change, and drops the steps read ahead.
 
         Raises:
             JobFailedError: a sample cannot be read, or a step was not acknowledged.
@@ -142,13 +141,13 @@ class ElasticDataLoader:
                 reading.close()
 
     def __iter__(self) -> Generator[Step]:
-        """The rest of this epoch."""
+        """Yield the rest of this epoch."""
         if self.sampler.endless:
             return self.steps()
         return self.steps(self.sampler.plan(self.sampler.cursor).cursor.epoch + 1)
 
     def ack(self, step: Step) -> None:
-        """The optimizer has made `step`: the state goes on behind it."""
+        """Move the state behind `step`, which the optimizer has made."""
         self.sampler.ack(step)
 
     def set_world(self, rank: int | None, world_size: int | None) -> None:
@@ -164,11 +163,11 @@ class ElasticDataLoader:
         self.sampler.set_weights(weights)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the run is: small, and equal on every rank."""
+        """Return the run's position: small, and equal on every rank."""
         return self.sampler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` says; see ElasticBatchSampler."""
+        """Continue from `state`; see ElasticBatchSampler."""
         self.sampler.load_state_dict(state)
 
     # --- reading --------------------------------------------------------------------------------
@@ -193,7 +192,7 @@ class ElasticDataLoader:
             cursor = plan.after
 
     def _read_stream(self, source: Stream, epochs: int | None) -> Generator[Read]:
-        """Every rank reads every sample, and so all of them see the end at the same step."""
+        """Read a stream. Every rank reads every sample, so all ranks reach the end at the same step."""
         cursor = self.sampler.cursor
         samples: Iterator[Any] | None = None
         while epochs is None or cursor.epoch < epochs:
@@ -211,7 +210,7 @@ class ElasticDataLoader:
                     raise JobFailedError(
                         f"{here}: an epoch of {len(read)} samples has no step", hint="Give a stream that has samples."
                     )
-                # the sampler's too: only here is it known, and what is asked next may begin from it
+                # also the sampler's: only the loader knows the end, and the next call may start from there
                 self.sampler.cursor = cursor = Cursor(cursor.epoch + 1, 0, cursor.step)
                 samples = None
                 continue

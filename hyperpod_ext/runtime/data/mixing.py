@@ -1,8 +1,8 @@
-"""Several sources in one stream, by weights: which source gives each place, and which of its samples.
+"""Mix several sources into one stream, by weights: the source and the sample of each place.
 
-Blocks of 4096 places hold a whole number of each source's samples, in an order of their own. What a source gives
-k-th, over the whole run, is its k-th sample in its own shuffled epochs: each comes once before any comes again, however
-weights change.
+Blocks of 4096 places hold a whole number of each source's samples, in each block's own order. The k-th sample of a
+source, over the whole run, is the k-th of its own shuffled epochs: no sample is repeated before all others of the
+source were used, even if weights change.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ BLOCK = 4096
 
 
 class Mixture:
-    """Sources that are read as one: ids count through the first, then the second, and so on.
+    """Several sources read as one: IDs count through the first, then the second, and so on.
 
-    `weights` say how often each is drawn from, in any unit; a weight of 0 leaves a source out for now. A mixture has
-    no end, each source begins its next epoch by itself.
+    `weights` are the sources' shares, in any unit; a weight of 0 leaves a source out for now. A mixture has no end;
+    each source begins its next epoch separately.
 
     Raises:
-        JobFailedError: weights that cannot be kept to, or a source without samples or length.
+        JobFailedError: impossible weights, or a source without samples or length.
     """
 
     def __init__(self, sources: Sequence[Any], weights: Sequence[float]) -> None:
@@ -56,7 +56,7 @@ class Mixture:
         return self.sources[source][inside]
 
     def locate(self, index: int) -> tuple[int, int]:
-        """Source of this id, and the id inside of it."""
+        """Return the source of this ID, and the ID inside of the source."""
         if not 0 <= index < len(self):
             raise IndexError(f"id {index} of {len(self)} samples")
         source = bisect_right(self._ends, index)
@@ -64,14 +64,14 @@ class Mixture:
 
     @property
     def fingerprint(self) -> str:
-        """Changes when one of the sources does; not with the weights."""
+        """Fingerprint of the sources; independent of the weights."""
         fingerprints = [fingerprint_of(source) for source in self.sources]
         return hashlib.sha256("\n".join(fingerprints).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Places from `start` on, mixed by `weights`; `drawn` samples of each source lie before."""
+    """Places from `start` on, mixed by `weights`, after `drawn` samples of each source."""
 
     start: int
     weights: tuple[float, ...]
@@ -80,10 +80,10 @@ class Segment:
 
 @functools.lru_cache(maxsize=64)
 def quotas_of(weights: tuple[float, ...]) -> tuple[int, ...]:
-    """Samples of each source in a block: whole numbers by largest remainder, with BLOCK as their sum.
+    """Return the number of each source's samples in a block: rounded by largest remainder to the sum BLOCK.
 
     Raises:
-        JobFailedError: a weight that is negative, not finite, or too small for one sample in a block.
+        JobFailedError: a weight is negative, not finite, or too small for one sample in a block.
     """
     if not weights or any(not math.isfinite(weight) or weight < 0 for weight in weights) or sum(weights) <= 0:
         raise JobFailedError(
@@ -107,7 +107,7 @@ def quotas_of(weights: tuple[float, ...]) -> tuple[int, ...]:
 
 
 def ids_of_mixture(places: Places, segment: Segment, lengths: Sequence[int], order: ShuffleOrder, seed: int) -> Places:
-    """Ids, counted through all sources, of the samples at these places, none of them before the segment."""
+    """Return the IDs, counted through all sources, of the samples at these places in the segment."""
     sources, draws = _locate(places, segment, seed)
     ids = np.empty_like(places)
     base = 0
@@ -119,7 +119,7 @@ def ids_of_mixture(places: Places, segment: Segment, lengths: Sequence[int], ord
 
 
 def drawn_before(place: int, segment: Segment, seed: int) -> tuple[int, ...]:
-    """Samples of each source before `place`, which is in the segment or at its end."""
+    """Return the number of each source's samples before `place`, in the segment or at its end."""
     blocks, rest = divmod(place - segment.start, BLOCK)
     quotas = quotas_of(segment.weights)
     sources, _ = _block(segment, blocks, seed)
@@ -130,7 +130,7 @@ def drawn_before(place: int, segment: Segment, seed: int) -> tuple[int, ...]:
 
 
 def _locate(places: Places, segment: Segment, seed: int) -> tuple[Places, Places]:
-    """Source of each place, and how many samples that source has given before."""
+    """Return the source of each place, and the number of the source's samples before it."""
     blocks, inside = np.divmod(places - segment.start, BLOCK)
     drawn, quotas = np.array(segment.drawn, np.int64), np.array(quotas_of(segment.weights), np.int64)
     sources, draws = np.empty_like(places), np.empty_like(places)
@@ -144,7 +144,7 @@ def _locate(places: Places, segment: Segment, seed: int) -> tuple[Places, Places
 
 @functools.lru_cache(maxsize=16)
 def _block(segment: Segment, block: int, seed: int) -> tuple[Places, Places]:
-    """For each place of a block: its source, and how many of that source come before it in the block."""
+    """Return the source of each place in a block, and the number of the source's samples before it in the block."""
     quotas = quotas_of(segment.weights)
     permutation = Permutation(BLOCK, key_of("mixture", seed, segment.start, block))
     sources = np.repeat(np.arange(len(quotas)), quotas)[permutation.at(np.arange(BLOCK))]
@@ -156,7 +156,7 @@ def _block(segment: Segment, block: int, seed: int) -> tuple[Places, Places]:
 
 
 def _ids_of_draws(draws: Places, length: int, order: ShuffleOrder, seed: int, source: int) -> Places:
-    """Ids inside of a source of its k-th samples, counted over all of its epochs."""
+    """Return the IDs in a source of its k-th samples, counted over all of its epochs."""
     epochs, places = np.divmod(draws, length)
     ids = np.empty_like(draws)
     for epoch in np.unique(epochs).tolist():

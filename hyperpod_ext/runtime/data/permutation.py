@@ -1,8 +1,8 @@
-"""A keyed permutation of range(n): any part of it without the whole, the same on every machine and version.
+"""A keyed permutation of range(n): any part without the whole, equal on every machine and in every version.
 
-Up to 2**16 the permutation is drawn exactly: random words are sorted. Above, a Feistel network over a x b >= n cells
-computes each place by itself, in constant memory; four rounds of it would be visibly unlike chance, eight are not.
-The words come from BLAKE2b and a mixer written out here: neither numpy's nor torch's generators decide the order.
+Up to 2**16 the permutation is exactly random: random words are sorted. Above, a Feistel network over a x b >= n cells
+computes each place separately, in constant memory; with four rounds it would be visibly not random, with eight not.
+The words come from BLAKE2b and the mixer below, not from numpy's or torch's generators.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 EXACT_UP_TO = 1 << 16
 ROUNDS = 8
 MOST = 1 << 62
-"""Most items that a permutation can have."""
+"""Maximum number of items of a permutation."""
 
 Places = NDArray[np.int64]
 _Words = NDArray[np.uint64]
@@ -30,7 +30,7 @@ _S27, _S30, _S31 = np.uint64(27), np.uint64(30), np.uint64(31)
 
 
 def key_of(*parts: int | str) -> bytes:
-    """64 bytes that follow from `parts` alone; other parts, another key."""
+    """Return a key of 64 bytes computed from `parts`."""
     text = "\x00".join(f"{type(part).__name__}:{part}" for part in parts)
     return hashlib.blake2b(text.encode(), digest_size=64, person=b"hpx-order-1").digest()
 
@@ -49,15 +49,15 @@ class Permutation:
         return self.n
 
     def at(self, places: Places) -> Places:
-        """Items at these places; int64, any shape. Places outside of range(n) are an error of the caller."""
-        if self.n == 1:  # of a mixture's small sources there are many epochs in one step
+        """Return the items at these places; int64, any shape. Places must be in range(n)."""
+        if self.n == 1:  # frequent: a mixture's small source has many epochs in a step
             return np.zeros_like(places)
         if self._feistel is not None:
             return self._feistel.at(places)
         return _drawn(self.n, self._key)[places].astype(np.int64)
 
     def place_of(self, items: Places) -> Places:
-        """Where these items are: the inverse of `at`."""
+        """Return the places of these items: the inverse of `at`."""
         if self._feistel is not None:
             return self._feistel.place_of(items)
         return np.argsort(_drawn(self.n, self._key)).astype(np.int64)[items]
@@ -66,7 +66,7 @@ class Permutation:
 class Feistel:
     """A permutation of range(n) by a Feistel network on (left, right) in a x b, a ~ b ~ sqrt(n).
 
-    What falls outside of range(n) goes round again (cycle walking); a x b exceeds n by less than a.
+    Values outside of range(n) are permuted again (cycle walking); a x b exceeds n by less than a.
     """
 
     def __init__(self, n: int, key: bytes, rounds: int = ROUNDS) -> None:
@@ -107,7 +107,7 @@ class Feistel:
 
 
 def _mix(words: _Words) -> _Words:
-    """SplitMix64's finaliser: each bit of the result depends on all of the word."""
+    """Return SplitMix64's finaliser of words: each bit of the result depends on the whole word."""
     words = (words + _GOLDEN) * _MIX1
     words = (words ^ (words >> _S30)) * _MIX2
     words = (words ^ (words >> _S27)) * _MIX1
@@ -116,7 +116,7 @@ def _mix(words: _Words) -> _Words:
 
 @functools.lru_cache(maxsize=64)
 def _drawn(n: int, key: bytes) -> NDArray[np.uint16]:
-    """The whole permutation, n <= 2**16, as 16-bit items: at most 128 KiB each."""
+    """Return the whole permutation, n <= 2**16, as 16-bit items: at most 128 KiB."""
     keys = np.frombuffer(key, "<u8").astype(np.uint64)
     counter = np.arange(n, dtype=np.uint64)
     turn = np.uint64(0)

@@ -1,4 +1,4 @@
-"""Where a run is in its data, and which rank reads what: pure arithmetic. World size decides only slot -> rank."""
+"""Positions of a run in its data, and the slots of each rank: pure arithmetic. World size decides only slot -> rank."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """The next step to be made."""
+    """Position of the next step."""
 
     epoch: int = 0
     place: int = 0
-    """Samples of this epoch that steps before have used."""
+    """Number of this epoch's samples used by earlier steps."""
     step: int = 0
-    """Steps made so far, over all epochs."""
+    """Number of steps made so far, over all epochs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Samples of one global batch: `count` places from `start` on."""
+    """Places of one global batch: `count` places from `start` on."""
 
     start: int
     count: int
 
 
 GHOST = -1
-"""Index of a slot that is there only so that every rank has as many."""
+"""Index of a slot that only gives every rank equally many slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,32 +33,34 @@ class Slot:
     """One micro-batch of a step."""
 
     index: int
-    """Its number in the step, the same for any world size; GHOST when it counts for nothing."""
+    """Number in the step, the same for any world size; GHOST for a slot that does not count."""
     ids: list[int]
-    """Its samples, in order."""
+    """The slot's samples, in order."""
     weight: float
-    """Share of the step's samples that it has; 0.0 for a ghost. Multiply its mean loss by it, and sum over slots."""
+    """Share of the step's samples; 0.0 for a ghost. Multiply the slot's mean loss by it, and sum over slots."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step, as this rank makes it."""
+    """One step of this rank."""
 
     cursor: Cursor
-    """Where it begins."""
+    """Position of the step."""
     after: Cursor
-    """Where the next one begins."""
+    """Position of the next step."""
     extent: Extent
-    """Its samples, over all ranks."""
+    """The step's samples, over all ranks."""
     slots: list[Slot]
-    """What this rank reads."""
+    """Slots of this rank."""
     version: int
-    """Of the sampler that it was made by."""
+    """Version of the sampler that made the plan."""
 
 
 def extent_at(cursor: Cursor, length: int | None, batch: int, drop_last: bool) -> tuple[Cursor, Extent]:
-    """The next step's samples, and the cursor with the epoch that they are in: the one asked about, or, where that
-    has none left, the next. `length` is that of an epoch; None: endless. A step never crosses the end of an epoch."""
+    """Return the next step's samples, and the cursor with their epoch: the next one if this epoch has none left.
+
+    `length`: samples of an epoch; None: endless. A step never crosses the end of an epoch.
+    """
     if length is None:
         return cursor, Extent(cursor.place, batch)
     left = length - cursor.place
@@ -68,7 +70,7 @@ def extent_at(cursor: Cursor, length: int | None, batch: int, drop_last: bool) -
 
 
 def after(cursor: Cursor, extent: Extent, length: int | None, batch: int, drop_last: bool) -> Cursor:
-    """The cursor when the step that begins at `cursor` has been made. A whole epoch is (epoch + 1, 0)."""
+    """Return the cursor after the step at `cursor`. The end of an epoch is (epoch + 1, 0)."""
     place = extent.start + extent.count
     if length is not None and length - place < (batch if drop_last else 1):
         return Cursor(cursor.epoch + 1, 0, cursor.step + 1)
@@ -76,20 +78,20 @@ def after(cursor: Cursor, extent: Extent, length: int | None, batch: int, drop_l
 
 
 def steps_per_epoch(length: int, batch: int, drop_last: bool) -> int:
-    """Steps of a whole epoch."""
+    """Return the number of steps of a whole epoch."""
     return length // batch if drop_last else -(-length // batch)
 
 
 def slots_of(count: int, micro: int) -> int:
-    """Micro-batches that `count` samples make; the last may be smaller."""
+    """Return the number of micro-batches of `count` samples; the last may be smaller."""
     return -(-count // micro)
 
 
 def owned(slots: int, rank: int, world_size: int) -> range:
-    """Slots of this rank: consecutive, and as many as any other's, give or take one."""
+    """Return this rank's slots: consecutive, and equally many on each rank, plus or minus one."""
     return range(rank * slots // world_size, (rank + 1) * slots // world_size)
 
 
 def most_owned(slots: int, world_size: int) -> int:
-    """Slots of the rank that has most: what a step takes, in micro-batches."""
+    """Return the largest number of slots of a rank: the duration of a step in micro-batches."""
     return -(-slots // world_size)

@@ -1,7 +1,7 @@
-"""ElasticBatchSampler: which samples each step has, and which of them this rank reads.
+"""ElasticBatchSampler: the samples of each step, and this rank's part of them.
 
-Ids are a function of seed, order and position alone; the world size decides only which rank has which slot. State is
-small, equal on every rank, and says what steps have *used*: what was read ahead is read again after a fault.
+IDs are a function of seed, order and position only; the world size decides only which rank has which slot. The state is
+small, equal on every rank, and is the position that steps have *used*: samples read ahead are read again after a fault.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ Uneven = Literal["ghost", "ragged", "error"]
 
 
 class ElasticBatchSampler:
-    """Global batches of `global_batch_size` samples, as slots of `micro_batch_size`, shared among any number of ranks.
+    """Global batches of `global_batch_size` samples, as slots of `micro_batch_size`, for any number of ranks.
 
-    Every sample comes once an epoch, through any history of world sizes, crashes and batch sizes. Where slots do not
-    divide among the ranks, `uneven` says what becomes of it: `ghost` gives every rank as many, with weight 0 for those
-    that count for nothing (FSDP needs equally many); `ragged` leaves some ranks with one less (none, perhaps, at the
-    last step of an epoch); `error` refuses.
+    Every sample is used once per epoch, through any history of world sizes, crashes and batch sizes. If slots do not
+    divide among the ranks, `uneven` decides: `ghost` gives every rank equally many, with additional slots of weight 0
+    (FSDP needs equally many); `ragged` leaves some ranks with one less (perhaps none at the last step of an epoch);
+    `error` raises.
 
-    It is a `batch_sampler` for `torch.utils.data.DataLoader`. There call `ack()` after each optimizer step, so that
-    state follows what was used. Under torchdata's StatefulDataLoader, which counts by itself, give acknowledge=False.
+    It is a `batch_sampler` for `torch.utils.data.DataLoader`. Call `ack()` after each optimizer step, so that the state
+    follows the used samples. Under torchdata's StatefulDataLoader, which counts itself, pass acknowledge=False.
 
-    rank and world_size: default those of torch.distributed, or else of the environment, asked at each iteration.
-    fingerprint: of the source, where it has none of its own or one that does not repeat.
+    rank and world_size: default those of torch.distributed, or else of the environment, read at each iteration.
+    fingerprint: of the source, if the source has none, or one that changes between runs.
 
     Raises:
         JobFailedError: batch sizes that do not divide, a source without length, too few samples for one step.
@@ -78,41 +78,41 @@ class ElasticBatchSampler:
             )
         self.source = source
         self.length = length_of(source)
-        """Samples of an epoch; None for a stream."""
+        """Number of samples of an epoch; None for a stream."""
         self.seed, self.drop_last, self.uneven, self.acknowledge = int(seed), drop_last, uneven, acknowledge
         self._order = order_of(shuffle)
         self._fingerprint = fingerprint or fingerprint_of(source)
         self.endless = isinstance(source, Mixture)
-        """Whether epochs are those of its parts alone."""
+        """Whether only the source's parts have epochs."""
         self._check_length()
         self._asked = self._batch = self._checked_batch(global_batch_size, micro_batch_size)
         self._segment: Segment | None = None
         if isinstance(source, Mixture):
             self._segment = Segment(0, source.weights, (0,) * len(source.sources))
         self.cursor = Cursor()
-        """The next step that is not yet acknowledged."""
+        """The first step that is not acknowledged."""
         self.version = 0
-        """Rises when what was planned ahead no longer holds."""
+        """Incremented when earlier plans become invalid."""
         self._given: tuple[int, int] | None = None
         self.unacknowledged = 0
-        """Passes that ended since a step was acknowledged last."""
+        """Number of passes that ended since the last acknowledged step."""
         if rank is not None or world_size is not None:
             self.set_world(rank, world_size)
 
     @property
     def global_batch_size(self) -> int:
-        """Samples of one step over all ranks."""
+        """Number of samples of one step over all ranks."""
         return self._batch[0]
 
     @property
     def step_size(self) -> int:
-        """The same of the step to be made next: fewer, while ranks are missing from a job that says so."""
+        """Number of samples of the next step: fewer while ranks are missing, with `samples: fewer`."""
         batch, micro = self._batch
         return batch if self._given is not None else micro * part_of(batch // micro)
 
     @property
     def micro_batch_size(self) -> int:
-        """Samples of one slot."""
+        """Number of samples of one slot."""
         return self._batch[1]
 
     @property
@@ -120,16 +120,16 @@ class ElasticBatchSampler:
         """Rank and world size."""
         return self._given if self._given is not None else world_of_this_process()
 
-    # --- what a step has ------------------------------------------------------------------------
+    # --- steps ----------------------------------------------------------------------------------
 
     def step(self) -> list[Slot]:
-        """This rank's slots of the step to be made next: the same ones until it is acknowledged."""
+        """Return this rank's slots of the next step: the same ones until it is acknowledged."""
         return self.plan(self.cursor).slots
 
     def plan(self, cursor: Cursor, available: int | None = None) -> StepPlan:
-        """The step at `cursor`, or at the beginning of the next epoch where this one is over.
+        """Return the step at `cursor`, or at the beginning of the next epoch if this one is over.
 
-        available: samples that a stream still has, when that is less than a batch.
+        available: remaining samples of a stream, if fewer than a batch.
         """
         batch = self.step_size
         length = None if self.endless else self.length
@@ -154,13 +154,13 @@ class ElasticBatchSampler:
             slots.append(Slot(index, part, len(part) / extent.count))
         missing = most_owned(count, world_size) - len(slots) if self.uneven == "ghost" else 0
         if missing:
-            # a whole micro-batch of real samples, so that shapes and collectives are those of any other
+            # a whole micro-batch of real samples, so that shapes and collectives are the usual ones
             ghost = self.ids(epoch, extent.start, min(extent.start + micro, end))
             slots += [Slot(GHOST, ghost, 0.0)] * missing
         return slots
 
     def ids(self, epoch: int, start: int, stop: int) -> list[int]:
-        """Ids of the samples at the places from `start` up to `stop` of an epoch."""
+        """Return the IDs of the samples at the places from `start` up to `stop` of an epoch."""
         places = np.arange(start, stop, dtype=np.int64)
         if self._segment is not None:
             found = ids_of_mixture(places, self._segment, self.source.lengths, self._order, self.seed)
@@ -174,10 +174,10 @@ class ElasticBatchSampler:
     # --- changes --------------------------------------------------------------------------------
 
     def ack(self, step: Any = None) -> None:
-        """The optimizer has made the next step: state goes on behind it. `step`: its number, or what a loader gave.
+        """Move the state behind the next step, which the optimizer has made. `step`: its number, or a loader's step.
 
         Raises:
-            JobFailedError: it is not the next step, or was planned before the sampler was changed.
+            JobFailedError: `step` is not the next one, or was planned before the sampler was changed.
         """
         number = step if isinstance(step, int) else step.cursor.step + 1 if step is not None else self.cursor.step + 1
         if number != self.cursor.step + 1:
@@ -197,10 +197,10 @@ class ElasticBatchSampler:
         self.unacknowledged = 0
 
     def set_world(self, rank: int | None, world_size: int | None) -> None:
-        """Another rank or world size, from the next step on. None, None: ask torch.distributed each time.
+        """Set rank and world size from the next step on. None, None: use torch.distributed's each time.
 
         Raises:
-            JobFailedError: no such rank, or slots that do not divide where uneven="error".
+            JobFailedError: no such rank, or slots that do not divide, with uneven="error".
         """
         given = None if rank is None and world_size is None else (rank or 0, 1 if world_size is None else world_size)
         if given is not None and (rank is None or world_size is None or not 0 <= given[0] < given[1]):
@@ -212,15 +212,15 @@ class ElasticBatchSampler:
         self._given, self.version = given, self.version + 1
 
     def set_batch(self, global_batch_size: int, micro_batch_size: int | None = None) -> None:
-        """Another batch size, from the next step on."""
+        """Set the batch size from the next step on."""
         micro = self._batch[1] if micro_batch_size is None else micro_batch_size
         self._batch, self.version = self._checked_batch(global_batch_size, micro), self.version + 1
 
     def set_weights(self, weights: Sequence[float]) -> None:
-        """Other weights of the mixture, from the next step on.
+        """Set the weights of the mixture from the next step on.
 
         Raises:
-            JobFailedError: it is no mixture, or cannot be mixed by these.
+            JobFailedError: the source is no mixture, or the weights are invalid.
         """
         segment = self._segment
         if segment is None or len(weights) != len(segment.weights):
@@ -237,17 +237,17 @@ class ElasticBatchSampler:
     # --- state ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the run is: numbers and text only, equal on every rank."""
+        """Return the run's position: numbers and text only, equal on every rank."""
         return self.saved_at(self.cursor).to_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` says, saved by any rank of any world size.
+        """Continue from `state`, saved by any rank of any world size.
 
-        Batch size and weights that were changed while the run went go on as they were, unless the script itself now
-        asks for others than it did then.
+        Batch size and weights that were changed during the run stay changed, unless the script now passes others than
+        it did then.
 
         Raises:
-            JobFailedError: it is of other samples or another order, or damaged.
+            JobFailedError: the state is of other samples or another order, or damaged.
         """
         saved = read_state(state)
         saved.check_same(self.saved_at(self.cursor))
@@ -262,7 +262,7 @@ class ElasticBatchSampler:
         self.version += 1
 
     def saved_at(self, cursor: Cursor) -> Saved:
-        """What would be saved if the next step were the one at `cursor`."""
+        """Return the state to save for a next step at `cursor`."""
         return Saved(
             order=name_of(self._order),
             seed=self.seed,
@@ -278,7 +278,7 @@ class ElasticBatchSampler:
     # --- as a batch sampler ---------------------------------------------------------------------
 
     def __iter__(self) -> MicroBatches:
-        """Ids of this rank's micro-batches up to the end of the epoch."""
+        """Return the IDs of this rank's micro-batches up to the end of the epoch."""
         if self.unacknowledged > 1:
             raise JobFailedError(
                 "two epochs were read and no step of them was acknowledged: the same samples would come again",
@@ -287,7 +287,7 @@ class ElasticBatchSampler:
         return MicroBatches(self)
 
     def __len__(self) -> int:
-        """Micro-batches of this rank in a whole epoch."""
+        """Return the number of this rank's micro-batches in a whole epoch."""
         if self.length is None or self.endless:
             raise TypeError("a stream or mixture has no number of batches")
         batch, micro = self.step_size, self._batch[1]
@@ -326,11 +326,11 @@ class ElasticBatchSampler:
 
     @property
     def _most_samples(self) -> int:
-        """Of any step; less than a batch where an epoch has no whole one."""
+        """Largest number of samples of a step; less than a batch if an epoch is smaller."""
         return self.step_size if self.length is None or self.endless else min(self.step_size, self.length)
 
     def _check_shares(self, slots: int, world_size: int, full: bool = True) -> None:
-        """`full`: of a step that no other one exceeds. A rank that never had a micro-batch would plan without end."""
+        """Check the slots per rank. `full`: of a largest step. A rank without any micro-batch would plan forever."""
         if self.uneven == "ragged" and full and slots < world_size:
             raise JobFailedError(
                 f"{slots} micro-batches for {world_size} ranks: some would never have one",
@@ -344,8 +344,8 @@ class ElasticBatchSampler:
 
 
 class MicroBatches(Iterator[list[int]]):
-    """One pass over the rest of an epoch, as torch's DataLoader makes it. Its own state is what it has given, as
-    StatefulDataLoader wants it."""
+    """One pass over the rest of an epoch, for torch's DataLoader. Its state is the position of returned batches, for
+    StatefulDataLoader."""
 
     def __init__(self, sampler: ElasticBatchSampler) -> None:
         self._sampler = sampler
@@ -372,7 +372,7 @@ class MicroBatches(Iterator[list[int]]):
                 self._move()
         slot = self._slots.popleft()
         if not self._slots:
-            self._move()  # before the last is given: who counts by what was given would count one step less
+            self._move()  # before the last one is returned: StatefulDataLoader counts returned ones
         return slot.ids
 
     def _move(self) -> None:

@@ -1,4 +1,4 @@
-"""The state of a sampler as it is saved: a few numbers, read back with care."""
+"""The saved state of a sampler: a few numbers, validated when they are read."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What is saved, and what must be the same where it is loaded."""
+    """The saved fields, and the ones that must match when they are loaded."""
 
     order: str
     seed: int
     fingerprint: str
     cursor: Cursor
     asked_batch: tuple[int, int]
-    """Global and micro-batch size that the script asked for."""
+    """Global and micro-batch size passed by the script."""
     batch: tuple[int, int]
-    """Those in use."""
+    """Global and micro-batch size in use."""
     asked_weights: tuple[float, ...] | None
     segment: Segment | None
     length: int | None
-    """Samples of an epoch; not saved, the fingerprint has it."""
+    """Number of samples of an epoch; not saved, because the fingerprint contains it."""
 
     def to_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {
@@ -51,7 +51,7 @@ class Saved:
         return state
 
     def check_same(self, here: Saved) -> None:
-        """Raise JobFailedError unless this state is of the samples and the order that are `here`."""
+        """Raise JobFailedError unless samples and order are equal to those in `here`."""
         if self.fingerprint != here.fingerprint:
             raise JobFailedError(
                 f"the samples are not those of the saved run: fingerprint {here.fingerprint}, saved "
@@ -78,10 +78,10 @@ class Saved:
 
 
 def read_state(state: Any) -> Saved:
-    """The saved state, checked as far as it can be by itself.
+    """Parse a saved state, with all checks that need no sampler.
 
     Raises:
-        JobFailedError: it is no such state, or of a newer version.
+        JobFailedError: not a sampler's state, or of a newer version.
     """
     if not isinstance(state, dict) or "v" not in state:
         raise damaged("it is not the state of an elastic sampler")
@@ -117,7 +117,7 @@ def read_state(state: Any) -> Saved:
 
 
 def damaged(what: str) -> JobFailedError:
-    """The error for a state that cannot be."""
+    """Return the error for an invalid state."""
     return JobFailedError(
         f"data position cannot be read: {what}", hint="Load what state_dict() gave, or an older checkpoint."
     )

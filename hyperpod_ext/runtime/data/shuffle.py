@@ -1,4 +1,4 @@
-"""The order of one source's samples in one epoch: a function of seed, source and epoch, any part of it by itself."""
+"""The order of one source's samples in one epoch: a function of seed, source and epoch, computed in any part."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hyperpod_ext.runtime.data.permutation import EXACT_UP_TO, Permutation, Plac
 
 @dataclass(frozen=True, slots=True)
 class BlockShuffle:
-    """Shuffle blocks, then samples within windows of blocks: what is read together lies together on disk."""
+    """Shuffle blocks, then samples within windows of blocks, so that samples read together are close on disk."""
 
     block: int = 4096
-    """Samples that stay together: about as many as one read of the storage brings."""
+    """Number of samples that stay together: about one read of the storage."""
     window: int = 16
-    """Blocks whose samples are shuffled among each other; `block * window` is at most 65536."""
+    """Number of blocks shuffled together; `block * window` is at most 65536."""
 
     def __post_init__(self) -> None:
         if self.block < 1 or self.window < 1 or self.block * self.window > EXACT_UP_TO:
@@ -33,10 +33,10 @@ ShuffleOrder = BlockShuffle | Literal["global"] | None
 
 
 def order_of(shuffle: Shuffle) -> ShuffleOrder:
-    """`shuffle` as the functions here take it.
+    """Return the order for a `shuffle` argument.
 
     Raises:
-        JobFailedError: it is none of the ways to shuffle.
+        JobFailedError: invalid value.
     """
     if shuffle is False:
         return None
@@ -48,14 +48,14 @@ def order_of(shuffle: Shuffle) -> ShuffleOrder:
 
 
 def name_of(order: ShuffleOrder) -> str:
-    """The order's name in saved state: another name is another order."""
+    """Return the order's name in saved state."""
     if order is None:
         return "1/sequential"
     return f"1/block/{order.block}/{order.window}" if isinstance(order, BlockShuffle) else "1/global"
 
 
 def ids_at(places: Places, n: int, order: ShuffleOrder, *key: int | str) -> Places:
-    """Ids of the samples at these places of range(n), in the order that `key` chooses."""
+    """Return the IDs of the samples at these places of range(n), in the order chosen by `key`."""
     if order is None:
         return places
     if order == "global":
@@ -64,7 +64,7 @@ def ids_at(places: Places, n: int, order: ShuffleOrder, *key: int | str) -> Plac
 
 
 def _in_windows(places: Places, n: int, order: BlockShuffle, key: tuple[int | str, ...]) -> Places:
-    """Places shuffled within windows of consecutive places."""
+    """Shuffle places within windows of consecutive places."""
     size = order.block * order.window
     windows = places // size
     moved = np.empty_like(places)
@@ -76,7 +76,7 @@ def _in_windows(places: Places, n: int, order: BlockShuffle, key: tuple[int | st
 
 
 def _in_blocks(places: Places, n: int, order: BlockShuffle, key: tuple[int | str, ...]) -> Places:
-    """Samples at these places when whole blocks are shuffled; the last block may be short."""
+    """Return the samples at these places of shuffled whole blocks; the last block may be short."""
     blocks = -(-n // order.block)
     short = n - (blocks - 1) * order.block
     permutation = Permutation(blocks, key_of("blocks", *key))

@@ -1,4 +1,4 @@
-"""What samples come from: anything with `__len__` and `__getitem__`, shards that are read whole, or a plain stream."""
+"""Sources of samples: any object with `__len__` and `__getitem__`, shards that are read whole, or a plain stream."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hyperpod_ext.errors import JobFailedError
 
 
 class Shards:
-    """Shards read as a whole, each by `read(shard)`, a few of which stay in memory: made for `shuffle="block"`."""
+    """Shards that are read whole by `read(shard)`; a few stay in memory. For `shuffle="block"`."""
 
     def __init__(
         self,
@@ -67,10 +67,10 @@ class Shards:
 
 
 class Stream:
-    """Samples that can only be read in order: `open(start)` yields them from the start-th on.
+    """Samples that can only be read in order: `open(start)` yields them from number `start` on.
 
-    Every rank reads the whole stream, and keeps its own part: the stream must be the same on all of them. Its length
-    need not be known; where it ends, the next epoch begins with `open(0)`.
+    Every rank reads the whole stream and keeps its own part, so the stream must be the same on all ranks. The length
+    may be unknown; at the end, the next epoch begins with `open(0)`.
     """
 
     def __init__(self, open: Callable[[int], Iterator[Any]], *, fingerprint: str) -> None:
@@ -79,10 +79,10 @@ class Stream:
 
 
 def length_of(source: Any) -> int | None:
-    """Samples of one epoch; None for a stream.
+    """Return the number of samples of one epoch; None for a stream.
 
     Raises:
-        JobFailedError: it is neither a stream nor something with a length and samples by number.
+        JobFailedError: neither a stream nor an object with a length and samples by number.
     """
     if isinstance(source, Stream):
         return None
@@ -94,7 +94,7 @@ def length_of(source: Any) -> int | None:
             "of a Hugging Face IterableDataset, open is `lambda start: iter(dataset.skip(start))`.",
         )
     try:
-        # a MosaicML StreamingDataset has one rank's share as its len()
+        # len() of a MosaicML StreamingDataset is one rank's share
         length = source.num_samples if hasattr(source, "shards") and hasattr(source, "num_samples") else len(source)
     except (TypeError, NotImplementedError) as error:
         raise JobFailedError(
@@ -105,8 +105,10 @@ def length_of(source: Any) -> int | None:
 
 
 def fingerprint_of(source: Any) -> str:
-    """What changes when the source's samples do: its `fingerprint`, or that of Hugging Face datasets, or, for want of
-    anything better, its type; always with its length."""
+    """Return the source's fingerprint: its `fingerprint`, that of a Hugging Face dataset, or otherwise its type.
+
+    The length is always part of it.
+    """
     own = getattr(source, "fingerprint", None) or getattr(source, "_fingerprint", None)
     kind = type(source)
     return f"{_digest(str(own or f'{kind.__module__}.{kind.__qualname__}'))}/{length_of(source)}"

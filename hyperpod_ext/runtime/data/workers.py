@@ -1,4 +1,4 @@
-"""Who reads: this thread, other threads, or other processes. Each takes plans and gives them back read, in order."""
+"""Read plans in this thread, in other threads, or in other processes, and yield the results in order."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Read = tuple[StepPlan, list[Fetched]]
 
 
 def in_this_thread(fetch: Fetch, plans: Iterator[StepPlan]) -> Generator[Read]:
-    """Read each step when it is asked for."""
+    """Read each step on demand."""
     for plan in plans:
         yield plan, fetch.aside(_tasks(plan))
 
 
 def in_threads(fetch: Fetch, plans: Iterator[StepPlan], workers: int, prefetch: int) -> Generator[Read]:
-    """Read up to `prefetch` steps ahead. Threads share one random state, so none is set for them."""
+    """Read up to `prefetch` steps ahead. Threads share one random state, so it is not seeded."""
     pool = ThreadPoolExecutor(workers, thread_name_prefix="hpx-data")
     ahead: deque[tuple[StepPlan, list[Future[Fetched]]]] = deque()
     try:
@@ -50,11 +50,11 @@ def in_processes(
     start_method: str | None,
     init: Callable[[int], object] | None = None,
 ) -> Generator[Read]:
-    """Read up to `prefetch` steps ahead in processes of torch's DataLoader; each begins with `init(its number)`.
+    """Read up to `prefetch` steps ahead in processes of torch's DataLoader; each calls `init(its number)` first.
 
     Raises:
-        RuntimeError: one of them was killed. A job makes the step again, as after any fault.
-        JobFailedError: one of them ended by itself.
+        RuntimeError: a worker was killed. A job repeats the step, as after any fault.
+        JobFailedError: a worker ended by itself.
     """
     import torch
     from torch.utils.data import DataLoader
@@ -78,8 +78,8 @@ def in_processes(
         prefetch_factor=each,
         collate_fn=_as_it_is,  # type: ignore[arg-type]  # of one task, for want of a batch_size
         multiprocessing_context=start_method,
-        # its iterator draws a seed, of torch's global generator if it has no other: in the step after a restart, in
-        # which this begins anew, dropout would draw other numbers
+        # without it, the iterator would draw a seed from torch's global generator, and so change the random numbers of
+        # dropout in the step after a restart
         generator=torch.Generator(),
         worker_init_fn=functools.partial(_begin, os.getpid() if _forks(start_method) else None, init),
     )
@@ -94,7 +94,7 @@ def in_processes(
                     if not given:
                         return
                     raise JobFailedError("a worker process ended before its work", hint="See its output.") from None
-                except RuntimeError as error:  # torch tells the death of a worker so
+                except RuntimeError as error:  # torch's error for a dead worker
                     raise RuntimeError(
                         f"reading step {given[0].cursor.step + 1}: {str(error).splitlines()[0]} "
                         "If a worker process was killed, see whether memory or /dev/shm is short."
@@ -106,14 +106,17 @@ def in_processes(
 
 
 def _forks(start_method: str | None) -> bool:
-    """Whether workers are children of this thread, and this thread lasts as long as the process."""
+    """Return whether workers are children of this thread, and this thread lives as long as the process."""
     method = start_method or multiprocessing.get_start_method()
     return method == "fork" and threading.current_thread() is threading.main_thread()
 
 
 def _begin(parent_pid: int | None, init: Callable[[int], object] | None, worker: int) -> None:
-    """torch's workers look every five seconds whether their parent lives, and hold its sockets open until then: other
-    ranks would wait for a dead one."""
+    """Start a worker that dies with its parent.
+
+    torch's workers check their parent only every five seconds, and keep its sockets open until then: other ranks would
+    wait for a dead one.
+    """
     if parent_pid is not None:
         die_with_parent(parent_pid)
     if init is not None:
@@ -121,7 +124,7 @@ def _begin(parent_pid: int | None, init: Callable[[int], object] | None, worker:
 
 
 class _Seeded:
-    """A fetch as a dataset whose items are tasks."""
+    """A fetch as a dataset indexed by tasks."""
 
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch

@@ -1,4 +1,4 @@
-"""Rank and world size of this process, as of now."""
+"""Present rank and world size of this process."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _full_size: int | None = None
 
 
 def share_of(ranks: int | None) -> None:
-    """A step has as many of its micro-batches as this world is of `ranks`; None: all of them."""
+    """Reduce later steps to this world's share of `ranks`; None: whole steps."""
     global _full_size
     _full_size = ranks
 
 
 def part_of(slots: int) -> int:
-    """How many of a step's micro-batches are made: one at least."""
+    """Return the number of a step's micro-batches to make, at least one."""
     return slots if _full_size is None else max(1, slots * min(world_of_this_process()[1], _full_size) // _full_size)
 
 
 def world_of_this_process() -> tuple[int, int]:
-    """Rank and world size: of torch.distributed where it is in use, or else RANK and WORLD_SIZE, or else (0, 1)."""
+    """Return rank and world size of torch.distributed if initialized, or else RANK and WORLD_SIZE, or else (0, 1)."""
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()

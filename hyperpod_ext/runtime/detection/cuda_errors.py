@@ -1,8 +1,8 @@
-"""Which exceptions say that this process's CUDA context is unusable: every later call fails, and the process must go.
+"""Recognize exceptions after which the process's CUDA context is unusable: every later call fails.
 
-Pure: it is told an exception. Sources: the descriptions of `cudaError_t` in `driver_types.h`, of which those with "the
-process must be terminated and relaunched" are here, and of memory and NVLink errors that cannot be corrected; the texts
-are those of `cudaGetErrorString`, which torch, NCCL and Triton quote. None of it was provoked on a GPU yet.
+Pure. Sources: the descriptions of `cudaError_t` in `driver_types.h` with "the process must be terminated and
+relaunched", and those of uncorrectable memory and NVLink errors; the texts are from `cudaGetErrorString`, which torch,
+NCCL and Triton quote. None of them was provoked on a GPU yet.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class CudaError:
     code: int
     name: str
     text: str
-    """What its message contains."""
+    """Text in its message."""
 
 
 CUDA_ERRORS = (
@@ -35,13 +35,13 @@ CUDA_ERRORS = (
     CudaError(718, "cudaErrorInvalidPc", "invalid program counter"),
     CudaError(719, "cudaErrorLaunchFailure", "unspecified launch failure"),
 )
-"""Every such error. Memory that ran out is none of them: nothing was started, and the context is as before."""
+"""Every such error. Out of memory is not among them: nothing was started, and the context stays usable."""
 
 
 def unusable_context(error: BaseException) -> CudaError | None:
-    """Why this process cannot use CUDA any more; None where it can be kept.
+    """Return the error that made CUDA unusable in this process; None: the process can continue.
 
-    Looks at what the exception was raised from, too: a script that catches one and raises its own has the same context.
+    Checks the exception's causes, too: a script may catch the error and raise its own.
     """
     return next((found for one in _chain(error) if (found := _of_one(one)) is not None), None)
 
@@ -54,7 +54,7 @@ def _of_one(error: BaseException) -> CudaError | None:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """It, and what it came from; each once."""
+    """Yield an exception and its causes, each once."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

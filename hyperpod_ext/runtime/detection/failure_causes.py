@@ -1,4 +1,4 @@
-"""Why a process ended, or an exception came, in one line that names what it means. Imports nothing heavy."""
+"""Describe in one line why a process ended or an exception was raised. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -27,23 +27,22 @@ FaultKind = Literal[
     "connection",
     "lost",
 ]
-"""What a fault is; `CAUSES` says what each means."""
+"""Kind of a fault; `CAUSES` explains each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One kind of fault. docs/faults.md has them as a table."""
+    """One kind of fault, and a row of the table in docs/faults.md."""
 
     kind: FaultKind
     meaning: str
-    """What happened."""
+    """Description of the fault."""
     reported: str
-    """What the fault's cause says."""
+    """Contents of the reported cause."""
     inject: str = ""
-    """Options of `hp-ext chaos` that lead to it; empty: nothing does each time."""
+    """Options of `hp-ext chaos` that reliably cause it; empty: none do."""
     no_progress: bool = False
-    """Whether it is one of the ways in which a hang is found: one that comes again is not found the same way each time,
-    so these count as one."""
+    """Whether it is a way of detecting a hang. A repeated hang may be detected differently, so these count as one."""
 
 
 CAUSES = (
@@ -112,7 +111,7 @@ CAUSES = (
 """Every kind of fault."""
 
 NO_PROGRESS = frozenset(cause.kind for cause in CAUSES if cause.no_progress)
-"""Ways in which a hang is found."""
+"""Kinds that detect a hang."""
 
 _MEANINGS = {
     signal.SIGSEGV: "a crash in native code",
@@ -132,7 +131,7 @@ _OUT_OF_MEMORY = (
 
 @dataclass(frozen=True, slots=True)
 class ExitCause:
-    """How a process ended."""
+    """Why a process ended."""
 
     kind: FaultKind
     cause: str
@@ -141,17 +140,17 @@ class ExitCause:
 
 _LONGEST_LINE = 1_000
 _END_OF_LOG = 64 << 10
-"""Bytes; of a longer last line, its end."""
+"""Bytes read at the end of a log; of a longer last line, only its end."""
 
 
 def decode_exit(status: int, *, kill_reason: str = "", last_log_line: str = "", oom: bool = False) -> ExitCause:
-    """What the status of `os.wait` means.
+    """Return the cause for a status of `os.wait`.
 
     Args:
-        status: as the kernel gives it.
-        kill_reason: why we ended it ourselves, if we did.
-        last_log_line: last line that it wrote, which for an exception is its type and message.
-        oom: the kernel has killed some process here for want of memory, at about that time.
+        status: the kernel's status.
+        kill_reason: why we killed the process, if we did.
+        last_log_line: the last line in its log, for an exception its type and message.
+        oom: whether the kernel killed a process here for lack of memory at about that time.
     """
     if kill_reason:
         return ExitCause("heartbeat" if kill_reason.startswith("no heartbeat") else "hang", kill_reason)
@@ -167,25 +166,25 @@ def decode_exit(status: int, *, kill_reason: str = "", last_log_line: str = "", 
 
 
 def is_out_of_memory(text: str) -> bool:
-    """Whether an exception's line says that memory ran out, of the machine or of a device."""
+    """Return whether an exception's line reports that the machine or a device ran out of memory."""
     return any(sign in text for sign in _OUT_OF_MEMORY)
 
 
 class OomKills:
-    """How often the kernel has killed a process of this container for want of memory."""
+    """Counts the kernel's kills in this container for lack of memory."""
 
     def __init__(self, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> None:
         self._proc, self._cgroup = proc, cgroup
         self._known = read_oom_kills(proc, cgroup)
 
     def since_last(self) -> bool:
-        """Whether there were more since this was asked last."""
+        """Return whether there were kills since the last call."""
         before, self._known = self._known, read_oom_kills(self._proc, self._cgroup)
         return self._known > before
 
 
 def read_oom_kills(proc: Path, cgroup: Path) -> int:
-    """Kills counted by our own memory cgroup, of version 2 or 1; where it counts none, by the whole machine."""
+    """Return the kills counted by our own memory cgroup, version 2 or 1, or else by the whole machine."""
     for line in _lines(proc / "self/cgroup"):
         _, controllers, path = line.split(":", 2)
         place = path.lstrip("/")
@@ -213,7 +212,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def one_line(error: BaseException) -> str:
-    """`ValueError: bad sample (train.py:57)`: the innermost line that is neither a library's nor ours."""
+    """Return `ValueError: bad sample (train.py:57)`, with the innermost line of the script."""
     text = str(error).splitlines()[0] if str(error) else ""
     if isinstance(error, SyntaxError) and error.filename:
         text = error.msg
@@ -222,24 +221,24 @@ def one_line(error: BaseException) -> str:
 
 
 def shortened(line: str) -> str:
-    """What a person reads of a line, and a message has room for."""
+    """Return a line cut to `_LONGEST_LINE` characters."""
     return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ... ({len(line):,} characters)"
 
 
 def last_line(log: Path) -> str:
-    """Last line that a process wrote, which for an exception is its type and message."""
+    """Return the last line of a process's log, for an exception its type and message."""
     try:
         with log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _END_OF_LOG))
             lines = file.read().decode("utf-8", "replace").splitlines()
-    except OSError:  # it was never made, or its disk is broken
+    except OSError:  # no such file, or a broken disk
         return ""
     return next((shortened(line.strip()) for line in reversed(lines) if line.strip()), "")
 
 
 def place_of(error: BaseException) -> str:
-    """`ValueError at train.py:57`: the same whenever it comes again, whatever numbers its message has."""
+    """Return `ValueError at train.py:57`, which stays equal when the error is repeated with other numbers."""
     return f"{type(error).__name__} at {_line_of(error)}"
 
 
@@ -252,5 +251,5 @@ def _line_of(error: BaseException) -> str:
 
 
 def is_users(filename: str) -> bool:
-    """Whether a line of this file is the script's own: neither a library's nor ours."""
+    """Return whether a file is the script's: neither a library's nor ours."""
     return not (filename.startswith((_OURS, "<")) or "site-packages" in filename or "/lib/python3" in filename)

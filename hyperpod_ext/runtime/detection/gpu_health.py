@@ -1,6 +1,6 @@
-"""Health of NVIDIA GPUs through NVML and the CUDA driver, as far as they are there. Imports both on use.
+"""Health of NVIDIA GPUs through NVML and the CUDA driver, if installed. Imports both on use.
 
-Both are opened once and kept: to open them takes longer than everything that is asked of them.
+Both are opened once and kept: opening takes longer than all queries.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hyperpod_ext.runtime.detection.xid_codes import unhealthy_by
 
 
 def unhealthy_reason() -> str | None:
-    """Why a GPU of this node should not be used; None where all are well, or there is none."""
+    """Return why a GPU of this node should not be used; None if all are healthy, or there is none."""
     nvml = _nvml()
     if nvml is None:
         return None
@@ -30,7 +30,7 @@ def unhealthy_reason() -> str | None:
 
 @functools.cache
 def _nvml() -> Any:
-    """The opened library, or None on a machine without it or without a GPU."""
+    """Return the opened library, or None on a machine without it or without a GPU."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
@@ -59,7 +59,7 @@ def _of_one(nvml: Any, index: int, xids: Sequence[int]) -> str | None:
 
 
 def _recovery_action(nvml: Any, handle: Any) -> int | None:
-    """What the driver asks for; None where it, or `pynvml`, is older than that."""
+    """Return the driver's recovery action; None if the driver or `pynvml` is too old."""
     field = getattr(nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
     if field is None:
         return None
@@ -71,7 +71,7 @@ def _recovery_action(nvml: Any, handle: Any) -> int | None:
 
 
 def _by_counters(nvml: Any, handle: Any, pending: int) -> str | None:
-    """Without a recovery action: errors that are contained cannot be told from others, so any one counts."""
+    """Return why a GPU without recovery action is unhealthy. Any error counts: contained ones look the same."""
     try:
         counter = nvml.NVML_VOLATILE_ECC
         errors = nvml.nvmlDeviceGetTotalEccErrors(handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, counter)
@@ -86,7 +86,7 @@ def _by_counters(nvml: Any, handle: Any, pending: int) -> str | None:
 
 @functools.cache
 def _event_set(nvml: Any) -> Any:
-    """Collects Xids from the first check on; None where the driver does not tell them."""
+    """Return an event set that collects Xids from the first check on; None if the driver does not report them."""
     try:
         events = nvml.nvmlEventSetCreate()
         for index in range(nvml.nvmlDeviceGetCount()):
@@ -98,7 +98,7 @@ def _event_set(nvml: Any) -> Any:
 
 
 def _events(nvml: Any) -> dict[int, list[int]]:
-    """Xids of what has come since this was asked last, by GPU."""
+    """Return the Xids since the last call, by GPU."""
     events = _event_set(nvml)
     found: dict[int, list[int]] = {}
     while events is not None:
@@ -111,7 +111,7 @@ def _events(nvml: Any) -> dict[int, list[int]]:
 
 
 def _context() -> str | None:
-    """Whether the CUDA driver starts and sees its GPUs; a context is opened by the workers, one a GPU."""
+    """Return why the CUDA driver does not start; None if it does. Opens no context: workers do, one per GPU."""
     # It may run in the agent, though no child of a process that has initialized CUDA can use a GPU: the agent forks no
     # worker. The fork server does, a process that is started before the first check; memory servers use no GPU.
     try:

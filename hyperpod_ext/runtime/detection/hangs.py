@@ -1,7 +1,7 @@
-"""Who hangs: pure decisions over what the heartbeats of all ranks say.
+"""Find the hanging rank from the heartbeats of all ranks. Pure.
 
-In synchronous training one rank that hangs makes all the others wait for it in a collective, and from
-outside they all look the same. They are not: whoever waits has come further than who is waited for.
+In synchronous training one hanging rank makes all others wait for it in a collective, and from outside all look the
+same. But the waiting ranks are further than the rank they wait for.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from hyperpod_ext.runtime.detection.heartbeat import IN_STEP, Phase, Reading
 
 _REMEMBERED = 256
 _SLOW = 0.95
-"""Quantile of the step times that stands for a slow step: evaluations now and then are in it, one accident is not."""
+"""Quantile of the step times that counts as a slow step: it includes periodic evaluations, but not one outlier."""
 _SILENT_S = 2.0
-"""A process that gave no beat for so long, of four a second, has no Python lock or no processor."""
+"""A process without a beat for so long, instead of four a second, has no GIL or no processor."""
 _LIVELY = 10.0
-"""A rank that is behind but shows progress has so many times the limit: it may evaluate while others wait."""
+"""Factor on the limit for a rank that is behind but makes progress: it may evaluate while others wait."""
 
 
 @dataclass(slots=True)
 class StepTimes:
-    """What the steps of one job have taken so far, in seconds."""
+    """Durations of a job's steps so far, in seconds."""
 
     policy: HangPolicy
     usual: list[float] = field(default_factory=list)
-    """The newest steps that were not the first of their generation."""
+    """The newest steps except first steps of generations."""
     first: list[float] = field(default_factory=list)
     """First steps of generations: they may compile, allocate, and open connections."""
 
@@ -39,7 +39,7 @@ class StepTimes:
         del times[:-_REMEMBERED]
 
     def limit_s(self, phase: Phase, *, first: bool) -> float:
-        """Seconds without progress after which a rank in `phase` hangs. `first`: its generation's first step."""
+        """Return the seconds without progress that mean a hang in `phase`. `first`: in its generation's first step."""
         if phase not in IN_STEP or (first and not self.first) or not (self.usual or self.first):
             return self.policy.first_step_s
         slow = max(self.first) if first or not self.usual else quantile(self.usual, _SLOW)
@@ -47,14 +47,14 @@ class StepTimes:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest of `values` that at least `share` of them do not exceed."""
+    """Return the smallest value that at least `share` of the values do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """What is known of one rank at one moment. Times are ages in seconds, so that they travel between machines."""
+    """One rank at one moment. Times are ages in seconds, so that other machines can use them."""
 
     rank: int
     generation: int
@@ -62,9 +62,9 @@ class Heartbeat:
     phase: Phase
     collectives: int
     quiet_s: float
-    """Since its last sign of progress."""
+    """Seconds since the last progress."""
     silent_s: float
-    """Since its process last ran Python code."""
+    """Seconds since the process last ran Python code."""
     stopped: bool = False
     """Whether the kernel has stopped the process: SIGSTOP, a debugger."""
 
@@ -90,7 +90,7 @@ class Heartbeat:
 
     @property
     def position(self) -> tuple[int, int, int]:
-        """How far it is: ranks that wait in a collective are further than those they wait for."""
+        """Sort key of progress: ranks that wait in a collective are further than the ranks they wait for."""
         return (self.step, int(self.phase), self.collectives)
 
     @property
@@ -100,16 +100,16 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """Whose process is to be ended, and why; or, with no rank, why all must leave the generation."""
+    """Ranks to kill, and why; or, without ranks, why all must leave the generation."""
 
     ranks: tuple[int, ...]
     cause: str
     first: Heartbeat
-    """Of the first rank that makes no progress."""
+    """Heartbeat of the first rank without progress."""
 
 
 def silent_too_long(heartbeat: Heartbeat, policy: HangPolicy) -> str:
-    """Why this rank is to be ended whatever the others do; empty: it is not."""
+    """Return why this rank must be killed, regardless of the others; empty: it must not."""
     if heartbeat.silent_s < policy.heartbeat_s:
         return ""
     what = "stopped by a signal" if heartbeat.stopped else "alive, but runs no Python code"
@@ -117,17 +117,17 @@ def silent_too_long(heartbeat: Heartbeat, policy: HangPolicy) -> str:
 
 
 def find_hung(heartbeats: Mapping[int, Heartbeat], world_size: int, limit_s: float) -> Hang | None:
-    """Who holds everybody up, when some rank has made no progress for `limit_s`. None: no one can say, or nobody does.
+    """Return the hang once a rank has made no progress for `limit_s`. None: no hang, or unknown.
 
-    `heartbeats`: of every rank, from the same moment or nearly so.
+    `heartbeats`: those of every rank, from about the same moment.
     """
     if len(heartbeats) < world_size or len({heartbeat.generation for heartbeat in heartbeats.values()}) != 1:
-        return None  # some rank is away, and what ails it is known or will be
+        return None  # a rank is away, and its fault is handled elsewhere
     quiet = {rank: heartbeat for rank, heartbeat in heartbeats.items() if heartbeat.quiet_s >= limit_s / 2}
     if not any(heartbeat.quiet_s >= limit_s for heartbeat in quiet.values()):
         return None
     frozen = [rank for rank, heartbeat in quiet.items() if heartbeat.stopped or heartbeat.silent_s > _SILENT_S]
-    if frozen:  # it cannot wait for anyone; the others wait for it
+    if frozen:  # frozen ranks wait for nobody; the others wait for them
         return Hang(tuple(sorted(frozen)), _why(heartbeats[frozen[0]]), heartbeats[frozen[0]])
     least = min(heartbeat.position for heartbeat in heartbeats.values())
     behind = sorted(rank for rank, heartbeat in heartbeats.items() if heartbeat.position == least)
@@ -157,7 +157,7 @@ def _nobody(heartbeats: Mapping[int, Heartbeat], behind: Sequence[int]) -> Hang:
 
 
 def _returned(heartbeats: Mapping[int, Heartbeat]) -> str:
-    """Who makes no more steps, and may be what the others wait for in vain."""
+    """Return a phrase on a rank that has returned from training, for which the others may wait in vain."""
     done = [each for each in heartbeats.values() if each.phase is Phase.DONE]
     return "".join(
         f"; rank {each.rank} has returned from its training function in step {each.step}" for each in done[:1]

@@ -1,7 +1,7 @@
-"""Whether a node is fit for a worker: asked at the start, and before a worker is started again after a fault.
+"""Check the health of a node, at the start and before a worker is restarted after a fault.
 
-A check is a function that says why the node is ill, or nothing. Those below are known by name; a job may
-name others as `module:function`.
+A check is a function that returns why the node is unhealthy, or None. The checks below have names; a job may name
+others as `module:function`.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from hyperpod_ext.runtime.detection import gpu_health
 
 _MIB = 1 << 20
 _ROOM = frozenset({"shared-memory", "disk"})
-"""Checks that ask for room."""
+"""Checks of free space."""
 _LOOK_AGAIN_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class HealthContext:
-    """What a check may look at."""
+    """Input of the checks."""
 
     config: RuntimeConfig
     run_dir: Path
     address: str
-    """Address by which other nodes reach this one."""
+    """Address at which other nodes reach this one."""
     shm: Path = Path("/dev/shm")
     net: Path = Path("/sys/class/net")
     begun: bool = False
-    """Whether the job has trained before, so that a replacement is started."""
+    """Whether the job has trained before, so that this starts a replacement."""
 
 
 class HealthCheck(Protocol):
-    """A check. It must not change anything, and comes back soon."""
+    """A check. It must change nothing and return soon."""
 
     def __call__(self, context: HealthContext) -> str | None:
-        """Why the node is ill, as a sentence; None when it is not."""
+        """Return why the node is unhealthy, as a sentence; None if it is healthy."""
 
 
 def shared_memory(context: HealthContext) -> str | None:
-    """Whether /dev/shm is there and is not full."""
+    """Check that /dev/shm exists and is not full."""
     if not context.shm.is_dir():
         return f"{context.shm} does not exist"
     status = os.statvfs(context.shm)
@@ -59,9 +59,9 @@ def shared_memory(context: HealthContext) -> str | None:
 
 
 def disk(context: HealthContext) -> str | None:
-    """Whether the run folder and every file tier can be written and have room.
+    """Check that the run folder and every file tier are writable and have free space.
 
-    A job that has begun trains on without: its warnings name what could not be written.
+    Skipped once the job has trained: it can continue without, and its warnings name failed writes.
     """
     if context.begun:
         return None
@@ -83,7 +83,7 @@ def disk(context: HealthContext) -> str | None:
 
 
 def network(context: HealthContext) -> str | None:
-    """Whether the interface that other nodes reach this one by is up."""
+    """Check that the interface for other nodes is up."""
     exact = context.config.interface or os.environ.get("GLOO_SOCKET_IFNAME", "")
     names = [name for name in exact.split(",") if name and name[0] not in "^="]
     for name in names:
@@ -105,12 +105,12 @@ def network(context: HealthContext) -> str | None:
 
 
 def _chosen_by_nccl(choice: str, there: list[str]) -> list[str]:
-    """Those of the interfaces that NCCL_SOCKET_IFNAME allows: `^` and `=` hold for the whole list, and without `=` a
-    name is a prefix. Loopback is not among what is left over: no other node comes that way."""
+    """Return the interfaces that NCCL_SOCKET_IFNAME allows. `^` (exclude) and `=` (exact) hold for the whole list;
+    without `=`, names are prefixes. An excluding list leaves out loopback, which reaches no other node."""
     is_excluding = choice.startswith("^")
     choice = choice.removeprefix("^")
     is_exact = choice.startswith("=")
-    listed = [name.partition(":")[0] for name in choice.removeprefix("=").split(",")]  # NCCL takes a port, too
+    listed = [name.partition(":")[0] for name in choice.removeprefix("=").split(",")]  # NCCL allows a port, too
     wanted = [name for name in listed if name]
     matched = [name for name in there if (name in wanted if is_exact else name.startswith(tuple(wanted)))]
     return [name for name in there if name not in matched and name != "lo"] if is_excluding else matched
@@ -128,7 +128,7 @@ def _state(interface: Path) -> str:
 
 
 def gpu(context: HealthContext) -> str | None:
-    """ECC errors, Xids and a CUDA context of every GPU; nothing where there is none."""
+    """Check ECC errors, Xids and the CUDA driver of every GPU, if there are GPUs."""
     del context
     return gpu_health.unhealthy_reason()
 
@@ -143,10 +143,10 @@ CHECKS: Mapping[str, HealthCheck] = {
 
 
 def find_check(name: str) -> HealthCheck:
-    """The check called `name`.
+    """Return the check of this name.
 
     Raises:
-        JobFailedError: there is none.
+        JobFailedError: there is no such check.
     """
     if name in CHECKS:
         return CHECKS[name]
@@ -163,10 +163,10 @@ def find_check(name: str) -> HealthCheck:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What the checks found."""
+    """Result of the checks."""
 
     unhealthy: Mapping[str, str]
-    """Why the node is ill, by check."""
+    """Errors by check."""
     seconds: float
 
     def sentence(self) -> str:
@@ -174,10 +174,10 @@ class Health:
 
 
 async def examine(context: HealthContext) -> Health:
-    """Run the job's checks side by side. One that raises, or does not come back, has failed.
+    """Run the job's checks concurrently. A check that raises, or does not return in time, has failed.
 
     Raises:
-        JobFailedError: a check has a name that is not known.
+        JobFailedError: unknown name of a check.
     """
     policy = context.config.restart.health
     checks = {name: find_check(name) for name in policy.checks}
@@ -188,11 +188,12 @@ async def examine(context: HealthContext) -> Health:
 
 
 async def examine_until_fit(context: HealthContext) -> Health:
-    """As `examine`; where all that a node lacks is room, that is looked at again until `timeout_s` have passed. What a
-    dead process held may come free, and what filled a disk may be removed.
+    """Examine the node; if it only lacks free space, repeat for `timeout_s`.
+
+    Memory of a dead process may be freed meanwhile, and files may be deleted.
 
     Raises:
-        JobFailedError: a check has a name that is not known.
+        JobFailedError: unknown name of a check.
     """
     began = time.monotonic()
     until = began + context.config.restart.health.timeout_s
@@ -204,7 +205,7 @@ async def examine_until_fit(context: HealthContext) -> Health:
 
 
 async def _ask(check: HealthCheck, context: HealthContext, limit_s: float) -> str | None:
-    """The check's answer. It has a thread of its own that nobody waits for: one that hangs in a file system stays."""
+    """Run a check in its own thread, which is left behind at the timeout: it may hang in a file system."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[str | None] = loop.create_future()
 
@@ -215,9 +216,9 @@ async def _ask(check: HealthCheck, context: HealthContext, limit_s: float) -> st
     def work() -> None:
         try:
             found = check(context)
-        except Exception as error:  # somebody else's code: what it meets is what it found
+        except Exception as error:  # user code: its error is the result
             found = f"{type(error).__name__}: {error}"
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+        with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(set_answer, found)
 
     threading.Thread(target=work, name="hpx-health", daemon=True).start()

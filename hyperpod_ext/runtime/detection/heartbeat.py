@@ -1,7 +1,7 @@
-"""A worker's heartbeat: some bytes of shared memory that say what it is doing right now.
+"""A worker's heartbeat: some bytes of shared memory with its present step and phase.
 
-The worker writes them without a system call or a message, at each change of phase; its agent reads them
-whenever it wants to know, even when the worker is stopped, hangs or is dead. Imports nothing heavy.
+The worker writes them without a system call or a message, at each change of phase; its agent can read them at any time,
+even if the worker is stopped, hangs or is dead. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from pathlib import Path
 ENV_HEARTBEAT = "HPX_HEARTBEAT"
 _MARK = struct.Struct("<QQQQd")  # marks, generation, step, phase, when
 _BEAT = struct.Struct("<Qd")  # collectives, when
-_BEAT_AT = 64  # a cache line of its own: two threads write
+_BEAT_AT = 64  # in another cache line, for another thread
 _ORDERS_AT = 128
 _BYTES = mmap.PAGESIZE
 
 
 class Phase(IntEnum):
-    """What a rank does, in the order of a step. Who waits for others in a collective is further than they are."""
+    """Activity of a rank, in the order of a step: a rank that waits in a collective is further than the others."""
 
     START = 0
-    """Building, restoring, and whatever else comes before the first step."""
+    """Everything before the first step: building, restoring."""
     DATA = 1
     FORWARD = 2
     """The forward pass and the loss."""
     BACKWARD = 3
-    """The backward pass, with the all-reduce of gradients beside it."""
+    """The backward pass, overlapped with the all-reduce of gradients."""
     OPTIMIZER = 4
     REST = 5
-    """What is left of the step: schedules, logging."""
+    """The rest of the step: schedules, logging."""
     CHECKPOINT = 6
-    """The step is committed, and a snapshot of it begun."""
+    """Committing the step, and starting its snapshot."""
     AFTER = 7
-    """What follows the last step."""
+    """After the last step."""
     DONE = 8
     """The training function has returned; the others have not."""
     AWAY = 9
@@ -51,25 +51,25 @@ class Phase(IntEnum):
 
 
 IN_STEP = frozenset({Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.REST, Phase.CHECKPOINT})
-"""Phases of a step that is being made: here progress is expected."""
+"""Phases inside a step, where progress is expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A heartbeat, as it was read."""
+    """The contents of a heartbeat page."""
 
     marks: int
     """Changes of phase so far; 0: none yet."""
     generation: int
     step: int
-    """Step that is being made."""
+    """Current step."""
     phase: Phase
     marked_at: float
-    """When the phase changed last, on the machine's monotonic clock."""
+    """Time of the last change of phase, on the machine's monotonic clock."""
     collectives: int
-    """Collective operations that this rank has begun in its generation."""
+    """Number of collective operations that this rank has begun in its generation."""
     beat_at: float
-    """When the process last had Python's lock for a moment."""
+    """Time at which the process last held the GIL."""
 
 
 class HeartbeatPage:
@@ -82,10 +82,10 @@ class HeartbeatPage:
 
     @classmethod
     def create(cls, path: Path) -> HeartbeatPage:
-        """A fresh page at `path`, in a folder that is private to this user. A former process keeps the old one.
+        """Create a page at `path`, in a folder that is private to this user. An old process keeps its old page.
 
-        On a full or broken disk it is memory without a name, at another `path`: a page of a file that the disk has no
-        room for would end with SIGBUS each process that touches it.
+        On a full or broken disk the page is anonymous memory, at another `path`: accessing a file's page without disk
+        space would raise SIGBUS.
         """
         try:
             path.unlink(missing_ok=True)
@@ -108,7 +108,7 @@ class HeartbeatPage:
 
     @classmethod
     def of(cls, path: str | None) -> HeartbeatPage:
-        """The page that an agent made for this process; without one, a page that nobody reads."""
+        """Open the page that an agent made for this process; without a path, a private page."""
         if path is None:
             return cls(mmap.mmap(-1, _BYTES))
         descriptor = os.open(path, os.O_RDWR)
@@ -118,27 +118,27 @@ class HeartbeatPage:
             os.close(descriptor)
 
     def mark(self, phase: Phase) -> None:
-        """The worker has come to `phase`. Costs less than a microsecond."""
+        """Write that the worker has reached `phase`. Costs less than a microsecond."""
         self.phase = phase
         self._marks += 1
         _MARK.pack_into(self._page, 0, self._marks, self.generation, self.step, phase, time.monotonic())
 
     def beat(self, collectives: int) -> None:
-        """The process runs Python code."""
+        """Write that the process runs Python code."""
         _BEAT.pack_into(self._page, _BEAT_AT, collectives, time.monotonic())
 
     def read(self) -> Reading:
-        """What the page says now."""
+        """Return the page's contents."""
         marks, generation, step, phase, marked_at = _MARK.unpack_from(self._page, 0)
         collectives, beat_at = _BEAT.unpack_from(self._page, _BEAT_AT)
         known = Phase(phase) if phase in Phase._value2member_map_ else Phase.START
         return Reading(marks, generation, step, known, marked_at, collectives, beat_at)
 
     def order(self) -> None:
-        """Tell the worker that there are orders for it; it looks at its next change of phase."""
+        """Announce orders to the worker, which checks at its next change of phase."""
         self._page[_ORDERS_AT] = (self._page[_ORDERS_AT] + 1) % 256
 
     @property
     def orders(self) -> int:
-        """Changes whenever there are new orders."""
+        """A number that changes with new orders."""
         return self._page[_ORDERS_AT]

@@ -1,7 +1,7 @@
-"""Word that this node will be taken away, before it is: of EC2, about a Spot instance, or of whoever leaves a file.
+"""Notices of this node's preemption: from EC2, for a Spot instance, or by a file.
 
-EC2's instance metadata is asked as IMDSv2 wants it, with a token. AWS_EC2_METADATA_SERVICE_ENDPOINT names another place
-for it, and AWS_EC2_METADATA_DISABLED=true forbids to ask, as for AWS's own tools.
+EC2's instance metadata is read with a token (IMDSv2). As in AWS's own tools, AWS_EC2_METADATA_SERVICE_ENDPOINT sets
+another endpoint, and AWS_EC2_METADATA_DISABLED=true disables it.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _TOKEN_S = 21_600
 _TIMEOUT_S = 2.0
 _LONGEST = 4096
 _PAUSE_S = 60.0
-"""How long metadata that does not answer is left alone: in a container it may be out of reach for good."""
+"""Pause after metadata that does not answer: in a container it may never be reachable."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreemptionNotice:
-    """This node will be taken away."""
+    """A notice that this node will be preempted."""
 
     cause: str
     seconds_left: float | None = None
-    """Until it is gone, where that was told."""
+    """Seconds until then, if known."""
 
 
 class Metadata:
@@ -44,14 +44,14 @@ class Metadata:
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint.rstrip("/")
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is on this machine
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # local: no proxy
         self._token = ""
 
     def spot_action(self) -> str | None:
-        """What is told of an interruption; None: nothing.
+        """Return EC2's announcement of an interruption; None without one.
 
         Raises:
-            OSError: it cannot be asked.
+            OSError: the metadata cannot be read.
         """
         if not self._token:
             lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_S)}
@@ -74,9 +74,9 @@ class Metadata:
 
 
 def read_action(text: str, now: datetime) -> PreemptionNotice:
-    """The notice that EC2 gives: `{"action": "terminate", "time": "2026-11-21T08:22:00Z"}`. Pure.
+    """Parse EC2's notice: `{"action": "terminate", "time": "2026-11-21T08:22:00Z"}`. Pure.
 
-    What cannot be read is a notice all the same: EC2 says nothing there unless it has to.
+    An unreadable text counts as a notice, too: EC2 writes nothing there without one.
     """
     try:
         action_json = json.loads(text)
@@ -87,7 +87,7 @@ def read_action(text: str, now: datetime) -> PreemptionNotice:
 
 
 def is_ec2() -> bool:
-    """Whether this machine is one of EC2's, as its firmware says."""
+    """Return whether this machine is an EC2 instance, according to its firmware."""
     try:
         return "Amazon EC2" in _VENDOR.read_text()
     except OSError:
@@ -95,7 +95,7 @@ def is_ec2() -> bool:
 
 
 def metadata_of(notices: Notices) -> Metadata | None:
-    """The metadata that is to be asked; None: none is."""
+    """Return the metadata to poll; None: none."""
     forbidden = os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true"
     if notices.ec2 is False or (notices.ec2 is None and (forbidden or not is_ec2())):
         return None
@@ -108,16 +108,16 @@ async def watch(
     take: Callable[[PreemptionNotice], bool],
     unheard: Callable[[str], None],
 ) -> None:
-    """Look until there is a notice, and it is taken.
+    """Poll until a notice is accepted.
 
     Args:
-        take: hears of it; False: not now.
-        unheard: hears why the metadata cannot be asked, each time that it begins to be so.
+        take: gets the notice; returns False to get it again later.
+        unheard: gets the reason when the metadata becomes unreadable.
     """
     file = notices.file
     failures, again_at = 0, 0.0
     while metadata is not None or file is not None:
-        # in a thread: the disk of the file may have stopped to answer
+        # in a thread: the file's disk may hang
         there = file is not None and await asyncio.to_thread(os.path.exists, file)
         notice = PreemptionNotice(f"{file} says so") if there else None
         if metadata is not None and notice is None and time.monotonic() >= again_at:

@@ -1,4 +1,4 @@
-"""What must hold on a node before its workers start. Found out now, it is a sentence; later, a SIGBUS."""
+"""Check the requirements of a node before its workers start: an error now is a sentence, later a SIGBUS."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hyperpod_ext.runtime.storage.open import open_tier
 
 _MIB = 1 << 20
 _TIER_S = 60.0
-"""How long a durable tier may refuse to answer before the job does not start."""
+"""How long a durable tier may be unreachable before the start of the job fails."""
 
 
 def check_node(config: RuntimeConfig, script: Path, *, shm: Path = Path("/dev/shm")) -> None:
-    """Raise one error that says everything this node lacks.
+    """Raise one error with all missing requirements of this node.
 
     Raises:
-        JobFailedError: each lack on a line of its own, with what to do.
+        JobFailedError: requirements are missing, one per line, with what to do.
     """
     lacks = [lack for lack in (_script(script), _shared_memory(config, shm), *_packages(config)) if lack]
     if lacks:
@@ -27,11 +27,12 @@ def check_node(config: RuntimeConfig, script: Path, *, shm: Path = Path("/dev/sh
 
 
 def check_tiers(config: RuntimeConfig) -> None:
-    """Raise where checkpoints could not be written: a bucket that is not there or denies, a directory that is full.
-    Without a node's own disk the job starts all the same.
+    """Check that checkpoints can be written: no missing or denied bucket, no full directory.
+
+    A job starts even without its nodes' own disks.
 
     Raises:
-        UnreachableError: what the tier says, with what to do.
+        UnreachableError: the tier's error, with what to do.
     """
     for tier in config.checkpoint.shared():
         open_tier(tier, config.name, deadline_s=_TIER_S).check()

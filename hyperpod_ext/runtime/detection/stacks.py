@@ -1,6 +1,6 @@
-"""The stack of every thread of a process that hangs, in its log, before it is ended.
+"""Write the stacks of all threads of a hanging process to its log before it is killed.
 
-`faulthandler` writes it from a signal handler, in C: it needs neither Python's lock nor the main thread.
+`faulthandler` writes them from a signal handler, in C: it needs neither the GIL nor the main thread.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from hyperpod_ext.files import open_private
 from hyperpod_ext.runtime.detection.failure_causes import is_users
 
 DUMP_SIGNAL = signal.SIGRTMIN + 7
-"""Asks a worker for its stacks. A real-time signal, so that it is nobody's: Slurm and Lightning use SIGUSR1."""
+"""Makes a worker dump its stacks. A real-time signal, which nothing else uses: Slurm and Lightning use SIGUSR1."""
 _LOOK_S = 0.005
 _QUIET_S = 0.04
-"""A dump to which nothing is added for so long is whole, though its process computes, or waits for a core."""
+"""A dump without additions for so long is complete, even if its process computes, or waits for a core."""
 _libc = ctypes.CDLL(None)
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in ')
 
 
 def state_of(pid: int) -> str:
-    """The kernel's state of a process: R runs, S sleeps, D waits for a device, T is stopped, Z has ended; or ""."""
+    """Return the kernel's state of a process: R runs, S sleeps, D waits for a device, T is stopped, Z has ended."""
     return _state_in(Path(f"/proc/{pid}/stat"))
 
 
@@ -39,20 +39,20 @@ def _state_in(stat: Path) -> str:
 
 
 def _computes(pid: int) -> bool:
-    """Whether any thread of a process runs, or would if it had a core."""
+    """Return whether any thread of a process runs, or waits for a core."""
     return any(_state_in(stat) == "R" for stat in Path(f"/proc/{pid}/task").glob("*/stat"))
 
 
 async def dump_stacks(pid: int, log: Path, limit_s: float) -> bool:
-    """Have process `pid` write the stacks of its threads to its log; a stopped one is let go for it.
+    """Make process `pid` write its threads' stacks to its log, continuing a stopped process for it.
 
-    Returns whether they came within `limit_s`. Where they do not, the log says so, and where the kernel has it.
+    Returns whether the stacks came within `limit_s`. If not, the log gets the process's state in the kernel.
     """
     stopped = state_of(pid) == "T"
     _note(log, f"--- stack of every thread of process {pid}, which is to be ended because it hangs\n")
     before = _size(log)
     with contextlib.suppress(ProcessLookupError):
-        if stopped:  # the main thread gets it before anything else when the process goes on
+        if stopped:  # the main thread gets it first when the process continues
             _libc.tgkill(pid, pid, DUMP_SIGNAL)
             os.kill(pid, signal.SIGCONT)
         else:
@@ -63,7 +63,7 @@ async def dump_stacks(pid: int, log: Path, limit_s: float) -> bool:
         if (size := _size(log)) != known:
             known, since = size, now
         elif known > before and (now - since >= _QUIET_S or not _computes(pid)):
-            return True  # it has come, and nothing more does
+            return True  # complete
         await asyncio.sleep(_LOOK_S)
     if known > before:
         return True
@@ -72,17 +72,17 @@ async def dump_stacks(pid: int, log: Path, limit_s: float) -> bool:
 
 
 def _note(log: Path, line: str) -> None:
-    with contextlib.suppress(OSError), open_private(log, "a") as file:  # a full disk must not keep a rank from ending
+    with contextlib.suppress(OSError), open_private(log, "a") as file:  # a full disk must not prevent the kill
         file.write(line)
 
 
 def line_in_script(log: Path, since: int) -> str:
-    """`train.py:57`: where the main thread was in the script, of stacks that came to a log after `since` bytes."""
+    """Return the main thread's line in the script (`train.py:57`), from stacks in a log after `since` bytes."""
     text = ""
     with contextlib.suppress(OSError), log.open("rb") as file:
         file.seek(since)
         text = file.read().decode(errors="replace")
-    # the kernel gives a signal to the main thread, wherever that takes it
+    # the kernel delivers the signal to the main thread
     main = text.partition("\nCurrent thread ")[2].partition("\n\n")[0]
     frames = (_FRAME.match(line) for line in main.splitlines())
     own = (frame for frame in frames if frame is not None and is_users(frame["file"]))

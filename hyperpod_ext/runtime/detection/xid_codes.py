@@ -1,7 +1,7 @@
-"""What an error of the NVIDIA driver (Xid) asks for, and what the driver itself asks for (recovery action of NVML).
+"""Remedies for errors of the NVIDIA driver (Xid), and the driver's own recovery actions (NVML).
 
 Pure tables. Sources: NVIDIA's Xid catalog (docs.nvidia.com/deploy/xid-errors, "mnemonic" and "immediate action"), and
-the recovery actions in `nvml.h`, which drivers from 570 on report. Nothing of it has run on a GPU yet.
+the recovery actions in `nvml.h`, which drivers from 570 on report. Not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import Enum
 
 
 class Remedy(Enum):
-    """What an Xid asks for."""
+    """Remedy for an Xid."""
 
     RESTART_PROCESS = "the process is restarted; the GPU is healthy"
     RESET_GPU = "the GPU must be reset"
@@ -26,7 +26,7 @@ class Xid:
 
     code: int
     mnemonic: str
-    """As the catalog has it."""
+    """The catalog's mnemonic."""
     meaning: str
     remedy: Remedy
 
@@ -47,7 +47,7 @@ XIDS = (
     Xid(120, "GSP_ERROR", "its firmware failed", Remedy.RESET_GPU),
     Xid(154, "GPU_RECOVERY_ACTION_CHANGED", "the driver's recovery action changed", Remedy.ASK_DRIVER),
 )
-"""Those that a training job meets."""
+"""The Xids that occur in training jobs."""
 
 RECOVERY_ACTIONS = {
     0: "",
@@ -56,15 +56,15 @@ RECOVERY_ACTIONS = {
     3: "traffic between GPUs must end, and the driver be asked again",
     4: "it works at reduced capacity and must be reset when its work is done",
 }
-"""By the number of `NVML_GPU_RECOVERY_ACTION_*`; empty: none. Numbers from 5 on differ between versions of NVML."""
+"""Texts by number of `NVML_GPU_RECOVERY_ACTION_*`; empty: none. Numbers from 5 on differ between versions of NVML."""
 
 _BY_CODE = {xid.code: xid for xid in XIDS}
 
 
 def unhealthy_by(action: int | None, xids: Iterable[int]) -> str | None:
-    """Why a GPU should not be used, by its driver's recovery action and the Xids since the last look; None: it may be.
+    """Return why a GPU should not be used, from its driver's recovery action and recent Xids; None: it may be used.
 
-    The driver knows more than the number of an error: where it names an action, Xids do not count.
+    If the driver reports an action, Xids do not count: the driver has more information.
 
     Args:
         action: None: this driver reports none.
@@ -81,7 +81,7 @@ def _by_action(action: int) -> str | None:
 
 def _by_xid(code: int) -> str | None:
     xid = _BY_CODE.get(code)
-    if xid is None:  # the catalog has more than a hundred, and most ask for a person
+    if xid is None:  # the catalog has over a hundred, and most need a person
         return f"Xid {code}, which is not known here"
     if xid.remedy is Remedy.RESTART_PROCESS:
         return None

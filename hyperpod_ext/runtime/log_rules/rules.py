@@ -1,7 +1,7 @@
-"""Rules on what rank 0 prints, as a spec or AWS's operator has them: lines and seconds in, what is wrong out. Pure.
+"""Rules on the output of rank 0, from a spec or AWS's operator: input lines and times, output a broken rule. Pure.
 
-They are read as AWS's agent reads them (`hyperpod_elastic_agent.logagent`), but for one thing: after a fault that was
-mended, the time to the next match begins anew.
+They are evaluated like in AWS's agent (`hyperpod_elastic_agent.logagent`), with one difference: after a recovered
+fault, the time to the next match starts again.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from hyperpod_ext.errors import ConfigError, Problem
 
 _COMPARES = {"gt": operator.gt, "gteq": operator.ge, "lt": operator.lt, "lteq": operator.le, "eq": operator.eq}
 _LINE_CHARS = 200
-"""Of a line, in the cause of a fault."""
+"""Maximum length of a line in the cause of a fault."""
 
 
 class LogRule(BaseModel):
-    """One rule, in the operator's words."""
+    """One rule, with the operator's names."""
 
     name: str = Field(min_length=1)
     pattern: re.Pattern[str] = Field(alias="logPattern")
@@ -37,10 +37,10 @@ class LogRule(BaseModel):
 
 
 def of_spec(rules: Iterable[budgets.LogRule]) -> list[LogRule]:
-    """The rules of a spec. One that is none, of a spec that nobody has checked, is an error.
+    """Return the rules of a spec.
 
     Raises:
-        ConfigError: which, and why.
+        ConfigError: invalid rules, in a spec that was not validated.
     """
     try:
         return read(
@@ -62,10 +62,10 @@ def of_spec(rules: Iterable[budgets.LogRule]) -> list[LogRule]:
 
 
 def read(rules: Iterable[Mapping[str, Any]]) -> list[LogRule]:
-    """The rules that an operator has sent.
+    """Parse the rules that an operator has sent.
 
     Raises:
-        ValueError: one of them is none; which, and why.
+        ValueError: invalid rules, with the reasons.
     """
     found, wrong = list[LogRule](), list[str]()
     for index, rule in enumerate(rules):
@@ -81,19 +81,19 @@ def read(rules: Iterable[Mapping[str, Any]]) -> list[LogRule]:
 
 @dataclass
 class _Seen:
-    """What one rule has seen."""
+    """State of one rule."""
 
     rule: LogRule
     since: float
-    """When the job began, or went on."""
+    """Time at which the job began or continued."""
     matched_at: float | None = None
     line: str = ""
-    """The last one that matched."""
+    """The last matching line."""
     slow: int = 0
-    """Matches in a row whose number is as it should not be."""
+    """Number of matches in a row with a bad number."""
     fault: bool = False
     over: bool = False
-    """Whether it is applied no more."""
+    """Whether the rule no longer applies."""
 
     def read(self, line: str, now: float) -> None:
         if self.over:
@@ -114,7 +114,7 @@ class _Seen:
         try:
             is_slow = _COMPARES[rule.compare](float(number or ""), rule.threshold)
         except ValueError:
-            return  # what the group has matched is no number
+            return  # not a number
         self.slow = self.slow + 1 if is_slow else 0
 
     def problem(self, now: float) -> str:
@@ -134,7 +134,7 @@ class _Seen:
 
 
 class LogRules:
-    """What the rules have seen of one log. Seconds are of any clock, the same in all calls.
+    """Evaluates rules on one log. Times are of any clock, the same in all calls.
 
     Time counts while the job trains: from `train` to `pause`.
     """
@@ -147,23 +147,23 @@ class LogRules:
         return len(self._rules)
 
     def train(self, now: float) -> None:
-        """The job begins, or goes on: what was seen before is no fault any more."""
+        """Begin or continue training: earlier lines are no fault any more."""
         self._trains = True
         for seen in self._rules:
             seen.since, seen.slow, seen.fault = now, 0, False
 
     def pause(self) -> None:
-        """Ranks have left their step."""
+        """Pause: ranks have left their step."""
         self._trains = False
 
     def read(self, lines: Iterable[str], now: float) -> None:
-        """Rank 0 has printed these."""
+        """Process lines printed by rank 0."""
         for line in lines:
             for seen in self._rules:
                 seen.read(line, now)
 
     def problem(self, now: float) -> str:
-        """The first rule that is broken, and how; empty: none is."""
+        """Return the first broken rule, and how; empty without one."""
         if not self._trains:
             return ""
         broken = (f"log rule {seen.rule.name}: {why}" for seen in self._rules if (why := seen.problem(now)))

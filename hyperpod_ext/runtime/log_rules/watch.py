@@ -1,4 +1,4 @@
-"""Rank 0's log, followed while its process is on this node: a rank that breaks a rule is ended."""
+"""Follow rank 0's log while its process is on this node, and report broken rules."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _LOOK_S = 0.5
 
 
 class LogWatch:
-    """Looks at what is written to a log, for as long as it runs.
+    """Follows a log and evaluates its rules.
 
     Args:
-        log: of rank 0, on this node or another; it need not be there yet.
-        broken: takes which rule is broken, and how; called once until the job has gone on.
-        is_here: whether rank 0 is on this node; where it is not, the log is left alone.
+        log: rank 0's log; it need not exist yet.
+        broken: called with the broken rule, and how; once until the job has continued.
+        is_here: returns whether rank 0 is on this node; otherwise the log is not read.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class LogWatch:
         self._rules, self._log, self._broken, self._is_here = rules, log, broken, is_here
         self._offset = 0
         self._rest = b""
-        """Of a line that is not complete."""
+        """Beginning of an incomplete line."""
 
     @property
     def has_rules(self) -> bool:
@@ -41,10 +41,10 @@ class LogWatch:
             self._look()
 
     def hear(self, message: c.ToAgent | c.FromAgent) -> None:
-        """What is said between the agent here and the coordinator."""
+        """Process a message between this agent and the coordinator."""
         match message:
             case c.GoOn():
-                self._read()  # what was printed before is no fault any more
+                self._read()  # earlier lines are no fault any more
                 self._rules.train(time.monotonic())
             case c.AbortGeneration() | c.FinishTraining() | c.Finished(rank=0):
                 self._rules.pause()
@@ -61,7 +61,7 @@ class LogWatch:
         if not self._is_here():
             return
         grown = b""
-        with contextlib.suppress(OSError), self._log.open("rb") as log:  # it is not there yet, or its disk is broken
+        with contextlib.suppress(OSError), self._log.open("rb") as log:  # no file yet, or a broken disk
             log.seek(self._offset)
             grown = log.read()
         self._offset += len(grown)

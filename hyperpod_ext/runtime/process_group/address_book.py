@@ -1,4 +1,4 @@
-"""Where ranks serve their keys: what is known of it, kept from one generation to the next, and the rest looked up."""
+"""Addresses of the ranks' key-value servers, kept from one generation to the next, and looked up on demand."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ Address = tuple[str, int]
 
 
 class AddressBook:
-    """Addresses of one job's ranks, as one process knows them. Safe from any thread."""
+    """Known addresses of one job's ranks, in one process. Thread-safe."""
 
     def __init__(self) -> None:
         self.known: dict[int, Address] = {}
         self.generation = 0
-        """Whose addresses they are."""
+        """Generation of the addresses."""
         self._changed = threading.Condition()
 
     def begin(self, generation: int, follows: int, addresses: Mapping[int, Address]) -> None:
-        """A generation begins. `addresses` add to those of generation `follows`; 0: none of before count.
+        """Begin a generation. `addresses` add to those of generation `follows`; 0: drop all earlier addresses.
 
-        Who has not followed that generation knows too little of what has changed, and looks up all others anew.
+        A process that has missed that generation drops its addresses and looks up all others again.
         """
         with self._changed:
             if follows == 0 or follows != self.generation:
@@ -30,34 +30,34 @@ class AddressBook:
             self._changed.notify_all()
 
     def add(self, generation: int, addresses: Mapping[int, Address]) -> None:
-        """The answer to a look-up; one of another generation comes too late."""
+        """Add the answer to a look-up; ignore an answer of another generation."""
         with self._changed:
             if generation == self.generation:
                 self.known.update(addresses)
                 self._changed.notify_all()
 
     def missing(self, ranks: Iterable[int]) -> list[int]:
-        """Those of `ranks` that are to be looked up."""
+        """Return the unknown ones among `ranks`."""
         return sorted(set(ranks) - self.known.keys())
 
     def wake(self) -> None:
-        """Have those who wait look whether it is of use still."""
+        """Make waiting threads check `is_over` again."""
         with self._changed:
             self._changed.notify_all()
 
     def wait_for(self, rank: int, generation: int, is_over: Callable[[], bool]) -> Address | None:
-        """The address of `rank`, once it is known; None when `is_over`, or another generation has begun."""
+        """Return the address of `rank` once it is known; None if `is_over`, or another generation has begun."""
         with self._changed:
             self._changed.wait_for(lambda: rank in self.known or is_over() or self.generation != generation)
             return None if self.generation != generation else self.known.get(rank)
 
 
 class NodeAddressBook(AddressBook):
-    """As a node's agent has it, for all workers there.
+    """The address book of a node's agent, for its workers.
 
     Args:
-        workers_per_node: so many ranks in a row are on one node.
-        ask: asks the coordinator for addresses of a generation's ranks, which are added some time later.
+        workers_per_node: number of consecutive ranks on a node.
+        ask: requests addresses of a generation's ranks from the coordinator; they are added later.
     """
 
     def __init__(self, workers_per_node: int, ask: Callable[[int, tuple[int, ...]], None]) -> None:
@@ -70,8 +70,10 @@ class NodeAddressBook(AddressBook):
         self._asked.clear()
 
     def look_up(self, ranks: Iterable[int]) -> dict[int, Address]:
-        """Those of `ranks` that are known. Others are asked for once, with all ranks of their nodes: where one worker
-        needs a rank of another node, its neighbours need others there."""
+        """Return the known addresses of `ranks`; request the others once, with all ranks of their nodes.
+
+        Workers of one node mostly need different ranks of the same other node.
+        """
         ranks = set(ranks)
         firsts = {rank - rank % self._workers_per_node for rank in self.missing(ranks)}
         wanted = {first + local for first in firsts for local in range(self._workers_per_node)}
@@ -82,11 +84,11 @@ class NodeAddressBook(AddressBook):
 
 
 class LookedUp:
-    """Addresses of all ranks of one generation, by rank; one that is not known is looked up when it is asked for.
+    """Addresses of all ranks of one generation, by rank; unknown addresses are looked up on access.
 
     Args:
-        look_up: asks for the address of a rank, which the book is given some time later.
-        is_over: whether the generation is over.
+        look_up: requests the address of a rank, which is added to the book later.
+        is_over: returns whether the generation is over.
     """
 
     def __init__(
@@ -99,7 +101,7 @@ class LookedUp:
         return self._world_size
 
     def __getitem__(self, rank: int) -> Address:
-        """Where `rank` serves its keys.
+        """Return the address of the rank's server.
 
         Raises:
             IndexError: there is no such rank.
@@ -118,5 +120,5 @@ class LookedUp:
         return found
 
     def known(self) -> Collection[Address]:
-        """Those that need not be looked up."""
+        """Return the addresses that need no look-up."""
         return list(self._book.known.values())

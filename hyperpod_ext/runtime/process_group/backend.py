@@ -1,7 +1,7 @@
-"""What recovery needs of the backend of process groups; how the rest of the runtime knows gloo and NCCL.
+"""The interface of a process group backend, gloo or NCCL, for recovery.
 
-`groups.py` opens and closes the groups, and tells each backend in them what becomes of a generation. Which step counts
-after a fault is not a backend's affair, but the device's: see `state/device_steps.py`.
+`groups.py` opens and closes the groups, and calls each backend at the start and end of a generation. The device, not
+the backend, determines which step counts after a fault: see `state/device_steps.py`.
 """
 
 from __future__ import annotations
@@ -11,37 +11,37 @@ from typing import Protocol
 
 
 class Backend(Protocol):
-    """The part of every open group that one backend does. `abort` may be called from any thread."""
+    """One backend's part of all open groups. `abort` may be called from any thread."""
 
     def enter(self, world_size: int, *, lasting: bool) -> None:
-        """A generation begins: its groups are opened next, by `world_size` ranks that have all left the former one.
+        """Begin a generation, before its groups are opened. All `world_size` ranks have left the former one.
 
         Args:
-            lasting: whether the groups' objects are those of the former generation.
+            lasting: whether the groups keep their objects from the former generation.
         """
 
     def adding_group(self) -> None:
-        """One more group is about to be made, beside the default one."""
+        """Prepare for one more group besides the default one."""
 
     def opened(self) -> None:
-        """The default group is open. An abort that came meanwhile may have missed it."""
+        """Abort the newly open default group if `abort` was called during the opening."""
 
     def abort(self) -> None:
-        """Make whatever waits in the groups raise, now."""
+        """Make all waiting calls in the groups raise, now."""
 
     def ending(self) -> AbstractContextManager[None]:
-        """The groups are destroyed inside of it, or get this rank alone.
+        """Return a context in which the groups are destroyed, or reduced to this rank.
 
         Raises:
             AbortStuckError: this process cannot leave the generation.
         """
 
     def close(self) -> None:
-        """No group is opened any more."""
+        """Release everything: no group will be opened again."""
 
     def is_broken(self, error: BaseException) -> bool:
-        """Whether this is what a rank meets in a group that lost a rank."""
+        """Return whether the error means that the group has lost a rank."""
 
 
 class AbortStuckError(RuntimeError):
-    """Groups could not be aborted in time: nothing but the end of the process ends their threads and kernels."""
+    """Groups could not be aborted in time: only the end of the process ends their threads and kernels."""

@@ -1,8 +1,8 @@
-"""Which collectives have raised: a training function may swallow the error, and go on with half a sum.
+"""Record errors of collectives: a training function may swallow the error, and continue with half a sum.
 
-Python code waits for a collective in `Work.wait`, whether it was begun with `async_op=True` or not. DDP's backward
-pass waits in C++, and its forward pass where it brings buffers to all ranks, or lays out its buckets: what raises there
-comes out of the functions that `_PLACES` names.
+Python code waits for a collective in `Work.wait`, with and without `async_op=True`. DDP waits in C++ in its backward
+pass, and in its forward pass when it broadcasts buffers or rebuilds its buckets: those errors are raised by the other
+functions in `_PLACES`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _PLACES: tuple[tuple[Any, str], ...] = (
     (dist, "_broadcast_coalesced"),
     (_dist.Reducer, "_rebuild_buckets"),
 )
-"""Whose errors are noted: a class or module, and the name of its function."""
+"""Functions with recorded errors: a class or module, and the function's name."""
 _raised: list[str] = []
-"""Words of the first error since `forget`, if there was one."""
+"""Message of the first error since `forget`, if any."""
 
 
 def watch(is_broken: Callable[[BaseException], bool]) -> None:
-    """Note from now on what these raise in the main thread that is an end of a connection. Once a process."""
+    """Start recording connection errors that these functions raise in the main thread. Call once per process."""
     for holder, name in _PLACES:
         original = getattr(holder, name)
         if not hasattr(original, "__wrapped__"):
@@ -51,10 +51,10 @@ def _noting(original: Any, is_broken: Callable[[BaseException], bool]) -> Any:
 
 
 def first() -> str:
-    """What the first of them raised; empty: none has."""
+    """Return the message of the first recorded error; empty without one."""
     return _raised[0] if _raised else ""
 
 
 def forget() -> None:
-    """What was raised is of a generation that is over."""
+    """Drop the recorded error, which is of an ended generation."""
     _raised.clear()

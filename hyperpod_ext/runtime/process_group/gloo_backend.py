@@ -1,24 +1,24 @@
-"""Frees ranks from gloo's collectives after a fault, and helps groups to close.
+"""Abort gloo's collectives after a fault, and help groups to close.
 
-Stock torch cannot abort a gloo operation in flight: a survivor that is not the dead rank's neighbour
-waits out the whole timeout. An end of file on the group's own sockets makes pending operations raise within
-milliseconds. Seven things about it were learned the hard way:
+Stock torch cannot abort a running gloo operation: a survivor that is not the dead rank's neighbour waits until the
+timeout. An end of file on the group's own sockets makes pending operations raise within milliseconds. Seven facts,
+found by experiment:
 
 - Listeners must be left alone: gloo terminates the process over them.
-- Only reading is shut down. When a write fails on gloo's event thread, the operation it belonged to is
-  neither pending nor queued at that moment, nobody tells its waiter, and it sleeps out the timeout.
-- The like happens to a message in the middle of its transfer, when its sender dies or its socket is cut: gloo tells
-  those who wait in line, and not the one whose bytes were arriving. `waits.py` finds who still sleeps, and
-  tells him. Where torch lacks what that needs, transfers are given a moment to end before the cut.
-- For the same reason no survivor may see another's socket close before it was cut itself: each keeps
-  its connections open, through duplicates, until all have left.
-- Connections are made when they are first used, where torch can: a full mesh costs the more the more ranks there
-  are, to open and to close. Sockets are therefore looked for at the cut, where gloo keeps them, not before it.
-- Where gloo keeps them is shared with forked processes. A rank that answered at the listener of its parent's group had
-  its own line to the agent cut: the parent's gloo took the connection under a number that was the line's in the rank.
-- Where many ranks share few cores, what those do who are out is taken from those who are not: more than half of the
-  time until the last was out. So the cut does no more than it must, the first look for forgotten waits comes the later
-  the more threads want a core, and who is out gives way before it closes its groups.
+- Only reading is shut down. When a write fails on gloo's event thread, its operation is neither pending nor queued at
+  that moment, so nothing wakes its waiter before the timeout.
+- The same happens to a message in the middle of its transfer, when its sender dies or its socket is shut down: gloo
+  wakes the queued operations, but not this one. `waits.py` finds and ends such waits. If torch lacks the needed
+  symbols, transfers get a moment to end before the abort.
+- For the same reason no survivor may see another's socket close before its own abort: each keeps its connections open,
+  through duplicates, until all have left.
+- Connections are made at the first use, if torch can: opening and closing a full mesh is expensive with many ranks.
+  So the sockets are searched for at the abort, in gloo's epoll sets, not before.
+- Epoll sets are shared with forked processes. A rank that answered at the listener of its parent's group had its own
+  connection to the agent shut down: the parent's gloo had accepted under a number that was the agent's in the rank.
+- If many ranks share few cores, ranks that have left slow down the others: they took more than half of the time until
+  the last one had left. So the abort does the minimum, the first check for lost wake-ups is later with more competing
+  threads, and a rank that has left yields the cores before it closes its groups.
 """
 
 from __future__ import annotations
@@ -50,36 +50,36 @@ from hyperpod_ext.runtime.process_group.gloo.sockets import (
 from hyperpod_ext.runtime.process_group.gloo.waits import LostWakeups, wait_until_idle
 
 LAZY = "TORCH_GLOO_LAZY_INIT"
-"""Torch's variable for connections that are made when they are first used."""
+"""Torch's variable for connections made at the first use."""
 _QUIET_LOOK_S = 0.02
-"""How often, while groups are destroyed, it is looked for sockets that keep their event threads busy."""
+"""Interval between checks, while groups are destroyed, for sockets that keep event threads spinning."""
 _GROUP_FDS = 8
-"""A new group's descriptors are among so many, most often."""
+"""Number of descriptors among which a new group's are, in most cases."""
 _SIGNS = ("gloo", "Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting")
 
 
 class Gloo:
-    """Gloo's part of the process groups of one generation after the other."""
+    """Gloo's part of the process groups, over all generations."""
 
     def __init__(self) -> None:
         self._waits = LostWakeups.find()
         self._inherited = {loop.address for loop in event_loops()}
-        """Where groups listen that were there before: of the process that this one was forked from. Their epoll sets
-        are that one's too, and name sockets by its numbers, under which this process has something else."""
+        """Listeners of the parent process's groups. Their inherited epoll sets name sockets by the parent's numbers,
+        which mean other files in this process."""
         self._near = range(0)
-        """Where the descriptors of the only group most likely are; nowhere: there may be more than one."""
+        """Likely descriptors of the only group; empty: there may be more groups."""
         self._held: dict[int, int] = {}
         """Duplicates of connections, by inode."""
         self._world_size = 0
         self._open = self._aborted = False
         self._watcher: AbortWatcher | None = None
         self._over: Over | None = None
-        """The generation that the watcher looks after."""
+        """The generation that the watcher watches."""
         self._lock = threading.Lock()
         self._aborting = threading.Lock()
 
     def enter(self, world_size: int, *, lasting: bool) -> None:
-        if self._waits is not None:  # a connection that the other side never makes can be given up
+        if self._waits is not None:  # waits for connections that are never made can be ended
             if not lasting:
                 os.environ.setdefault(LAZY, "1")
             self._watcher = self._watcher or AbortWatcher()
@@ -94,16 +94,16 @@ class Gloo:
         self._near = range(0)
 
     def opened(self) -> None:
-        if self._aborted:  # it was too early to find all sockets
+        if self._aborted:  # the abort was too early to find all sockets
             self._abort_reading()
 
     def abort(self) -> None:
-        """As the protocol has it. Until `ending`, a thread looks after operations that come too late to be cut."""
+        """Abort, as in the protocol. Until `ending`, a thread watches for operations that start too late."""
         with self._lock:
             watched, self._aborted = self._over is not None, True
-        if watched:  # it has been cut
+        if watched:  # already aborted
             return
-        self._abort_reading(near=self._waits is not None)  # somebody looks at all descriptors a little later
+        self._abort_reading(near=self._waits is not None)  # the watcher checks all descriptors a little later
         with self._lock:
             if self._waits and self._watcher and self._over is None and self._open:
                 lost_wakeups = LostWakeupMonitor(self._waits, self.loops, self._world_size)
@@ -112,14 +112,14 @@ class Gloo:
 
     @contextlib.contextmanager
     def ending(self) -> Iterator[None]:
-        with self._lock:  # a cut that comes later finds nothing to look after
+        with self._lock:  # a later abort starts no watch
             over, self._open = self._over, False
-        if over is not None:  # ranks that are not free yet wait for the same cores
+        if over is not None:  # other ranks still need the cores
             timeout_s = cpu_contention.timeout_s(cpu_contention.per_core())
             over.rest(timeout_s)
             cpu_contention.yield_cores(timeout_s)
         if dist.is_initialized():
-            wait_until_idle()  # while the watcher is there: threads of gloo may sleep in forgotten waits too
+            wait_until_idle()  # while the watcher runs: threads of gloo may sleep in lost waits, too
         if over is not None:
             over.leave()
             self._over = None
@@ -137,10 +137,10 @@ class Gloo:
         return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
 
     def loops(self, *, near: bool = False) -> list[EventLoop]:
-        """Event threads of the groups that this process has opened.
+        """Return the event loops of the groups that this process has opened.
 
         Args:
-            near: look for one where it is likely to be, and at all descriptors only if it is not there.
+            near: check the likely descriptors first, and all descriptors only without success.
         """
         if near and (loop := next(filter(self._is_own, event_loops_among(self._near, self._held)), None)):
             return [loop]
@@ -150,7 +150,7 @@ class Gloo:
         return loop.address not in self._inherited
 
     def _abort_reading(self, *, near: bool = False) -> set[int]:
-        """Cut what is open; epoll sets in which gloo still has ends of connections to notice."""
+        """Shut down open connections; return the epoll sets with ended connections that gloo must still notice."""
         with self._aborting:
             loops = self.loops(near=near)
             found = [self._hold(connection) for loop in loops for connection in loop.connections.values()]
@@ -166,7 +166,7 @@ class Gloo:
             }
 
     def _hold(self, connection: Connection) -> int | None:
-        """A duplicate of a connection that has not been cut yet."""
+        """Return a duplicate of a connection that is not shut down yet; None otherwise."""
         if connection.inode in self._held:
             return None
         copy = duplicate(connection.fd, connection.inode)
@@ -176,7 +176,7 @@ class Gloo:
 
     @contextlib.contextmanager
     def _kept_quiet(self) -> Iterator[None]:
-        """Keep event threads from turning in circles, also over what becomes readable while groups are destroyed."""
+        """Keep event threads from spinning, also on sockets that become readable while groups are destroyed."""
         over = threading.Event()
 
         def work() -> None:
@@ -205,7 +205,7 @@ class Gloo:
 
 
 def _wait_until_quiet(connections: Sequence[int], limit_s: float = 0.2) -> None:
-    """Until no byte has been on its way for three looks, a millisecond apart: survivors wait, traffic ends."""
+    """Wait until three checks, a millisecond apart, find no byte in transit: survivors wait, traffic ends."""
     deadline, quiet = time.monotonic() + limit_s, 0
     while connections and quiet < 3 and time.monotonic() < deadline:
         time.sleep(0.001)
@@ -213,7 +213,7 @@ def _wait_until_quiet(connections: Sequence[int], limit_s: float = 0.2) -> None:
 
 
 def _bytes_on_their_way(connection: int) -> bool:
-    """Whether either direction holds bytes that have not been read, or not been acknowledged."""
+    """Return whether either direction has unread or unacknowledged bytes."""
     for request in (termios.FIONREAD, termios.TIOCOUTQ):
         with contextlib.suppress(OSError):  # not connected any more
             if int.from_bytes(fcntl.ioctl(connection, request, b"\0" * 4), sys.byteorder):

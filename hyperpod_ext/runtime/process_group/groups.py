@@ -1,8 +1,7 @@
-"""Opens, aborts and closes torch's process groups: the default one of a generation, and those that the script makes
-beside it.
+"""Open, abort and close torch's process groups: the default group of a generation, and the script's other groups.
 
-Hears from the training loop when a generation begins and ends, and from the control plane when it is aborted. What that
-takes is each backend's affair (`backend.py`).
+The training loop calls at the begin and end of a generation, the control plane at an abort. Each backend does its part
+(`backend.py`).
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from hyperpod_ext.runtime.process_group.nccl_backend import Nccl
 from hyperpod_ext.runtime.process_group.store import PartitionedStore
 
 Kind = Literal["gloo", "nccl"]
-"""What collectives of GPU tensors go through; those of CPU tensors always go through gloo."""
+"""Backend of collectives of GPU tensors; those of CPU tensors always use gloo."""
 TORCH_NAMES: dict[Kind, str] = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
-"""What `init_process_group` is told."""
+"""Backend argument of `init_process_group`."""
 
 
 def choose(wanted: Kind | None) -> Kind:
-    """With which backend groups are opened. None: NCCL where this process can use a GPU.
+    """Return the backend for groups. None: NCCL if this process can use a GPU.
 
     Raises:
-        JobFailedError: there is no NCCL, or no GPU, and it is wanted.
+        JobFailedError: NCCL is requested, but NCCL or a GPU is missing.
     """
     missing = _no_nccl()
     if wanted == "nccl" and missing:
@@ -48,38 +47,37 @@ def choose(wanted: Kind | None) -> Kind:
 
 
 def _no_nccl() -> str:
-    """Why NCCL cannot be used here; empty: it can."""
+    """Return why NCCL cannot be used here; empty if it can."""
     if not dist.is_nccl_available():
         return f"torch {torch.__version__} was built without NCCL"
     return "" if torch.cuda.is_available() else "this process sees no GPU"
 
 
 class ProcessGroups:
-    """The default process group of one generation, and those that the script makes beside it (a device mesh has
-    some)."""
+    """The default process group of one generation, and the script's other groups (for example of device meshes)."""
 
     def __init__(self) -> None:
         torch_names.check()
         broken_waits.watch(self.is_broken)
         self.backends: list[Backend] = [Gloo()]
-        """What the open groups consist of."""
+        """Backends of the open groups."""
         self._store: PartitionedStore | None = None
         self._lasting: LastingGroups | None = None
         self.before_abort: Callable[[], None] = lambda: None
-        """Called before each abort, from the thread that aborts: ours, or that of a backend that does it by itself."""
+        """Called before each abort, from the aborting thread: ours, or a backend's own."""
         self._lock = threading.Lock()
 
     def open(self, store: PartitionedStore, rank: int, world_size: int, kind: Kind) -> None:
-        """Open the default process group on `store`. May be aborted from another thread meanwhile.
+        """Open the default process group on `store`. Another thread may abort it meanwhile.
 
-        Call it once every rank has left the former group.
+        Call it after every rank has left the former group.
 
         Args:
             kind: the same on all ranks, and in all generations.
 
         Raises:
-            ConfigError: NCCL cannot be aborted with this environment, or these libraries.
-            JobFailedError: the script has opened a group, or another rank another backend.
+            ConfigError: NCCL cannot be aborted with this environment or these libraries.
+            JobFailedError: the script has opened a group, or another rank uses another backend.
         """
         if self._lasting is not None and self._lasting.place != (rank, world_size):
             self._end(self._destroy_groups)
@@ -108,7 +106,7 @@ class ProcessGroups:
             backend.opened()
 
     def _make(self, name: str, ranks: Sequence[int], make: Callable[..., Any]) -> Any:
-        """Make a group of `ranks`, empty for the default one."""
+        """Make a group of `ranks`; empty: the default group."""
         for backend in self.backends if ranks else ():
             backend.adding_group()
         if self._store is not None and ranks:
@@ -116,7 +114,7 @@ class ProcessGroups:
         return make() if self._lasting is None else self._lasting.make(name, ranks, make)
 
     def abort(self) -> None:
-        """Make whatever waits in the groups raise, now. Safe from any thread, at any time, repeatedly."""
+        """Make all waiting calls in the groups raise, now. Safe from any thread, at any time, repeatedly."""
         self.before_abort()
         with self._lock:
             store = self._store
@@ -128,27 +126,27 @@ class ProcessGroups:
             lasting.give_up()
 
     def is_broken(self, error: BaseException) -> bool:
-        """Whether this is what a rank meets in a group that lost a rank."""
+        """Return whether the error means that a group has lost a rank."""
         return isinstance(error, dist.DistError) or any(backend.is_broken(error) for backend in self.backends)
 
     def leave(self) -> None:
-        """A generation is over. Groups keep their objects where torch can do that; else they are destroyed.
+        """Leave a generation. Groups keep their objects if torch can do that, and are destroyed otherwise.
 
-        Call it with no DDP module or work handle of destroyed groups alive, or their threads stay.
+        Drop all DDP modules and work handles of destroyed groups before, or their threads stay.
 
         Raises:
-            AbortStuckError: this process cannot leave it.
+            AbortStuckError: this process cannot leave the generation.
         """
         self._end(self._destroy_groups if self._lasting is None else self._lasting.leave)
 
     def close(self) -> None:
-        """Destroy the groups when every rank is done with them."""
+        """Destroy the groups after every rank is done with them."""
         self._end(self._destroy_groups)
         for backend in self.backends:
             backend.close()
 
     def asleep(self) -> frozenset[str] | None:
-        """Names of groups that are kept, and are no rank's but this one's for now; None: none are kept."""
+        """Return the names of kept groups with only this rank in them for now; None if groups are not kept."""
         return None if self._lasting is None else self._lasting.asleep()
 
     def _end(self, end_groups: Callable[[], None]) -> None:
@@ -171,9 +169,9 @@ class ProcessGroups:
 
 
 def _agree(store: PartitionedStore, rank: int, world_size: int, kind: Kind) -> None:
-    """See to it that all ranks open the same: one that has no GPU would leave the others waiting."""
+    """Check that all ranks use the same backend: others would wait for a rank without a GPU."""
     store.set(f"backend/{rank}", kind)
-    if kind == "gloo":  # whoever opens more asks
+    if kind == "gloo":  # ranks with NCCL check
         return
     for other in sorted({(rank - 1) % world_size, (rank + 1) % world_size}):
         if (theirs := store.get(f"backend/{other}").decode()) != kind:

@@ -1,13 +1,13 @@
-"""Groups whose objects outlive a fault, where torch can reconfigure them: from 2.14 on.
+"""Group objects that outlive a fault, by torch's reconfiguration of groups (from 2.14 on).
 
-A DDP module, an FSDP2 module, a device mesh or a variable of the script goes on with the object that it holds. Between
-two generations each group has this rank alone in it, so that its connections are closed. In the next generation it
-gets its ranks back when it would have been made: the default group at once, any other when the script, or `run.keep`
-for it, asks for one of the same name and ranks. A new process makes its own in the same order, and meets them there.
+A DDP module, an FSDP2 module, a device mesh or a variable of the script keeps its group object. Between two generations
+each group has only this rank, so that its connections are closed. In the next generation it gets its ranks back at the
+point where it would have been made: the default group at once, others when the script or `run.keep` requests one of the
+same name and ranks. A new process makes its groups in the same order, and joins them there.
 
-Torch reconfigures no group of several backends, but each of its backends: gloo's and NCCL's are, one after the other.
-NCCL can do that in its second implementation, torch's default from 2.15 on. That one's watchdog aborts by itself what
-has met an error, maybe before we do. It says so before.
+Torch cannot reconfigure a group of several backends, but each of its backends: first gloo's, then NCCL's. NCCL's second
+implementation can do it, torch's default from 2.15 on. Its watchdog aborts after an error by itself, maybe before we
+do, and calls a hook first.
 """
 
 from __future__ import annotations
@@ -31,38 +31,37 @@ from hyperpod_ext.runtime.process_group.store import LastingStore, PartitionedSt
 from hyperpod_ext.runtime.torch_requirements.private_names import Feature, missing
 
 _dist: Any = dist
-"""Older torch has no reconfigure, and so no types of it."""
+"""Any: older torch has no types of reconfigure."""
 _MOST_RANKS = 128
-"""Each rank connects to every other when a group is reconfigured; more than these connect when they first speak, in
-groups that are made anew."""
+"""A reconfigured group connects every rank to every other. Larger jobs make new groups, which connect at the first
+use."""
 
 _RANK_BITS = 20
 _HOOK = 0x68707874
-"""A number that no other hook of a backend has: `hpxt`."""
+"""Unique number of our hook: `hpxt`."""
 _WAKE_S = 5.0
-"""On a GPU all groups of a rank had their ranks after 0.7 s, and a rank never came out when one of those had died."""
+"""Time limit of a reconfiguration. On a GPU it took 0.7 s, and never ended if a rank of the group had died."""
 
 
 def can_last(world_size: int, *, nccl: bool = False) -> bool:
-    """Whether groups of a job of so many ranks are reconfigured; all of its ranks find the same.
+    """Return whether groups of a job of this size are reconfigured; equal on all ranks.
 
     Args:
-        nccl: whether NCCL is one of their backends.
+        nccl: whether NCCL is one of the backends.
     """
-    # in torch 2.15.0 lazy connections of a group that is reconfigured a second time are never made: gloo has ended the
-    # thread that would
+    # in torch 2.15.0 a second reconfiguration never makes lazy connections: gloo has ended the connecting thread
     if world_size > _MOST_RANKS or os.environ.get(LAZY, "0") != "0" or missing(Feature.LASTING_GROUPS):
         return False
-    # NCCL's watchdog aborts such groups by itself: a step that it cuts would be taken for made, did nobody hear of it
+    # NCCL's watchdog aborts such groups by itself: without its hook, an aborted step would count as made
     hears = hasattr(Backend, "register_abort_hook")
     return not nccl or (hears and engine_of(torch.__version__, os.environ) == "nccl2")
 
 
 class LastingGroups:
-    """The groups of one process, while its rank and the number of ranks stay the same.
+    """The groups of one process, for one rank number and world size.
 
     Args:
-        backends: as `init_process_group` takes them.
+        backends: backend argument of `init_process_group`.
         before_abort: called before a backend aborts by itself, from its own thread.
     """
 
@@ -73,7 +72,7 @@ class LastingGroups:
         self._store = LastingStore()
         self._generation = 0
         self._asleep: set[str] = set()
-        """Names of groups that have this rank alone in them."""
+        """Names of groups with only this rank in them."""
         self._awake, self._given_up = threading.Event(), False
         self._awake.set()
 
@@ -92,8 +91,8 @@ class LastingGroups:
         self._wake(_default(), range(world_size))
 
     def make(self, name: str, ranks: Sequence[int], make: Callable[..., Any]) -> Any:
-        """As torch's `_new_process_group_helper`: the group that there was, or a new one, and its store."""
-        if not ranks:  # the default group; `open` gives it its ranks
+        """Replace torch's `_new_process_group_helper`: return the kept group, or a new one, and its store."""
+        if not ranks:  # the default group, which gets its ranks in `open`
             return make()
         known = torch_names.open_groups().get(name) if name in self._asleep else None
         if known is not None and dist.get_process_group_ranks(known) == list(ranks):
@@ -108,11 +107,11 @@ class LastingGroups:
         return group, store
 
     def leave(self) -> None:
-        """A generation is over: close all connections, and keep the groups' objects."""
+        """Leave a generation: close all connections, and keep the groups' objects."""
         self._store.become(HashStore())
         for name, group in torch_names.open_groups().items():
             if _can_be_reconfigured(group):
-                # of NCCL's, the abort was enough: a communicator of one rank would be made on the GPU for nothing
+                # not NCCL: its abort was enough, and a communicator of one rank would be useless
                 if (part := torch_names.parts_of(group).get("cpu")) is not None:
                     _reconfigure(part, self._uuid(alone=True), [part.get_reconfigure_handle()])
                 self._asleep.add(name)
@@ -120,11 +119,11 @@ class LastingGroups:
                 self._forget(group)
 
     def asleep(self) -> frozenset[str]:
-        """Names of groups that no rank but this one is in: they were not asked for in this generation."""
+        """Return the names of groups with only this rank: not requested in this generation yet."""
         return frozenset(self._asleep)
 
     def _wake(self, group: dist.ProcessGroup, ranks: Sequence[int]) -> None:
-        """Give a group its ranks; each of them does."""
+        """Reconfigure a group to its ranks. Collective."""
         self._awake = threading.Event()
         try:
             if self._given_up:
@@ -134,8 +133,10 @@ class LastingGroups:
             self._awake.set()
 
     def give_up(self) -> None:
-        """The generation is over. A rank that is in NCCL's set-up waits there for good for one that has died, and
-        nothing ends that but the end of its process. From any thread."""
+        """End this process later if it hangs in NCCL's set-up with a dead rank, which nothing else can end.
+
+        Called when the generation is over, from any thread.
+        """
         self._given_up = True
         if "nccl" in self._backends and not self._awake.is_set():
             threading.Thread(target=_end_unless, args=(self._awake,), name="hpx-wake", daemon=True).start()
@@ -149,16 +150,16 @@ class LastingGroups:
         self._asleep.discard(name)
 
     def _listen(self, group: dist.ProcessGroup) -> None:
-        """Of a group that was just made."""
+        """Register the hook in each backend of a new group."""
         for part in torch_names.parts_of(group).values():
             _hear(part, functools.partial(self._about_to_abort, str(group.group_name)))
 
     def _about_to_abort(self, name: str) -> None:
-        if name not in self._asleep:  # else of a generation that was left
+        if name not in self._asleep:  # otherwise of an ended generation
             self._before_abort()
 
     def _uuid(self, *, alone: bool = False) -> int:
-        """Of what a group becomes. Handles name it, and must differ: so that of a rank alone is its own."""
+        """Return the ID of a configuration. Handles contain it and must differ, so each rank alone has its own."""
         return (self._generation << _RANK_BITS) + (1 + self.place[0] if alone else 0)
 
     def _forget(self, group: dist.ProcessGroup) -> None:
@@ -177,12 +178,12 @@ def _can_be_reconfigured(group: dist.ProcessGroup) -> bool:
 
 
 def _hear(part: Any, hook: Callable[[], None]) -> None:
-    """Have a backend say it before it aborts by itself, if it ever does."""
+    """Register a hook that a backend calls before it aborts by itself, if it ever does."""
     if hasattr(part, "supports_abort_hooks"):
         if part.supports_abort_hooks:
             part.register_abort_hook(_HOOK, hook)
     elif hasattr(part, "register_abort_hook"):  # torch 2.14
-        with contextlib.suppress(RuntimeError):  # it never does
+        with contextlib.suppress(RuntimeError):  # it never aborts by itself
             part.register_abort_hook(_HOOK, hook)
 
 
@@ -190,7 +191,7 @@ def _end_unless(awake: threading.Event) -> None:
     if not awake.wait(_WAKE_S):
         sys.stderr.write(f"was in the set-up of a process group {_WAKE_S:g} s after a fault elsewhere\n")
         sys.stderr.flush()
-        os._exit(1)  # a process in its place restores what this one has
+        os._exit(1)  # a replacement process restores the state
 
 
 def _reconfigure(part: Any, uuid: int, handles: list[str]) -> None:

@@ -1,8 +1,8 @@
-"""Frees ranks from NCCL's collectives after a fault: aborts the communicators of all groups at once, a thread each.
+"""Abort NCCL's collectives after a fault: all groups' communicators at the same time, each in a thread.
 
-Kernels of communicators can wait for one another, and so an abort may wait for another one's: none is waited for before
-all have begun. An aborted communicator cannot be used again, so the groups are destroyed and made anew. Sources:
-`ProcessGroupNCCL.cpp` of torch, `ncclCommAbort` of NCCL. What was run on a GPU: docs/gpu.md.
+Kernels of communicators can wait for each other, and so can their aborts: all aborts are started before any is waited
+for. An aborted communicator cannot be used again, so the groups are destroyed and made again. Sources:
+`ProcessGroupNCCL.cpp` of torch, `ncclCommAbort` of NCCL. Runs on a GPU: docs/gpu.md.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from hyperpod_ext.runtime.process_group.nccl.captured_graphs import CapturedGrap
 from hyperpod_ext.runtime.process_group.nccl.environment import engines_used, nccl_environment
 
 _LIMIT_S = 20.0
-"""An abort ends within milliseconds, or the 500 ms in which NCCL's proxy looks; one that has not by now will not."""
+"""Time limit of an abort: it takes milliseconds, or the 500 ms interval of NCCL's proxy, or never ends."""
 _SIGNS = (
     *("NCCL communicator was aborted", "ncclRemoteError", "ncclSystemError", "ncclInternalError", "NCCL timeout"),
-    # torch's second implementation has NCCL's own words for these errors (ncclGetErrorString of NCCL 2.30.7)
+    # torch's second implementation uses NCCL's own texts (ncclGetErrorString of NCCL 2.30.7)
     *("remote process exited or there was a network error", "unhandled system error", "internal error - please report"),
     "NCCL operation timed out",
-    # and what it says of a group that was aborted meanwhile
+    # and this text for an aborted group
     "corrupted comm object detected",
 )
 
 
 class Communicators(Protocol):
-    """Of one group."""
+    """Communicators of one group."""
 
     def abort(self) -> None:
-        """Returns when nothing of them waits any more."""
+        """Abort; return when nothing waits in the communicators."""
 
 
 class _Call:
-    """A call in a thread of its own, which may never end."""
+    """A call in its own thread, which may never end."""
 
     def __init__(self, what: str, call: Callable[[], object]) -> None:
         self.what = what
@@ -55,7 +55,7 @@ class _Call:
     def _run(self, call: Callable[[], object]) -> None:
         try:
             call()
-        except BaseException as error:  # it is the caller's, who waits
+        except BaseException as error:  # raised by the waiting caller
             self.error = error
 
     def ended(self, deadline: float) -> bool:
@@ -64,12 +64,12 @@ class _Call:
 
 
 class Nccl:
-    """NCCL's part of the process groups of one generation after the other.
+    """NCCL's part of the process groups, over all generations.
 
     Args:
-        communicators: of each open group, by its name.
-        synchronize: waits until the GPU has done what was queued.
-        drop_graphs: what was captured and holds communicators is gone after it.
+        communicators: returns each open group's communicators, by name.
+        synchronize: waits until the GPU has done all queued work.
+        drop_graphs: drops all captured graphs with communicators.
     """
 
     def __init__(
@@ -80,16 +80,16 @@ class Nccl:
     ) -> None:
         self._communicators, self._synchronize, self._drop_graphs = communicators, synchronize, drop_graphs
         self._aborts: dict[str, _Call] = {}
-        """By the name of their group."""
+        """Aborts by group name."""
         self._aborted = False
         self._lock = threading.Lock()
 
     @classmethod
     def prepare(cls) -> Nccl:
-        """Before the first group is opened: have NCCL do what recovery needs, and this process use its GPU.
+        """Set NCCL's environment for recovery, and select this process's GPU, before the first group is opened.
 
         Raises:
-            ConfigError: the environment, or a library that is installed, does not allow it.
+            ConfigError: the environment or an installed library does not allow recovery.
         """
         os.environ.update(nccl_environment(engines_used(torch.__version__, os.environ), os.environ))
         found = versions.judge(versions.installed(os.environ, built_in=torch.cuda.nccl.version()))
@@ -107,14 +107,14 @@ class Nccl:
             self._aborted = False
 
     def adding_group(self) -> None:
-        """A group that is made once the store was cancelled gets no communicator."""
+        """Do nothing: after the store is cancelled, a new group gets no communicator."""
 
     def opened(self) -> None:
         if self._aborted:
             self.abort()
 
     def abort(self) -> None:
-        """As the protocol has it. Returns before the aborts have ended: `ending` waits for them."""
+        """Start the aborts, as in the protocol; `ending` waits for their end."""
         with self._lock:
             if not self._aborted:
                 self._drop_graphs()
@@ -129,7 +129,7 @@ class Nccl:
         with self._lock:
             aborts, self._aborts = list(self._aborts.values()), {}
         _end_all(aborts, deadline)
-        if aborts:  # what was queued behind the collectives runs now, on garbage that nobody looks at
+        if aborts:  # work queued behind the collectives runs now, on invalid data that nothing uses
             _end_all([_Call("what was queued on the GPU", self._synchronize)], deadline)
         del aborts  # no thread, and no group
         yield
@@ -142,10 +142,10 @@ class Nccl:
 
 
 def _end_all(calls: list[_Call], deadline: float) -> None:
-    """Wait for these.
+    """Wait for the calls.
 
     Raises:
-        AbortStuckError: one has not ended by then, or has raised.
+        AbortStuckError: a call has not ended by the deadline, or has raised.
     """
     late = [call.what for call in calls if not call.ended(deadline)]
     if late:

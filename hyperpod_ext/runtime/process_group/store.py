@@ -1,7 +1,7 @@
-"""The store that torch's process groups meet in, spread over the ranks' key-value servers.
+"""The store of torch's process groups, partitioned over the ranks' key-value servers.
 
-A key that ends in a rank (gloo's addresses do) belongs to that rank; any other to one computed from its text. There
-is no TCPStore, no process that serves everything or must survive, and no look-up of a name: addresses are numbers.
+A key that ends in a rank (like gloo's addresses) belongs to that rank; other keys to a rank computed from their text.
+There is no TCPStore, no process that serves everything or must survive, and no name look-up: addresses are numeric.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from hyperpod_ext.runtime.process_group.store_connections import Connections, St
 from hyperpod_ext.runtime.process_group.store_server import RankServer
 
 _REPEATABLE = frozenset({"set", "get", "check"})
-"""Requests that may be made twice: a connection may break after the server has done what it was asked."""
+"""Requests that may be repeated: a connection may break after the server has executed the request."""
 
 
 _TRIES = 3
-"""Connections that a request is sent on: one that breaks says nothing of the server."""
+"""Number of connections tried for a request: one broken connection does not mean a broken server."""
 
 
 class GenerationOverError(ConnectionError):
@@ -39,11 +39,11 @@ class PartitionedStore(Store):
     """`torch.distributed.Store` of one generation. Several threads may use it at once.
 
     Args:
-        addresses: `(host, port)` of each rank's server, by rank: all of them, or those that are looked up.
+        addresses: `(host, port)` of each rank's server, by rank: all of them, or looked up on access.
         generation: keys of other generations are invisible.
-        secret: the job's.
-        own: this rank's own number and server, which is asked without a socket.
-        connections: lines left from an earlier generation.
+        secret: the job's secret.
+        own: this rank's number and server, which is called without a socket.
+        connections: connections from an earlier generation.
     """
 
     def __init__(
@@ -64,31 +64,31 @@ class PartitionedStore(Store):
         self._connections.enter(addresses.known() if isinstance(addresses, LookedUp) else addresses)
         self._members: dict[str, list[int]] = {}
         self._values: dict[str, str] = {}
-        """Of keys that are set once."""
+        """Values of keys that are set once."""
         self._busy: set[StoreConnection] = set()
         self._lock = threading.Lock()
         self._over = False
         self._timeout = timedelta(minutes=5)
 
     def cancel(self) -> None:
-        """Fail the calls in progress, in whatever thread, and all later ones."""
+        """Fail the running calls, in any thread, and all later ones."""
         with self._lock:
             self._over = True
             busy = list(self._busy)
         for line in busy:
-            with contextlib.suppress(OSError):  # the other side has closed it
+            with contextlib.suppress(OSError):  # closed by the other side
                 line.socket.shutdown(socket.SHUT_RDWR)
         if self._own is not None:
             self._own[1].enter(self._generation + 1)
 
     def close(self) -> None:
-        """Call it when no call is in progress."""
+        """Close the connections. No call may be running."""
         if not self._shared:
             self._connections.close()
 
     def route(self, group_name: str, ranks: Sequence[int]) -> None:
-        """Keys of the group `group_name` end in a place in `ranks`, not in a rank. Every member must say so."""
-        if self._own is None or self._own[0] in ranks:  # a device mesh of N ranks has thousands of others' groups
+        """Route keys of group `group_name`, which end in a place in `ranks`, not in a rank. All members must do so."""
+        if self._own is None or self._own[0] in ranks:  # a device mesh has thousands of other ranks' groups
             self._members[group_name] = list(ranks)
 
     # the names below are torch's
@@ -138,7 +138,7 @@ class PartitionedStore(Store):
         return copy
 
     def _wait(self, key: str, timeout: timedelta) -> str:
-        """The value of `key`, in base64, once it is set."""
+        """Return the value of `key` in base64, once it is set."""
         self._check_not_over()
         if (value := self._values.get(key) or self._pushed(key)) is None:
             request: wire.Message = {"op": "get", "timeout": timeout.total_seconds()}
@@ -149,12 +149,12 @@ class PartitionedStore(Store):
         return value
 
     def _pushed(self, key: str) -> str | None:
-        """What its owner has sent unasked: a rank mostly meets those that it met in the generation before."""
+        """Return a value that the key's owner has pushed: most keys are needed in each generation."""
         if (line := self._connections.take_watching(key)) is None:
             return None
         try:
             value = line.pushed(key, self._generation)
-        except OSError:  # it broke while nobody used it
+        except OSError:  # it broke while idle
             line.socket.close()
             return None
         self._connections.put(line)
@@ -175,7 +175,7 @@ class PartitionedStore(Store):
 
     def _ask_own(self, request: wire.Message) -> wire.Message:
         assert self._own is not None
-        timeout_s = request.get("timeout", 0) + 10.0  # the server answers when the time is over
+        timeout_s = request.get("timeout", 0) + 10.0  # the server answers at the timeout
         answer = self._own[1].ask(request, timeout_s)
         return {"error": "this rank's own server does not answer"} if answer is None else answer
 
@@ -211,7 +211,7 @@ class PartitionedStore(Store):
 
     @contextlib.contextmanager
     def _in_use(self, line: StoreConnection) -> Iterator[None]:
-        """While a call uses `line`, `cancel` can end it; a line that failed is closed."""
+        """Register `line` so that `cancel` can end the call; close the line after a failure."""
         with self._lock:
             if self._over:
                 line.socket.close()
@@ -234,12 +234,12 @@ def _text(value: bytes | str) -> str:
 
 
 class LastingStore(Store):
-    """The store of the present generation, behind an object that groups hold on to from one to the next."""
+    """The store of the present generation, behind an object that groups keep over generations."""
 
     def __init__(self) -> None:
         super().__init__()
         self._now: Any = HashStore()
-        """Any: torch's types know of no `timeout`, nor that values are bytes."""
+        """Any: torch's types lack `timeout`, and that values are bytes."""
 
     def become(self, store: Store) -> None:
         self._now = store
@@ -283,9 +283,9 @@ class LastingStore(Store):
 
 
 def owner_of(key: str, world_size: int, members: dict[str, list[int]] | None = None) -> int:
-    """Rank that keeps `key`: the one it ends in, else one computed from its text.
+    """Return the rank that owns `key`: the rank at its end, or else one computed from its text.
 
-    `members`: ranks of the groups whose keys end in a place among them; a group's name is a part of its keys.
+    `members`: ranks of the groups with keys that end in a place among them; a group's keys contain its name.
     """
     prefix, _, last = key.rpartition("/")
     if last.isdecimal() and int(last) < world_size:
@@ -295,25 +295,26 @@ def owner_of(key: str, world_size: int, members: dict[str, list[int]] | None = N
 
 
 def is_set_once(key: str) -> bool:
-    """Whether it is where a rank of a group is reached, which torch sets once in a generation."""
+    """Return whether `key` is for the address of a group's rank, which torch sets once in a generation."""
     parts = key.split("/")  # .../{group}//{device}//{number}/{rank}
     return len(parts) >= 6 and parts[-1].isdecimal() and parts[-3] == parts[-5] == ""
 
 
 def _group_in(prefix: Sequence[str]) -> str:
-    """Of gloo: .../{group}//{device}//{number}, or .../{group}//{device}//reconfigure/{uuid}/{number}."""
+    """Return the group name in gloo's keys: .../{group}//{device}//{number}, or
+    .../{group}//{device}//reconfigure/{uuid}/{number}."""
     place = -7 if len(prefix) >= 7 and prefix[-3] == "reconfigure" else -5
     return prefix[place] if len(prefix) >= -place else ""
 
 
 class Endpoint:
-    """This rank's part of the job's store, for as long as its process lives: its server, and lines to the others'.
+    """This rank's part of the job's store, for the life of its process: its server, and connections to the others.
 
     Args:
         rank: this rank.
-        secret: the job's.
-        on_error: told when the server's thread ends by an error of its own.
-        host: address that it listens at; empty: at all that this machine has.
+        secret: the job's secret.
+        on_error: called with the error that ends the server's thread.
+        host: address to listen at; empty: all addresses of this machine.
     """
 
     def __init__(self, rank: int, secret: bytes, on_error: Callable[[str], None], host: str = "") -> None:
@@ -321,37 +322,37 @@ class Endpoint:
         self._server = RankServer(secret, on_error)
         self._connections = Connections()
         self.port = self._server.start(host)
-        """Where other ranks reach it."""
+        """Port for other ranks."""
 
     @property
     def requests(self) -> int:
-        """Requests that this rank has served, its own included."""
+        """Number of requests served, including this rank's own."""
         return self._server.requests
 
     def open(self, addresses: Sequence[Address] | LookedUp, generation: int) -> PartitionedStore:
-        """The store of a generation. Keys of earlier ones are dropped, and whoever waits for one is told."""
+        """Return the store of a generation; drop the keys of earlier ones, and fail the waits for them."""
         self._server.enter(generation)
         own = (self.rank, self._server)
         return PartitionedStore(addresses, generation, self._secret, own=own, connections=self._connections)
 
     def close(self) -> None:
-        """Serve nobody any more."""
+        """Close the server and the connections."""
         self._connections.close()
         self._server.close()
 
 
 def rehearse() -> None:
-    """Have two ends meet in this process, once.
+    """Connect two endpoints in this process, once, before it forks others.
 
-    A process that is forked from here finds done what happens at a first time only (ciphers are looked up, Python
-    rewrites its code for the types it meets), and copies that much less memory.
+    Forked processes then need not repeat first-time work (looking up ciphers, specializing bytecode), and copy less
+    memory.
     """
     errors: list[str] = []
     secret = b"rehearsal"
     ends = [Endpoint(rank, secret, errors.append) for rank in range(2)]
     addresses = [("127.0.0.1", end.port) for end in ends]
     try:
-        with contextlib.suppress(OSError):  # no loopback here: what comes first is done when it comes
+        with contextlib.suppress(OSError):  # no loopback: skip this
             first, second = (end.open(addresses, 1) for end in ends)
             first.set("0", b"")
             second.get("0")

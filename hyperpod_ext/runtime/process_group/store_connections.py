@@ -24,10 +24,10 @@ class StoreConnection:
         self._received = bytearray()
         self._generation = 0
         self._values: dict[str, str] = {}
-        """Of keys that are watched, in the newest generation of which the server has sent any."""
+        """Pushed values of watched keys, in the newest generation with any."""
 
     def connect(self, secret: bytes) -> None:
-        """Have both sides prove that they are of the job."""
+        """Connect, and authenticate both sides with the job's secret."""
         with breaking():
             self.socket.settimeout(_CONNECT_S)
             self.socket.connect(self.address)
@@ -36,7 +36,7 @@ class StoreConnection:
             self.socket.settimeout(None)
 
     def has_ended(self) -> bool:
-        """Whether it broke while nobody used it."""
+        """Return whether the connection broke while idle."""
         try:
             return not self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -52,13 +52,13 @@ class StoreConnection:
         return answer
 
     def pushed(self, key: str, generation: int) -> str | None:
-        """The value of a watched key, if the server has sent it."""
+        """Return the value of a watched key, if the server has pushed it."""
         if (generation != self._generation or key not in self._values) and self._receive(socket.MSG_DONTWAIT):
             raise wire.WireError("the server has answered what nobody asked")
         return self._values.get(key) if generation == self._generation else None
 
     def _receive(self, flags: int = 0) -> wire.Message | None:
-        """The next answer; values of watched keys are kept. None: there is no answer yet."""
+        """Return the next answer, and store pushed values on the way. None: there is no answer yet."""
         while True:
             for message in wire.frames(self._received):
                 if "key" not in message:
@@ -87,24 +87,24 @@ class StoreConnection:
 
 
 class Connections:
-    """Lines to other ranks' servers, kept from one generation to the next."""
+    """Connections to other ranks' servers, kept from one generation to the next."""
 
     def __init__(self) -> None:
         self._idle: dict[Address, list[StoreConnection]] = {}
         self._watched: dict[str, StoreConnection] = {}
-        """On which line the value of a key comes in the next generation, unasked."""
+        """Connection on which a key's value is pushed in the next generation."""
         self._used: set[str] = set()
-        """Watched keys that this generation has needed."""
+        """Watched keys used in this generation."""
         self._lock = threading.Lock()
 
     def take(self, address: Address) -> StoreConnection | None:
-        """A line that nobody uses, if there is one; it may have broken meanwhile."""
+        """Return an idle connection, if there is one; it may have broken."""
         with self._lock:
             idle = self._idle.get(address)
             return idle.pop() if idle else None
 
     def take_watching(self, key: str) -> StoreConnection | None:
-        """The line on which the value of `key` comes, if nobody uses it."""
+        """Return the connection on which `key` is pushed, if it is idle."""
         with self._lock:
             line = self._watched.get(key)
             if line is None or line not in (idle := self._idle.get(line.address, [])):
@@ -114,7 +114,7 @@ class Connections:
             return line
 
     def put(self, line: StoreConnection, watching: str = "") -> None:
-        """The last answer on `line` has been read; its server sends the key `watching` from the next generation on."""
+        """Return `line` after its last answer; its server pushes the key `watching` from the next generation on."""
         with self._lock:
             self._idle.setdefault(line.address, []).append(line)
             if watching:
@@ -122,7 +122,7 @@ class Connections:
                 self._used.add(watching)
 
     def enter(self, addresses: Collection[Address]) -> None:
-        """A generation begins: close lines to servers that are not among `addresses`, forget what was not needed."""
+        """Begin a generation: close connections to servers not in `addresses`, and drop unused watches."""
         with self._lock:
             for gone in self._idle.keys() - set(addresses):
                 for line in self._idle.pop(gone):

@@ -1,7 +1,7 @@
-"""Keys of one rank, with their generations, who waits for one, and who watches one. Pure but for the clock.
+"""Keys of one rank with their generations, waiting requests and watching clients. Pure except for the clock.
 
-A get may ask to watch its key: the value of each later generation is sent when it is set, unasked. Ranks meet the same
-ranks in one generation after the other, so that most of them need not ask again.
+A get may watch its key: the server then pushes the key's value in each later generation. Ranks connect to the same
+ranks in each generation, so most need no further requests.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ Client = TypeVar("Client", bound=Hashable)
 
 
 class StoreKeys(Generic[Client]):
-    """Keys of the generations that are not over, and who waits for them or watches them. One thread at a time.
+    """Keys of the generations that are not over, with their waiting requests and watching clients. Not thread-safe.
 
     Args:
-        tell: sends clients the value of a key that they watch.
+        push: sends clients the value of a key that they watch.
     """
 
-    def __init__(self, tell: Callable[[Collection[Client], wire.Message], None]) -> None:
+    def __init__(self, push: Callable[[Collection[Client], wire.Message], None]) -> None:
         self.generation = 0
-        self._tell = tell
+        self._push = push
         self._values: dict[tuple[int, str], str] = {}
         self._waiting: dict[tuple[int, str], dict[int, tuple[Reply, Client | None]]] = {}
         self._watched: dict[str, set[Client]] = {}
-        """By key, of whatever generation."""
+        """Watching clients by key, for all generations."""
         self._deadlines: list[tuple[float, int, tuple[int, str]]] = []
         self._tickets = itertools.count()
 
     def answer(self, request: wire.Message, reply: Reply, client: Client | None = None) -> None:
-        """Carry out `request`; `reply` is called now, or, for a key that is not there yet, later.
+        """Execute `request`; call `reply` now, or later for a key that is not set yet.
 
         Args:
-            client: who asks; None: nobody who could watch a key.
+            client: the requesting client; None: it cannot watch keys.
         """
         key = (int(request["generation"]), str(request["key"]))
         if key[0] < self.generation:
@@ -71,15 +71,15 @@ class StoreKeys(Generic[Client]):
         for reply, _ in waiting:
             reply({"value": value})
         if others := self._watched.get(key[1], set()).difference(client for _, client in waiting):
-            self._tell(others, {"key": key[1], "generation": key[0], "value": value})
+            self._push(others, {"key": key[1], "generation": key[0], "value": value})
 
     def _compare_set(self, key: tuple[int, str], expected: str, value: str) -> str:
-        """Set a key that has the expected value, or has none while none is expected; what it has then."""
+        """Set a key if it has the expected value (empty: no value); return its value afterwards."""
         now = self._values.get(key, "")
         if now == expected:
             self._set(key, value)
             return value
-        return now or expected  # as torch's own stores answer for a key that is not there
+        return now or expected  # like torch's own stores for a missing key
 
     def _get(self, key: tuple[int, str], timeout_s: float, reply: Reply, client: Client | None) -> None:
         if key in self._values:
@@ -90,7 +90,7 @@ class StoreKeys(Generic[Client]):
         heapq.heappush(self._deadlines, (time.monotonic() + timeout_s, ticket, key))
 
     def enter(self, generation: int) -> None:
-        """Drop the keys of older generations, and free everybody who waits for one. Watches last if the key was set."""
+        """Drop the keys of older generations, and fail the waits for them. Watches stay if the key was set."""
         if generation > self.generation and self._values:
             names = {name for _, name in self._values}
             self._watched = {name: clients for name, clients in self._watched.items() if name in names}
@@ -101,12 +101,12 @@ class StoreKeys(Generic[Client]):
                 reply(self._over(key))
 
     def forget(self, client: Client) -> None:
-        """It has gone, and watches nothing."""
+        """Drop the watches of a closed client."""
         for clients in self._watched.values():
             clients.discard(client)
 
     def expire(self) -> float | None:
-        """Answer those who have waited long enough; seconds until the next one has, None: nobody waits."""
+        """Answer the timed out waits; return the seconds until the next timeout, None without waits."""
         while self._deadlines:
             deadline, ticket, key = self._deadlines[0]
             waiter = self._waiting.get(key, {}).get(ticket)

@@ -1,8 +1,8 @@
-"""A small key-value server in each rank. Together they are the store that process groups meet in.
+"""A small key-value server in each rank. Together they are the store of the process groups.
 
-Each key has one owner rank (`store.py` routes), so no process serves them all and none must survive. Keys carry
-their generation: when one ends, whoever still waits for its keys is told so at once. One thread serves all
-connections; the rank it belongs to asks it directly, without a socket.
+Each key has one owner rank (`store.py` routes), so no process serves all keys, and none must survive. Keys have a
+generation: when it ends, all waits for its keys fail at once. One thread serves all connections; the server's own rank
+calls it directly, without a socket.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from hyperpod_ext.runtime.ipc.unproven import Unproven
 from hyperpod_ext.runtime.process_group.store_keys import StoreKeys
 
 _BACKLOG = 1024
-"""A whole job may connect at once."""
+"""Large, because a whole job may connect at once."""
 _UNKNOWN_BYTES = 1024
-"""Whoever has not proved to be of the job may not make us keep more."""
+"""Maximum number of buffered bytes of an unauthenticated connection."""
 _PROVE_S = 10.0
 _LONGEST_WAIT_S = 3600.0
 _UNPROVEN = 1024
-"""Connections at a time that have not shown the secret yet."""
+"""Maximum number of unauthenticated connections."""
 _PAUSE_S = 0.1
-"""Nobody is accepted for this long when this process can open no more files."""
+"""Pause of accepting when this process can open no more files."""
 _ACCEPTED_AT_ONCE = 64
-"""Between two looks at what has come from those who are there: who has answered already leaves the unproven first."""
+"""Connections accepted before existing ones are read, so that authenticated ones leave the limit first."""
 
 
 class _Peer:
-    """One connection: bytes that came, bytes that wait to be sent, and whether it has proved who it is."""
+    """One connection: received bytes, unsent bytes, and whether it is authenticated."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
@@ -49,16 +49,16 @@ class _Peer:
         self.unsent = bytearray()
 
     def frames(self) -> list[wire.Message]:
-        """Whole messages among what has come.
+        """Return the complete messages received.
 
         Raises:
-            WireError: a stranger sends more than a proof, or somebody something that is no frame.
+            WireError: an invalid frame, or an unauthenticated peer sent more than a proof.
         """
         return list(wire.frames(self.received, wire.MAX_FRAME_BYTES if self.known else _UNKNOWN_BYTES))
 
 
 class _Answer:
-    """To this process itself; most are there at once, and nothing to wait with is made for them."""
+    """Answer to a request of this process. Most come at once, without an Event to wait for."""
 
     def __init__(self) -> None:
         self.message: wire.Message | None = None
@@ -74,30 +74,30 @@ class RankServer:
     """Keys of one rank, over TCP, for processes that hold the job's secret.
 
     Args:
-        secret: the job's.
-        on_error: told when the server's thread meets an error of its own and ends.
+        secret: the job's secret.
+        on_error: called with the error that ends the server's thread.
     """
 
     def __init__(self, secret: bytes, on_error: Callable[[str], None], places: int = _UNPROVEN) -> None:
         self._secret, self._on_error = secret, on_error
         self._unproven: Unproven[_Peer] = Unproven(unproven.places(places), self._drop)
         self._pausing = False
-        """Whether nobody is accepted for now: this process can open no more files."""
-        self._keys: StoreKeys[_Peer] = StoreKeys(self._tell)
+        """Whether accepting is paused: this process can open no more files."""
+        self._keys: StoreKeys[_Peer] = StoreKeys(self._push)
         self._lock = threading.Lock()
         self._selector = selectors.DefaultSelector()
         self._peers: set[_Peer] = set()
         self._full: set[_Peer] = set()
-        """Peers whose socket took no more; the thread goes on when it does."""
+        """Peers with a full socket; the thread continues sending when it has room."""
         self._wake_read, self._wake_write = socket.socketpair()
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._closing = False
         self.requests = 0
-        """Requests served, this rank's own included."""
+        """Number of requests served, including this rank's own."""
 
     def start(self, host: str = "", port: int = 0) -> int:
-        """Listen on `port`, 0: a free one, of `host`, a numeric address, or of all that this machine has.
+        """Listen on `port` (0: a free one) of the numeric address `host`; empty: all addresses of this machine.
 
         Returns the port.
         """
@@ -116,19 +116,19 @@ class RankServer:
         return int(self._listener.getsockname()[1])
 
     def enter(self, generation: int) -> None:
-        """Drop the keys of older generations and free everybody who waits for one."""
+        """Drop the keys of older generations, and fail the waits for them."""
         with self._lock:
             self._keys.enter(generation)
 
     def close(self) -> None:
-        """Hang up on everybody, waiting or not."""
+        """Close all connections."""
         self._closing = True
         self._wake()
         if self._thread is not None:
             self._thread.join()
 
     def ask(self, request: wire.Message, timeout_s: float) -> wire.Message | None:
-        """A request of this process itself. None: there is no answer in time."""
+        """Execute a request of this process; None if there is no answer in time."""
         answer = _Answer()
         with self._lock:
             self.requests += 1
@@ -143,7 +143,7 @@ class RankServer:
     # --- the thread -----------------------------------------------------------------------------
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # full: it wakes anyway; closed: it has ended
+        with contextlib.suppress(OSError):  # full: it wakes anyway; closed: it has already ended
             self._wake_write.send(b"\0", socket.MSG_DONTWAIT)
 
     def _run(self) -> None:
@@ -161,7 +161,7 @@ class RankServer:
                 self._finish_sending()
                 if pausing:
                     self._accept_again()
-        except Exception as error:  # whoever runs us decides what becomes of the rank
+        except Exception as error:  # the owner decides about the rank
             self._on_error(f"the rank's key-value server: {type(error).__name__}: {error}")
         finally:
             self._hang_up()
@@ -175,11 +175,11 @@ class RankServer:
         else:
             peer: _Peer = key.data
             if peer not in self._peers:
-                return  # it has made place for one that was accepted a moment ago
+                return  # just dropped in favour of a new connection
             try:
                 if events & selectors.EVENT_READ:
                     self._read(peer)
-            except (OSError, ValueError, KeyError, TypeError):  # it broke off, or broke the protocol: its own affair
+            except (OSError, ValueError, KeyError, TypeError):  # closed, or protocol error
                 self._drop(peer)
 
     def _accept(self) -> None:
@@ -192,13 +192,13 @@ class RankServer:
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE) and self._unproven.hang_up_oldest():
                     return
-                self._pausing = True  # out of files or memory, or an error of the network: it may come again
+                self._pausing = True  # out of files or memory, or a network error: accept again later
                 self._selector.unregister(self._listener)
                 return
             try:
                 sock.setblocking(False)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            except OSError:  # it is gone again
+            except OSError:  # already closed
                 sock.close()
                 continue
             peer = _Peer(sock)
@@ -239,11 +239,11 @@ class RankServer:
                 self._keys.answer(message, lambda answer: self._send(peer, answer), peer)
 
     def _send(self, peer: _Peer, message: wire.Message) -> None:
-        """From any thread: with the lock held, or before anybody else knows the peer."""
+        """Send a message. From any thread: with the lock held, or before others know the peer."""
         self._send_frame(peer, wire.encode(message))
 
-    def _tell(self, peers: Collection[_Peer], message: wire.Message) -> None:
-        """What they watch. One that reads nothing is told no more: it asks when it needs a key."""
+    def _push(self, peers: Collection[_Peer], message: wire.Message) -> None:
+        """Send the value of a watched key. Peers with unsent bytes are skipped: they request the key when needed."""
         frame = wire.encode(message)
         for peer in peers:
             if not peer.unsent:
@@ -256,7 +256,7 @@ class RankServer:
             except BlockingIOError:
                 pass
             except OSError:
-                disconnect(peer.socket)  # what is lost of it may be an answer; the thread reads the end
+                disconnect(peer.socket)  # an answer may be lost; the thread sees the closed connection
                 return
         if frame:
             peer.unsent += frame

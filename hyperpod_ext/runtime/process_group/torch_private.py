@@ -1,4 +1,4 @@
-"""How torch makes and numbers process groups: where we listen, and what we forget. Its names are in
+"""Access to torch's private creation and numbering of process groups. The names are listed in
 `torch_requirements/private_names.py`."""
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _OLDEST = (2, 6)
 _c10d: Any = getattr(dist, "distributed_c10d", None)
 _make_group: Any = getattr(_c10d, "_new_process_group_helper", None)
 ReconfigureOptions: Any = getattr(getattr(torch._C, "_distributed_c10d", None), "ReconfigureOptions", None)
-"""What a backend becomes: `uuid`, and one of the `handles` for each of its ranks. Torch before 2.14 has none."""
+"""A backend's new configuration: `uuid`, and one of `handles` per rank. None before torch 2.14."""
 
 
 def check() -> None:
-    """Raise HyperpodExtError where this torch cannot do what recovery needs."""
+    """Raise HyperpodExtError if this torch does not support recovery."""
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < _OLDEST:
         raise HyperpodExtError(f"torch {torch.__version__} is too old", hint="Recovery needs torch 2.6 or newer.")
@@ -34,8 +34,9 @@ def check() -> None:
 
 
 def on_new_group(maker: GroupMaker | None) -> None:
-    """Have `maker` make each group: of its name, its ranks, none for the default group, and what torch makes it with.
-    None: torch does."""
+    """Call `maker` for each new group, with its name, its ranks (none for the default group) and torch's function.
+
+    None: restore torch's own."""
     if maker is None:
         _c10d._new_process_group_helper = _make_group
         return
@@ -49,37 +50,37 @@ def on_new_group(maker: GroupMaker | None) -> None:
 
 
 def forget_groups(kept: int = 0) -> None:
-    """Count groups from the start again, but for the first `kept`.
+    """Reset torch's count of groups to `kept`.
 
-    Torch numbers groups in a process, and names their keys by it. An init that failed has counted too, and torch
-    forgets only what it destroyed: survivors would look for a new process under another name.
+    Torch names a group's keys by its number. A failed init counts, too, and torch only forgets destroyed groups:
+    survivors and new processes would use different names.
     """
     _c10d._world.group_count = kept
 
 
 def open_groups() -> dict[str, dist.ProcessGroup]:
-    """Groups that torch knows, by name, in the order in which they were made."""
+    """Return torch's groups by name, in order of creation."""
     return {str(name): group for group, name in _c10d._world.pg_names.items()}
 
 
 def store_of(group: dist.ProcessGroup) -> Any:
-    """The store that torch keeps with a group."""
+    """Return torch's store of a group."""
     return _c10d._world.pg_map[group][1]
 
 
 def backends_of(device: str) -> dict[str, Any]:
-    """What each open group uses for this device, by the group's name, where it can be aborted. From any thread."""
+    """Return each open group's backend for this device, by group name, if it can be aborted. From any thread."""
     found = {}
     for group, name in list(_c10d._world.pg_names.items()):
-        with contextlib.suppress(RuntimeError):  # it has none for this kind
+        with contextlib.suppress(RuntimeError):  # none for this device
             backend = group._get_backend(torch.device(device))
-            if hasattr(backend, "abort"):  # before torch 2.7, that of gloo cannot
+            if hasattr(backend, "abort"):  # gloo's cannot before torch 2.7
                 found[str(name)] = backend
     return found
 
 
 def parts_of(group: dist.ProcessGroup) -> dict[str, Any]:
-    """The backends of a group, that for CPUs first, by the first type of device that they are for."""
+    """Return the backends of a group by their first device type, CPU first."""
     devices = sorted(group._device_types, key=lambda device: (device.type != "cpu", device.type))
     parts: dict[str, Any] = {}
     for device in devices:
@@ -89,10 +90,10 @@ def parts_of(group: dist.ProcessGroup) -> dict[str, Any]:
 
 
 def collectives_begun() -> int:
-    """Collective operations that this process has begun on its open process groups."""
+    """Return the number of collectives that this process has begun on its open process groups."""
     begun = 0
     for group in list(_c10d._world.pg_map):
-        # one that is just being opened or closed; one of backend "fake", as meshes have for dimensions of size 1: none
+        # raised by groups just being opened or closed, and by backend "fake" of mesh dimensions of size 1
         with contextlib.suppress(RuntimeError, ValueError):
             backends: list[Any] = [group._get_backend(device) for device in group._device_types]
             begun += sum(one._get_sequence_number_for_group() for one in {id(one): one for one in backends}.values())

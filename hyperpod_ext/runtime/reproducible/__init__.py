@@ -1,4 +1,4 @@
-"""Gradients whose sum does not depend on its order: the same bits for any number of ranks and any history of them."""
+"""Gradient sums that do not depend on their order: the same bits for any number of ranks and any history of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Reproducible", "reproducible", "seeded"]
 
 
 def reproducible(module: torch.nn.Module, *, init_sync: bool = True) -> Reproducible:
-    """Wrap `module`, as DistributedDataParallel would: by itself, or after `fully_shard` (FSDP2, HSDP).
+    """Wrap `module` like DistributedDataParallel: a plain module, or one after `fully_shard` (FSDP2, HSDP).
 
     init_sync: send rank 0's parameters and buffers to all ranks first; FSDP2 modules are left as they are.
 
@@ -37,8 +37,8 @@ def reproducible(module: torch.nn.Module, *, init_sync: bool = True) -> Reproduc
 
 
 def seeded(step: Step, seed: int) -> Iterator[tuple[Any, float]]:
-    """(micro-batch, weight) of `step`, as by iterating it; before each, torch's, Python's and numpy's global generators
-    are set from (seed, step, slot), so that dropout draws the same on any rank."""
+    """Yield each (micro-batch, weight) of `step`; before each, seed torch's, Python's and numpy's global generators
+    from (seed, step, slot), so that dropout is the same on any rank."""
     for slot, (batch, weight) in zip(step.slots, step, strict=True):
         seed_step(seed, step.number, -2 - slot.index)  # ranks count from 0, and -1 is taken for building
         yield batch, weight

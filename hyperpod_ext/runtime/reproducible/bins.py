@@ -1,9 +1,9 @@
 """Sums of floating-point tensors as integers, so that their order does not matter.
 
-A grid that is fixed beforehand cuts every number into bins of 16 bits: bin k has the bits worth 2^(16k) to 2^(16k+15).
-Of each tensor the three bins from that of its largest number downwards are kept, each summed as int32. A larger number
-that comes later moves the window up: the lowest bin is dropped, as if it had never been summed. So what is left depends
-on what was added, not on when, nor on who added it.
+A fixed grid cuts every number into bins of 16 bits: bin k has the bits worth 2^(16k) to 2^(16k+15). Each tensor keeps
+three bins, from that of its largest number downwards, each summed as int32. A later, larger number moves the window up:
+the lowest bin is dropped, as if it had never been summed. So the result depends only on the numbers, not on their order
+or their ranks.
 
 The window has 48 bits, of which the largest number uses at least 33. The bound: a contribution is less than 2^48
 of the lowest bin's units, so `MOST` = 2^14 of them stay below 2^62 in an int64; in one bin, below 2^30 in an int32.
@@ -17,17 +17,17 @@ from collections.abc import Iterator, Sequence
 import torch
 
 MOST = 1 << 14
-"""Micro-batches in one sum, at most, over all ranks."""
+"""Maximum number of micro-batches in one sum, over all ranks."""
 NONE, BAD = -128, 127
-"""Instead of a bin: nothing was added; something that is not finite was."""
+"""Instead of a bin: nothing was added; a number that is not finite was added."""
 _BITS, _BINS = 16, 3
 _AT_ONCE = 1 << 15
-"""Numbers that a CPU cuts at once: what fits into its cache."""
+"""Numbers that a CPU cuts at once: enough to fit into its cache."""
 _LOWEST = -7  # below it scales would leave float32; 2^-144 is the last bit that it keeps
 
 
 def bin_of(largest: float) -> int:
-    """Bin of the highest bit of a magnitude, a float32; `BAD` when it is not finite."""
+    """Return the bin of a float32 magnitude's highest bit; `BAD` if it is not finite."""
     if not math.isfinite(largest):
         return BAD
     exponent = math.frexp(largest)[1]  # largest < 2^exponent
@@ -35,7 +35,7 @@ def bin_of(largest: float) -> int:
 
 
 def largest_of(tensors: Sequence[torch.Tensor]) -> list[float]:
-    """Largest magnitude of each tensor; NaN where there is one. Waited for once."""
+    """Return the largest magnitude of each tensor; NaN if it contains one. Synchronizes once."""
     if not tensors:
         return []
     if tensors[0].device.type != "cpu":
@@ -65,20 +65,20 @@ def _pieces(values: torch.Tensor) -> Iterator[slice]:
 
 
 class Sum:
-    """Of tensors of `shape`, flat: int32 bins of this rank, 12 bytes a number."""
+    """Sum of flat tensors of `numel` numbers: int32 bins of this rank, 12 bytes per number."""
 
     def __init__(self, numel: int, device: torch.device) -> None:
         self.top = NONE
         self.bins = torch.zeros(_BINS, numel, dtype=torch.int32, device=device)
 
     def add(self, values: torch.Tensor, top: int) -> None:
-        """Add `values`, whose largest magnitude is in bin `top`."""
+        """Add `values`, with the largest magnitude in bin `top`."""
         self.raise_to(top)
         if self.top != BAD:
             add_bins(values.reshape(-1), self.top, self.bins)
 
     def raise_to(self, top: int) -> None:
-        """Move the window up to `top`, unless it is there already."""
+        """Move the window up to `top`, unless it is as high already."""
         if top <= self.top:
             return
         up = min(top - self.top, _BINS)
@@ -88,7 +88,7 @@ class Sum:
         self.top = top
 
     def pack(self, into: torch.Tensor) -> torch.Tensor:
-        """All bins as one int64 number each, in units of the lowest, in flat `into`."""
+        """Write all bins into flat `into`, as one int64 number each, in units of the lowest bin."""
         for piece in _pieces(into):
             into[piece] = self.bins[0, piece]
             for row in self.bins[1:, piece]:
@@ -99,13 +99,13 @@ class Sum:
         return self.pack(torch.empty(self.bins.shape[1], dtype=torch.int64, device=self.bins.device))
 
     def clear(self) -> None:
-        """Nothing has been added."""
+        """Reset the sum."""
         self.top = NONE
         self.bins.zero_()
 
 
 def value_of(packed: torch.Tensor, top: int) -> torch.Tensor:
-    """The numbers that flat int64 sums of `packed` stand for, as float32; NaN where something was not finite."""
+    """Return flat int64 sums of `packed` as float32 numbers; NaN if a summand was not finite."""
     values = torch.empty(packed.shape, dtype=torch.float32, device=packed.device)
     if top == BAD:
         return values.fill_(math.nan)

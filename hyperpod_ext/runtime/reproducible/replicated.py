@@ -1,5 +1,5 @@
-"""Every rank has the whole model. A micro-batch's gradients go into bins when its backward pass ends; bins are summed
-over the ranks as int64, in parts, so that packing one overlaps with sending another."""
+"""For models that are whole on every rank. A micro-batch's gradients are added to bins after its backward pass; bins
+are summed over the ranks as int64, in parts, so that packing one part overlaps with sending another."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hyperpod_ext.runtime.reproducible.bins import BAD, NONE, Sum, bin_of, large
 from hyperpod_ext.runtime.reproducible.wrapped import Reproducible, stale
 
 _PART = 1 << 22
-"""Numbers that are sent at once: 32 MiB."""
+"""Numbers sent at once: 32 MiB."""
 
 
 class Replicated(Reproducible):
@@ -40,7 +40,7 @@ class Replicated(Reproducible):
                     dist.broadcast(tensor, 0)
 
     def forward(self, *arguments: Any, **options: Any) -> Any:
-        self._queued = False  # a backward pass that raised has not called back
+        self._queued = False  # a failed backward pass did not call back
         return self.module(*arguments, **options)
 
     def close(self) -> None:
@@ -55,7 +55,7 @@ class Replicated(Reproducible):
 
     @torch.no_grad()
     def _absorb(self) -> None:
-        """The backward pass of one micro-batch has ended: its gradients go into the bins."""
+        """Add the gradients of one micro-batch to the bins, after its backward pass."""
         self._queued = False
         found = [(i, p, p.grad) for i, p in enumerate(self._trained) if p.grad is not None]
         for i, _, gradient in found:
@@ -95,19 +95,19 @@ class Replicated(Reproducible):
         self.count = 0
 
     def norm(self) -> torch.Tensor:
-        # a rank that had no micro-batch in this step takes part: others reduce, too
+        # a rank without a micro-batch in this step must take part
         if self.count or not self._is_reduced():
             self.reduce()
         gradients = [parameter.grad for parameter in self._trained if parameter.grad is not None]
         return torch.nn.utils.get_total_norm(gradients)  # whole on every rank, so always added in one order
 
     def _is_reduced(self) -> bool:
-        """Whether gradients of the last reduction are still there: they go before the next step begins."""
+        """Return whether the gradients of the last reduction still exist: they are dropped before the next step."""
         given = [None if held is None else held() for held in self._given]
         return any(held is not None and held is p.grad for held, p in zip(given, self._trained, strict=True))
 
     def _parts(self, tops: list[int]) -> Iterator[list[int]]:
-        """Parameters that are sent together."""
+        """Yield groups of parameters that are sent together."""
         part, numel = list[int](), 0
         for i, top in enumerate(tops):
             if top in (NONE, BAD):

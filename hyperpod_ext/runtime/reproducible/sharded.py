@@ -1,7 +1,7 @@
-"""FSDP2 and HSDP: each backward pass scatters its gradients as int32 bins, which each rank sums for its shards.
+"""For FSDP2 and HSDP: each backward pass scatters its gradients as int32 bins, which each rank sums for its shards.
 
-FSDP2 is given zeros in the place of gradients. They are views of one flat tensor for each of its parameter groups, into
-which `reduce` writes the sums.
+FSDP2 gets zeros instead of gradients: views of one flat tensor per parameter group, into which `reduce` writes the
+sums.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ class Sharded(Reproducible):
 
 
 class _Group:
-    """In the place of the reduce-scatter of one parameter group, with the methods of FSDP2's `ReduceScatter`."""
+    """Replaces the reduce-scatter of one parameter group, with the methods of FSDP2's `ReduceScatter`."""
 
     def __init__(self, owner: Sharded, part: Any, inner: Any) -> None:
         self.inner = inner
         self._owner = owner
         self._sum: Sum | None = None
         self._given: torch.Tensor | None = None
-        """What FSDP2 took for gradients in the first backward pass of the step."""
+        """The tensor that FSDP2 uses as gradients, from the first backward pass of the step."""
         self._scattered, self._rounds = False, 0
         mesh = inner.mesh_info
         if not hasattr(mesh, "shard_process_group") or inner.fsdp_params[0].sharded_param.device_mesh.ndim > (
@@ -86,7 +86,7 @@ class _Group:
 
     @property
     def shards(self) -> dist.ProcessGroup:
-        """Ranks that have a part each. Asked each time: a fault replaces groups."""
+        """Group of the ranks with a part each. Not cached: a fault replaces groups."""
         group: dist.ProcessGroup = self.inner.mesh_info.shard_process_group
         return group
 
@@ -109,13 +109,13 @@ class _Group:
         self._scattered = True
 
     def _after(self, output: torch.Tensor) -> None:
-        """Called after each reduction, and instead of one where there is a single rank."""
+        """Called after each reduction, or instead of it with a single rank."""
         if not self._scattered:
             self._add(output, output, None)
         self._scattered = False
 
     def _add(self, gradients: torch.Tensor, output: torch.Tensor, group: dist.ProcessGroup | None) -> None:
-        """One micro-batch of each rank. `gradients`: flat, one part a rank; `output`: flat, what FSDP2 goes on with."""
+        """Add one micro-batch of each rank. `gradients`: flat, one part per rank; `output`: flat, FSDP2's result."""
         groups = [] if group is None else [group]
         if group is not None and self._is_hybrid:
             groups.append(self.inner.mesh_info.replicate_process_group)
@@ -138,7 +138,7 @@ class _Group:
         self._owner.count = max(self._owner.count, self._rounds)
 
     def _scatter(self, gradients: torch.Tensor, groups: list[dist.ProcessGroup]) -> torch.Tensor:
-        """Bins of this rank's shard, summed over the ranks: int32 (3, n)."""
+        """Return the bins of this rank's shard, summed over the ranks: int32 (3, n)."""
         assert self._sum is not None
         parts = groups[0].size() if groups else 1
         bins = torch.zeros(parts, *self._sum.bins.shape, dtype=torch.int32, device=gradients.device)
@@ -183,16 +183,16 @@ def _state(part: FSDPModule) -> Any:
 
 
 def norm_of(shards: Sequence[torch.Tensor], group: dist.ProcessGroup, device: torch.device) -> torch.Tensor:
-    """2-norm of float tensors of which each rank of `group` has a part; a float32 number. Collective.
+    """Return the 2-norm, in float32, of float tensors with a part on each rank of `group`. Collective.
 
     Squares of float32 are exact in float64. They are added as integers of 62 - ceil(log2(count)) bits, so that `count`
-    of the largest stay below 2^62. NaN where something is not finite.
+    of the largest stay below 2^62. NaN if a number is not finite.
     """
     squares = [shard.to(torch.float64).square() for shard in shards if shard.numel()]
     zero = torch.zeros((), dtype=torch.float64, device=device)
     highest = torch.stack([zero, *(square.max() for square in squares)]).max()
     finite = torch.isfinite(highest)
-    largest = torch.where(finite, highest, math.inf)  # backends differ in what is larger than NaN
+    largest = torch.where(finite, highest, math.inf)  # backends order NaN differently
     count = torch.tensor(sum(square.numel() for square in squares), dtype=torch.int64, device=device)
     dist.all_reduce(largest, dist.ReduceOp.MAX, group)
     dist.all_reduce(count, dist.ReduceOp.SUM, group)

@@ -1,4 +1,4 @@
-"""What all reproducible wrappers have in common: one reduction a step, and nobody steps without it."""
+"""The base of all reproducible wrappers: one reduction per step, and no optimizer step without it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _ATTRIBUTE = "_hpx_reproducible"
 
 
 class Reproducible(torch.nn.Module):
-    """Called as `module` is. Each backward pass adds one micro-batch; `reduce` gives parameters their gradients.
+    """Called like `module`. Each backward pass adds one micro-batch; `reduce` sets the parameters' gradients.
 
-    Gradients are *summed* over micro-batches and ranks, not averaged: divide the loss by what the step has of samples
+    Gradients are *summed* over micro-batches and ranks, not averaged: divide the loss by the step's number of samples
     or tokens over all ranks.
     """
 
@@ -31,12 +31,12 @@ class Reproducible(torch.nn.Module):
         before = getattr(module, _ATTRIBUTE, None)
         if before is not None and (old := before()) is not None:
             old.close()
-        object.__setattr__(module, _ATTRIBUTE, weakref.ref(self))  # not a part of its state
+        object.__setattr__(module, _ATTRIBUTE, weakref.ref(self))  # not in its state_dict
         self.module = module
         self.count = 0
-        """Micro-batches of this rank that have been added since the last `reduce`."""
+        """Number of this rank's micro-batches since the last `reduce`."""
         self.after_backward: Callable[[], None] = lambda: None
-        """Called when a micro-batch has been added; what it raises ends the step."""
+        """Called after each added micro-batch; its errors end the step."""
         self._owned = {id(parameter) for parameter in module.parameters()}
         if not _wrapped:
             _watch_optimizers()
@@ -47,9 +47,9 @@ class Reproducible(torch.nn.Module):
 
     @abstractmethod
     def reduce(self) -> None:
-        """Give each parameter the sum of its gradients over all micro-batches and ranks. Collective; once a step.
+        """Set each parameter's gradient to the sum over all micro-batches and ranks. Collective; once per step.
 
-        One that is not finite anywhere becomes NaN on all ranks.
+        A gradient that is not finite on any rank becomes NaN on all ranks.
 
         Raises:
             JobFailedError: more than 16384 micro-batches.
@@ -57,14 +57,14 @@ class Reproducible(torch.nn.Module):
 
     @abstractmethod
     def norm(self) -> torch.Tensor:
-        """2-norm of all gradients, the same bits for any number of ranks. Collective; reduces where that is due."""
+        """Return the 2-norm of all gradients, the same bits for any number of ranks. Collective; may reduce first."""
 
     @abstractmethod
     def close(self) -> None:
-        """Leave the module as it was."""
+        """Unwrap the module."""
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
-        """As `torch.nn.utils.clip_grad_norm_`, for gradients of this module; returns their norm."""
+        """Clip this module's gradients like `torch.nn.utils.clip_grad_norm_`; return their norm."""
         norm = self.norm()
         scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         for parameter in self.module.parameters():
@@ -76,7 +76,7 @@ class Reproducible(torch.nn.Module):
         return any(id(parameter) in self._owned for parameter in parameters)
 
     def _counted(self, contributions: int) -> None:
-        """Refuse sums that might overflow."""
+        """Raise JobFailedError for sums that might overflow."""
         if contributions > MOST:
             raise JobFailedError(
                 f"reproducible: a step of {contributions} micro-batches; sums are exact up to {MOST}",
@@ -85,7 +85,7 @@ class Reproducible(torch.nn.Module):
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a DTensor; any other tensor as it is."""
+    """Return this rank's part of a DTensor, or any other tensor itself."""
     local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return local
 

@@ -1,9 +1,9 @@
-"""The objects as a script builds them, before it restores them, and the changes that training makes to them later.
+"""The objects as a script builds them before the restore, and later changes by training.
 
-A new process builds the objects as the process did that it replaces. Training may then change the type, shape or
-strides of a module's tensor, `requires_grad` of a parameter, `training` of a module, and the groups of an optimizer.
-Snapshots hold these changes, and a process that built the same makes them again. A process that built something else
-runs another script: it keeps its own form, or the restore is refused.
+A new process builds the same objects as the process it replaces. Training may then change the type, shape or strides of
+a module's tensor, `requires_grad` of a parameter, `training` of a module, and the groups of an optimizer. Snapshots
+hold these changes, and a process with the same objects repeats them. A process with other objects runs another script:
+it keeps its own form, or the restore is refused.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ Groups = list[list[int]]
 """Numbers of the parameters in each group of an optimizer."""
 
 Keys = dict[str, tuple[tuple[str, int], ...]]
-"""Keys of each module's state, each with the index of the first one that has the same tensor."""
+"""Keys of each module's state, each with the index of the first key of the same tensor."""
 
 Changes = Mapping[str, Any]
 """JSON. `optimizers`: type of each. `trained` (parameters that need gradients), `training` (modules in this mode) and,
-by optimizer, `groups`: each as built and as it is, if these differ."""
+by optimizer, `groups`: each as a pair of the original and the present value, if these differ."""
 
 
 class Built:
-    """The objects of one process as they were built.
+    """The original form of the objects of one process.
 
     Args:
         objects: the objects given to `restore`, by name.
@@ -41,18 +41,18 @@ class Built:
 
     def __init__(self, objects: Mapping[str, Any], parts: Parts, keys: Keys) -> None:
         self.forms = {name: form_of(tensor, name) for name, tensor in _of_modules(objects, parts)}
-        """Of the modules' tensors, by name."""
+        """Forms of the modules' tensors, by name."""
         self._keys = keys
         parameters = gradients.parameters(objects.values())
         self._parameters = len(parameters)
         self._flags, self._groups, _ = _now(objects, parameters)
 
     def changes(self, objects: Mapping[str, Any], keys: Keys, parameters: Sequence[torch.Tensor]) -> Changes:
-        """Return what is different now. `parameters`: those of all objects.
+        """Return the changes since the objects were built. `parameters`: those of all objects.
 
         Raises:
-            JobFailedError: no new process could make the change: a module has other parameters or buffers than it was
-                built with, or an optimizer has parameters that no object had.
+            JobFailedError: no new process could repeat the change: a module has other parameters or buffers than at
+                first, or an optimizer has parameters that no object had.
         """
         for name, module in objects.items():
             if name in keys and keys[name] != self._keys[name] and not _loads_by_itself(module):
@@ -72,7 +72,7 @@ class Built:
         return changes
 
     def set_flags(self, objects: Mapping[str, Any], changes: Changes) -> None:
-        """Set `requires_grad` of parameters and `training` of modules as they were when `changes` were saved."""
+        """Set `requires_grad` of parameters and `training` of modules to the values in `changes`."""
         flagged: list[tuple[str, str, Sequence[Any]]] = [
             ("trained", "requires_grad", gradients.parameters(objects.values())),
             ("training", "training", _modules(objects)),
@@ -85,7 +85,7 @@ class Built:
                     setattr(thing, attribute, number in chosen)
 
     def regroup(self, objects: Mapping[str, Any], changes: Changes) -> None:
-        """Give each optimizer the groups of parameters that it had when `changes` were saved, but not their options.
+        """Set each optimizer's groups of parameters, without their options, as in `changes`.
 
         Raises:
             JobFailedError: the state was saved with an optimizer of another type.
@@ -106,13 +106,13 @@ class Built:
     def reform(
         self, objects: Mapping[str, Any], parts: Parts, saved: Callable[[str], Item | None], *, cast: bool = False
     ) -> None:
-        """Give the modules' tensors the types, shapes and strides that were saved, if training had changed them.
+        """Give the modules' tensors the saved types, shapes and strides, if training had changed them.
 
         Args:
             objects: the objects, by name.
             parts: their state.
-            saved: returns what was saved of a tensor, by its name.
-            cast: let a tensor keep another type.
+            saved: returns the saved item of a tensor, by name.
+            cast: allow a tensor to keep another type.
 
         Raises:
             JobFailedError: a tensor is not in the snapshot, or was built with another shape or type.
@@ -121,7 +121,7 @@ class Built:
         own = {id(tensor) for module in modules for tensor in tensors_of(module)}
         whose = part_name()
         for name, tensor in _of_modules(objects, parts):
-            if tensor.numel() > 0 and getattr(tensor, "_local_tensor", tensor).numel() == 0:  # none of it is here
+            if tensor.numel() > 0 and getattr(tensor, "_local_tensor", tensor).numel() == 0:  # no part on this rank
                 continue
             theirs, here = saved(f"{name}{whose}"), form_of(tensor, name)
             if theirs is None:
@@ -143,7 +143,7 @@ class Built:
 
 
 def tensors_of(module: torch.nn.Module) -> list[torch.Tensor]:
-    """A module's parameters and buffers."""
+    """Return a module's parameters and buffers."""
     return [*module.parameters(), *torch.nn.Module.buffers(module)]  # Megatron's DDP has a list by that name
 
 
@@ -157,7 +157,7 @@ def _of_modules(objects: Mapping[str, Any], parts: Parts) -> list[tuple[str, tor
 
 
 def _modules(objects: Mapping[str, Any]) -> list[torch.nn.Module]:
-    """All modules, each once, in an order that is the same in every process."""
+    """Return all modules, each once, in the same order in every process."""
     roots = [value for value in objects.values() if isinstance(value, torch.nn.Module)]
     return list({id(module): module for root in roots for module in root.modules()}.values())
 
@@ -165,7 +165,7 @@ def _modules(objects: Mapping[str, Any]) -> list[torch.nn.Module]:
 def _now(
     objects: Mapping[str, Any], parameters: Sequence[torch.Tensor]
 ) -> tuple[dict[str, gradients.Ranges], dict[str, Groups], dict[str, str]]:
-    """Parameters that need gradients and modules in training mode, groups of each optimizer, and the type of each."""
+    """Return the flags `trained` and `training`, the groups of each optimizer, and the type of each optimizer."""
     number = {id(parameter): at for at, parameter in enumerate(parameters)}
     optimizers = {name: value for name, value in objects.items() if isinstance(value, torch.optim.Optimizer)}
     groups = {
@@ -192,12 +192,12 @@ def _set_groups(optimizer: torch.optim.Optimizer, groups: Sequence[list[torch.Te
 
 
 def _loads_by_itself(module: torch.nn.Module) -> bool:
-    """Whether it has a `load_state_dict` of its own, which may make what is missing."""
+    """Return whether a module overrides `load_state_dict`, which may create missing parameters."""
     return type(module).load_state_dict is not torch.nn.Module.load_state_dict
 
 
 def keys_of(state: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
-    """Keys of one module's state, as in `Keys`."""
+    """Return the keys of one module's state, in the form of `Keys`."""
     first: dict[int, int] = {}
     return tuple(
         (key, first.setdefault(id(value), at) if isinstance(value, torch.Tensor) else at)

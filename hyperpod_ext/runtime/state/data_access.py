@@ -1,4 +1,4 @@
-"""Calls a listener before a script gets `tensor.data`: a write through it raises none of autograd's counters."""
+"""Call a listener before a script gets `tensor.data`: a write through it increments no counter of autograd."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _plain: Any = torch.Tensor.data  # torch's own descriptor, in a base class of Te
 
 
 class DataAccess:
-    """Stands for `torch.Tensor.data` until it is removed. One listener at a time: the newest.
+    """Replaces `torch.Tensor.data` until it is removed. One listener at a time: the newest.
 
     Args:
-        listener: called with the tensor, in this thread of this process only: forked processes have a copy of it.
+        listener: called with the tensor, in this thread of this process only; forked processes have a copy of it.
     """
 
     def __init__(self, listener: Listener) -> None:
         self._listener, self._here = listener, _here()
-        torch.Tensor.data = self  # type: ignore[assignment]  # a descriptor, as what it stands for
+        torch.Tensor.data = self  # type: ignore[assignment]  # a descriptor, like the original
 
     def __get__(self, tensor: torch.Tensor | None, owner: type | None = None) -> Any:
         if tensor is None:
@@ -36,7 +36,7 @@ class DataAccess:
         _plain.__set__(tensor, value)
 
     def remove(self) -> None:
-        """Give `torch.Tensor.data` back, unless a newer one has taken this one's place."""
+        """Restore `torch.Tensor.data`, unless a newer object has replaced this one."""
         if torch.Tensor.__dict__.get("data") is self:
             del torch.Tensor.data
 

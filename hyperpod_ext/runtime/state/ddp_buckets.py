@@ -1,9 +1,9 @@
-"""DDP whose gradient buckets keep their layout through a fault, so that sums keep their order.
+"""DDP with gradient buckets that keep their layout after a fault, so that sums keep their order.
 
-DDP lays its buckets out anew after the first backward, in the order gradients arrived. A ring all-reduce
-adds each element's contributions in an order that depends on where in a bucket it lies. A new DDP after
-a fault would start from the first layout, and may meet another order of arrival: its losses would then
-differ in the last bits from those of a run without the fault.
+DDP rebuilds its buckets after the first backward, in the gradients' order of arrival. A ring all-reduce adds each
+element's contributions in an order that depends on the element's position in a bucket. A new DDP after a fault would
+start from the first layout, and may get another order of arrival: its losses would then differ in the last bits from
+those of a run without the fault.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Buckets = list[list[int]]
 """Indices of the module's trained parameters in each bucket, in the order buckets are reduced."""
 
 _CAN_SKIP_SYNC = "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters
-"""Older torch always sends rank 0's values, which cost time and change nothing where ranks agree on them already."""
+"""Older torch always sends rank 0's values: this costs time, and changes nothing on ranks with equal values."""
 
 
 def wrap(module: torch.nn.Module, layout: Buckets | None, **options: Any) -> DistributedDataParallel:
-    """`DistributedDataParallel(module, **options)`; with a `layout`, that is final from the first step on.
+    """Return `DistributedDataParallel(module, **options)`, which uses `layout`, if given, from the first step on.
 
-    Collective. Raises JobFailedError when `layout` is not one of this module.
+    Collective. Raises JobFailedError if `layout` does not fit this module.
     """
     if not _CAN_SKIP_SYNC:
         options.pop("init_sync", None)
@@ -37,22 +37,22 @@ def wrap(module: torch.nn.Module, layout: Buckets | None, **options: Any) -> Dis
 
 
 def _has_sparse_gradients(module: torch.nn.Module) -> bool:
-    """Whether DDP reduces some parameters as sparse tensors: the same question as DDP's own."""
+    """Return whether DDP reduces some parameters as sparse tensors, by DDP's own rule."""
     return any(
         isinstance(each, torch.nn.Embedding | torch.nn.EmbeddingBag) and each.sparse for each in module.modules()
     )
 
 
 def layout_of(ddp: DistributedDataParallel) -> Buckets | None:
-    """The layout that `ddp` uses from its next step on. Collective: call it after a step, on every rank.
+    """Return the layout that `ddp` uses from its next step on. Collective: call it after a step, on every rank.
 
-    None while DDP has not laid out anew: before its first backward, and for ever if the first layout is final and the
-    same in every DDP of the module: with `find_unused_parameters`, and with sparse gradients.
+    None before DDP has rebuilt its buckets at the first backward. Always None if DDP never rebuilds them, so that the
+    first layout is the same in every DDP of the module: with `find_unused_parameters` or sparse gradients.
     """
     if isinstance(ddp, _ReversedDDP):
         return None
-    anew = ddp.reducer._rebuild_buckets()  # what the next forward would do first
-    if not anew and not ddp._has_rebuilt_buckets:
+    rebuilt = ddp.reducer._rebuild_buckets()  # the next forward would do this first
+    if not rebuilt and not ddp._has_rebuilt_buckets:
         return None
     ignored = ddp.parameters_to_ignore
     trained = [each for name, each in ddp.module.named_parameters() if each.requires_grad and name not in ignored]
@@ -62,10 +62,10 @@ def layout_of(ddp: DistributedDataParallel) -> Buckets | None:
 
 
 class _PinnedDDP(DistributedDataParallel):
-    """DDP that is told the order of arrival instead of waiting for it.
+    """DDP with a given order of arrival.
 
-    It hands its reducer the parameters in that order, and has it lay out its buckets at once: the same
-    reckoning on the same order as after the first backward of the first DDP, and DDP does it only once.
+    It passes its reducer the parameters in that order, and lets it build the buckets at once: the same computation from
+    the same order as after the first backward of the first DDP. DDP rebuilds only once.
     """
 
     def __init__(self, module: torch.nn.Module, layout: Buckets, **options: Any) -> None:
@@ -93,10 +93,10 @@ class _PinnedDDP(DistributedDataParallel):
 
 
 def _arrival(layout: Buckets, kinds: Sequence[Any]) -> list[int]:
-    """An order of arrival of parameters of these `kinds`, of which DDP makes `layout`.
+    """Return an order of arrival of parameters of these `kinds` from which DDP makes `layout`.
 
-    Full buckets come in the order in which they were filled. After them comes the rest of each kind, the kind whose
-    first parameter arrived last before the others.
+    Full buckets come in the order in which they were filled, followed by the rest of each kind, with the kinds in
+    reverse order of their first parameter.
     """
     first: dict[Any, int] = {}
     last: dict[Any, int] = {}
@@ -108,9 +108,9 @@ def _arrival(layout: Buckets, kinds: Sequence[Any]) -> list[int]:
 
 
 class _ReversedDDP(DistributedDataParallel):
-    """DDP that takes the reverse of its parameters for the order of arrival, and lays out its buckets at once.
+    """DDP that uses the reverse of its parameters as the order of arrival, and builds its buckets at once.
 
-    With sparse gradients the reducer cannot say which layout it has: their buckets have no tensor to show.
+    With sparse gradients the reducer cannot return its layout: their buckets have no tensor.
     """
 
     def __init__(self, module: torch.nn.Module, **options: Any) -> None:

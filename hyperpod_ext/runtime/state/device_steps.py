@@ -1,11 +1,11 @@
-"""How far a device has come that works behind the loop that fills its queue, as a GPU does.
+"""Progress of an asynchronous device, such as a GPU, behind the loop that fills its queue.
 
-The loop is ahead: what it has called is queued, and not done. When a collective is aborted, what is queued behind it
-runs all the same, on garbage, and no exception tells so. A step is therefore committed when a marker that was queued
-behind it is reached before the first abort. Why that is right stands in docs/gpu.md.
+The loop is ahead: its calls are queued, and not done. When a collective is aborted, the work queued behind it still
+runs, on invalid data and without an exception. A step is therefore committed when a marker queued behind it is reached
+before the first abort; docs/gpu.md explains why.
 
-Hears from the loop which steps it has queued, and from what aborts process groups that it is about to. Says which
-steps are done, and whether an optimizer may go on.
+The loop reports the steps it queues, and the abort reports its start. The result: which steps are done, and whether an
+optimizer may continue.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ import torch
 
 
 class Marker(Protocol):
-    """A place in a device's queue."""
+    """A position in a device's queue."""
 
     def query(self) -> bool:
-        """Whether it has been reached."""
+        """Return whether the device has reached the marker."""
 
     def synchronize(self) -> None:
-        """Wait until it is."""
+        """Wait until the device has reached the marker."""
 
 
 class Device(Protocol):
-    """What works behind the loop."""
+    """An asynchronous device."""
 
     def record(self) -> Marker:
-        """A marker behind everything that has been queued."""
+        """Queue a marker behind all queued work."""
 
 
 class CudaMarker:
@@ -45,7 +45,7 @@ class CudaMarker:
     def query(self) -> bool:
         try:
             return bool(self._event.query())
-        except RuntimeError:  # the GPU has failed: the loop will hear of it, and nothing more is done there
+        except RuntimeError:  # the GPU has failed: the loop will get the error, and nothing more is done
             return False
 
     def synchronize(self) -> None:
@@ -60,78 +60,78 @@ class CudaDevice:
 
 
 DEVICES: dict[str, Callable[[], Device]] = {"cuda": CudaDevice}
-"""What works behind the loop, by torch's name for the kind of device. A CPU does what it is told at once."""
+"""Asynchronous devices by torch's device type. A CPU works synchronously."""
 
 
 def device_of(tensors: Iterable[torch.Tensor]) -> Device | None:
-    """What changes these tensors behind the loop; None: nothing does."""
+    """Return the device that changes these tensors asynchronously; None: none does."""
     kinds = {tensor.device.type for tensor in tensors}
     return next((DEVICES[kind]() for kind in sorted(kinds) if kind in DEVICES), None)
 
 
 class DeviceSteps:
-    """Steps of one generation, as the device makes them. Several threads may use it at once."""
+    """Steps of one generation that the device has made. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._device: Device | None = None
         self._queued: deque[tuple[int, Marker]] = deque()
         self._newest = 0
-        """Newest step that is queued."""
+        """Newest queued step."""
         self._finished = 0
         self._frozen = False
 
     @property
     def device(self) -> Device | None:
-        """None: what the loop has called is done."""
+        """The asynchronous device; None: all calls are done when they return."""
         return self._device
 
     def enter(self) -> None:
-        """A generation begins."""
+        """Begin a generation."""
         with self._lock:
             self._frozen = False
             self._queued.clear()
 
     def follow(self, device: Device | None, step: int) -> None:
-        """The state is that of `step`, and changed by `device` from here on; nothing is queued."""
+        """Start from the state of `step`, which `device` changes from now on; nothing is queued."""
         with self._lock:
             self._device = device
             self._newest = self._finished = step
 
     def may_change(self) -> bool:
-        """Whether an optimizer may queue a change of the state: not behind what was aborted."""
+        """Return whether an optimizer may queue a change of the state: not after an abort."""
         with self._lock:
             return self._device is None or not self._frozen
 
     def queue(self, step: int) -> None:
-        """All of `step` has been called."""
+        """Record that the loop has queued all of `step`."""
         with self._lock:
             self._newest = step
             if self._device is None:
                 self._finished = step
-            elif not self._frozen:  # one that comes too late is not done: nobody can tell what it stands behind
+            elif not self._frozen:  # a later marker proves nothing: it may be behind the abort
                 self._queued.append((step, self._device.record()))
 
     def freeze(self) -> None:
-        """The first collective of this generation is about to be aborted: what is not done by now is not done."""
+        """Freeze the result before the first abort of a collective: unfinished steps count as not done."""
         with self._lock:
             self._look()
             self._frozen = True
 
     def finished(self) -> int:
-        """Newest step that is done."""
+        """Return the newest finished step."""
         with self._lock:
             self._look()
             return self._finished
 
     def is_good(self, step: int) -> bool:
-        """Whether what is read of `step` once its marker is reached is that step: no abort has come before."""
+        """Return whether a state read after the step's marker is valid: no abort came before."""
         with self._lock:
             self._look()
             return not self._frozen or step <= self._finished
 
     def wait(self) -> bool:
-        """Wait until all that was queued is done. False: some of it was aborted."""
+        """Wait until all queued work is done; return False if some of it was aborted."""
         if self._device is not None:
             self._device.record().synchronize()
         return self.is_good(self._newest)

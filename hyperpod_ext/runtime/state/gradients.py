@@ -1,10 +1,9 @@
-"""Gradients between two steps: which ones exist is part of a step's state, though their values are not.
+"""Gradients between two steps: their existence is part of a step's state, though their values are not.
 
-A parameter whose gradient is None takes another way than one whose gradient is zero: optimizers skip it, DDP divides
-otherwise, and adding to zero turns -0.0 into 0.0. So a step that is made again begins with the gradients that existed
-when the one before was committed. Their values do not matter: a step is committed when no gradient waits for its
-optimizer. Only gradients of parameters that no optimizer has may add up from step to step, and count when a norm is
-clipped: their values are state.
+A gradient of None differs from a zero gradient: optimizers skip it, DDP divides otherwise, and adding to zero turns
+-0.0 into 0.0. So a repeated step begins with the gradients that existed when the step before was committed. Their
+values do not matter: a step is committed when no gradient waits for its optimizer. Only gradients of parameters outside
+all optimizers may add up from step to step, and count when a norm is clipped: their values are state.
 """
 
 from __future__ import annotations
@@ -19,25 +18,25 @@ import torch
 from hyperpod_ext.runtime.snapshot.image import is_dtensor
 
 Ranges = list[list[int]]
-"""Numbers of parameters, as ranges `[first, behind the last]`; of sparse gradients `[first, behind the last, number of
-sparse dimensions]`."""
+"""Numbers of parameters, as ranges `[first, last + 1]`; of sparse gradients `[first, last + 1, number of sparse
+dimensions]`."""
 
 _ALIGNMENT = 64
 
 
 def existing(parameters: Iterable[torch.Tensor]) -> Ranges:
-    """Those of these parameters that have a gradient, by their numbers."""
+    """Return the numbers of the parameters with a gradient."""
     gradients = [parameter.grad for parameter in parameters]
     return _ranges(None if each is None else [each.sparse_dim()] if each.is_sparse else [] for each in gradients)
 
 
 def ranges(flags: Iterable[bool]) -> Ranges:
-    """Numbers of the flags that are true."""
+    """Return the numbers of the true flags."""
     return _ranges([] if flag else None for flag in flags)
 
 
 def trained_of(module: torch.nn.Module, objects: Iterable[object]) -> str:
-    """Numbers of those parameters of `module` that need gradients, such as `0-3,7-8`; `?`: one is not of `objects`."""
+    """Return the numbers of the module's parameters that need gradients: `0-3,7-8`; `?` if one is not in `objects`."""
     number = {id(parameter): at for at, parameter in enumerate(parameters(objects))}
     numbers = {number.get(id(parameter)) for parameter in module.parameters() if parameter.requires_grad}
     if None in numbers:
@@ -46,7 +45,7 @@ def trained_of(module: torch.nn.Module, objects: Iterable[object]) -> str:
 
 
 def _ranges(chosen: Iterable[list[int] | None]) -> Ranges:
-    """Numbers of those that are not None; of neighbours with the same list one range, which that list is added to."""
+    """Return ranges of the items that are not None; consecutive equal lists make one range, with the list appended."""
     ranges: Ranges = []
     for number, more in enumerate(chosen):
         if more is None:
@@ -59,8 +58,7 @@ def _ranges(chosen: Iterable[list[int] | None]) -> Ranges:
 
 
 def give_zeros(objects: Iterable[object], ranges: Sequence[Sequence[int]]) -> None:
-    """Give these parameters gradients of zero. On the CPU they take memory once they are used: most scripts drop them
-    before that."""
+    """Set zero gradients on these parameters. On the CPU they take memory only when used; most are dropped before."""
     numbered = parameters(objects)
     chosen = [(p, sparse) for low, high, *sparse in ranges for p in numbered[low:high]]  # frozen ones, too
     memory = _Zeros(sum(_nbytes(_local(parameter)) for parameter, sparse in chosen if not sparse))
@@ -69,22 +67,23 @@ def give_zeros(objects: Iterable[object], ranges: Sequence[Sequence[int]]) -> No
 
 
 def _no_elements(parameter: torch.Tensor, sparse_dimensions: int) -> torch.Tensor:
-    """A sparse gradient of zero."""
+    """Return a sparse zero gradient."""
     indices = torch.empty(sparse_dimensions, 0, dtype=torch.long, device=parameter.device)
     values = parameter.new_empty(0, *parameter.shape[sparse_dimensions:])
     return torch.sparse_coo_tensor(indices, values, parameter.shape, check_invariants=False)
 
 
 class LooseGradients:
-    """Gradients of parameters that no optimizer has, and that nothing drops between two steps."""
+    """Gradients that are kept between steps, of parameters outside all optimizers."""
 
     def __init__(self) -> None:
         self.values: dict[int, torch.Tensor] = {}
-        """Copies as of the last commit, by the number of the parameter."""
+        """Copies from the last commit, by parameter number."""
         self._seen: dict[int, weakref.ref[torch.Tensor]] = {}
 
     def hold(self, optimizers: Sequence[torch.optim.Optimizer], numbered: Iterable[torch.Tensor]) -> None:
-        """Copy them: a step has ended. One that was made anew since the last step was dropped in between.
+        """Copy these gradients at the end of a step, except new tensors: the script drops those between steps.
+
         `numbered`: all parameters."""
         grouped = {id(each) for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]}
         loose = {
@@ -97,24 +96,24 @@ class LooseGradients:
         self._seen = {number: weakref.ref(gradient) for number, gradient in loose.items()}
 
     def give(self, objects: Iterable[object]) -> None:
-        """Give the parameters these gradients again."""
+        """Set these gradients on the parameters again."""
         numbered, self._seen = parameters(objects), {}
         for number, value in self.values.items():
             numbered[number].grad = value.clone()
 
 
 class WaitingGradients:
-    """Whether optimizers that have not stepped have gradients that wait for that. Told of the end of each step."""
+    """Detects gradients that wait for an optimizer's next step. Called at the end of each step."""
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
-        """Gradient of each parameter at the end of the last step, and its version."""
+        """Each parameter's gradient at the end of the last step, with its version."""
 
     def see(self, optimizers: Sequence[torch.optim.Optimizer], stepped: Container[int]) -> bool:
-        """A step has ended; `stepped` are the ids of those optimizers that have stepped since the last commit.
+        """Return whether a gradient waits. `stepped`: ids of the optimizers that have stepped since the last commit.
 
-        A gradient that nothing has written to since the last step was used by then. One that took the place of
-        another was dropped in between, and so will this one be. One that was written to again may be a sum over steps.
+        A gradient without a write since the last step was used by then. A new tensor means that the script drops
+        gradients between steps. The same tensor with a new write may be a sum over steps.
         """
         before = self._seen
         self._seen = {
@@ -136,8 +135,10 @@ def _waits(gradient: torch.Tensor | None, before: tuple[weakref.ref[torch.Tensor
 
 
 def parameters(objects: Iterable[object]) -> list[torch.Tensor]:
-    """Parameters of modules and optimizers, each once, in an order that is the same in every process: those of modules
-    first, because training may give others to an optimizer."""
+    """Return the parameters of modules and optimizers, each once, in the same order in every process.
+
+    Parameters of modules come first, because training may add others to an optimizer.
+    """
     every, found = list(objects), dict[int, torch.Tensor]()
     for module in every:
         if isinstance(module, torch.nn.Module):
@@ -154,12 +155,12 @@ def _local(parameter: Any) -> torch.Tensor:
 
 
 def _nbytes(local: torch.Tensor) -> int:
-    """Room that zeros like this take here."""
+    """Return the size of such zeros in `_Zeros`."""
     return -(-local.nbytes // _ALIGNMENT) * _ALIGNMENT if local.device.type == "cpu" else 0
 
 
 class _Zeros:
-    """Tensors of zeros in memory that the kernel hands out when it is touched."""
+    """Tensors of zeros in memory that the kernel allocates at the first access."""
 
     def __init__(self, nbytes: int) -> None:
         self._memory = mmap.mmap(-1, nbytes) if nbytes else None
@@ -171,7 +172,7 @@ class _Zeros:
             return torch.zeros_like(parameter)
         flat = torch.frombuffer(self._memory, dtype=torch.uint8, count=local.nbytes, offset=self._used)
         self._used += _nbytes(local)
-        strides = torch.empty_like(local, device="meta").stride()  # those that autograd would make
+        strides = torch.empty_like(local, device="meta").stride()  # as made by autograd
         zeros = flat.view(local.dtype).as_strided(local.size(), strides)
         if not is_dtensor(parameter):
             return zeros

@@ -1,6 +1,6 @@
-"""Large plain values of a state as tensors of bytes: a replay buffer, a list of a million numbers, pickled data.
+"""Pack large plain values of a state into byte tensors: a replay buffer, a list of a million numbers, pickled data.
 
-Plain values are in the record of each snapshot, which is one message between processes. Large ones are in its image.
+Plain values are in the record of each snapshot, which is one message between processes; large values are in the image.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from hyperpod_ext.runtime.snapshot.layout_plan import read_shape
 from hyperpod_ext.runtime.snapshot.tree import Path, put_together, take_apart
 
 KEY = "_hpx_plain"
-"""The only key of a dict that stands for a large value."""
+"""The only key of a dict that replaces a large value."""
 _LARGE = 1 << 18
-"""Numbers, characters and bytes of a value that is large."""
+"""Fewest numbers, characters and bytes of a large value."""
 _LENGTH_BYTES = 8
 _NUMBERS = frozenset({bool, int, float, type(None)})
 _BYTES, _TREE = 0, 1
 
 
 class LargeValues:
-    """Packs large plain values. A value that has not changed is the same tensor each time."""
+    """Packs large plain values. An unchanged value gives the same tensor each time."""
 
     def __init__(self) -> None:
         self._packed: dict[Path, torch.Tensor] = {}
 
     def pack(self, name: str, state: Any) -> Any:
-        """`state` of the object `name`, with tensors in the place of its large plain values."""
+        """Return the `state` of object `name` with tensors instead of its large plain values."""
         return self._pack(state, (name,))
 
     def _pack(self, node: Any, path: Path) -> Any:
@@ -64,10 +64,10 @@ class LargeValues:
 
 
 def unpack(node: Any) -> Any:
-    """What `LargeValues.pack` was given.
+    """Return the state from which `LargeValues.pack` made `node`.
 
     Raises:
-        CorruptSnapshotError: the bytes are not what it writes.
+        CorruptSnapshotError: the bytes are not in the form of `pack`.
     """
     if isinstance(node, Mapping):
         if tuple(node) == (KEY,) and isinstance(node[KEY], torch.Tensor):
@@ -101,7 +101,7 @@ def _to_json(value: Any) -> bytes:
 
 
 def _weight(node: Any) -> int | None:
-    """Numbers, characters and bytes that `node` holds; None: it holds tensors, too."""
+    """Return the count of numbers, characters and bytes in `node`; None if it also holds tensors."""
     if isinstance(node, torch.Tensor):
         return None
     if isinstance(node, str | bytes):
@@ -120,6 +120,6 @@ def _weight(node: Any) -> int | None:
 
 
 def _rounded(nbytes: int) -> int:
-    """A size that a value which grows keeps for a while: each new one is a new layout."""
+    """Round up a size so that a growing value rarely changes it: each new size is a new layout."""
     unit = 1 << max(16, nbytes.bit_length() - 3)
     return -(-nbytes // unit) * unit

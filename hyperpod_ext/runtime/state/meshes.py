@@ -1,12 +1,12 @@
-"""Objects that hold process groups, kept through a fault: FSDP2 modules, device meshes, DTensors.
+"""Keep objects with process groups after a fault: FSDP2 modules, device meshes, DTensors.
 
-A fault ends every process group, but for those whose objects outlive it (`process_group/lasting_groups.py`). What holds
-one lets go of it first, or gloo's threads and sockets would stay, and is given the group of the same name in the next
-generation. A device mesh looks its groups up by name each time, so with the same names it is complete again; FSDP2's
-parameter groups keep the objects, and are given the new ones.
+A fault ends every process group, except lasting ones (`process_group/lasting_groups.py`). Objects release an ended
+group first, because otherwise gloo's threads and sockets would stay, and get the group of the same name in the next
+generation. A device mesh looks up its groups by name at each use, so equal names make it complete again; FSDP2's
+parameter groups store group objects, and get the new ones.
 
-Names are numbers in the order in which groups are made. A new process makes those of `run.keep` by calling `build`;
-survivors make them again without calling it, from what was recorded.
+Names are numbers in the order in which groups are made. A new process makes the groups of `run.keep` by calling
+`build`; survivors make them from the recorded calls, without `build`.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ _c10d = dist.distributed_c10d
 
 @dataclass
 class Made:
-    """What a call of `build` did with process groups."""
+    """Process groups and meshes made by a call of `build`."""
 
     calls: list[tuple[tuple[Any, ...], dict[str, Any], str]] = field(default_factory=list)
-    """Arguments of each group it made, with the group's name (empty on ranks outside of it)."""
+    """Arguments of each new group, with the group's name (empty on ranks outside of the group)."""
     meshes: int = 0
-    """Device meshes that it made; one over all ranks needs no group of its own."""
+    """Number of new device meshes; a mesh over all ranks needs no new group."""
     talked: bool = False
-    """Whether it communicated. Then it can only be called by all ranks, survivors too."""
+    """Whether `build` communicated, so that all ranks, survivors too, must call it."""
 
 
 @contextlib.contextmanager
 def recording() -> Iterator[Made]:
-    """Record the process groups that are made meanwhile."""
+    """Record the process groups that are made inside."""
     made, make, before = Made(), _c10d._new_group_with_tag, collectives_begun()
 
     def record(*arguments: Any, **options: Any) -> Any:
@@ -74,7 +74,7 @@ def recording() -> Iterator[Made]:
 
 
 def can_be_kept() -> bool:
-    """Whether this torch lets meshes, DTensors and FSDP2 modules be used again after a fault."""
+    """Return whether meshes, DTensors and FSDP2 modules can be used again after a fault with this torch."""
     meshes_can = not Feature.KEPT_MESHES.is_loaded or not private_names.missing(Feature.KEPT_MESHES)
     return meshes_can and interrupted_fsdp.can_be_reset()
 
@@ -83,7 +83,7 @@ def repeat(made: Made) -> None:
     """Make the same groups again, in the same order.
 
     Raises:
-        JobFailedError: they get other names than before, because groups were made in another order.
+        JobFailedError: the names differ, because groups were made in another order.
     """
     for arguments, options, name in made.calls:
         group = _c10d._new_group_with_tag(*arguments, **options)
@@ -99,7 +99,7 @@ def _name(group: Any) -> str:
 
 
 class _Gone:
-    """Stands where a process group was, until there is one of its name again."""
+    """Placeholder of a process group until the next group of the same name."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -113,22 +113,22 @@ class _Gone:
 
 @dataclass(frozen=True)
 class GroupHolder:
-    """Where a process group was held, or a mesh that has one."""
+    """An attribute with a process group, or with a mesh that has one."""
 
     holder: Callable[[], Any]
     """Weak reference to the object."""
     attribute: str
     name: str
-    """Of the group."""
+    """Name of the group."""
     key: str = ""
     value: Any = None
-    """Entry of a mapping, where the attribute is one."""
+    """Entry of the attribute, if it is a mapping."""
 
 
 def let_go(*, groups_last: bool = False) -> list[GroupHolder]:
-    """Take the process groups out of everything that holds them, and end what FSDP2 was in the middle of.
+    """Remove the process groups from all objects that hold them, and reset interrupted FSDP2 modules.
 
-    Where groups outlive the fault, only flattened meshes are taken: a new process makes those when it first needs them.
+    If groups outlive the fault, remove only flattened meshes, which a new process makes at the first use.
     """
     if "torch.distributed.tensor" not in sys.modules:
         return []
@@ -142,8 +142,7 @@ def let_go(*, groups_last: bool = False) -> list[GroupHolder]:
 
 
 def _forget_flattened() -> None:
-    """Where torch keeps flattened meshes outside of those they were made from, a mesh that is built anew finds them: it
-    equals the former one."""
+    """Clear torch's registry of flattened meshes, in which a new mesh, equal to the old one, would find old ones."""
     registry = getattr(device_mesh, "_mesh_resources", None)
     if registry is not None and private_names.missing(Feature.KEPT_MESHES):
         registry.root_to_flatten_mapping.clear()
@@ -151,7 +150,7 @@ def _forget_flattened() -> None:
 
 
 def _kinds_of_holders() -> tuple[type, ...]:
-    """Types whose instances keep process groups. Only those that are loaded can have instances."""
+    """Return the loaded types with instances that hold process groups."""
     kinds: list[type] = [DeviceMesh]
     for module, names in (
         ("_fsdp_common", ("DataParallelMeshInfo",)),
@@ -169,8 +168,8 @@ def _take_out(thing: Any, groups_last: bool) -> list[GroupHolder]:
         if isinstance(value, dist.ProcessGroup) and not groups_last:
             places.append(GroupHolder(here, attribute, str(value.group_name)))
             setattr(thing, attribute, _Gone(str(value.group_name)))
-    # of a mesh: groups that torch.compile looks for, and flattened meshes, which are made when first needed. What a
-    # new process will make, survivors must make, too
+    # of a mesh: groups for torch.compile, and flattened meshes, which are made at the first use. Survivors must make
+    # the same groups as a new process
     for attribute in ("_pg_registry", "_flatten_mapping"):
         for key, value in dict(vars(thing).get(attribute) or {}).items():
             name = key if attribute == "_pg_registry" else (getattr(value, "_dim_group_names", None) or [""])[0]
@@ -182,10 +181,10 @@ def _take_out(thing: Any, groups_last: bool) -> list[GroupHolder]:
 
 
 def give_back(places: Sequence[GroupHolder], asleep: Collection[str] = ()) -> list[GroupHolder]:
-    """Put the groups of this generation where those of the same names were; returns what has none yet.
+    """Set the groups of this generation in place of those of the same names; return the holders still without one.
 
     Args:
-        asleep: names of groups that are kept, and are not of this generation.
+        asleep: names of kept groups that are not of this generation.
     """
     missing = []
     for place in places:
@@ -200,10 +199,10 @@ def give_back(places: Sequence[GroupHolder], asleep: Collection[str] = ()) -> li
 
 
 def forget_rank() -> None:
-    """Have torch forget what it worked out while this process was another rank.
+    """Clear torch's caches of DTensor operations after this process has become another rank.
 
-    What becomes of DTensors is remembered by their meshes, and meshes of the same ranks are equal, whoever looks at
-    them: results would get a mesh in which this process has its former place.
+    The caches are keyed by mesh, and meshes of the same ranks are equal: results would get a mesh with this process in
+    its old position.
     """
     if "torch.distributed.tensor" not in sys.modules:
         return
@@ -219,7 +218,7 @@ def forget_rank() -> None:
 
 
 def of_now(value: Any) -> Any:
-    """`value`, where it is a process group or holds some in lists, tuples and dicts, with those of this generation."""
+    """Replace process groups in `value`, also inside lists, tuples and dicts, by those of this generation."""
     if isinstance(value, dist.ProcessGroup):
         return _group_of(str(value.group_name)) or value
     if type(value) is list:
@@ -232,7 +231,7 @@ def of_now(value: Any) -> Any:
 
 
 def is_sharded(value: Any) -> bool:
-    """Whether `value` holds shards, in modules and optimizers, lists, tuples and dicts: they are of one world alone."""
+    """Return whether `value` holds shards, also inside modules or containers: they only fit one world size."""
     if isinstance(value, torch.nn.Module):
         return any(is_dtensor(tensor) for tensor in (*value.parameters(), *torch.nn.Module.buffers(value)))
     if isinstance(value, torch.optim.Optimizer):

@@ -1,6 +1,6 @@
-"""Steps whose loss or gradients are not finite: noticed before the optimizer changes anything, by all ranks alike.
+"""Detect a loss or gradients that are not finite on all ranks, before the optimizer changes anything.
 
-One pass over the gradients, and one all-reduce of three numbers. A skipped step changes nothing: neither
+Costs one pass over the gradients, and one all-reduce of three numbers. A skipped step changes nothing: neither
 parameters nor the optimizer's state nor buffers such as batch norm's statistics.
 """
 
@@ -33,16 +33,16 @@ class NanGuard:
         self._names: dict[int, str] = {}
         self._losses: list[torch.Tensor] = []
         self._modules: list[torch.nn.Module] = []
-        """Those whose buffers are kept, and all inside them."""
+        """Modules with saved buffers, including submodules."""
         self._kept: dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor]] = {}
-        """Buffers as a step found them, by module and name, and copies: a script may assign others."""
+        """Buffers at the start of the step, by module and name, with copies: a script may assign other buffers."""
         self._step, self._in_a_row, self._skipped = 0, 0, False
 
     def attach(self, objects: Mapping[str, object]) -> None:
-        """Guard these optimizers, and no longer those of earlier calls.
+        """Guard these optimizers instead of those of earlier calls.
 
         Raises:
-            JobFailedError: steps are to be skipped, and there is more than one optimizer.
+            JobFailedError: the action is `skip`, and there is more than one optimizer.
         """
         self.close()
         if self._policy.action == "off":
@@ -63,25 +63,25 @@ class NanGuard:
         self._hooks = [optimizer.register_step_pre_hook(self._before_step) for optimizer in optimizers]
 
     def close(self) -> None:
-        """Guard nothing any more."""
+        """Stop guarding."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
 
     def begin_step(self, step: int) -> None:
-        """A step begins; what it may spoil is kept."""
+        """Begin a step: copy the buffers that it may change."""
         if self._policy.action == "off":
             return
         self._step, self._losses, self._skipped = step, [], False
-        self._kept = {}  # first, so that its memory is free
+        self._kept = {}  # first, to free its memory
         self._kept = {key: (buffer, buffer.detach().clone()) for key, buffer in self._buffers()}
 
     def end_step(self) -> None:
-        """A step is over, skipped or made."""
+        """End a step, made or skipped."""
         self._in_a_row = self._in_a_row + 1 if self._skipped else 0
 
     def see(self, loss: torch.Tensor) -> None:
-        """Have `loss` looked at too, so that the rank it went wrong on can be named."""
+        """Check `loss`, too, to name the rank with the bad loss."""
         if self._policy.action != "off":
             self._losses.append(loss.detach())
 
@@ -91,7 +91,7 @@ class NanGuard:
         device = parameters[0].grad.device if parameters else torch.device("cpu")
         bad_gradient = ~finite([_local(p.grad) for p in parameters], device)
         bad_loss = ~finite(self._losses, device)
-        # the largest number wins: of several ranks, the lowest is named
+        # the maximum of `ranks - rank` names the lowest of several ranks
         flags = torch.stack([bad_gradient, bad_gradient * (ranks - self._rank), bad_loss * (ranks - self._rank)])
         flags = flags.to(torch.int32)
         dist.all_reduce(flags, dist.ReduceOp.MAX)
@@ -108,10 +108,10 @@ class NanGuard:
         self._report("skipped", rank=self._rank, step=self._step, cause=why)
 
     def _skip(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Leave the optimizer nothing to do, and undo what the forward pass did to buffers."""
+        """Remove all gradients, and restore the buffers from before the forward pass."""
         self._skipped = True
         for parameter in parameters:
-            parameter.grad = None  # every torch optimizer passes over those, its own state untouched
+            parameter.grad = None  # torch optimizers skip these, without changing their state
         with torch.no_grad():
             for buffer, copy in self._kept.values():
                 buffer.copy_(copy)
@@ -121,7 +121,7 @@ class NanGuard:
                 setattr(self._modules[at], name, before)
 
     def _buffers(self) -> Iterator[tuple[tuple[int, str], torch.Tensor]]:
-        """Each buffer that there is now, by its module and name."""
+        """Yield each present buffer, by module and name."""
         for at, module in enumerate(self._modules):
             for name, buffer in torch.nn.Module.named_buffers(module, recurse=False):
                 yield (at, name), buffer
@@ -136,19 +136,19 @@ class NanGuard:
 
 
 def finite(tensors: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Whether the norm of all of them is a finite number, as a tensor: nothing is waited for."""
+    """Return, as a tensor and without synchronizing, whether the norm of all tensors is finite."""
     floating = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
     if not floating:
         return torch.tensor(True, device=device)
     halves = [tensor for tensor in floating if tensor.dtype == torch.float16]
     others = [tensor for tensor in floating if tensor.dtype != torch.float16]
     norms = [*torch._foreach_norm(others)] if others else []
-    if halves:  # the norm of finite ones may be too large for their own type
+    if halves:  # the norm of finite values may overflow their own type
         norms += torch._foreach_norm(halves, dtype=torch.float32)
     return torch.isfinite(torch.stack([norm.to(device, torch.float32) for norm in norms]).sum())
 
 
 def _local(tensor: Any) -> torch.Tensor:
-    """This rank's part of a DTensor; of a sparse tensor what it holds; any other tensor as it is."""
+    """Return this rank's part of a DTensor, the values of a sparse tensor, or any other tensor itself."""
     local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return local.coalesce().values() if local.is_sparse else local

@@ -1,4 +1,4 @@
-"""The size of the state that an optimizer makes at its first step, and checks of a state that it has loaded."""
+"""Estimate the size of an optimizer's state before its first step, and load and check a saved state."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.snapshot.image import is_dtensor
 
 _FRAME_BYTES = 2048
-"""At most, around each tensor in the image."""
+"""Maximum overhead of each tensor in the image."""
 _LIKE_ADAM = 2.0
 
 
 def bytes_to_come(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of state that `optimizer` has not made yet; an estimate, which a first save may exceed."""
+    """Return the estimated bytes of state that `optimizer` will make; the first save may exceed it."""
     if optimizer.state:
         return 0
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -28,7 +28,7 @@ def bytes_to_come(optimizer: torch.optim.Optimizer) -> int:
 
 
 def _state_per_byte(optimizer: torch.optim.Optimizer) -> float:
-    """Bytes of state to a byte of parameters, seen on an optimizer of the same kind with one small parameter."""
+    """Return the bytes of state per byte of parameters, measured on an optimizer of the same type."""
     known = inspect.signature(type(optimizer)).parameters
     options = {name: value for name, value in optimizer.defaults.items() if name in known}
     try:
@@ -36,17 +36,17 @@ def _state_per_byte(optimizer: torch.optim.Optimizer) -> float:
         probe = type(optimizer)([parameter], **options)
         parameter.grad = torch.zeros_like(parameter)
         probe.step()
-    except Exception:  # one that cannot be made so is taken for the most usual one
+    except Exception:  # it cannot be constructed like this: assume Adam
         return _LIKE_ADAM
     state = [value for value in probe.state[parameter].values() if isinstance(value, torch.Tensor)]
     return sum(tensor.nbytes for tensor in state) / parameter.nbytes
 
 
 def load_state(name: str, optimizer: torch.optim.Optimizer, tree: Any, *, cast: bool) -> None:
-    """Have an optimizer load the state that was saved, in the types that were saved, unless `cast`.
+    """Load a saved state into an optimizer, in the saved types, unless `cast`.
 
     Raises:
-        JobFailedError: its groups lose options that it needs: another kind of optimizer has saved them.
+        JobFailedError: the saved groups lack needed options: another type of optimizer saved them.
     """
     needed = optimizer.defaults.keys() & set().union(*optimizer.param_groups)
     optimizer.load_state_dict(tree)
@@ -62,7 +62,7 @@ def load_state(name: str, optimizer: torch.optim.Optimizer, tree: Any, *, cast: 
 
 
 def _keep_types(optimizer: torch.optim.Optimizer, tree: Mapping[str, Any]) -> None:
-    """Give the state the types that were saved: `load_state_dict` has converted it to those of the parameters."""
+    """Restore the saved types: `load_state_dict` has converted the state to the parameters' types."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = [number for group in tree.get("param_groups", ()) for number in group["params"]]
     for number, parameter in zip(numbers, parameters, strict=False):

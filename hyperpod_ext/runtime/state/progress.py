@@ -1,7 +1,7 @@
-"""Keeps a worker's heartbeat: which step, which phase, how many collectives. And gives its stacks when asked.
+"""Write a worker's heartbeat: step, phase, number of collectives. Dump its stacks on a signal.
 
-Phases are told by hooks on the registered modules and optimizers. They change no number: they return
-nothing. A compiled module tells no forward phase, as hooks would break its graph.
+Hooks on the registered modules and optimizers report phases. They return nothing, so they change no result. A compiled
+module reports no forward phase, because hooks would break its graph.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class _Hook(Protocol):
 
 
 class PhaseListener(Protocol):
-    """Who else is told of each phase: the injector of rehearsed faults."""
+    """Gets each phase, too: the injector of rehearsed faults."""
 
     def at(self, phase: Phase, step: int) -> None: ...
 
 
 class Progress:
-    """What this process tells of its progress. One a process."""
+    """Reports the progress of this process. One per process."""
 
     def __init__(self) -> None:
         self._heartbeat = HeartbeatPage.of(os.environ.get(ENV_HEARTBEAT))
@@ -47,22 +47,22 @@ class Progress:
         self._orders_folder = Path(folder) / ORDERS if folder is not None else None
         self._step_began: float | None = None
         self.data_s = 0.0
-        """Seconds from the beginning of this step to its first forward pass; 0 where that was not seen."""
+        """Seconds from the start of this step to its first forward pass; 0 if unknown."""
         self.listener: PhaseListener | None = None
-        """Set where faults are rehearsed; nothing is asked of it otherwise."""
+        """Set if faults are rehearsed."""
         if ENV_HEARTBEAT in os.environ:
             self._heartbeat.beat(0)
             faulthandler.register(DUMP_SIGNAL, file=sys.stderr, all_threads=True)
-            faulthandler.enable(file=sys.stderr)  # a crash in native code leaves the Python stack in the log, too
+            faulthandler.enable(file=sys.stderr)  # so that a crash in native code logs the Python stack
             threading.Thread(target=self._beat, name="hpx-heartbeat", daemon=True).start()
 
     @property
     def step(self) -> int:
-        """Step that is being made."""
+        """The current step."""
         return self._heartbeat.step
 
     def enter(self, generation: int) -> None:
-        """A generation begins."""
+        """Begin a generation."""
         self._heartbeat.generation = generation
         self.mark(Phase.START)
 
@@ -72,20 +72,20 @@ class Progress:
         self.mark(Phase.DATA)
 
     def mark(self, phase: Phase) -> None:
-        """This rank has come to `phase` of its step."""
+        """Report that this rank has reached `phase` of its step."""
         self._heartbeat.mark(phase)
         if self.listener is not None:
             self.listener.at(phase, self._heartbeat.step)
 
     @property
     def has_orders(self) -> bool:
-        """Whether there are new orders since this was asked last: an agent of ours says so, else their folder does."""
+        """Whether there are new orders since the last call, from our agent's page or else from the orders' folder."""
         orders = self._heartbeat.orders if ENV_HEARTBEAT in os.environ else self._orders_left()
         changed, self._orders = orders != self._orders, orders
         return changed
 
     def _orders_left(self) -> int:
-        """Rises with them. A look at it costs two microseconds a step."""
+        """Return a number that increases with new orders. Costs two microseconds a step."""
         if self._orders_folder is None:
             return 0
         try:
@@ -94,7 +94,7 @@ class Progress:
             return 0
 
     def follow(self, objects: Iterable[object]) -> None:
-        """Tell the phases of these modules and optimizers, and no longer those of earlier ones."""
+        """Report the phases of these modules and optimizers instead of earlier ones."""
         global _following
         self.forget()
         _following = self
@@ -107,7 +107,7 @@ class Progress:
                 self._hooks.append(value.register_step_post_hook(lambda *_: self.mark(Phase.REST)))
 
     def forget(self) -> None:
-        """Take the hooks off again."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -132,8 +132,8 @@ class Progress:
 
 
 _following: Progress | None = None
-"""The one that was told last which modules to follow. Their hooks are functions of this file, without an object of
-their own: a module is copied and pickled with its hooks."""
+"""The last object on which `follow` was called. Hooks are functions of this file without an object, because a module is
+copied and pickled with its hooks."""
 
 
 def _before_forward(*_: Any) -> None:
@@ -147,7 +147,7 @@ def _after_forward(_module: torch.nn.Module, _inputs: Any, output: Any) -> None:
 
 
 def _first_with_gradient(output: Any) -> torch.Tensor | None:
-    """A tensor in a module's output that the backward pass comes through first."""
+    """Return the first tensor in a module's output that gets a gradient in the backward pass."""
     if isinstance(output, torch.Tensor):
         return output if output.requires_grad and not output.is_leaf else None
     values = output.values() if isinstance(output, dict) else output if isinstance(output, tuple | list) else ()

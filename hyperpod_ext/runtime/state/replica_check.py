@@ -1,7 +1,7 @@
-"""Whether ranks that should hold the same state do: checksums of it are compared now and then.
+"""Compare checksums of replicated state between ranks at intervals.
 
-Steps that are not the same on every rank (a dropout mask where there should be none, a reduction that went
-wrong, a bit that flipped) show nowhere else: training goes on, on weights that drift apart.
+Nothing else detects steps that differ between ranks (a dropout mask that should not be, a wrong reduction, a flipped
+bit): training continues with diverging weights.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _WRAP = 1 << 64
 
 
 def is_due(step: int, every: int) -> bool:
-    """At the very first step, where ranks that were built differently show, and each `every` steps. 0: never."""
+    """Return True for step 1, which shows ranks that were built differently, and every `every` steps. 0: never."""
     return every > 0 and (step == 1 or step % every == 0)
 
 
 def check_replicas(step: int, captured: CapturedState, among: Collection[int] | None = None) -> None:
-    """Compare what data parallelism keeps equal. Collective: all ranks of the job, at the same step.
+    """Compare the state that data parallelism keeps equal. Collective: all ranks of the job, at the same step.
 
     Args:
-        among: ranks that hold the same part as this one; None: all.
+        among: ranks with the same part as this one; None: all.
 
     Raises:
-        ReplicasDifferError: names the ranks, and the first tensor in which they differ.
+        ReplicasDifferError: the states differ; names the ranks, and the first different tensor.
     """
     own = {id(tensor) for tensor in captured.own}
     shared = [tensor for tensor in captured.parts.tensors if id(tensor) not in own]
@@ -42,7 +42,7 @@ def check_replicas(step: int, captured: CapturedState, among: Collection[int] | 
     groups = group_by({rank: sums for rank, sums in enumerate(everywhere) if among is None or rank in among})
     if len(groups) == 1:
         return
-    where = _where(captured, shared, sums) if among is None else ""  # only some ranks have come here otherwise
+    where = _where(captured, shared, sums) if among is None else ""  # otherwise only some ranks are here
     raise ReplicasDifferError(
         f"ranks do not hold the same state after step {step}: {describe(groups)}{where}",
         hint="Every rank must make the same step: wrap the model in run.data_parallel, draw random numbers that "
@@ -52,7 +52,7 @@ def check_replicas(step: int, captured: CapturedState, among: Collection[int] | 
 
 
 def checksum(tensor: torch.Tensor) -> int:
-    """64 bits over the values; on a GPU a sum of its words, which any one flipped bit changes."""
+    """Return 64 bits over the values; on a GPU a sum of words, which any single flipped bit changes."""
     if tensor.device.type == "cpu":
         return crc64nvme(raw_bytes(tensor))
     words = local_of(tensor).contiguous().view(-1).view(torch.uint8)
@@ -61,7 +61,7 @@ def checksum(tensor: torch.Tensor) -> int:
 
 
 def _where(captured: CapturedState, shared: Sequence[torch.Tensor], sums: Sequence[int]) -> str:
-    """The first tensor that differs. Collective."""
+    """Return a phrase with the first different tensor. Collective."""
     each = _gather(sums, shared)
     first = next((i for i, column in enumerate(zip(*each, strict=True)) if len(set(column)) > 1), None)
     if first is None:
@@ -71,7 +71,7 @@ def _where(captured: CapturedState, shared: Sequence[torch.Tensor], sums: Sequen
 
 
 def group_by(sums: Mapping[int, Sequence[int]]) -> dict[tuple[int, ...], list[int]]:
-    """Ranks that have the same sums, the largest group first."""
+    """Return the ranks grouped by sums, the largest group first."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for rank, values in sums.items():
         groups.setdefault(tuple(values), []).append(rank)
@@ -79,7 +79,7 @@ def group_by(sums: Mapping[int, Sequence[int]]) -> dict[tuple[int, ...], list[in
 
 
 def describe(groups: Mapping[tuple[int, ...], Sequence[int]]) -> str:
-    """`rank 2 differs from ranks 0, 1, 3`."""
+    """Return a phrase such as `rank 2 differs from ranks 0, 1, 3`."""
     most, *others = groups.values()
     odd = sorted(rank for group in others for rank in group)
     return f"{_ranks(odd)} {'differs' if len(odd) == 1 else 'differ'} from {_ranks(most)}"
@@ -90,7 +90,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _gather(values: Sequence[int], like: Sequence[torch.Tensor]) -> list[list[int]]:
-    """These numbers of every rank, by rank."""
+    """Return these numbers of every rank, by rank. Collective."""
     gpu = dist.get_backend() == "nccl" and bool(like)
     device = like[0].device if gpu else torch.device("cpu")
     ours = torch.tensor([v - _WRAP if v >= _SIGN else v for v in values], dtype=torch.int64, device=device)

@@ -1,7 +1,7 @@
-"""Whether all ranks read the same samples in the same order: asked at the very start, before the first step.
+"""Check before the first step that all ranks read the same samples in the same order.
 
-Where a state is restored, each rank compares with what was saved. At the start nothing is saved yet, and ranks whose
-data differ would train on some samples twice and never on others, and nobody would notice.
+At a restore, each rank compares its data with the saved state. At the start there is no saved state, and ranks with
+different data would silently train on some samples twice and on others never.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _FOR_EVER = timedelta(days=14)
 _NAMED = 8
 
 DataPositions = Mapping[str, Mapping[str, Any]]
-"""By the name of each position in data: what must be the same on every rank."""
+"""Values that must be equal on every rank, by the name of each position in data."""
 
 
 class Keys(Protocol):
-    """What of a store is needed here."""
+    """The needed methods of a store."""
 
     def set(self, key: str, value: bytes | str) -> None: ...
 
@@ -33,7 +33,7 @@ class Keys(Protocol):
 
 
 def data_positions_of(states: Iterable[tuple[str, Any]]) -> DataPositions:
-    """Of the states of all objects, by name: what is compared of those that are positions in data."""
+    """Return the values to compare, of the states that are positions in data, by object name."""
     return {
         name: {key: state[key] for key in _SAME}
         for name, state in states
@@ -42,11 +42,11 @@ def data_positions_of(states: Iterable[tuple[str, Any]]) -> DataPositions:
 
 
 def check_same_data(keys: Keys, rank: int, world_size: int, positions: DataPositions) -> None:
-    """Compare with all other ranks, by way of rank 0. Collective; only rank 0 waits, and raises for all.
+    """Compare with all other ranks through rank 0. Collective; only rank 0 waits, and raises for all.
 
     Raises:
-        JobFailedError: they differ.
-        ConnectionError: the generation is over.
+        JobFailedError: the ranks differ.
+        ConnectionError: the generation has ended.
     """
     if rank:
         keys.set(f"hpx-data-{rank}/0", json.dumps(positions))
@@ -60,7 +60,7 @@ def check_same_data(keys: Keys, rank: int, world_size: int, positions: DataPosit
 
 
 def difference(positions: Sequence[DataPositions]) -> str:
-    """What differs from rank to rank, and on which; empty: nothing."""
+    """Return a sentence on the first difference between ranks; empty without one."""
     for name in sorted({name for one in positions for name in one}):
         for key in _SAME:
             ranks = defaultdict[str, list[int]](list)

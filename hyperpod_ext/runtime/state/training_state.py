@@ -1,4 +1,4 @@
-"""The objects that make up training state, and whether what they hold now is a whole step."""
+"""The objects that make up training state, and the check whether they hold a complete step."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ _SHARDING_OPTIMIZERS = frozenset(
         *("DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3"),
     }
 )
-"""Classes of torch, fairscale, apex and DeepSpeed whose state is divided among ranks."""
+"""Classes of torch, fairscale, apex and DeepSpeed with state divided among ranks."""
 
 
 _LOOSE = "(gradients)"
-"""Next to the names of the objects: gradients of parameters that no optimizer has."""
+"""Name, next to the objects' names, of gradients of parameters outside all optimizers."""
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Anything with PyTorch's two methods: modules, optimizers, schedulers, scalers, samplers."""
+    """Any object with PyTorch's two methods: modules, optimizers, schedulers, scalers, samplers."""
 
     def state_dict(self) -> Any: ...
 
@@ -56,8 +56,8 @@ class CapturedState:
 
     parts: Parts
     own: list[torch.Tensor]
-    """Tensors that data parallelism does not keep equal: buffers, and whatever is neither a module nor an
-    optimizer."""
+    """Tensors that data parallelism does not keep equal: buffers, and those of objects other than modules and
+    optimizers."""
     keys: Keys
     """Keys of the state of each module."""
     parameters: list[torch.Tensor]
@@ -65,30 +65,30 @@ class CapturedState:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether it is laid out for the ranks of one world, even where each of them holds all of it."""
+        """Whether the state only fits one world size, even if each rank holds all of it."""
         return held_shard() is not None or any(is_dtensor(tensor) for tensor in self.parts.tensors)
 
     def versions(self) -> list[tuple[int, int, torch.Size]]:
-        """Autograd's version counter, address and shape of each tensor. In-place changes raise the counter, unless they
-        are made by a fused optimizer or through `.data`."""
+        """Return autograd's version counter, address and shape of each tensor. In-place changes increase the counter,
+        except those of a fused optimizer or through `.data`."""
         local = [getattr(tensor, "_local_tensor", tensor) for tensor in self.parts.tensors]
         return [(0 if one.is_inference() else one._version, one.data_ptr(), one.shape) for one in local]
 
     def own_digest(self) -> str:
-        """Digest of what may differ from rank to rank. Equal on all of them: one rank's state serves any other."""
+        """Return the digest of the state that may differ between ranks. If equal, one rank's state serves all."""
         checksum = crc64nvme(json.dumps(self.parts.values).encode())
         for tensor in self.own:
             try:
                 chunk = chunk_of(tensor, "a tensor")
             except JobFailedError:
-                Layout(self.parts)  # says which one it is
+                Layout(self.parts)  # raises with the tensor's name
                 raise
             if chunk is not None:
                 checksum = crc64nvme(raw_bytes(chunk.local), checksum)
         return crc_text(checksum)
 
     def sharing(self) -> str:
-        """How this rank's state relates to the others': see `snapshot/sharing.py`."""
+        """Return how this rank's state relates to other ranks' (see `snapshot/sharing.py`)."""
         kind = "alike" if self.own else "same"
         holders = holders_of(self.parts.tensors)
         world_size = dist.get_world_size() if dist.is_initialized() else 0
@@ -97,18 +97,18 @@ class CapturedState:
 
 @dataclass(frozen=True, slots=True)
 class ConsistentStep:
-    """A step that live state holds wholly."""
+    """A step that the live state holds completely."""
 
     step: int
     save_id: str
     own_digest: str
     sharing: str
     world_size: int = 0
-    """Ranks that it is laid out for; 0: any number will do, as it is the same on all."""
+    """World size that the state fits; 0: any, because the state is the same on all ranks."""
 
 
 class TrainingState:
-    """Named objects of one rank, taken apart on demand."""
+    """Named objects of one rank, and their state on demand."""
 
     def __init__(
         self,
@@ -140,10 +140,10 @@ class TrainingState:
         self._objects, self._cast = dict(objects), cast
         self._may_change, self._before_change = may_change, before_change
         self.is_reported = False
-        """Whether an optimizer has said that it changes the state since it was committed last. One that does not,
-        because its step is replayed from a graph, leaves no time to copy beside it."""
+        """Whether an optimizer has reported a change since the last commit. An optimizer that is replayed from a graph
+        reports none, so copies cannot overlap with steps."""
         self._stepped: set[int] = set()
-        """Optimizers that have said so."""
+        """IDs of these optimizers."""
         self._waiting = gradients.WaitingGradients()
         self._loose: gradients.LooseGradients = before._loose if before is not None else gradients.LooseGradients()
         self._mark: tuple[CapturedState, list[tuple[int, int, torch.Size]], ConsistentStep] | None = (
@@ -152,21 +152,21 @@ class TrainingState:
         if before is not None:
             before.close()
         self._taking = False
-        """While the objects give their state, they may use `.data` themselves."""
+        """True while the objects return their state: they may use `.data` themselves."""
         self._committed_storages: set[int] | None = None
-        """None: not looked up since the last commit."""
+        """None: not computed since the last commit."""
         self._large_values: LargeValues = before._large_values if before is not None else LargeValues()
         self._built: Built
         self._forms: Mapping[str, Form] = {}
         self._changes: Changes = {}
-        # a state_dict of the script's own may be a collective: survivors and new processes call it equally often
+        # the script's state_dict may be a collective: survivors and new processes must call it equally often
         captured = self.take(packed=False)
         if before is not None and before._objects.keys() == self._objects.keys():
             self._built, self._changes = before._built, before._changes
         else:
             self._built = Built(self._objects, captured.parts, captured.keys)
         self._forms = self._built.forms
-        # fused optimizers, and whatever writes through .data, change values that no counter tells of
+        # fused optimizers and writes through .data change values without increasing a counter
         self._hooks = [
             value.register_step_pre_hook(functools.partial(self._about_to_change, id(value)))
             for value in self._objects.values()
@@ -175,28 +175,28 @@ class TrainingState:
         self._data_access = DataAccess(self._about_to_give_data)
 
     def close(self) -> None:
-        """Let go of the objects."""
+        """Release the objects."""
         self._data_access.remove()
         for hook in self._hooks:
             hook.remove()
 
     def forget(self) -> None:
-        """Let go of what was committed, too: its memory is wanted by what takes its place."""
+        """Release the committed state, to free its memory for its replacement."""
         self._mark = None
 
     @property
     def is_sharded(self) -> bool:
-        """Whether what was committed is of no use in a world of another size."""
+        """Whether the committed state cannot be used with another world size."""
         return self._mark is not None and self._mark[2].world_size > 0
 
     @property
     def tells_of_changes(self) -> bool:
-        """Whether an optimizer among the objects says when the state is about to change."""
+        """Whether an optimizer among the objects reports changes of the state."""
         return bool(self._hooks)
 
     @property
     def may_differ(self) -> bool:
-        """Whether the state has changed since it was committed last, as far as optimizers report it."""
+        """Whether the state has changed since the last commit, as far as optimizers report it."""
         return self.is_reported or (not self.tells_of_changes and self.consistent_step() is None)
 
     def _about_to_change(self, optimizer: int, *_: Any) -> None:
@@ -206,13 +206,13 @@ class TrainingState:
         self._before_change()
 
     def _about_to_give_data(self, tensor: torch.Tensor) -> None:
-        """Writes through `.data` are not seen: from here on the state may be no whole step."""
+        """Drop the commit when the script gets `.data`: writes through it are invisible."""
         if self._mark is not None and not self._taking and _storage(tensor) in self._storages():
             self._mark = None
             self._before_change()
 
     def _storages(self) -> set[int]:
-        """Memory of the committed tensors, except those that `own_digest` covers."""
+        """Return the addresses of the committed tensors, without those in `own_digest`."""
         if self._committed_storages is None and self._mark is not None:
             own = set(map(id, self._mark[0].own))
             shared = [tensor for tensor in self._mark[0].parts.tensors if id(tensor) not in own]
@@ -220,60 +220,64 @@ class TrainingState:
         return self._committed_storages or set()
 
     def clear_gradients(self) -> None:
-        """Forget what a step that a fault interrupted has left behind: its repeat would add to it, or stumble on it."""
+        """Drop the gradients and scaler state of an interrupted step, which would disturb its repetition."""
         for value in self._objects.values():
             if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
                 value.zero_grad(set_to_none=True)
-                if isinstance(value, torch.optim.Optimizer):  # a scaler left it these for a step that was never ended
+                if isinstance(value, torch.optim.Optimizer):  # set by a scaler for an unfinished step
                     for name in ("grad_scale", "found_inf"):
                         vars(value).pop(name, None)
-            # it remembers whose gradients it has unscaled, unless it is disabled
+            # an enabled scaler remembers the optimizers with unscaled gradients
             elif isinstance(value, torch.amp.GradScaler) and value.is_enabled():
                 value._per_optimizer_states.clear()
 
     def existing_and_changed(self, captured: CapturedState) -> tuple[gradients.Ranges, Changes]:
-        """Which parameters have a gradient now, and what training has changed of the objects since they were built,
-        besides values (see `built`). `captured`: their state.
+        """Return the parameters with a gradient, and changes of the objects since they were built (see `built`).
+
+        `captured`: the objects' state.
 
         Raises:
-            JobFailedError: the change cannot be restored.
+            JobFailedError: a change cannot be restored.
         """
         self._changes = self._built.changes(self._objects, captured.keys, captured.parameters)
         return gradients.existing(captured.parameters), self._changes
 
     def give_gradients(self, ranges: Sequence[Sequence[int]]) -> None:
-        """Begin as after the step that is gone on from: with gradients where there were some, of zero unless they
-        are state."""
+        """Set the gradients that existed after the restored step, to zero unless they are state."""
         gradients.give_zeros(self._objects.values(), ranges)
         self._loose.give(self._objects.values())
 
     def accumulates(self) -> bool:
-        """Whether gradients wait for an optimizer that has not stepped since the last commit: they are no part of
-        the state, so this is no moment to go on from. Asked at the end of each step."""
+        """Return whether gradients wait for an optimizer that has not stepped since the last commit.
+
+        Such gradients are not in the state, so the step cannot be restored. Called at the end of each step.
+        """
         optimizers = [value for value in self._objects.values() if isinstance(value, torch.optim.Optimizer)]
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         if any(group.get("capturable") for group in groups):
-            return False  # its steps may be replayed from a graph, and nobody hears of them
+            return False  # its steps may be replayed from a graph, without a report
         if self.is_reported:
             return len(optimizers) > 1 and self._waiting.see(optimizers, self._stepped)
         return any(parameter.grad is not None for group in groups for parameter in group["params"])
 
     def take(self, *, packed: bool = True, step_ended: bool = False) -> CapturedState:
-        """The state taken apart, by reference.
+        """Return the split state, by reference.
 
         Args:
-            packed: with tensors in the place of large plain values, as a snapshot has them.
+            packed: with tensors instead of large plain values, as in a snapshot.
             step_ended: copy the gradients that are state first.
 
         Raises:
-            JobFailedError: a leaf that a snapshot cannot hold.
+            JobFailedError: a leaf cannot be stored in a snapshot.
         """
         self._taking = True
         try:
             tree = {name: _state_of(value) for name, value in self._objects.items()}
         finally:
             self._taking = False
-        parameters = gradients.parameters(self._objects.values())  # state_dict() gives FSDP2 its sharded ones back
+        parameters = gradients.parameters(
+            self._objects.values()
+        )  # after state_dict(), which reshards FSDP2's parameters
         if step_ended:
             optimizers = [value for value in self._objects.values() if isinstance(value, torch.optim.Optimizer)]
             self._loose.hold(optimizers, parameters)
@@ -283,8 +287,8 @@ class TrainingState:
             tree |= {name: self._large_values.pack(name, tree[name]) for name in others}
         if self._loose.values:
             tree[_LOOSE] = {str(number): value for number, value in self._loose.values.items()}
-        parts = take_apart(tree, torch.Tensor)  # first, because it names what cannot be saved in full
-        if not all(map(has_memory, {type(tensor) for tensor in parts.tensors})):  # nobody can read their bytes
+        parts = take_apart(tree, torch.Tensor)  # first, because its errors name the full path
+        if not all(map(has_memory, {type(tensor) for tensor in parts.tensors})):  # their bytes cannot be read
             for tensor, path in zip(parts.tensors, leaf_paths(parts.shape)[0], strict=True):
                 check_memory(tensor, fqn(path))
         own = [t for name, value in self._objects.items() for t in _own(value, tree[name])]
@@ -294,20 +298,20 @@ class TrainingState:
         return CapturedState(parts._replace(built=self._forms), own, keys, parameters)
 
     def data_positions(self) -> DataPositions:
-        """Of the objects that are a position in data: what must be the same on every rank."""
+        """Return the values that must be equal on every rank, of the objects that are positions in data."""
         others = {n: v for n, v in self._objects.items() if not isinstance(v, torch.nn.Module | torch.optim.Optimizer)}
         return data_positions_of((name, value.state_dict()) for name, value in others.items())
 
     def nbytes(self) -> int:
-        """Size of a snapshot, with what the optimizers have yet to make."""
+        """Return the size of a snapshot, including future optimizer state."""
         optimizers = [value for value in self._objects.values() if isinstance(value, torch.optim.Optimizer)]
         return Layout(self.take().parts).plan.nbytes + sum(map(bytes_to_come, optimizers))
 
     def load(self, snapshots: Sequence[Snapshot], *, lean: bool = False) -> None:
-        """Bring the objects to a state taken on another rank or at another time, verified already.
+        """Load verified snapshots into the objects.
 
-        Live tensors are filled in place. One snapshot of this rank, or all of a world of another size; `lean`: of
-        those, only what this rank needs is read.
+        Live tensors are filled in place. `snapshots`: this rank's, or those of all ranks of another world size; `lean`:
+        read only the parts that this rank needs.
         """
         names = list(snapshots[0].plan.shape[1])
         if set(names) - {_LOOSE} != set(self._objects):
@@ -318,14 +322,14 @@ class TrainingState:
         self._mark = None
         changes = snapshots[0].extras.get("changes", {})
         self._built.regroup(self._objects, changes)
-        self._built.set_flags(self._objects, changes)  # tensors that are not trained come first in an image
+        self._built.set_flags(self._objects, changes)  # before `take`: frozen tensors come first in an image
         captured = self.take(packed=False)
         parts, keys = captured.parts, captured.keys
         found = list(snapshots)
         items = _items(found)
 
         def saved(name: str) -> Item | None:
-            if name not in items and len(found) == 1 and found[0].others is not None:  # cut in another way
+            if name not in items and len(found) == 1 and found[0].others is not None:  # sharded differently
                 found.extend(found[0].others())
                 items.update(_items(found))
             return items.get(name)
@@ -343,7 +347,7 @@ class TrainingState:
         self._give(tree, cast=self._cast)
 
     def _give(self, tree: Mapping[str, Any], *, cast: bool = False) -> None:
-        """Have each object load its part of the tree, unless the tensors of a module are all that it has."""
+        """Load each object's part of the tree, except for modules with nothing but filled tensors."""
         for name, value in self._objects.items():
             if isinstance(value, torch.nn.Module) and _is_filled(value, tree[name]):
                 continue
@@ -356,7 +360,7 @@ class TrainingState:
                 raise self._does_not_take(name, error) from error
 
     def _like(self) -> Like:
-        """The parameter that an entry of an optimizer's state belongs to, by the entry's path."""
+        """Return a function from an optimizer state's path to its parameter."""
         optimizers = {name: value for name, value in self._objects.items() if isinstance(value, torch.optim.Optimizer)}
         numbered = {name: gradients.parameters([value]) for name, value in optimizers.items()}
         every = gradients.parameters(self._objects.values())
@@ -372,10 +376,10 @@ class TrainingState:
         return parameter
 
     def adopt(self) -> None:
-        """Bring the objects to what was committed last in those that they replace, in this process.
+        """Load the last committed state of the replaced objects in this process into the new objects.
 
         Raises:
-            JobFailedError: they were built otherwise, or what they replace has changed since.
+            JobFailedError: the new objects do not fit the state.
         """
         if self._mark is None:
             return
@@ -400,17 +404,17 @@ class TrainingState:
         )
 
     def set_flags(self, changes: Changes) -> None:
-        """Set `requires_grad` and `training` as in the step that `changes` were saved with."""
+        """Set `requires_grad` and `training` to the values in `changes`."""
         self._built.set_flags(self._objects, changes)
 
     def commit(self, captured: CapturedState, consistent: ConsistentStep) -> None:
-        """What the objects hold now is all of `consistent.step`."""
+        """Record that the objects now hold the complete step `consistent.step`."""
         self._mark, self.is_reported = (captured, captured.versions(), consistent), False
         self._stepped.clear()
         self._committed_storages = None
 
     def consistent_step(self) -> ConsistentStep | None:
-        """What was committed last, or None when anything may have changed since."""
+        """Return the last commit; None if anything may have changed since."""
         if self._mark is None:
             return None
         committed, versions, consistent = self._mark
@@ -418,14 +422,14 @@ class TrainingState:
         same = (
             now.parts.shape == committed.parts.shape
             and now.parts.values == committed.parts.values
-            and now.versions() == versions  # of tensors that others have replaced, too
-            # what is written through `.data` in a forward pass raises no counter
+            and now.versions() == versions  # also shows replaced tensors
+            # writes through `.data` in a forward pass increase no counter
             and now.own_digest() == consistent.own_digest
         )
         return consistent if same else None
 
     def digest(self) -> str:
-        """SHA-256 over every value: two ranks, or two runs, with equal digests are bit for bit equal."""
+        """Return a SHA-256 over every value: ranks or runs with equal digests are bit for bit equal."""
         captured = self.take()
         digest = hashlib.sha256(json.dumps([captured.parts.shape, captured.parts.values]).encode())
         for local in Layout(captured.parts).locals:
@@ -434,23 +438,23 @@ class TrainingState:
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a tensor."""
-    plain: Any = tensor.detach()  # of a DTensor the type is not imported
+    """Return this rank's part of a tensor."""
+    plain: Any = tensor.detach()  # may be a DTensor, a type not imported here
     local: torch.Tensor = plain.to_local() if is_dtensor(plain) else plain
     return local
 
 
 def raw_bytes(tensor: torch.Tensor) -> ctypes.Array[ctypes.c_char]:
-    """The bytes of a tensor, of a DTensor this rank's; without a copy where it is contiguous and on the CPU."""
+    """Return the bytes of this rank's part of a tensor, without a copy if it is contiguous and on the CPU."""
     flat = local_of(tensor).cpu().contiguous()
     nbytes = flat.numel() * flat.element_size()
     view = (ctypes.c_char * nbytes).from_address(flat.data_ptr()) if nbytes else (ctypes.c_char * 0)()
-    view._keeps_alive = flat  # type: ignore[attr-defined]  # a copy would be freed under the view
+    view._keeps_alive = flat  # type: ignore[attr-defined]  # otherwise a copy would be freed under the view
     return view
 
 
 def _own(value: Stateful, state: Any) -> list[torch.Tensor]:
-    """Tensors of one object's state that each rank may have its own of."""
+    """Return the tensors of one object's state that may differ between ranks."""
     if isinstance(value, torch.optim.Optimizer):
         return []
     if isinstance(value, torch.nn.Module):
@@ -460,33 +464,33 @@ def _own(value: Stateful, state: Any) -> list[torch.Tensor]:
 
 
 def _state_of(value: Stateful) -> Any:
-    """The object's state; a module's own parameters where it can give them, not new tensors over them each time."""
+    """Return an object's state; of a module the parameters themselves if possible, without new tensors each time."""
     if isinstance(value, torch.nn.Module):
         try:
-            return dict(value.state_dict(keep_vars=True))  # its load_state_dict takes any mapping
-        except TypeError:  # a state_dict() of its own
+            return dict(value.state_dict(keep_vars=True))  # load_state_dict accepts any mapping
+        except TypeError:  # an overridden state_dict()
             pass
     state = value.state_dict()
     return dict(state) if isinstance(value, torch.nn.Module) else state
 
 
 def _items(snapshots: Sequence[Snapshot]) -> dict[str, Item]:
-    """What was saved of each tensor, by name; by several, the first one's."""
+    """Return the saved items by tensor name, the first snapshot's if several have the tensor."""
     return {item.fqn: item for snapshot in reversed(snapshots) for item in snapshot.plan.items}
 
 
 def _is_filled(module: torch.nn.Module, state: Any) -> bool:
-    """Whether `state` is nothing but the module's own tensors, which have been filled in place; a `state_dict()` of
-    its own may have given copies."""
+    """Return whether `state` has only the module's own tensors, filled in place; an overridden `state_dict()` may
+    have returned copies."""
     own = {id(tensor) for tensor in tensors_of(module)}
     parts = take_apart(state, torch.Tensor)
     return not parts.values and all(id(tensor) in own for tensor in parts.tensors)
 
 
 def _set_apart(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Give new memory to tensors in another tensor's memory, as after `weight.data = average` in an interrupted step.
+    """Allocate memory for tensors that share another tensor's, as after `weight.data = average` in an interrupted step.
 
-    Returns each with an alias of its former memory: once both are filled, tied weights are equal."""
+    Returns each with an alias of its old memory: once both are filled, tied weights are equal."""
     plain = {
         id(t): t for t in tensors if type(t) in (torch.Tensor, torch.nn.Parameter) and t.is_contiguous() and t.nbytes
     }
@@ -506,8 +510,8 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    """Address of the memory that a tensor is a view of; 0: it has none here."""
+    """Return the address of a tensor's storage; 0 without one."""
     try:
         return int(getattr(tensor, "_local_tensor", tensor).untyped_storage().data_ptr())
-    except (RuntimeError, NotImplementedError):  # a tensor of a compiler, or one made of others
+    except (RuntimeError, NotImplementedError):  # a compiler's tensor, or one made of others
         return 0

@@ -1,4 +1,4 @@
-"""Optimizer steps that come before the first step of `run.steps`: those of a trainer that knows nothing of the run."""
+"""Detect optimizer steps before the first step of `run.steps`, made by a trainer that does not use the run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hyperpod_ext.errors import JobFailedError
 
 
 class EarlySteps:
-    """A context: raises at an optimizer step in it before `end` is called, unless it is in `allowed`."""
+    """A context that raises at an optimizer step before `end`, except inside `allowed`."""
 
     def __init__(self) -> None:
         self._hook: Any = None
@@ -26,14 +26,14 @@ class EarlySteps:
         self.end()
 
     def end(self) -> None:
-        """The steps of the run begin."""
+        """Stop checking: the steps of the run begin."""
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
 
     @contextlib.contextmanager
     def allowed(self) -> Iterator[None]:
-        """Steps in here are part of what is built or restored."""
+        """Allow optimizer steps inside, as part of building or restoring."""
         self._allowed, before = True, self._allowed
         try:
             yield

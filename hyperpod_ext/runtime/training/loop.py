@@ -1,4 +1,4 @@
-"""`@resilient`: a training function that goes on after a fault, in the same process where it can."""
+"""`@resilient`: a training function that continues after a fault, in the same process if possible."""
 
 from __future__ import annotations
 
@@ -37,26 +37,25 @@ from hyperpod_ext.runtime.training.run import Run
 Result = TypeVar("Result")
 
 _ANSWER_LEASES = 2.0
-"""How many leases a rank whose collective broke waits to hear which rank failed, before it takes the blame: the loss of
-any node, the coordinator's too, is told within one."""
+"""Number of leases that a rank with a broken collective waits for the abort before it reports its own failure: the loss
+of any node, also the coordinator's, is reported within one."""
 
 _NEWS_S = 0.25
-"""How long the news of a death may take; after that, a rank whose collective broke says so."""
+"""Wait for the report of a death; after that, a rank with a broken collective logs an event."""
 
 _finished: list[str] = []
-"""Training functions of this process that have ended."""
+"""Names of this process's ended training functions."""
 
 
 def resilient(train: Callable[[Run], Result]) -> Callable[[], Result]:
     """Make `train(run)` survive faults of any rank. The decorated function takes no argument.
 
-    A fault ends the current call of `train` on every rank; a process that died is replaced, the others stay, and
-    `train` is called again with the same `Run`. Which faults are met so depends on what started the processes: see
-    `launchers`. In plain `python` it runs once, as a job of one rank with batches of one sample: enough to debug a
-    script.
+    A fault ends the current call of `train` on every rank; dead processes are replaced, the others stay, and `train` is
+    called again with the same `Run`. Which faults are handled depends on the launcher: see `launchers`. In plain
+    `python` it runs once, as a job of one rank with batches of one sample: enough to debug a script.
 
     Raises:
-        JobFailedError: a call of `train` would do nothing: it is a generator or a coroutine.
+        JobFailedError: `train` is a generator or a coroutine, so a call would do nothing.
     """
     if inspect.isgeneratorfunction(train) or inspect.iscoroutinefunction(train):
         raise JobFailedError(
@@ -90,7 +89,7 @@ def resilient(train: Callable[[Run], Result]) -> Callable[[], Result]:
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A process as one rank of the job, and what goes with that."""
+    """A process as one rank of the job, with its clients and run."""
 
     environment: WorkerEnvironment
     client: MemoryClient
@@ -117,7 +116,7 @@ class _Member:
         return cls(environment, client, checkpointer, link, run)
 
     def moved(self, environment: WorkerEnvironment) -> _Member:
-        """The same process with another number, or among another number of ranks."""
+        """Return the same process with another rank number or world size."""
         self.checkpointer.move(environment.rank, environment.world_size)
         self.link.rank = environment.rank
         self.run.move(environment.rank, environment.world_size)
@@ -125,14 +124,14 @@ class _Member:
 
 
 class _Loop:
-    """One worker's life: join, open groups, train, and after a fault again."""
+    """The loop of one worker: join, open groups, train, and again after a fault."""
 
     def __init__(self, session: ControlPlane, groups: ProcessGroups) -> None:
         self._session, self._groups = session, groups
         self._member: _Member | None = None
         self._live: ConsistentStep | None = None
-        """What this process held when it left the last generation."""
-        if session.environment is not None:  # known already: what takes time is done before others wait for this rank
+        """State of this process when it left the last generation."""
+        if session.environment is not None:  # already known: do the slow work before others wait for this rank
             self._become(session.environment)
 
     def until_finished(self, train: Callable[[Run], Result]) -> Result:
@@ -156,8 +155,7 @@ class _Loop:
                 return result
 
     def _become(self, environment: WorkerEnvironment) -> _Member:
-        """This process as the rank it has now. One that is given another rank begins anew: what it kept was the
-        former's."""
+        """Return the member for this process's rank. With another rank the process starts again, without its state."""
         if self._member is None or self._member.environment != environment:
             if self._member is not None:
                 self._member.client.close()
@@ -167,7 +165,7 @@ class _Loop:
         return self._member
 
     def _move(self, environment: WorkerEnvironment) -> _Member:
-        """This process goes on in another world, with what it has kept."""
+        """Continue with another rank or world size, and keep the state."""
         assert self._member is not None
         self._member = self._member.moved(environment)
         return self._member
@@ -179,7 +177,7 @@ class _Loop:
         member.run.groups_asleep = self._groups.asleep
         wanted = member.environment.config.process_group_backend
         self._groups.open(store, rank, member.environment.world_size, choose(wanted))
-        if self._session.aborted:  # word of it came before there was a group to cut
+        if self._session.aborted:  # the abort came before the groups were open
             raise AbortedError(f"generation {generation.number} is over")
         member.link.enter(generation.decision, store, generation.peers)
         fresh = generation.decision.source(rank).kind == "fresh"
@@ -189,21 +187,20 @@ class _Loop:
         self._session.event("groups_open", rank=rank)
 
     def _leave(self, error: Exception | SystemExit, member: _Member) -> bool:
-        """Find out whose fault it was, say so if it was ours, and let go of the generation. False: this process must
-        end of it."""
+        """Report the failure if it was this rank's, and leave the generation; return False if the process must end."""
         unusable = unusable_context(error) is not None
         if unusable or not self._is_someone_elses(error, member):
             traceback.print_exception(error)
             if not self._report(error, member):
                 return False
             self._session.wait_aborted(timeout_s=None)
-        self._groups.abort()  # what is queued behind a collective, and copies that wait for it, come to an end
-        with contextlib.suppress(StaleGenerationError, NotFoundError):  # a save that came too late: it never happened
-            member.checkpointer.flush()  # what this rank can offer from memory includes its last save
+        self._groups.abort()  # ends work and copies queued behind a collective
+        with contextlib.suppress(StaleGenerationError, NotFoundError):  # a save that came too late does not count
+            member.checkpointer.flush()  # so that this rank offers its last save
         member.run.drop_aborted()
         self._session.event("aborted", rank=member.environment.rank, step=member.run.step)
         self._live = self._look_at_state(member)
-        # frames of the failed call hold the DDP module, and it the group's sockets and gradient hooks
+        # frames of the failed call hold the DDP module with the group's sockets and gradient hooks
         _forget_frames(error)
         member.run.leave()
         try:
@@ -213,8 +210,11 @@ class _Loop:
         return True
 
     def _look_at_state(self, member: _Member) -> ConsistentStep | None:
-        """The live state, if it is whole. While the groups are still there, as what the script calls its state may ask
-        for them; where it communicates, the error is this rank's answer: it has none to offer."""
+        """Return the live state, if it is complete.
+
+        Called before the groups are closed, because the script's state may use them. If it communicates, it raises, and
+        this rank offers no state.
+        """
         try:
             return member.run.consistent_step()
         except Exception as error:
@@ -225,8 +225,10 @@ class _Loop:
             return None
 
     def _report(self, error: BaseException, member: _Member) -> bool:
-        """Say that this rank has failed. Returns True where the process goes on, False where it must end; not at all
-        where it can do nothing more for its rank and is ended from outside."""
+        """Report this rank's failure; return whether the process continues.
+
+        Never returns if the process is unusable: it is killed from outside.
+        """
         failure = _failure(error, member.run.step + 1)
         stays = self._session.failed(failure)
         if stays and failure.process_unusable:
@@ -246,7 +248,7 @@ class _Loop:
 
 
 def _failure(error: BaseException, step: int) -> c.Failed:
-    """What is reported of an exception in `step`."""
+    """Return the report of an exception in `step`."""
     ours = error if isinstance(error, HyperpodExtError) else None
     hint = ours.hint if ours is not None else ""
     if (cuda_error := unusable_context(error)) is not None:
@@ -263,7 +265,7 @@ def _failure(error: BaseException, step: int) -> c.Failed:
 
 
 def _forget_frames(error: BaseException | None) -> None:
-    """Empty the local variables of every frame that `error`, or what caused it, passed through."""
+    """Clear the local variables of every frame in the tracebacks of `error` and its causes."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -274,7 +276,7 @@ def _forget_frames(error: BaseException | None) -> None:
 
 
 def _name(train: Callable[..., object]) -> str:
-    return getattr(train, "__name__", "the training function")  # objects that can be called have none
+    return getattr(train, "__name__", "the training function")  # callable objects have none
 
 
 def _run_alone(train: Callable[[Run], Result]) -> Result:

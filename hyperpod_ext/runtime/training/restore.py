@@ -1,6 +1,6 @@
-"""What a `Run` needs from outside its process: state from elsewhere, and someone to report to.
+"""A `Run`'s link to the job: restores state from other places, and reports events.
 
-`SoloLink` serves a script started as plain `python`, with nobody else; `JobLink` one that an agent started.
+`SoloLink` is for a script started as plain `python`; `JobLink` for one started by an agent.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from hyperpod_ext.runtime.state.training_state import TrainingState
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What the state was brought to."""
+    """Result of a restore."""
 
     step: int
     extras: dict[str, Any] = field(default_factory=dict)
     bytes_moved: int = 0
-    """Bytes of state that came from other nodes."""
+    """Bytes of state from other nodes."""
     bytes_local: int = 0
-    """Bytes that were read on this one."""
+    """Bytes read on this node."""
     bound: bool = True
-    """False: nothing proves that it is the job's own (see `Snapshot.bound`)."""
+    """False: nothing proves that the job wrote it (see `Snapshot.bound`)."""
 
     @property
     def from_memory(self) -> bool:
-        """Whether it came from a node's memory: this run has begun its steps in other processes."""
+        """Whether the state is from a node's memory, so that this run has begun its steps in other processes."""
         return bool(self.bytes_moved or self.bytes_local)
 
 
 class Link(Protocol):
-    """Restores state and takes reports."""
+    """Restores state, and reports events."""
 
     stop_at_step: StopAtStep
 
@@ -56,11 +56,11 @@ class Link(Protocol):
 
     @property
     def safe_to_commit(self) -> bool:
-        """Whether it has, and the step that is being made can still end as any other."""
+        """Whether the generation has ended, but the current step can still be committed."""
 
 
 class SoloLink:
-    """One process, no agent: starts fresh, reports to nobody."""
+    """One process without an agent: starts fresh, reports nothing."""
 
     def __init__(self) -> None:
         self.stop_at_step = StopAtStep()
@@ -81,7 +81,7 @@ class SoloLink:
 
 
 class JobLink:
-    """Restores what the coordinator decided, generation after generation."""
+    """Restores the coordinator's decision in each generation."""
 
     def __init__(self, session: ControlPlane, rank: int, checkpointer: Checkpointer) -> None:
         self._session, self.rank, self._checkpointer = session, rank, checkpointer
@@ -93,7 +93,7 @@ class JobLink:
     def enter(
         self, decision: Decision, store: PartitionedStore, peers: Mapping[int, tuple[str, int]] | None = None
     ) -> None:
-        """A generation begins; `peers` are the addresses of memory servers, to which more may be added."""
+        """Begin a generation. `peers`: addresses of memory servers; more may be added later."""
         self._decision, self._store, self._peers = decision, store, {} if peers is None else peers
 
     def event(self, event: str, **fields: Any) -> None:
@@ -110,7 +110,7 @@ class JobLink:
     def restore(self, state: TrainingState, extras: Callable[[], dict[str, Any]]) -> Restored:
         assert self._decision is not None, "restore() outside of a generation"
         decision, attempt = self._decision, 1
-        if decision.source(self.rank).kind == "fresh":  # then it is so on every rank
+        if decision.source(self.rank).kind == "fresh":  # then every rank is fresh
             assert self._store is not None
             check_same_data(
                 self._store, self.rank, decision.world_size or len(decision.sources), state.data_positions()
@@ -136,7 +136,7 @@ class JobLink:
     def _try(
         self, state: TrainingState, extras: Callable[[], dict[str, Any]], decision: Decision, attempt: int
     ) -> tuple[Restored | None, str]:
-        """Do this rank's part of `decision`; what went wrong comes back as text, for the vote."""
+        """Restore this rank's part of `decision`; return an error as text, for the vote."""
         try:
             return self._carry_out(state, extras, decision, attempt), ""
         except HyperpodExtError as error:
@@ -145,7 +145,7 @@ class JobLink:
             return None, str(error)
 
     def _of_another_form(self, error: JobFailedError, decision: Decision) -> JobFailedError:
-        """The state of `decision` is whole, and is not what this script can take: an older step is not tried."""
+        """Return the error for a valid state that this script cannot load; older steps are not tried."""
         source = decision.source(self.rank)
         in_memory = f"rank {source.rank}" if source.kind == "live" else f"the memory of node {source.node}"
         place = f"{source.url}/{source.folder}" if source.url else in_memory
@@ -173,9 +173,9 @@ class JobLink:
         return Restored(decision.step, extras() if mine.kind == "self" else {})
 
     def _read(self, sources: Sequence[Source]) -> list[Snapshot]:
-        """Snapshots from the sources' tiers; their manifests are verified, their bytes as they are read."""
+        """Return the snapshots of the sources, with verified manifests; bytes are verified when they are read."""
         found = []
-        if sources[0].kind == "parity":  # of all of them one snapshot is made
+        if sources[0].kind == "parity":  # all sources together give one snapshot
             peers = {source.rank: self._peers[source.node] for source in sources}
             return [self._checkpointer.rebuild(peers, self.rank, sources[0].save_id)]
         for source in sources:
@@ -190,8 +190,10 @@ class JobLink:
         return found
 
     def _with_others(self, found: list[Snapshot], source: Source) -> list[Snapshot]:
-        """`found`; where it is this rank's snapshot alone, with a way to those of the others, which a state that is
-        sharded in another way needs parts of."""
+        """Return `found`, with access to the other ranks' snapshots if it is only this rank's.
+
+        A state that is sharded differently needs parts of them.
+        """
         (own, *rest), world_size = found, int((found[0].manifest or {}).get("world_size", 1))
         if rest or source.kind == "parity" or world_size == 1:
             return found
@@ -205,11 +207,11 @@ class JobLink:
         return [replace(own, others=others)]
 
     def _check_own(self, state: TrainingState, mine: Source, key: str, orders: Sequence[TransferOrder]) -> None:
-        """Refuse to go on from objects that are not what this rank spoke of when it joined, and cannot be made so."""
+        """Check that the objects hold the state that this rank offered when it joined, or load it into new objects."""
         why = ""
         if not _holds(state, mine):
             try:
-                state.adopt()  # built anew: what they replace is still in this process
+                state.adopt()  # new objects: the replaced ones are still in this process
             except JobFailedError as error:
                 why = f" ({error})"
         if _holds(state, mine):
@@ -222,7 +224,7 @@ class JobLink:
     @staticmethod
     def _load(state: TrainingState, snapshots: Sequence[Snapshot], sources: Sequence[Source]) -> Restored:
         state.load(snapshots, lean=True)
-        if sources[0].kind == "parity":  # as many bytes came from each of them
+        if sources[0].kind == "parity":  # equally many bytes from each source
             (one,) = snapshots
             return Restored(one.step, dict(one.extras), one.plan.nbytes * len(sources))
         pairs = list(zip(snapshots, sources, strict=True))
@@ -238,7 +240,7 @@ def _holds(state: TrainingState, mine: Source) -> bool:
 
 
 def orders_for(rank: int, decision: Decision) -> list[TransferOrder]:
-    """Which parts of its live state `rank` sends to whom."""
+    """Return the parts of its live state that `rank` must send."""
     return [
         TransferOrder(receiver, part, len(sources))
         for receiver, sources in decision.sources.items()

@@ -1,4 +1,4 @@
-"""`Run`: what a training function is given. It stays the same object through every fault of its process."""
+"""`Run`: the argument of a training function. It stays the same object for the life of its process."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ Kept = TypeVar("Kept")
 
 @dataclass
 class _Kept:
-    """What a call of `run.keep` returned, and the process groups it made."""
+    """Result of a call of `run.keep`, with the process groups that it made."""
 
     value: Any
     made: meshes.Made
     group: tuple[int, int]
-    """Rank and world size that it was built for."""
+    """Rank and world size at its creation."""
 
     @property
     def is_of_one_world(self) -> bool:
@@ -64,9 +64,9 @@ _RESERVED = {
 class Run:
     """One rank's view of the job.
 
-    A training function calls, in this order: `keep` to build what survives faults, `restore` to bring
-    it to the newest step that every rank can have, `data_parallel` to wrap the model, and `steps` to
-    loop. After a fault it is called again, with the same `Run`.
+    A training function calls, in this order: `keep` to build objects that survive faults, `restore` to load the newest
+    step that is available to every rank, `data_parallel` to wrap the model, and `steps` to loop. After a fault it is
+    called again, with the same `Run`.
     """
 
     def __init__(
@@ -80,15 +80,15 @@ class Run:
     ) -> None:
         self.config = config
         self.rank = rank
-        """Of an elastic job, it may be another one in the next call of the training function; so may `world_size`."""
+        """Rank. In an elastic job, rank and `world_size` may differ in the next call of the training function."""
         self.local_rank = local_rank
         self.world_size = world_size or config.world_size
         self.full_size = self.world_size
-        """Ranks that there are when none is missing: with `restart.policy: continue` there may be fewer for a while."""
+        """Number of ranks if none is missing: with `restart.policy: continue` there may be fewer for a while."""
         self.generation = 0
-        """Rises at each fault; 1 in an undisturbed run."""
+        """Number of the generation: 1 at first, incremented at each fault."""
         self.step = 0
-        """Newest step that is committed on this rank."""
+        """Newest step committed on this rank."""
         self._link = link
         self._policy = config.checkpoint
         self._checkpointer = checkpointer
@@ -97,15 +97,15 @@ class Run:
         self._cursor = 0
         self.early_steps = EarlySteps()
         self._held: dict[tuple[int, int], list[meshes.GroupHolder]] = {}
-        """Where groups were, by the rank and world size that they were made for."""
+        """Holders of removed groups, by rank and world size of the groups."""
         self._state: TrainingState | None = None
         self._restored = False
         self.groups_asleep: Callable[[], frozenset[str] | None] = lambda: None
-        """Names of groups that are kept from a former generation, and not in use; None: groups do not outlive one."""
+        """Returns the names of unused groups from earlier generations; None: groups do not outlive a generation."""
         self.device_steps = DeviceSteps()
-        """What is done of what the loop has called."""
+        """Progress of the device behind the loop."""
         self._unreported: deque[tuple[int, dict[str, Any]]] = deque()
-        """Steps that are not known to be done, with what is reported of each once they are."""
+        """Steps that the device may not have finished, with the fields of their later events."""
         self._captured: tuple[CapturedState, ConsistentStep] | None = None
         self._saved = -1
         """Step of the last snapshot."""
@@ -114,30 +114,30 @@ class Run:
         self._loop: Callable[[], Generator[int, None, None] | None] = lambda: None
         """The newest loop over steps of this generation."""
         self._in_training = False
-        """Whether the training function runs, so that a step can still end."""
+        """Whether the training function is running, so that a step can still end."""
         self._left_step = 0
-        """Step that the newest loop was in when it was left; 0: none."""
+        """Step in which the newest loop was left; 0: none."""
         self._not_raised: Exception | None = None
-        """Error of the last step of a loop that was closed."""
+        """Error of the last step of a closed loop, to be raised later."""
         self._reported_kept: dict[str, Any] = {}
-        """What was last reported of what snapshots hold."""
+        """Last reported contents of snapshots."""
         self._objects: dict[str, Stateful] = {}
-        """What was handed to `restore`."""
+        """Objects passed to `restore`."""
         self._wrapped: list[tuple[str, DistributedDataParallel]] = []
-        """Wrappers of this generation, by the names of their layouts."""
+        """Wrappers of this generation, with the names of their layouts."""
         self._order_matters: list[bool] = []
-        """Of each wrapper of this generation: whether its sums of gradients depend on their order."""
+        """For each wrapper of this generation, whether its gradient sums depend on their order."""
         self._layouts: dict[str, buckets.Buckets] = {}
         self._layouts_since: dict[str, int] = {}
-        """Step that each became known after: where that is made again, so is the layout."""
+        """Step after which each layout became known; if the step is repeated, so is the layout."""
         self._gradients: gradients.Ranges = []
-        """Which ones existed at the last commit."""
+        """Parameters with gradients at the last commit."""
         self._changes: Changes = {}
-        """What training had changed of the objects at the last commit, besides values."""
+        """Changes of the objects, besides values, at the last commit."""
         self._metrics: dict[str, float | None] = {}
         self._in_step = False
         self._last_total = 0
-        """What the newest loop over steps counts to, in this call of the training function; 0: there was none."""
+        """`total` of the newest loop in this call of the training function; 0: none."""
         self._began = 0
         self._blocked = 0.0
         """Seconds of this step in which the training thread waited for a snapshot."""
@@ -159,21 +159,21 @@ class Run:
         return self.config.global_batch_size // self.world_size
 
     def keep(self, build: Callable[[], Kept]) -> Kept:
-        """What `build` returns, built once in this process and kept through faults.
+        """Return the result of `build`, built once in this process and kept through faults.
 
-        Random numbers drawn in it, and from then on until the first step, follow from the job's seed alone: every rank
-        has the same, of torch, Python and numpy, and has them again after a fault. Process groups
-        and device meshes that it makes are made again after a fault, behind the objects that hold them. A `build`
-        that communicates is called again on every rank, and what it returns takes over the state of what it made
-        before. So is one that made shards, meshes or groups, when the job goes on with another number of ranks.
+        Random numbers of torch, Python and numpy drawn in `build`, and until the first step, depend only on the job's
+        seed: they are equal on every rank, and again after a fault. Process groups and device meshes made by `build`
+        are made again after a fault, inside the objects that hold them. A `build` that communicates is called again on
+        every rank, and its result gets the old result's state. So is one that made shards, meshes or groups, if the job
+        continues with another number of ranks.
         """
         world = self._world
         known = self._kept[self._cursor] if self._cursor < len(self._kept) else None
         if known is not None and known.group != world and known.is_of_one_world:
-            known.value, known = None, None  # two of them may not fit into memory
+            known.value, known = None, None  # memory may not suffice for two
             self._held = {world: self._held.get(world, [])}
             if self._state is not None and self._state.is_sharded:
-                self._state.forget()  # its parts come from what was saved
+                self._state.forget()  # to be restored from snapshots
         if known is None or known.made.talked or not meshes.can_be_kept():
             seed_step(self.config.seed, 0, -1)
             with meshes.recording() as made, self.early_steps.allowed():
@@ -184,20 +184,20 @@ class Run:
             known.value, known.group = meshes.of_now(known.value), world
         self._give_back()
         self._cursor += 1
-        # what is drawn from here on is the same whether it was built or kept
+        # later random numbers are the same whether it was built or kept
         seed_step(self.config.seed, 0, self._cursor)
         return self._kept[self._cursor - 1].value  # type: ignore[no-any-return]  # what build returned
 
     def restore(self, *, cast: bool = False, **objects: Stateful) -> int:
-        """Name the objects that make up the state, and bring them to the step the job goes on from.
+        """Register the objects that make up the state, and load the restored step into them.
 
         Collective: every rank takes part, with the same names. Returns the step; 0 at the very start. A module's tensor
-        that was built with another type than a checkpoint has is refused; `cast`: it keeps its type, and the
-        checkpoint's values are converted.
+        with another type than in the checkpoint is refused; with `cast` it keeps its type, and the checkpoint's values
+        are converted.
 
         Raises:
             JobFailedError: an object cannot be saved, or was built differently on this rank.
-            MemoryTierFullError: the memory tier has no room for snapshots of them.
+            MemoryTierFullError: the memory tier has no room for snapshots of the objects.
         """
         if self._restored:
             raise JobFailedError(
@@ -209,7 +209,7 @@ class Run:
             objects, before=self._state, may_change=self._may_change, before_change=self._wait_staged, cast=cast
         )
         self._objects = objects
-        self._state = state  # from here on what was whole before may be half overwritten
+        self._state = state  # from here on, the old state may be overwritten in part
         with self.early_steps.allowed():
             restored = self._link.restore(state, self._extras)
         state.set_flags(restored.extras.get("changes", {}))
@@ -234,10 +234,11 @@ class Run:
     def data_parallel(self, module: torch.nn.Module, **options: Any) -> DistributedDataParallel: ...
 
     def data_parallel(self, module: torch.nn.Module, *, reproducible: bool = False, **options: Any) -> Any:
-        """`DistributedDataParallel(module, **options)` that adds gradients in the same order after a fault as before.
+        """Return `DistributedDataParallel(module, **options)` that adds gradients in the same order after a fault.
 
-        Ranks agree on the values already, so the first broadcast is left out except at the very start.
-        reproducible: instead, sum gradients so that their order does not matter, and weights are the same bits for any
+        The first broadcast is left out except at the very start: ranks already have equal values.
+
+        reproducible: instead, sum gradients independently of their order, so that weights are the same bits for any
         number of ranks; for FSDP2 modules, too. Call `reduce()` of the result before the optimizer's step.
         """
         options.setdefault("init_sync", self.step == 0)
@@ -257,15 +258,15 @@ class Run:
         return wrapped
 
     def steps(self, total: int) -> Iterator[int]:
-        """Yield the steps that are still to be made, counted from 1 to `total`, the steps of the whole job.
+        """Yield the remaining steps, counted from 1 to `total`, the number of steps of the whole job.
 
         Call it once; in a loop over epochs, let `total` grow: `run.steps((epoch + 1) * steps_per_epoch)`. A step is
-        committed when the loop body for it has ended, also if `zip` finds the end of something else then; a step that
-        is left by `break` is not. Before each, the global random generators are set from (seed, step, rank).
+        committed when its loop body has ended, also if another iterator of a `zip` ends then; a step left by `break` is
+        not. Before each step, the global random generators are seeded from (seed, step, rank).
         """
         loop = self._steps(total)
         self._loop = weakref.ref(loop)
-        # a `zip` whose other part is empty would never start it
+        # a `zip` with an empty iterator would never start it
         return iter(list(loop)) if self._restored and total <= self.step else loop
 
     def _steps(self, total: int) -> Generator[int, None, None]:
@@ -286,7 +287,7 @@ class Run:
         self.early_steps.end()
         self._watchdog.begin_steps()
         self._began = self.step
-        # what goes with the loop is searched for at a job's start alone: after a fault the milliseconds count
+        # search for the loop's other iterators only at a job's start: after a fault the milliseconds count
         self._unsaved.begin(self._loop if self.step == 0 else lambda: None)
         self._commit(self.step)
         self._see_unsaved(sys._getframe().f_back)
@@ -309,7 +310,7 @@ class Run:
                 if self._is_complete(places):
                     self._end_closed(step, total, began)
                 else:  # by `break`
-                    self._wait_staged()  # changes of the state from here on are not reported
+                    self._wait_staged()  # later changes of the state are not reported
                     self._left_step = step
                 raise
             finally:
@@ -318,15 +319,15 @@ class Run:
         self._end_steps(total)
 
     def _end_step(self, step: int, total: int, began: float, frame: FrameType | None) -> None:
-        """Commit a step whose body has ended. `frame`: the one that runs the loop."""
+        """Commit a step after its body. `frame`: the frame of the loop."""
         self._watchdog.end_step()
         try:
             self._commit(step)
         except Exception:
-            if self.step == step:  # a save that fails does not undo the step: others may go on from it
-                self._tell(step, total, began)
+            if self.step == step:  # a failed save does not undo the step: others may restore it
+                self._report_step(step, total, began)
             raise
-        self._tell(step, total, began)
+        self._report_step(step, total, began)
         if self.step == step:
             self._see_unsaved(frame)
         self._stop_after(step)
@@ -336,16 +337,18 @@ class Run:
         self._wait_staged()
         self._watchdog.end_steps()
         self._save_last()
-        seed_step(self.config.seed, total + 1, self.rank)  # what follows the loop repeats exactly, too
+        seed_step(self.config.seed, total + 1, self.rank)  # code after the loop repeats exactly, too
 
     def _is_complete(self, places: Sequence[tuple[FrameType, int]]) -> bool:
-        """Whether the body of the step ended before the loop was closed, as in `zip(range(9), run.steps(9))`: the loop
-        is where it was when it drew the step, and the step has changed the state."""
+        """Return whether the step's body ended before the loop was closed, as in `zip(range(9), run.steps(9))`.
+
+        Then the calling frames are at the same instruction as at the start of the step, and the state has changed.
+        """
         stands = bool(places) and all(frame.f_lasti == place for frame, place in places)
         return stands and self._in_training and self._state is not None and self._state.consistent_step() is None
 
     def _end_closed(self, step: int, total: int, began: float) -> None:
-        """Commit the last step of a loop that was closed. Python drops exceptions there, so raise them later."""
+        """Commit the last step of a closed loop. Python drops exceptions there, so keep them to raise later."""
         try:
             self._end_step(step, total, began, None)
             self._end_steps(total)
@@ -358,16 +361,19 @@ class Run:
             raise error
 
     def leave_out(self, *objects: Any) -> None:
-        """These change from step to step, and need no snapshot: the script brings them to `run.step` by itself, or
-        training does not depend on them. A text is a name, as the log names it. Call it before `steps`."""
+        """Declare that objects need no snapshot although they change from step to step.
+
+        The script must restore them to `run.step` itself, or training must not depend on them. A text is a name from
+        the log. Call it before `steps`.
+        """
         self._unsaved.leave_out(objects)
 
     def guard(self, loss: torch.Tensor) -> None:
-        """Have the NaN guard look at `loss` too, before its backward pass, so that it can name the rank."""
+        """Let the NaN guard check `loss`, too, before its backward pass, so that it can name the rank."""
         self._watchdog.see(loss)
 
     def log(self, **metrics: float | torch.Tensor) -> None:
-        """Record numbers: of the step being made, or, after the loop, of the whole run. NaN becomes null."""
+        """Record metrics of the current step, or, after the loop, of the whole run. NaN becomes null."""
         if captured := sorted(_RESERVED & set(metrics)):
             raise JobFailedError(
                 f"log({captured[0]}=...): that name is the event log's own", hint="Choose another name."
@@ -383,12 +389,12 @@ class Run:
     def enter(
         self, generation: int, *, fresh: bool, memory_every: int | None = None, full_size: int | None = None
     ) -> None:
-        """A generation begins.
+        """Begin a generation.
 
         Args:
-            fresh: no state anywhere, so what was kept may be half-changed; build it anew.
-            memory_every: steps between two snapshots in memory, as every rank is told; None: as the spec says.
-            full_size: ranks that there are when none is missing; None: none is.
+            fresh: no rank has a state, so kept objects may be half-changed; build them again.
+            memory_every: steps between two snapshots in memory, the same on every rank; None: the spec's value.
+            full_size: number of ranks if none is missing; None: none is missing.
         """
         self.generation, self.full_size, self._order_matters = generation, full_size or self.world_size, []
         fewer = self.config.restart.policy == "continue" and self.config.restart.samples == "fewer"
@@ -398,13 +404,13 @@ class Run:
         self._watchdog.enter(generation)
         self._cursor, self._restored, self._in_step, self._last_total = 0, False, False, 0
         self._in_training, self._left_step, self._not_raised = True, 0, None
-        self._saved = -1  # what is made again is another snapshot, or none
+        self._saved = -1  # a repeated step needs a new snapshot
         if fresh:
             self._kept, self._held, self._state, self.step = [], {}, None, 0
         seed_step(self.config.seed, 0, 0)
 
     def move(self, rank: int, world_size: int) -> None:
-        """This process is another rank from now on, or one among another number of ranks."""
+        """Change this process's rank or world size."""
         self.let_go()
         self.rank, self.world_size = rank, world_size
         self._watchdog.close()
@@ -412,8 +418,7 @@ class Run:
         meshes.forget_rank()
 
     def drop_aborted(self) -> None:
-        """The generation's collectives are aborted. Wait for what is queued, which changes the state until it is done;
-        from here on `step` is the newest that counts."""
+        """Wait for queued work after the abort of collectives, and set `step` to the newest valid step."""
         self._in_training = False
         self.device_steps.wait()
         self._report_done()
@@ -422,11 +427,11 @@ class Run:
         self._layouts = {i: each for i, each in self._layouts.items() if self._layouts_since.get(i, 0) <= self.step}
 
     def check_returned(self, name: str) -> None:
-        """The training function `name` has returned.
+        """Check the run after the training function `name` has returned.
 
         Raises:
-            JobFailedError: it has not called `restore`: the others wait for its state.
-            Exception: the commit of its last step failed.
+            JobFailedError: the function has not called `restore`, so that other ranks wait for its state.
+            Exception: the commit of the last step failed.
         """
         self._in_training = False
         if (loop := self._loop()) is not None:
@@ -445,14 +450,14 @@ class Run:
             )
 
     def leave(self) -> None:
-        """A generation is over: let go of its process groups, wherever they are held."""
+        """Leave a generation: remove its process groups from all objects that hold them."""
         self._watchdog.leave()
         self._unsaved.leave()
         self._wrapped = []
         self._let_go(groups_last=self.groups_asleep() is not None)
 
     def let_go(self) -> None:
-        """Groups that outlived a generation are this rank's no more: let go of them, too."""
+        """Also remove groups that have outlived a generation: this rank no longer belongs to them."""
         if self.groups_asleep() is not None:
             self._let_go(groups_last=False)
 
@@ -464,20 +469,23 @@ class Run:
         return self.rank, self.world_size
 
     def _give_back(self) -> None:
-        """Groups to what was made for this world. What was made for another one is built anew, unless that other world
-        comes back first: the one between may have ended before the training function was called."""
+        """Set the new groups in the objects made for this rank and world size.
+
+        Holders of another world size are kept in case it comes back: the one between may have ended before the training
+        function was called.
+        """
         held = self._held.get(self._world, [])
         self._held[self._world] = meshes.give_back(held, self.groups_asleep() or ())
 
     def consistent_step(self) -> ConsistentStep | None:
-        """The live state, if it is whole: what this rank can offer to others."""
+        """Return the live state, if it is complete and can be offered to other ranks."""
         consistent = self._state.consistent_step() if self._state is not None else None
         if consistent and self._checkpointer is not None and self._checkpointer.differing(consistent.save_id):
             return None
         return consistent if consistent is not None and consistent.step <= self.device_steps.finished() else None
 
     def digest(self) -> str:
-        """SHA-256 of the registered state; empty when nothing was registered."""
+        """Return the SHA-256 of the registered state; empty without a state."""
         self._watchdog.done()
         return self._state.digest() if self._state is not None else ""
 
@@ -487,7 +495,7 @@ class Run:
             self._unsaved.see(frame, kept, self._objects, self._captured[0].parts.tensors)
 
     def _report_kept(self) -> None:
-        """What snapshots hold is the same on all ranks; one says it, once."""
+        """Report the contents of snapshots, from rank 0 and only after changes."""
         kept = {
             "objects": {name: type(each).__name__ for name, each in self._objects.items()},
             "left_out": self._unsaved.left_out,
@@ -501,8 +509,8 @@ class Run:
             lists = {"objects": names, "descriptive": descriptive, "unseeded": unseeded}
             self._link.event("unsaved", rank=self.rank, **lists)
 
-    def _tell(self, step: int, total: int, began: float) -> None:
-        """Report a step, and what of its time was not spent on it."""
+    def _report_step(self, step: int, total: int, began: float) -> None:
+        """Report a step, with its times for data and snapshots."""
         waited: dict[str, float] = {
             "data_s": round(self._watchdog.data_s, 6),
             "checkpoint_s": round(self._blocked, 6),
@@ -513,24 +521,24 @@ class Run:
         self._report_done()
 
     def _report_done(self) -> None:
-        """Report those steps that are done: one that is queued may yet be aborted."""
+        """Report the finished steps: queued steps may still be aborted."""
         steps = self.device_steps
         while self._unreported and (steps.device is None or self._unreported[0][0] <= steps.finished()):
             step, fields = self._unreported.popleft()
             self._link.event("step", rank=self.rank, step=step, **fields)
 
     def _wait_done(self) -> None:
-        """Wait until the device has done what was called.
+        """Wait until the device has done all queued work.
 
         Raises:
-            AbortedError: some of it was aborted.
+            AbortedError: some work was aborted.
         """
         if not self.device_steps.wait():
             raise AbortedError(f"generation {self.generation} is over")
         self._report_done()
 
     def _leave_if_over(self) -> None:
-        """A reduction is due that cannot be: the micro-batches that are left would be made in vain.
+        """Stop between micro-batches: without a later reduction, the rest of the step is useless.
 
         Raises:
             AbortedError: the generation is over.
@@ -541,7 +549,7 @@ class Run:
     def _refuse_shards(self, sharing: str) -> None:
         """
         Raises:
-            JobFailedError: the others cannot go on without a rank that holds what no other has.
+            JobFailedError: ranks hold shards, so the others cannot continue without a lost rank.
         """
         if self.config.restart.policy == "continue" and ("shard" in sharing or ":" in sharing):
             raise JobFailedError(
@@ -551,23 +559,23 @@ class Run:
             )
 
     def _may_change(self) -> None:
-        """An optimizer is about to change the state.
+        """Allow an optimizer to change the state.
 
         Raises:
-            AbortedError: on garbage, as collectives were aborted.
+            AbortedError: collectives were aborted, so its gradients are invalid.
         """
         if not self.device_steps.may_change():
             raise AbortedError(f"generation {self.generation} is over")
 
     def _follow_device(self, device: Device | None) -> None:
-        """The state is changed by this device, from here on."""
+        """Set the device that changes the state from now on."""
         self.device_steps.follow(device, self.step)
         self._watchdog.runs_ahead = device is not None
         if self._checkpointer is not None:
             self._checkpointer.follow(device, self.device_steps.is_good)
 
     def _commit(self, step: int) -> None:
-        """Declare `step` whole on this rank, and snapshot it when one is due."""
+        """Commit `step` on this rank, and make a snapshot if one is due."""
         if self._state is None or (step > self._began and self._state.accumulates()):
             return
         if step > 0:
@@ -575,10 +583,10 @@ class Run:
                 if name not in self._layouts and (layout := buckets.layout_of(wrapped)) is not None:
                     self._layouts[name], self._layouts_since[name] = layout, step
         overlaps = self._state.tells_of_changes and (self._state.is_reported or step == self._began)
-        at_once = step == 0 or not overlaps  # one that changes while it is copied is given up, and step 0 is the first
+        at_once = step == 0 or not overlaps  # a copy of changing tensors is dropped, and step 0 must have one
         captured = self._state.take(step_ended=True)
         self.device_steps.queue(step)
-        if captured.own or self._watchdog.compares(step):  # what tensors hold is read
+        if captured.own or self._watchdog.compares(step):  # reads the tensors
             self._wait_done()
         self._watchdog.compare(step, captured)
         sharing = captured.sharing()
@@ -594,7 +602,7 @@ class Run:
     def _save(
         self, captured: CapturedState, consistent: ConsistentStep, *, at_once: bool, when_busy: WhenBusy | None = None
     ) -> bool:
-        """Whether there is a snapshot of it now: one may be skipped."""
+        """Save a snapshot; return False if it was skipped."""
         if self._checkpointer is None:
             return False
         own, began = {id(tensor) for tensor in captured.own}, time.monotonic()
@@ -614,10 +622,10 @@ class Run:
         return saved
 
     def _stop_after(self, step: int) -> None:
-        """Where all ranks have agreed to, let the job go on as another world.
+        """Stop after the step at which all ranks have agreed to stop for a resize.
 
         Raises:
-            AbortedError: it does; the training function is called again.
+            AbortedError: the job continues with other nodes; the training function is called again.
         """
         stop_at_step = self._link.stop_at_step
         if not stop_at_step.stops_after(step, consistent=self.step == step):
@@ -629,7 +637,7 @@ class Run:
             and self._captured is not None
             and (stop_at_step.ends or self._captured[1].world_size)
         ):
-            if self._saved != step:  # others cut their parts from it
+            if self._saved != step:  # other ranks need parts of it
                 self._save(
                     *self._captured, at_once=True, when_busy=self._never_skipped if stop_at_step.ends else "wait"
                 )
@@ -639,7 +647,7 @@ class Run:
             raise AbortedError(f"generation {self.generation} is over: the job goes on with other nodes")
 
     def _save_last(self) -> None:
-        """The last step goes to the durable tiers before the job ends: where none was due, it has a snapshot now."""
+        """Save the last step, if not yet saved, for its upload to the durable tiers before the job ends."""
         if self._checkpointer is not None and self._state is not None and self._policy.durable():
             if (
                 self._captured is not None
@@ -652,18 +660,18 @@ class Run:
 
     @property
     def _never_skipped(self) -> WhenBusy | None:
-        """What a save does that is needed more than those before it, where no slot is free; None: as others do."""
+        """`when_busy` of a save that must not be skipped; None: the default."""
         return "wait" if self._policy.when_busy == "skip" else None
 
     def _see_saved(self) -> None:
-        """No save follows soon: wait until the last one is sealed. It is made again where its memory server ends."""
+        """Wait until the last save is sealed; repeat the save if its memory server ends."""
         if self._checkpointer is None or self._captured is None or self._saved != self.step:
             return
         while not self._checkpointer.flush():
             self._save(*self._captured, at_once=True, when_busy="wait")
 
     def _wait_staged(self) -> None:
-        """The state is about to change: what is still being copied of it must be copied first."""
+        """Wait for the running copy of the state before the state changes."""
         if self._checkpointer is not None:
             began = time.monotonic()
             if not self._checkpointer.wait_staged():
@@ -675,18 +683,18 @@ class Run:
 
 
 def _uneven(batch: int, ranks: int) -> int:
-    """The largest number of ranks, up to `ranks`, that `batch` samples do not divide among; 0: there is none."""
+    """Return the largest number of ranks, up to `ranks`, that does not divide `batch`; 0 if all do."""
     return next((count for count in range(ranks, 0, -1) if batch % count), 0)
 
 
 def _number(value: float | torch.Tensor) -> float | None:
-    """A number as JSON has them: NaN and infinities become null."""
+    """Return a number for JSON: NaN and infinities become None."""
     number = float(value)
     return number if math.isfinite(number) else None
 
 
 def _places(frame: FrameType | None) -> list[tuple[FrameType, int]]:
-    """The functions that are being called, each with its place, but for generators: those may end with the loop."""
+    """Return the calling frames with their instructions, without generators, which may end with the loop."""
     found = []
     while frame is not None and not is_ours(str(frame.f_globals.get("__name__"))):
         if not frame.f_code.co_flags & inspect.CO_GENERATOR:

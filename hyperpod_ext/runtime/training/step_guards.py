@@ -1,6 +1,6 @@
-"""What goes along with a run's steps: its heartbeat, the NaN guard, the comparison of replicas, rehearsed faults.
+"""Guards of a run's steps: heartbeat, NaN guard, comparison of replicas, rehearsed faults.
 
-All of it in one place, so that `Run` has one thing to tell of each moment.
+`Watchdog` combines them, so that `Run` calls one object at each event.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hyperpod_ext.runtime.state.training_state import CapturedState
 
 
 class GuardReports(Protocol):
-    """Where reports go."""
+    """Sends events, and shows the state of the generation."""
 
     @property
     def over(self) -> bool:
@@ -34,19 +34,19 @@ class GuardReports(Protocol):
 
     @property
     def safe_to_commit(self) -> bool:
-        """Whether it has, and the step that is being made can still end as any other."""
+        """Whether the generation has ended, but the current step can still be committed."""
 
     def event(self, event: str, **fields: Any) -> None: ...
 
 
 @functools.cache
 def progress_of_this_process() -> Progress:
-    """One a process: its page, its thread."""
+    """Return the one Progress of this process, with its page and thread."""
     return Progress()
 
 
 class Watchdog:
-    """Told of each moment of one rank's run."""
+    """Calls the guards at each event of one rank's run."""
 
     def __init__(
         self, config: RuntimeConfig, rank: int, reports: GuardReports, checkpointer: Checkpointer | None
@@ -58,48 +58,47 @@ class Watchdog:
         self._generation = 0
         self._reported_in = 0
         self.runs_ahead = False
-        """Whether a device works behind the loop: that no collective is being called does not mean that none is under
-        way."""
+        """Whether an asynchronous device runs behind the loop, so that collectives may be running at any time."""
         self._injector: Injector | None = None
-        if checkpointer is not None:  # a job: alone, there is nobody to recover
+        if checkpointer is not None:  # in a job: alone, there is nothing to recover
             self._injector = Injector(armed_faults(config), rank, run_dir_of(), self)
 
     @property
     def data_s(self) -> float:
-        """Seconds from the beginning of this step to its first forward pass; 0 where that is not seen."""
+        """Seconds from the start of this step to its first forward pass; 0 if unknown."""
         return self._progress.data_s
 
     def close(self) -> None:
-        """Let go of the objects; another one takes this one's place."""
+        """Release the objects, before another Watchdog replaces this one."""
         self._nan.close()
         self._progress.listener = None
 
     def enter(self, generation: int) -> None:
-        """A generation begins."""
+        """Begin a generation."""
         self._generation = generation
         broken_waits.forget()
         self._progress.enter(generation)
 
     def attach(self, objects: Mapping[str, object]) -> None:
-        """These make up the state."""
+        """Set the objects that make up the state."""
         self._objects = objects
         self._progress.follow(objects.values())
         self._nan.attach(objects)
 
     def see(self, loss: torch.Tensor) -> None:
-        """A loss, before its backward pass."""
+        """Check a loss before its backward pass."""
         self._nan.see(loss)
 
     def begin_steps(self) -> None:
-        """The loop begins. Raises like `begin_step`."""
+        """Begin the loop. Raises like `begin_step`."""
         self._check_over()
 
     def begin_step(self, step: int) -> None:
-        """A step begins.
+        """Begin a step.
 
         Raises:
             AbortedError: the generation is over, and the training function has not noticed.
-            SystemExit: it has been told so before, and went on.
+            SystemExit: the function has ignored an AbortedError.
         """
         self._check_over(between_steps=True)
         self._arm()
@@ -107,25 +106,23 @@ class Watchdog:
         self._nan.begin_step(step)
 
     def end_step(self) -> None:
-        """The loop body of a step has ended; it is about to be committed. Raises like `begin_step`, and ConnectionError
-        where the error of a collective was swallowed."""
-        if (
-            self.runs_ahead or not self._reports.safe_to_commit
-        ):  # else others may have no other copy of what this rank has made
+        """End a step, before its commit. Raises like `begin_step`, and ConnectionError if the script swallowed the
+        error of a collective."""
+        if self.runs_ahead or not self._reports.safe_to_commit:  # otherwise other ranks may need this rank's step
             self._check_over()
         self._check_swallowed()
         self._nan.end_step()
         self._progress.mark(Phase.CHECKPOINT)
 
     def compares(self, step: int) -> bool:
-        """Whether ranks compare what they hold after this step."""
+        """Return whether ranks compare their states after this step."""
         return is_due(step, self._config.restart.compare_replicas_every)
 
     def compare(self, step: int, captured: CapturedState) -> None:
-        """See whether ranks agree on what they hold, when that is due. Collective.
+        """Compare the ranks' states, if due. Collective.
 
         Raises:
-            ReplicasDifferError: they do not.
+            ReplicasDifferError: the states differ.
         """
         if not self.compares(step):
             return
@@ -134,19 +131,19 @@ class Watchdog:
             check_replicas(step, captured, sharing.ranks)
 
     def end_steps(self) -> None:
-        """The last step is made."""
+        """End the steps, after the last one."""
         self._progress.mark(Phase.AFTER)
 
     def done(self) -> None:
-        """The training function has returned."""
+        """Mark the end of the training function."""
         self._progress.mark(Phase.DONE)
 
     def leave(self) -> None:
-        """A generation is over, and let go of."""
+        """Leave a generation."""
         self._progress.mark(Phase.AWAY)
 
     def _arm(self) -> None:
-        """Faults that can be ordered while the job runs need someone to look; where none can, nobody is asked."""
+        """Start the injector once there are faults in the spec or orders; without any, steps cost nothing more."""
         if self._injector is None or self._progress.listener is not None:
             return
         if self._injector or self._progress.has_orders:
@@ -154,28 +151,28 @@ class Watchdog:
             self._progress.listener = self._injector
 
     def _check_swallowed(self) -> None:
-        """Refuse to commit what a collective has not finished: its error was raised, and the training function went on.
+        """Refuse to commit a step in which the training function has swallowed the error of a collective.
 
         Raises:
-            AbortedError: it was for a fault that is known.
-            ConnectionError: it is not known yet, and the loop asks for it.
+            AbortedError: the error's fault is known.
+            ConnectionError: the fault is not known yet; the loop waits for it.
         """
         if why := broken_waits.first():
             self._check_over()
             raise ConnectionError(f"{why} (raised within step {self._progress.step}, and swallowed there)")
 
     def _check_over(self, *, between_steps: bool = False) -> None:
-        """Stop a training function that has not noticed the end of its generation: what it does now goes nowhere.
+        """Stop a training function that has not noticed the end of its generation: its work is useless.
 
-        It may have made no collective since, or have caught our exception: nobody can tell here. Between two steps
-        there is nothing to be said of it.
+        It may have called no collective since, or have caught our exception. Between two steps, stop it without an
+        event.
         """
         if not self._reports.over:
             return
         self._progress.listener = None
         why = f"generation {self._generation} is over"
         if self._reported_in == self._generation:
-            raise SystemExit(why)  # passes through `except Exception`, and the loop takes it for what it is
+            raise SystemExit(why)  # passes through `except Exception`; the loop handles it like an abort
         self._reported_in = self._generation
         if not between_steps:
             self._reports.event("given_up", rank=self._rank, step=self._progress.step)

@@ -1,7 +1,7 @@
-"""Conversion beside training: one process of the node converts, all ranks read what is finished.
+"""Conversion during training: one process of the node converts, and all ranks read the finished part.
 
-Every rank calls `follow`. One of them gets the store's lock and starts the converter; the others stand by, and go on
-where it ended if it dies with its rank. The converter hands its lock to nobody: the kernel does.
+Every rank calls `follow`. One rank gets the store's lock and starts the converter; the others wait for the lock, and
+continue the conversion if the converter dies with its rank. The kernel releases the lock.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def follow(
     on_bytes: Callable[[int], None] = lambda nbytes: None,
     **options: Any,
 ) -> Conversion:
-    """The store of a dataset while it is converted; at once if it is there already.
+    """Return the conversion of a dataset, running unless the store is finished.
 
-    `options` are those of `Recipe`. A tokenizer that has no name is a function of this process, and converts in a
-    thread of it; all others convert in a process of their own, at low priority.
+    `options` are those of `Recipe`. A tokenizer without a name is a function of this process, and converts in a thread;
+    all others convert in a separate process, at low priority.
 
     Raises:
-        ConfigError, NotFoundError: the dataset cannot be read as it was asked.
+        ConfigError, NotFoundError: the dataset cannot be read with these options.
     """
     many = [sources] if isinstance(sources, str | Path) else sources
     prepared = prepare(Recipe(tuple(map(str, many)), **options), place)
@@ -53,7 +53,7 @@ def follow(
 
 
 class Conversion:
-    """A conversion that may still run, and its store."""
+    """A conversion that may still be running, and its store."""
 
     def __init__(self, prepared: Prepared, budget_bytes: int | None, on_bytes: Callable[[int], None]) -> None:
         self.folder = prepared.folder
@@ -64,14 +64,14 @@ class Conversion:
         self._stopped = False
 
     def start(self) -> None:
-        """Convert, or stand by for whoever does."""
+        """Convert, or wait to continue another process's conversion."""
         make_folder(self.folder)
-        # the converter is told of the death of the thread that started it, so this one lives as long as it
+        # the converter dies with the thread that started it, so this thread lives as long
         self._thread = threading.Thread(target=self._watch, name="hpx-convert", daemon=True)
         self._thread.start()
 
     def store(self, timeout_s: float = 60.0) -> TokenStore:
-        """The store as far as it is; it may have no segment yet.
+        """Return the unfinished store; it may have no segment yet.
 
         Raises:
             HyperpodExtError: the conversion failed.
@@ -80,21 +80,21 @@ class Conversion:
         return TokenStore(self.folder)
 
     def wait(self, timeout_s: float | None = None) -> TokenStore:
-        """The finished store.
+        """Wait for the finished store and return it.
 
         Raises:
             HyperpodExtError: the conversion failed.
-            WaitTimeoutError: it still runs.
+            WaitTimeoutError: the conversion is still running.
         """
         self._until(lambda: (self.folder / DONE).exists() and not self._converts(), timeout_s)
         return TokenStore(self.folder)
 
     def _converts(self) -> bool:
-        """Whether a converter of ours runs: it holds the store's lock to its end."""
+        """Return whether this object's converter is running: it holds the store's lock until its end."""
         return self._process is not None and self._thread is not None and self._thread.is_alive()
 
     def stop(self) -> None:
-        """End the converter if it is ours; what it published stays, and is gone on from."""
+        """Kill this object's converter. Published segments stay, and a later conversion continues after them."""
         self._stopped = True
         if (process := self._process) is not None:
             process.kill()
@@ -115,7 +115,7 @@ class Conversion:
     def _watch(self) -> None:
         lock = FileLock(self.folder / LOCK)
         try:
-            lock.acquire(wait=True)  # standing by, while another has it
+            lock.acquire(wait=True)  # waits while another process converts
             if self._stopped or (self.folder / DONE).exists():
                 return
             if self._prepared.tokenizer.name is None:
@@ -166,12 +166,12 @@ class Conversion:
 
 
 def main() -> None:
-    """The converter's process: orders on stdin, progress and at most one error on stdout, as lines of JSON."""
+    """Run the converter's process: an order on stdin, progress and at most one error on stdout, as lines of JSON."""
     from hyperpod_ext.processes import die_with_parent
 
     order = json.loads(sys.stdin.buffer.read())
     die_with_parent(order["parent"])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, and ends this with it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, whose end also ends this process
     os.nice(_NICE)
     folder = Path(order["folder"])
     recipe = Recipe(**{**order["recipe"], "sources": tuple(order["recipe"]["sources"])})
@@ -181,18 +181,18 @@ def main() -> None:
         prepared = prepare(recipe, folder.parent)
         if prepared.folder != folder:
             raise DatasetChangedError("the dataset was changed before its conversion began", hint="Start again.")
-        run(prepared, lock=lock, budget_bytes=order["budget_bytes"], on_bytes=_tell)
+        run(prepared, lock=lock, budget_bytes=order["budget_bytes"], on_bytes=_report)
     except HyperpodExtError as error:
-        _say({"error": error.to_json()})
+        _write({"error": error.to_json()})
         sys.exit(1)
 
 
-def _tell(nbytes: int) -> None:
+def _report(nbytes: int) -> None:
     if nbytes:
-        _say({"nbytes": nbytes})
+        _write({"nbytes": nbytes})
 
 
-def _say(message: object) -> None:
+def _write(message: object) -> None:
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 

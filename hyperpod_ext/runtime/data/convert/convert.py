@@ -1,4 +1,4 @@
-"""From a dataset to a store: read, tokenise, append; again from where a killed conversion ended."""
+"""Convert a dataset to a store: read, tokenise, append. Continues a killed conversion."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from hyperpod_ext.runtime.data.token_store.writer import SEGMENT_BYTES, StoreWri
 from hyperpod_ext.user_folders import expanded
 
 CODE = 1
-"""Rises when the same source and tokenizer would give other tokens."""
+"""Version of the conversion, incremented when the same source and tokenizer would give other tokens."""
 PLACE = "HPX_DATA_DIR"
 _BATCH_TEXTS, _BATCH_CHARS = 256, 1 << 20
 _EXAMPLES = 20
 
 Next = Mapping[str, int]
-"""Where the source goes on after a document, and how many records were left out before."""
+"""Position in the source after a document, and the number of skipped records before it."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What to make a store from, and how."""
+    """Sources and options of a store."""
 
     sources: tuple[str, ...]
     tokenizer: str | Callable[[str], Any] = "bytes"
     field: str = "text"
-    """Of each record: text, or a list of tokens, which is taken as it is."""
+    """Field of each record with text, or with a list of tokens, which is stored unchanged."""
     split: str = "file"
-    """What is a document in plain text: `file`, `lines` or `paragraphs`."""
+    """Unit of a document in plain text: `file`, `lines` or `paragraphs`."""
     eod: int | None = None
-    """Token that is put after each document."""
+    """Token appended to each document."""
     on_bad_record: str = "fail"
-    """Or `skip`: leave it out, and count it."""
+    """`fail`, or `skip`: leave out and count bad records."""
     segment_bytes: int = SEGMENT_BYTES
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class Recipe:
 
 @dataclass
 class Prepared:
-    """A recipe with its files found: where the store belongs, and what it is known by."""
+    """A recipe with its files, the store's folder and the store's identity."""
 
     recipe: Recipe
     files: list[Path]
@@ -73,28 +73,28 @@ class Prepared:
 
     @property
     def nbytes(self) -> int:
-        """Of all files, as they lie there."""
+        """Total size of the source files."""
         return sum(int(each["nbytes"]) for each in self.about["source"])
 
 
 @dataclass
 class Skipped:
-    """Records that were left out."""
+    """Skipped records."""
 
     count: int = 0
     examples: list[dict[str, Any]] = field(default_factory=list)
 
 
 def default_place() -> Path:
-    """Where stores of this node are: $HPX_DATA_DIR, best on local NVMe, or else the user's cache."""
+    """Return the folder for stores on this node: $HPX_DATA_DIR, best on local NVMe, or else the user's cache."""
     return expanded(os.environ.get(PLACE) or "~/.cache/hyperpod_ext/data")
 
 
 def prepare(recipe: Recipe, place: str | Path | None = None) -> Prepared:
-    """Find the files, and the store's name.
+    """Find the source files, and compute the store's name.
 
     Raises:
-        ConfigError, NotFoundError: the recipe cannot be followed.
+        ConfigError, NotFoundError: the recipe is invalid, or files are missing.
     """
     files = find_files(recipe.sources)
     tokenizer = find(recipe.tokenizer)
@@ -123,13 +123,13 @@ def build(
     on_bytes: Callable[[int], None] = lambda nbytes: None,
     **options: Any,
 ) -> TokenStore:
-    """The finished store of a dataset; converted now if it is not there. `options` are those of `Recipe`.
+    """Return the finished store of a dataset, converting it if necessary. `options` are those of `Recipe`.
 
     Raises:
-        ConfigError, NotFoundError: the dataset cannot be read as it was asked.
-        ConflictError: another process is at it; `follow` waits for that one.
-        DatasetChangedError: it was written to meanwhile.
-        DiskFullError: what was published before stays, and is gone on from.
+        ConfigError, NotFoundError: the dataset cannot be read with these options.
+        ConflictError: another process is converting; `follow` waits for it.
+        DatasetChangedError: the dataset was changed during the conversion.
+        DiskFullError: no space left. Published segments stay, and the next conversion continues after them.
     """
     many = [sources] if isinstance(sources, str | Path) else sources
     prepared = prepare(Recipe(tuple(map(str, many)), **options), place)
@@ -145,7 +145,7 @@ def run(
     on_bytes: Callable[[int], None] = lambda nbytes: None,
     on_segment: Callable[[SegmentInfo], None] = lambda info: None,
 ) -> None:
-    """Convert what is not converted yet. `lock` is the store's, if it is held already."""
+    """Convert the rest of the dataset. `lock`: the store's lock, if already held."""
     recipe, tokenizer = prepared.recipe, prepared.tokenizer
     vocab_size = None if tokenizer.vocab_size is None else max(tokenizer.vocab_size, (recipe.eod or 0) + 1)
 
@@ -167,7 +167,7 @@ def run(
                 if (info := writer.append(tokens, following)) is not None:
                     on_segment(info)
         except (OSError, ConfigError):
-            _check_unchanged(prepared)  # half a file may only mean that somebody is writing it
+            _check_unchanged(prepared)  # half a file may mean that somebody is writing it
             raise
         if writer.documents == 0:
             why = f"all {skipped.count} records were left out" if skipped.count else "there is no record in it"
@@ -178,14 +178,14 @@ def run(
 def _values(
     read: Iterator[tuple[Position, Position, Any]], prepared: Prepared, skipped: Skipped
 ) -> Iterator[tuple[Next, Any]]:
-    """Texts or rows of tokens; what is neither is a mistake, or skipped."""
+    """Yield texts or rows of tokens; other records raise, or are skipped."""
     for here, following, record in read:
         value = _value(record, prepared.recipe.field)
         if not isinstance(value, ValueError):
             yield {**following.as_dict(), "skipped": skipped.count}, value
             continue
         path = prepared.files[here.file]
-        # of a file with a record a line, its line; elsewhere its number
+        # the line in a file with a record per line, otherwise the record's number
         number = here.record + 1
         problem = Problem(
             str(value), source=str(path), line=number, hint="--on-bad-record skip leaves such records out"
@@ -198,7 +198,7 @@ def _values(
 
 
 def _value(record: Any, name: str) -> Any:
-    """The text or tokens of a record, or a ValueError that says why there are none."""
+    """Return the text or tokens of a record, or a ValueError with the reason without any."""
     value = record
     if isinstance(record, dict):
         if name not in record:
@@ -214,7 +214,7 @@ def _value(record: Any, name: str) -> Any:
 
 
 def _tokenised(values: Iterator[tuple[Next, Any]], prepared: Prepared) -> Iterator[tuple[Next, Tokens]]:
-    """Tokens of each value, in order; texts go to the tokenizer many at a time."""
+    """Yield the tokens of each value, in order; texts are tokenised in batches."""
     waiting: list[tuple[Next, Any]] = []
     chars = 0
     for following, value in values:

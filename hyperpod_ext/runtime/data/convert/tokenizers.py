@@ -1,4 +1,4 @@
-"""From text to tokens: bytes, a Hugging Face tokenizer, or any function; each has an identity."""
+"""Tokenizers: bytes, a Hugging Face tokenizer, or any function; each has an identity."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ class Tokenizer:
     """Turns texts into tokens."""
 
     identity: str
-    """Two of the same identity give the same tokens; part of a store's key."""
+    """Tokenizers of the same identity give the same tokens; part of a store's key."""
     encode: Encode
-    """Texts to as many rows of integers."""
+    """Converts texts to equally many rows of integers."""
     vocab_size: int | None = None
-    """Tokens are below it; None: not known, and each segment takes the smallest type that fits."""
+    """Tokens are smaller than it; None: unknown, so that each segment uses the smallest type that fits."""
     name: str | None = None
-    """From which `find` makes it again in another process; None: it cannot."""
+    """Name for `find` in another process; None: other processes cannot make it."""
 
 
 def find(tokenizer: str | Callable[[str], Any]) -> Tokenizer:
-    """The tokenizer that is meant.
+    """Return the tokenizer for a name or function.
 
-    `bytes`; `none`, where records are tokens already; `hf:NAME` from the Hub's cache; a `tokenizer.json`;
-    `module:function`; or a function of one text. It may carry `identity` and `vocab_size`; without `identity` it is
-    known by its name and source text, so what it reads from elsewhere must not change.
+    `bytes`; `none`, for records that are tokens already; `hf:NAME` from the Hub's cache; a `tokenizer.json`;
+    `module:function`; or a function of one text. A function may have attributes `identity` and `vocab_size`; without
+    `identity`, its name and source text identify it, so data that it reads must not change.
 
     Raises:
         ConfigError: there is no such tokenizer.
@@ -62,7 +62,7 @@ def find(tokenizer: str | Callable[[str], Any]) -> Tokenizer:
 
 
 def _as_bytes(texts: Sequence[str]) -> list[Tokens]:
-    # JSON may hold halves of surrogate pairs; they are kept, not refused
+    # JSON may contain halves of surrogate pairs; they are kept, not refused
     return [np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8) for text in texts]
 
 

@@ -1,7 +1,7 @@
-"""Arrow files with rows of tokens, mapped where they lie: they are what a store would be, so nothing is converted.
+"""Arrow files with rows of tokens, mapped in place without conversion, because they already have the form of a store.
 
-That is lists of whole numbers in Arrow's file or stream format (Feather, and the cache of Hugging Face's `datasets`),
-not compressed and without nulls. pyarrow says where in the file the numbers are; what is read is the mapping itself.
+They must contain lists of whole numbers in Arrow's file or stream format (Feather, and the cache of Hugging Face's
+`datasets`), without compression and nulls. pyarrow locates the numbers in the file; reads use the mapping.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from hyperpod_ext.runtime.snapshot.manifest import crc64nvme
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of an Arrow file, and how it is read."""
+    """A column of an Arrow file."""
 
     name: str
     type: str
     converted: str = ""
-    """Why it cannot be mapped in place; empty where it can."""
+    """Why the column cannot be mapped in place; empty if it can."""
 
 
 class ArrowSegment:
@@ -46,7 +46,7 @@ class ArrowSegment:
 
     @property
     def offsets(self) -> npt.NDArray[Any]:
-        """In tokens, of each row's beginning, and of the last one's end; they lie in the file, too."""
+        """Offsets in tokens of each row's beginning, and of the last one's end; mapped from the file, too."""
         self._file.check()
         return self._offsets
 
@@ -55,13 +55,13 @@ class ArrowSegment:
         return self._tokens.dtype
 
     def document(self, at: int, writable: bool = False) -> Tokens:
-        """Row `at` of the batch, as `tokens` gives it."""
+        """Return row `at` of the batch, like `tokens`."""
         self._file.check()
         item = self._offsets.item
         return (self._writable if writable else self._tokens)[item(at) : item(at + 1)]
 
     def tokens(self, begin: int, end: int, writable: bool = False) -> Tokens:
-        """Tokens `begin` to `end` of the batch: a view, shape [end - begin].
+        """Return tokens `begin` to `end` of the batch: a view, shape [end - begin].
 
         Raises:
             DatasetChangedError: the file was written to.
@@ -70,26 +70,26 @@ class ArrowSegment:
         return (self._writable if writable else self._tokens)[begin:end]
 
     def windows(self, begins: npt.NDArray[np.int64], length: int) -> Tokens:
-        """As many tokens from each of `begins` on: a copy, shape [len(begins), length]."""
+        """Return `length` tokens from each of `begins` on: a copy, shape [len(begins), length]."""
         self._file.check()
-        rows = self._rows  # another thread may ask for another length
+        rows = self._rows  # another thread may use another length
         if rows is None or rows.shape[1] != length:
             self._rows = rows = windows_of(self._tokens, length)
         return rows[begins]
 
 
 class ArrowStore(Documents[ArrowSegment]):
-    """Rows of one column by id: read-only arrays of shape [n].
+    """Rows of one column by ID: read-only arrays of shape [n].
 
-    Nobody protects these files from being overwritten, so each read looks whether they are still as they were.
+    Other programs may overwrite these files, so each read checks that they are unchanged.
     """
 
     def __init__(self, sources: str | Path | Sequence[str | Path], column: str | None = None) -> None:
-        """Map files, folders or patterns, one after the other; `column`: default the only one that can be mapped.
+        """Map files, folders or patterns, in order; `column`: default the only mappable one.
 
         Raises:
             NotFoundError: there is no file.
-            ConfigError: what can only be converted, with the reason.
+            ConfigError: a file can only be converted, with the reason.
         """
         super().__init__()
         many = [sources] if isinstance(sources, str | Path) else sources
@@ -112,18 +112,18 @@ class ArrowStore(Documents[ArrowSegment]):
         if len(kinds := sorted({segment.dtype.name for segment in self.segments})) > 1:
             raise ConfigError([Problem(f"its files hold {' and '.join(kinds)}", source=str(self.paths[0]))])
         self.fingerprint = digest.hexdigest()[:32]
-        """Names the tokens by all lengths, and the sizes and both ends of the files."""
+        """Fingerprint of all lengths, and of the sizes and both ends of the files."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the tokens."""
+        """Type of the tokens."""
         return self.segments[0].dtype
 
     def check_source(self) -> None:
-        """Look whether the files are still those that were mapped.
+        """Check that the files are still the mapped ones.
 
         Raises:
-            DatasetChangedError: they are not.
+            DatasetChangedError: a file was changed or replaced.
         """
         for file in self._files:
             file.check_name()
@@ -133,10 +133,10 @@ class ArrowStore(Documents[ArrowSegment]):
 
 
 def columns_of(path: Path) -> list[Column]:
-    """The columns of an Arrow file, and which of them can be mapped in place; looks at the first record batch.
+    """Return the columns of an Arrow file, and whether they can be mapped in place, from its first record batch.
 
     Raises:
-        ConfigError: it is no Arrow file.
+        ConfigError: not an Arrow file.
     """
     file = _mapped(path)
     with explained(path):
@@ -174,7 +174,7 @@ def _only_column(path: Path) -> str:
 
 
 def _segments(file: MappedFile, column: str) -> Iterator[ArrowSegment | str]:
-    """Record batches that have rows, as they lie in the file; or why they cannot be mapped, and nothing after it."""
+    """Yield the file's record batches with rows; or why they cannot be mapped, and nothing after it."""
     arrow = load_pyarrow("pyarrow", file.path)
     schema = _schema(file)
     number = schema.names.index(column_named(file.path, column, schema.names))
@@ -214,12 +214,12 @@ def _segment(file: MappedFile, rows: Any, base: int) -> ArrowSegment | str:
 def _view(
     file: MappedFile, buffer: Any, base: int, dtype: np.dtype[Any], first: int, count: int
 ) -> npt.NDArray[Any] | None:
-    """`count` numbers of a buffer as an array over the mapping; None where they are not in the file as such."""
+    """Return `count` numbers of a buffer as an array over the mapping; None if the buffer is not in the file."""
     if not count:
         return np.empty(0, dtype)
     at = buffer.address - base + first * dtype.itemsize
     if not 0 <= at <= file.status.st_size - count * dtype.itemsize:
-        return None  # pyarrow had to make it
+        return None  # pyarrow has allocated it
     return np.frombuffer(file.map, dtype, count, at)
 
 

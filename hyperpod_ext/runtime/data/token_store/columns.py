@@ -1,4 +1,4 @@
-"""Rows of Parquet and Arrow files; needs pyarrow, which is loaded here alone."""
+"""Rows of Parquet and Arrow files. Needs pyarrow, which only this module imports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BATCH_ROWS = 1024
 
 
 def parquet_rows(path: Path, column: str, start: int) -> Iterator[tuple[int, Any, int]]:
-    """(number of the row, value, bytes of the file so far, about) from row `start` on; whole row groups are skipped."""
+    """Yield (row number, value, approximate bytes read) from row `start` on; skip whole row groups."""
     parquet = load_pyarrow("pyarrow.parquet", path)
     with explained(path), parquet.ParquetFile(path) as file:
         name = column_named(path, column, file.schema_arrow.names)
@@ -32,7 +32,7 @@ def parquet_rows(path: Path, column: str, start: int) -> Iterator[tuple[int, Any
 
 
 def arrow_rows(path: Path, column: str, start: int) -> Iterator[tuple[int, Any, int]]:
-    """The same for an Arrow file or stream, which is mapped and not read."""
+    """Yield the same for an Arrow file or stream, which is mapped and not read."""
     arrow = load_pyarrow("pyarrow", path)
     size = path.stat().st_size
     with explained(path), arrow.memory_map(str(path)) as file:
@@ -48,12 +48,12 @@ def arrow_rows(path: Path, column: str, start: int) -> Iterator[tuple[int, Any, 
 
 
 def open_arrow(file: Any) -> tuple[Any, Iterator[Any]]:
-    """Schema and record batches of an open Arrow file or stream; needs pyarrow."""
+    """Return schema and record batches of an open Arrow file or stream."""
     arrow, ipc = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.ipc")
     try:
         reader = ipc.open_file(file)
         return reader.schema, (reader.get_batch(number) for number in range(reader.num_record_batches))
-    except arrow.ArrowInvalid:  # datasets of Hugging Face are streams
+    except arrow.ArrowInvalid:  # Hugging Face datasets are streams
         file.seek(0)
         reader = ipc.open_stream(file)
         return reader.schema, iter(reader)
@@ -75,7 +75,7 @@ def _values(values: Any, first: int, start: int, total: int, size: int) -> Itera
 
 
 def column_named(path: Path, wanted: str, there: list[str]) -> str:
-    """`wanted`, where it is there.
+    """Return `wanted` if the file has this column.
 
     Raises:
         ConfigError: there is no such column.
@@ -88,10 +88,10 @@ def column_named(path: Path, wanted: str, there: list[str]) -> str:
 
 
 def load_pyarrow(module: str, path: Path) -> Any:
-    """The module, for reading `path`.
+    """Import a module of pyarrow to read `path`.
 
     Raises:
-        HyperpodExtError: pyarrow is not here.
+        HyperpodExtError: pyarrow is not installed.
     """
     try:
         return importlib.import_module(module)
@@ -100,7 +100,7 @@ def load_pyarrow(module: str, path: Path) -> Any:
 
 
 class explained:  # noqa: N801  # a context, used like a function
-    """What pyarrow says of a damaged file, as an error of ours."""
+    """Context that turns pyarrow's errors for a damaged file into ConfigError."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Documents by id over segments that each hold some of them: what token stores and mapped Arrow files share."""
+"""Documents by ID over several segments: the base of token stores and mapped Arrow files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hyperpod_ext.runtime.data.token_store.segment import Tokens
 
 
 class DocumentRange(Protocol):
-    """Some documents, whose tokens lie in a row."""
+    """Some documents with contiguous tokens."""
 
     @property
     def offsets(self) -> npt.NDArray[Any]:
-        """In tokens, of each document's beginning from 0 on, and of the last one's end."""
+        """Offsets in tokens of each document's beginning, from 0, and of the last one's end."""
 
     def document(self, at: int, writable: bool = False) -> Tokens: ...
 
@@ -31,7 +31,7 @@ P = TypeVar("P", bound=DocumentRange)
 
 
 class Documents(Generic[P]):
-    """Documents by id, `[i]`: read-only arrays of shape [n] that share the mapping."""
+    """Documents by ID, `[i]`: read-only arrays of shape [n] that share the mapping."""
 
     def __init__(self) -> None:
         self.segments: list[P] = []
@@ -45,7 +45,7 @@ class Documents(Generic[P]):
 
     @property
     def tokens(self) -> int:
-        """Tokens that can be read now."""
+        """Number of tokens that can be read now."""
         return self._tokens[-1]
 
     def __len__(self) -> int:
@@ -55,11 +55,11 @@ class Documents(Generic[P]):
         return self.get(number)
 
     def get(self, number: int, writable: bool = False) -> Tokens:
-        """Document `number`: a view, shape [n]. What is written to a writable one is seen by this process alone.
+        """Return document `number`: a view, shape [n]. Only this process sees writes to a writable one.
 
         Raises:
-            CorruptSegmentError: bytes of it do not match their checksum.
-            DatasetChangedError: they were written to since they were mapped.
+            CorruptSegmentError: bytes do not match their checksum.
+            DatasetChangedError: the file was written to since it was mapped.
         """
         number = operator.index(number)
         if not 0 <= number < self._documents[-1]:
@@ -68,7 +68,7 @@ class Documents(Generic[P]):
         return self.segments[index].document(number - self._documents[index], writable)
 
     def read(self, begin: int, end: int, writable: bool = False) -> Tokens:
-        """Tokens `begin` to `end` of all documents in a row, shape [end - begin]; a view where one segment has them."""
+        """Return tokens `begin` to `end` of all documents, shape [end - begin]; a view if one segment has them."""
         if not 0 <= begin <= end <= self._tokens[-1]:
             raise IndexError(f"tokens {begin} to {end} of {self._tokens[-1]}")
         index = bisect_right(self._tokens, begin) - 1
@@ -80,7 +80,7 @@ class Documents(Generic[P]):
         return self._joined(begin, end, index)
 
     def windows(self, begins: npt.NDArray[np.int64], length: int) -> Tokens:
-        """As many tokens from each of `begins` on in the row of all: a copy, shape [len(begins), length], as stored."""
+        """Return `length` tokens from each of `begins` on: a copy, shape [len(begins), length], of the stored type."""
         places = begins.tolist()
         least, most, ends = min(places), max(places) + length, self._tokens
         if least < 0 or most > ends[-1]:
@@ -99,12 +99,12 @@ class Documents(Generic[P]):
         return np.concatenate(rows).reshape(len(rows), length)
 
     def document_starts(self) -> Iterator[Tokens]:
-        """Where documents begin in the row of all tokens: i64, an array a segment, without the last one's end."""
+        """Yield the documents' beginnings among all tokens: i64, an array per segment, without the last one's end."""
         for segment, first in zip(self.segments, self._tokens, strict=False):
             yield segment.offsets[:-1].astype("i8") + first
 
     def _reached(self, number: int) -> int:
-        """The document that is meant by a number that is none yet, or is counted from the end."""
+        """Return the index of a document for a number that is negative or not available yet."""
         count = len(self)
         if not -count <= number < count:
             raise IndexError(f"document {number} of {count}")

@@ -1,4 +1,4 @@
-"""Old stores make room for new ones: the one that was opened longest ago goes first, none that is in use."""
+"""Evict old stores for new ones: the least recently opened first, none in use."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _EVICTED = ".evicted-"
 
 @dataclass(frozen=True, slots=True)
 class CachedStore:
-    """A store in a place, as eviction sees it."""
+    """A store in a folder, with its data for eviction."""
 
     folder: Path
     nbytes: int
     used_at: float
-    """When it was last opened, Unix seconds."""
+    """Time of the last opening, Unix seconds."""
 
 
 def choose_evictions(stores: Iterable[CachedStore], budget_bytes: int, keep: Iterable[Path] = ()) -> list[Path]:
-    """Whom to evict, in this order, so that what is left fits the budget; all but `keep` if it never does. Pure."""
+    """Return the stores to evict, in order, so that the rest fits the budget; all but `keep` if it never does. Pure."""
     stores, kept = list(stores), set(keep)
     over = sum(store.nbytes for store in stores) - budget_bytes
     chosen = []
@@ -43,7 +43,7 @@ def choose_evictions(stores: Iterable[CachedStore], budget_bytes: int, keep: Ite
 
 
 def stores_in(place: Path) -> list[CachedStore]:
-    """The stores of a place, by name."""
+    """Return the stores in a folder, by name."""
     found = []
     for about in sorted(place.glob(f"[!.]*/{ABOUT}")):
         with suppress(FileNotFoundError):  # evicted since
@@ -55,9 +55,9 @@ def stores_in(place: Path) -> list[CachedStore]:
 
 
 def nbytes_of(folder: Path) -> int:
-    """Bytes of a store's files, unfinished ones included."""
+    """Return the size of a store's files, including unfinished ones."""
     total = 0
-    for inside, folders, files in os.walk(folder):  # goes on where another process removes folders meanwhile
+    for inside, folders, files in os.walk(folder):  # continues if another process removes folders
         for name in (*folders, *files):
             with suppress(FileNotFoundError):
                 total += Path(inside, name).stat().st_size
@@ -65,12 +65,12 @@ def nbytes_of(folder: Path) -> int:
 
 
 def evict(place: str | Path, budget_bytes: int, *, keep: Iterable[Path] = ()) -> list[Path]:
-    """Remove stores until the rest fits; gives those that are gone. What is read or written now stays.
+    """Remove stores until the rest fits; return the removed ones. Stores being read or written stay.
 
-    Mappings of a store that is gone stay valid: the kernel frees its pages with the last of them.
+    Mappings of a removed store stay valid: the kernel frees the pages with the last mapping.
     """
     root = expanded(place)
-    for left in root.glob(f"{_EVICTED}*"):  # of an eviction that was killed
+    for left in root.glob(f"{_EVICTED}*"):  # of a killed eviction
         _delete(left)
     gone: list[Path] = []
     busy = set(keep)
@@ -89,18 +89,18 @@ def _remove(folder: Path) -> bool:
             return False
         aside = folder.with_name(f"{_EVICTED}{folder.name}-{secrets.token_hex(4)}")
         with explained(folder):
-            folder.rename(aside)  # whoever looks sees all of it or none of it
+            folder.rename(aside)  # readers see the whole store or none
             _delete(aside)
         return True
     except HyperpodExtError:
         if folder.exists():
             raise
-        return True  # another evicted it meanwhile
+        return True  # evicted by another process
     finally:
         for lock in locks:
             lock.release()
 
 
 def _delete(folder: Path) -> None:
-    with suppress(FileNotFoundError):  # two may be at it
+    with suppress(FileNotFoundError):  # two processes may delete it
         shutil.rmtree(folder)

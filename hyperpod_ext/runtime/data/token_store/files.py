@@ -1,8 +1,8 @@
-"""Files that are there whole or not at all, and locks that the kernel takes back from the dead.
+"""Atomically published files, and locks that the kernel releases when their holder dies.
 
-Readers need no lock: a file is written under a name that nobody looks at, synced, then renamed. What a killed writer
-left has that other name, and is swept by the next one. Space is reserved before the first byte, so that a full disk or
-tmpfs is an error here and never a SIGBUS in somebody's mapping.
+Readers need no lock: a file is written under a temporary name, synced, then renamed. The next writer removes temporary
+files of a killed one. Space is reserved before the first byte, so that a full disk or tmpfs is an error here and never
+a SIGBUS in a mapping.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _RETRY_S = 0.01
 
 
 def publish(final: Path, parts: Sequence[Bytes]) -> int:
-    """Write `parts` one after the other as `final`, which others see whole or not at all; gives its bytes.
+    """Write the consecutive `parts` to `final`, atomically; return the file's size.
 
     Raises:
-        DiskFullError: there is no room; nothing is left of it.
+        DiskFullError: no space left; nothing remains of the file.
     """
     views = [memoryview(part).cast("B") for part in parts if memoryview(part).nbytes]
     nbytes = sum(len(view) for view in views)
@@ -58,15 +58,15 @@ def publish(final: Path, parts: Sequence[Bytes]) -> int:
 
 
 def publish_json(final: Path, document: object) -> None:
-    """`publish` for a small document."""
+    """Publish a small document."""
     publish(final, [json.dumps(document, indent=1).encode() + b"\n"])
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """What `publish_json` wrote; None if it is not there.
+    """Return a document of `publish_json`; None without the file.
 
     Raises:
-        CorruptSegmentError: it is something else.
+        CorruptSegmentError: the file has other contents.
     """
     try:
         with path.open("rb") as file:
@@ -82,7 +82,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def rebuild_hint(folder: Path) -> str:
-    """What to do about a damaged store."""
+    """Return the hint for a damaged store."""
     return (
         f"`hp-ext data verify {folder} --drop-damaged` removes what is damaged; "
         "then `hp-ext data build`, as it was built, writes it again"
@@ -90,7 +90,7 @@ def rebuild_hint(folder: Path) -> str:
 
 
 def sweep(folder: Path) -> int:
-    """Remove what killed writers left; only for whoever holds the lock. Gives how many files."""
+    """Remove the temporary files of killed writers; return their number. Only with the lock held."""
     left = list(folder.glob(f".*{TEMPORARY}"))
     for path in left:
         path.unlink(missing_ok=True)
@@ -98,10 +98,10 @@ def sweep(folder: Path) -> int:
 
 
 def make_folder(path: Path) -> None:
-    """With its parents.
+    """Make a folder and its parents.
 
     Raises:
-        HyperpodExtError: it cannot be made.
+        HyperpodExtError: the folder cannot be made.
     """
     with explained(path):
         path.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def explained(path: Path, nbytes: int = 0) -> Iterator[None]:
-    """The file system's refusals as errors that name the file and say what to do."""
+    """Turn OSError into errors that name the file and what to do."""
     try:
         yield
     except OSError as error:
@@ -124,7 +124,7 @@ def explained(path: Path, nbytes: int = 0) -> Iterator[None]:
 
 
 class FileLock:
-    """`flock` on one file: the kernel lets go of it when its holder dies, however it dies."""
+    """`flock` on one file: the kernel releases it when its holder dies."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -136,13 +136,13 @@ class FileLock:
         return self._descriptor is not None
 
     def fileno(self) -> int:
-        """The locked file, to hand to a child: the lock is held as long as either has it open."""
+        """Return the locked file, to pass to a child: the lock is held until both have closed the file."""
         if self._descriptor is None:
             raise ValueError(f"{self.path} is not locked")
         return self._descriptor
 
     def acquire(self, *, wait: bool = False, shared: bool = False, timeout_s: float = 0.0) -> bool:
-        """Whether it is ours now, or within `timeout_s`; with `wait`, when it is. The folder must be there."""
+        """Lock within `timeout_s`, or with `wait` without limit; return whether it is locked. The folder must exist."""
         deadline = time.monotonic() + timeout_s
         how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
         while True:
@@ -164,17 +164,17 @@ class FileLock:
             if _is_at(descriptor, self.path):
                 self._descriptor, self._owner = descriptor, 0 if shared else os.getpid()
                 return True
-            os.close(descriptor)  # evicted while we waited; the store's place is free again
+            os.close(descriptor)  # evicted meanwhile: lock the new file
 
     def adopt(self, descriptor: int) -> None:
-        """Hold a lock that a parent took and handed over."""
+        """Take over a parent's lock."""
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Let go; again does no harm."""
+        """Release the lock; no effect if not locked."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
-            if self._owner == os.getpid():  # a child that was forked meanwhile holds it no longer, nor can it let go
+            if self._owner == os.getpid():  # also for a forked child, which must not release it itself
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
@@ -183,7 +183,7 @@ class FileLock:
 
 
 def _open_lock(path: Path, shared: bool) -> int:
-    if shared:  # a reader may have no right to write
+    if shared:  # a reader may lack write permission
         with suppress(FileNotFoundError):
             return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

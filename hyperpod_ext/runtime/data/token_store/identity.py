@@ -1,4 +1,4 @@
-"""Which files a store was made from, told from their names, sizes, times and ends: without reading them whole."""
+"""Identity of a store's source files by name, size, time and both ends, without reading them whole."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ENDS = 64 * 1024
 
 
 def identify(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """One entry a file: `path` to find it again, and what tells it from another."""
+    """Return one entry per file: `path` to find it again, and its size, time and checksum of both ends."""
     found = []
     for path in paths:
         with path.open("rb") as file:
@@ -27,12 +27,12 @@ def identify(paths: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def content_of(identities: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The part of it that goes into a store's key: a dataset that is moved stays the same one."""
+    """Return the part for a store's key, without folders: a moved dataset stays the same."""
     return [{**each, "path": Path(each["path"]).name} for each in identities]
 
 
 def changes(identities: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is not as it was; looks at sizes and times only."""
+    """Return a sentence for each changed file, by size and time only."""
     found = []
     for known in identities:
         try:

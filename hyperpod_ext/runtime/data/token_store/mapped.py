@@ -1,4 +1,4 @@
-"""Files that are mapped where they lie. Nobody keeps others from overwriting them, so each read looks first."""
+"""Files mapped in place. Other programs may overwrite them, so each read checks them first."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 class MappedFile:
-    """A whole file, mapped private and writable: tensors need no copy, and what they write stays in this process."""
+    """A whole file, mapped private and writable: tensors need no copy, and only this process sees their writes."""
 
     def __init__(self, path: Path) -> None:
-        """Map `path`, which is not empty."""
+        """Map `path`, which must not be empty."""
         self.path = path
         self._file = path.open("rb")
         self._descriptor = self._file.fileno()
@@ -28,17 +28,17 @@ class MappedFile:
         )
 
     def check(self) -> None:
-        """Look whether it is as it was: one that was cut off would be SIGBUS at the first touch.
+        """Check that the file is unchanged: reading a truncated one would raise SIGBUS.
 
         Raises:
-            DatasetChangedError: it was written to.
+            DatasetChangedError: the file was written to.
         """
         now = os.fstat(self._descriptor)
         if now.st_mtime_ns != self._mtime_ns or now.st_size != self._size:
             raise self._changed(f"it was written to, and has {now.st_size:,} bytes now")
 
     def check_name(self) -> None:
-        """`check`, and whether its name still means this file."""
+        """Check the file, and that its name still refers to it."""
         try:
             now = self.path.stat()
         except FileNotFoundError:
@@ -48,7 +48,7 @@ class MappedFile:
         self.check()
 
     def identity(self) -> list[int]:
-        """Its size, and checksums of both ends: tells it from others without reading it whole."""
+        """Return the file's size and checksums of both ends: an identity without reading the whole file."""
         end = self._size
         with memoryview(self.map) as view, view[:_ENDS] as head, view[max(end - _ENDS, 0) :] as tail:
             return [end, crc64nvme(head), crc64nvme(tail)]

@@ -1,4 +1,4 @@
-"""Megatron's .bin and .idx, mapped where they lie: they are what a store would be, so nothing is converted."""
+"""Megatron's .bin and .idx, mapped in place without conversion, because they already have the form of a store."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
 
 def prefix_of(path: str | Path) -> Path:
-    """The name without .bin or .idx."""
+    """Return the name without .bin or .idx."""
     path = expanded(path)
     return path.with_suffix("") if path.suffix in (".bin", ".idx") else path
 
 
 def is_megatron(path: str | Path) -> bool:
-    """Whether both files are there."""
+    """Return whether both files exist."""
     prefix = str(prefix_of(path))
     return Path(prefix + ".idx").is_file() and Path(prefix + ".bin").is_file()
 
 
 class MegatronStore:
-    """Sequences of a Megatron dataset by id: read-only arrays of shape [n].
+    """Sequences of a Megatron dataset by ID: read-only arrays of shape [n].
 
-    Nobody protects these files from being overwritten, so each read looks whether they are still as they were.
+    Other programs may overwrite these files, so each read checks that they are unchanged.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -46,7 +46,7 @@ class MegatronStore:
 
         Raises:
             NotFoundError: a file is missing.
-            ConfigError: they are damaged, or no tokens.
+            ConfigError: the files are damaged, or have no tokens.
         """
         self.prefix = prefix_of(path)
         self._idx, self._bin = Path(f"{self.prefix}.idx"), Path(f"{self.prefix}.bin")
@@ -78,7 +78,7 @@ class MegatronStore:
             raise self._wrong(self._idx, f"version {version} and type {code} are not read")
         self._dtype = np.dtype(_DTYPES[code])
         plain = _HEAD.size + 12 * sequences + 8 * documents
-        if len(data) not in (plain, plain + sequences):  # with the modes of a multimodal one
+        if len(data) not in (plain, plain + sequences):  # with the modes of a multimodal dataset
             raise self._wrong(self._idx, f"it has {len(data):,} bytes, its header says {plain:,}")
         at = _HEAD.size
         self.lengths: npt.NDArray[np.int32] = np.frombuffer(data, "<i4", sequences, at)
@@ -89,12 +89,12 @@ class MegatronStore:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the tokens."""
+        """Type of the tokens."""
         return self._dtype
 
     @property
     def fingerprint(self) -> str:
-        """Names the tokens by the whole index, and the size and both ends of what it speaks of."""
+        """Fingerprint of the whole index, and of the size and both ends of the .bin."""
         return hashlib.sha256(repr([self._crc, *self._file.identity()]).encode()).hexdigest()[:32]
 
     def __len__(self) -> int:
@@ -104,7 +104,7 @@ class MegatronStore:
         return self.get(number)
 
     def get(self, number: int, writable: bool = False) -> Tokens:
-        """Sequence `number`: a view, shape [n]."""
+        """Return sequence `number`: a view, shape [n]."""
         number = operator.index(number)
         if number < 0:
             number += self._count
@@ -114,38 +114,38 @@ class MegatronStore:
         return self._view(begin, begin + self.lengths.item(number), writable)
 
     def read(self, begin: int, end: int, writable: bool = False) -> Tokens:
-        """Tokens `begin` to `end` of the .bin as they lie there: a view, shape [end - begin]."""
+        """Return tokens `begin` to `end` of the .bin: a view, shape [end - begin]."""
         self._need_row()
         if not 0 <= begin <= end <= self.tokens:
             raise IndexError(f"tokens {begin} to {end} of {self.tokens}")
         return self._view(begin, end, writable)
 
     def windows(self, begins: npt.NDArray[np.int64], length: int) -> Tokens:
-        """As many tokens from each of `begins` on in the .bin: a copy, shape [len(begins), length]."""
+        """Return `length` tokens from each of `begins` on in the .bin: a copy, shape [len(begins), length]."""
         self._need_row()
         places = begins.tolist()
         if min(places) < 0 or max(places) + length > self.tokens:
             raise IndexError(f"tokens {min(places)} to {max(places) + length} of {self.tokens}")
-        rows = self._rows  # another thread may ask for another length
+        rows = self._rows  # another thread may use another length
         if rows.shape[1] != length:
             self._rows = rows = windows_of(self._tokens, length)
         self._file.check()
         return rows[begins]
 
     def document_starts(self) -> Iterator[npt.NDArray[np.int64]]:
-        """Where sequences begin in the .bin, in tokens.
+        """Yield the beginnings of the sequences in the .bin, in tokens.
 
         Raises:
-            ConfigError: they do not follow one another, and so cannot be packed.
+            ConfigError: the sequences are not contiguous, so they cannot be packed.
         """
         self._need_row()
         yield self._starts
 
     def check_source(self) -> None:
-        """Look whether the files are still those that were mapped.
+        """Check that the files are still the mapped ones.
 
         Raises:
-            DatasetChangedError: they are not.
+            DatasetChangedError: a file was changed or replaced.
         """
         self._file.check_name()
 

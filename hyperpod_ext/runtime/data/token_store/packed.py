@@ -1,7 +1,7 @@
-"""Samples of one length from documents of any: O(1) by id, from index arrays that are computed once.
+"""Samples of equal length from documents of any length: O(1) by ID, from index arrays that are computed once.
 
-`split`: the row of all tokens is cut every `sequence_length` tokens, as for GPT pre-training. `whole`: as many whole
-documents as fit go into a sample, in order, and padding after them; only what is longer than a sample is cut.
+`split`: all tokens are cut every `sequence_length` tokens, as for GPT pre-training. `whole`: a sample has as many whole
+documents as fit, in order, followed by padding; only documents longer than a sample are cut.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ INDEXES = "packed"
 
 
 class TokenRow(Protocol):
-    """What can be packed: a `TokenStore` that is finished, or a `MegatronStore`."""
+    """A source that can be packed: a finished `TokenStore`, or a `MegatronStore`."""
 
     @property
     def tokens(self) -> int: ...
@@ -45,11 +45,11 @@ class Packed:
     """Samples of `sequence_length + 1` tokens: inputs are `[:-1]`, targets `[1:]`."""
 
     def __init__(self, store: Any, sequence_length: int, *, documents: str = "split", pad: int = 0) -> None:
-        """Samples of `store`.
+        """Pack the documents of `store`.
 
         Raises:
-            UnknownLengthError: it still grows.
-            ConfigError: there is not one sample in it.
+            UnknownLengthError: the store is still growing.
+            ConfigError: the store has not enough tokens for one sample.
         """
         if sequence_length < 1 or documents not in ("split", "whole"):
             wrong = f"sequence_length {sequence_length}, documents {documents!r}"
@@ -72,7 +72,7 @@ class Packed:
         return self.get(number)
 
     def get(self, number: int, writable: bool = False) -> Tokens:
-        """Sample `number`, shape [sequence_length + 1]: a view, or else a copy (padded, in two segments)."""
+        """Return sample `number`, shape [sequence_length + 1]: a view, or a copy if padded or in two segments."""
         begin, end = self._range(number)
         tokens = self._store.read(begin, end, writable)
         if (short := self.sequence_length + 1 - len(tokens)) > 0:
@@ -81,9 +81,9 @@ class Packed:
         return tokens if self._begins is None else tokens.astype(self._padded_type(tokens), copy=False)
 
     def batch(self, numbers: Sequence[int], dtype: npt.DTypeLike | None = np.int64) -> npt.NDArray[Any]:
-        """Samples as one array of shape [len(numbers), sequence_length + 1]; int64 is ready for an embedding.
+        """Return samples as one array of shape [len(numbers), sequence_length + 1]; int64 is ready for an embedding.
 
-        dtype: None leaves them as they are stored, which is less to write and to send, and can be cast on the device.
+        dtype: None keeps the stored type, which is smaller to write and send, and can be cast on the device.
         """
         rows = self._split_batch(numbers) if self._begins is None else self._unsplit_batch(numbers)
         return rows if dtype is None else rows.astype(dtype, copy=False)
@@ -94,7 +94,7 @@ class Packed:
             try:
                 return self._store.windows(ids.astype(np.int64, copy=False) * length, length + 1)
             except IndexError:
-                pass  # some are counted from the end, or are none
+                pass  # negative or invalid numbers
         known = [self._number(number) for number in numbers]
         return self._store.windows(np.array(known or [0], np.int64) * length, length + 1)[: len(known)]
 
@@ -107,11 +107,11 @@ class Packed:
         return out
 
     def _padded_type(self, *parts: Tokens) -> np.dtype[Any]:
-        """What holds their tokens and the padding alike, such as -100 beside u16."""
+        """Return a type for both tokens and padding, such as -100 with u16."""
         return np.result_type(np.min_scalar_type(self.pad), *{part.dtype for part in parts})
 
     def boundaries(self, number: int) -> npt.NDArray[np.int64]:
-        """Where documents begin within sample `number`, the first one at 0; for masks that keep documents apart."""
+        """Return the documents' beginnings in sample `number`, the first one 0, for masks that separate documents."""
         begin, end = self._range(number)
         starts = self._document_starts()
         inside = starts[np.searchsorted(starts, begin, "right") : np.searchsorted(starts, end, "left")] - begin
@@ -139,26 +139,26 @@ class Packed:
         return self._starts
 
     def _unsplit_begins(self) -> npt.NDArray[np.int64]:
-        """The index array: computed by whoever comes first, and mapped by all after."""
+        """Return the index array: computed by the first process, and mapped by all later ones."""
         folder = getattr(self._store, "folder", None)
         path = None if folder is None else Path(folder) / INDEXES / f"{self.fingerprint}.i64"
         if path is not None and path.exists():
             return _read_index(path)
         begins = unsplit_begins(self._document_starts(), self._store.tokens, self.sequence_length + 1)
         if path is not None:
-            with suppress(HyperpodExtError, OSError):  # a place that only can be read, or is full: it is computed again
+            with suppress(HyperpodExtError, OSError):  # a read-only or full disk: computed again each time
                 path.parent.mkdir(exist_ok=True)
                 publish(path, [begins.data, crc64nvme(begins.data.cast("B")).to_bytes(8, "little")])
         return begins
 
 
 def unsplit_begins(starts: npt.NDArray[np.int64], tokens: int, size: int) -> npt.NDArray[np.int64]:
-    """Where samples of whole documents begin, i64 of shape [samples + 1]; the last is `tokens`. Pure.
+    """Return the beginnings of samples of whole documents, i64 of shape [samples + 1]; the last is `tokens`. Pure.
 
-    Sample i has tokens begins[i] to begins[i + 1], at most `size` of them. `starts`: where documents begin.
+    Sample i has tokens begins[i] to begins[i + 1], at most `size` of them. `starts`: the documents' beginnings.
     """
     ends = np.append(starts[1:], tokens)
-    pieces = np.maximum(-(-(ends - starts) // size), 1)  # what is longer than a sample is cut
+    pieces = np.maximum(-(-(ends - starts) // size), 1)  # longer documents are cut
     first = np.repeat(starts, pieces)
     number = np.arange(len(first)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     piece_ends = np.minimum(first + (number + 1) * size, np.repeat(ends, pieces))

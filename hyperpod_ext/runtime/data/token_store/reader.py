@@ -1,6 +1,6 @@
-"""A token store as ranks read it: documents by id, without a lock and without a copy.
+"""Read a token store: documents by ID, without a lock and without a copy.
 
-A store that is still being written can be read as far as it is: its ids never change, it only has no length yet.
+The published part of a growing store can be read: its IDs never change, only its length is not known yet.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from hyperpod_ext.runtime.data.token_store.writer import ABOUT, DONE, LOCK, READ
 
 _POLL_S = 0.05
 _TAKEOVER_S = 1.0
-"""A writer that died may be followed by another."""
+"""Time for another writer to replace a dead one."""
 
 
 class TokenStore(Documents[Segment]):
-    """Documents of a store by id, `store[i]`: read-only arrays of shape [n].
+    """Documents of a store by ID, `store[i]`: read-only arrays of shape [n].
 
-    Goes to worker processes by its path, and is opened again there.
+    Pickled by its path, and opened again in worker processes.
     """
 
     def __init__(self, folder: str | Path, *, segments: int | None = None) -> None:
-        """Open a store; `segments`: only so many of its first ones, as `prefix` gives them.
+        """Open a store; `segments`: only the first ones, as in `prefix`.
 
         Raises:
-            NotFoundError: there is none.
-            CorruptSegmentError: it is damaged.
+            NotFoundError: there is no store.
+            CorruptSegmentError: the store is damaged.
         """
         super().__init__()
         self.folder = Path(folder)
@@ -54,17 +54,17 @@ class TokenStore(Documents[Segment]):
         self._readers = FileLock(self.folder / READERS)
         if not self._readers.acquire(shared=True):
             raise NotFoundError(f"{self.folder} is being evicted", hint="`hp-ext data build` makes it again.")
-        with suppress(OSError):  # a place that only can be read
-            os.utime(self.folder / READERS)  # when it was last used, for eviction
+        with suppress(OSError):  # read-only
+            os.utime(self.folder / READERS)  # time of the last use, for eviction
         self._limit = segments
         self.done: Mapping[str, Any] | None = None
-        """What store.json says; None while the store grows."""
+        """Contents of store.json; None while the store grows."""
         self.refresh()
 
     def refresh(self) -> int:
-        """Map what was published since; gives how many documents there are now."""
+        """Map newly published segments; return the number of documents."""
         if self.done is None:
-            self.done = read_json(self.folder / DONE)  # before the segments: all it counts are there
+            self.done = read_json(self.folder / DONE)  # before the segments, so that all counted ones exist
             while self._limit is None or len(self.segments) < self._limit:
                 try:
                     segment = Segment(self.folder / segment_name(len(self.segments)))
@@ -76,25 +76,25 @@ class TokenStore(Documents[Segment]):
 
     @property
     def finished(self) -> bool:
-        """Whether this is all, and the length known."""
+        """Whether the store is complete and its length known."""
         return self.done is not None or self._limit is not None
 
     @property
     def available(self) -> int:
-        """Documents that can be read now."""
+        """Number of documents that can be read now."""
         return self._documents[-1]
 
     @property
     def key(self) -> str:
-        """Names what the store is made from; known from the beginning."""
+        """Identity of the store's source and options; known from the beginning."""
         return key_of(self.about)
 
     @property
     def fingerprint(self) -> str:
-        """Names the tokens: the same on every node and after every restart.
+        """Fingerprint of the tokens: the same on every node and after every restart.
 
         Raises:
-            UnknownLengthError: the store still grows.
+            UnknownLengthError: the store is still growing.
         """
         if not self.finished:
             raise self._unknown("fingerprint")
@@ -109,7 +109,7 @@ class TokenStore(Documents[Segment]):
         return self.documents_from(0)
 
     def documents_from(self, number: int) -> Iterator[Tokens]:
-        """Documents in order, from one on; of a store that grows, each as soon as it is published."""
+        """Yield documents in order, from `number` on; of a growing store, each when it is published."""
         while True:
             while number < self.available:
                 yield self[number]
@@ -119,7 +119,7 @@ class TokenStore(Documents[Segment]):
             self.wait(documents=number + 1)
 
     def prefix(self, segments: int | None = None) -> TokenStore:
-        """What is published now as a store of known length, to start training on while the rest is written.
+        """Return the published part as a store of known length, to start training while the rest is written.
 
         Raises:
             UnknownLengthError: no segment is published yet.
@@ -131,17 +131,17 @@ class TokenStore(Documents[Segment]):
         return TokenStore(self.folder, segments=count)
 
     def wait(self, *, documents: int | None = None, timeout_s: float | None = None) -> int:
-        """Until so many documents can be read, or the store is finished; gives how many can.
+        """Wait until so many documents are available, or the store is finished; return the available number.
 
         Raises:
-            UnknownLengthError: its writer is gone, and nobody goes on.
-            WaitTimeoutError: it took longer.
+            UnknownLengthError: the writer has ended, and no other continues.
+            WaitTimeoutError: not within `timeout_s`.
         """
         now = written_at = time.monotonic()
         deadline = None if timeout_s is None else now + timeout_s
         while True:
             now = time.monotonic()
-            if self._is_written():  # looked at before the files: a writer that ends has published by then
+            if self._is_written():  # before the files: a writer publishes before it ends
                 written_at = now
             if self.refresh() >= (documents or float("inf")) or self.finished:
                 return self.available
@@ -155,10 +155,10 @@ class TokenStore(Documents[Segment]):
             time.sleep(_POLL_S)
 
     def check_source(self) -> None:
-        """Compare the source as it is now with what was converted.
+        """Compare the present source files with the converted ones.
 
         Raises:
-            DatasetChangedError: it is another one, or gone.
+            DatasetChangedError: a file was changed or is missing.
         """
         from hyperpod_ext.runtime.data.token_store.identity import changes
 
@@ -170,7 +170,7 @@ class TokenStore(Documents[Segment]):
             )
 
     def close(self) -> None:
-        """Let go; arrays that were given out stay valid."""
+        """Release the store; returned arrays stay valid."""
         self._readers.release()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -181,7 +181,7 @@ class TokenStore(Documents[Segment]):
             self.wait(documents=number + 1)
             if number < self._documents[-1]:
                 return number
-        if not self.finished:  # there is no end to count from yet
+        if not self.finished:  # no end to count from yet
             raise IndexError(f"document {number} of {self._documents[-1]}")
         return super()._reached(number)
 

@@ -1,7 +1,7 @@
-"""Batches that were expensive to make, kept ready on the node under (stream, step, slot).
+"""Cache of expensive batches on the node, by (stream, step, slot).
 
-A slot is the same samples at any world size, so what is ready stays right after a resize, and for another rank. It is a
-cache: what is missing, damaged or another stream's is made again, and counted; it never decides what is trained on.
+A slot has the same samples at any world size, so cached batches stay valid after a resize, and for another rank.
+Missing, damaged or foreign entries are made again, and counted; the cache never changes the training data.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _ABANDONED_S = 600.0
 
 @dataclass
 class RingStats:
-    """What became of requests, in this process."""
+    """Counts of this process's requests, by result."""
 
     hits: int = 0
     made: int = 0
     damaged: int = 0
-    """Found, but not as they were written; made again."""
+    """Damaged entries, which are made again."""
     not_kept: int = 0
-    """Made, but there was no room for them."""
+    """Made batches without room in the cache."""
 
 
 class ReadyRing:
@@ -54,9 +54,9 @@ class ReadyRing:
     def __init__(
         self, place: str | Path, stream: str, *, budget_bytes: int = 1 << 30, stale_after_s: float = 86400.0
     ) -> None:
-        """`stream`: fingerprint of all that decides what a slot holds: source, seed, batch size, collate.
+        """`stream`: fingerprint of everything that determines a slot: source, seed, batch size, collate.
 
-        Streams that nobody has used for `stale_after_s` are removed from `place`.
+        Streams unused for `stale_after_s` are removed from `place`.
         """
         self.stream, self.budget_bytes = stream, budget_bytes
         name = re.sub(r"[^A-Za-z0-9_.-]", "_", stream)[:40]
@@ -67,7 +67,7 @@ class ReadyRing:
         _sweep(self.folder, stale_after_s)
 
     def fetch(self, step: int, slot: int, make: Callable[[], Mapping[str, npt.NDArray[Any]]]) -> Arrays:
-        """What is ready, or what `make` gives, which is then kept if there is room."""
+        """Return the cached arrays, or those of `make`, which are then cached if there is room."""
         if (found := self.get(step, slot)) is not None:
             return found
         made = dict(make())
@@ -79,7 +79,7 @@ class ReadyRing:
         return made
 
     def get(self, step: int, slot: int) -> Arrays | None:
-        """The arrays, mapped: writable, and what is written is seen by this process alone. None: they are not ready."""
+        """Return the mapped arrays; only this process sees writes to them. None: not cached."""
         path = self._path(step, slot)
         try:
             with path.open("rb") as file:
@@ -97,12 +97,12 @@ class ReadyRing:
         return arrays
 
     def put(self, step: int, slot: int, arrays: Mapping[str, npt.NDArray[Any]]) -> bool:
-        """Keep `arrays`, and drop the oldest steps for them.
+        """Cache `arrays`, and drop the oldest steps for them.
 
-        False: they are the oldest and over the budget, or of a slot below 0: a ghost, whose samples count for nothing.
+        Returns False if they are the oldest and over the budget, or of a ghost slot (below 0).
 
         Raises:
-            DiskFullError: there is no room, even so.
+            DiskFullError: the disk has no room even then.
         """
         if slot < 0:
             return False
@@ -128,7 +128,7 @@ class ReadyRing:
         return True
 
     def ready(self) -> list[tuple[int, int]]:
-        """(step, slot) of all that is ready, in order."""
+        """Return (step, slot) of all cached batches, in order."""
         return sorted((step, slot) for step, slot, _, _ in self._entries())
 
     def _make_room(self, step: int, nbytes: int) -> bool:
@@ -138,7 +138,7 @@ class ReadyRing:
             if over <= 0:
                 break
             if oldest >= step:
-                return False  # steps still to come are worth more than one that is past
+                return False  # future steps are worth more than past ones
             path.unlink(missing_ok=True)
             over -= size
         return over <= 0
@@ -155,7 +155,7 @@ class ReadyRing:
         return self.folder / f"{step:012d}-{slot:06d}.batch"
 
     def _parse(self, mapped: mmap.mmap, step: int, slot: int) -> Arrays | None:
-        """The arrays in an entry; None if it is not what was written for this stream, step and slot."""
+        """Return the arrays in an entry; None if it is damaged, or of another stream, step or slot."""
         view = memoryview(mapped)
         if len(view) < _FRAME.size:
             return None
@@ -178,7 +178,7 @@ class ReadyRing:
 
 
 def _sweep(folder: Path, stale_after_s: float) -> None:
-    """What killed writers left here, and streams that nobody uses any more."""
+    """Remove temporary files of killed writers, and unused streams."""
     now = time.time()
     for path in folder.glob(f".*{TEMPORARY}"):
         with suppress(FileNotFoundError):

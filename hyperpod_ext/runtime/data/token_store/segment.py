@@ -1,8 +1,8 @@
-"""One segment: an immutable file of tokens, found again by id, checked before it is believed.
+"""One segment: an immutable file of tokens with checksums.
 
     0      magic, length and CRC64-NVME of the header
     20     header: JSON, see `SegmentInfo`; zeros up to 4096
-    4096   tokens of all documents, one after the other, in the smallest unsigned type that holds them
+    4096   tokens of all documents, contiguous, in the smallest unsigned type that holds them
            offsets: u64[documents + 1], in tokens
            CRC64-NVME of each 256 KiB from 4096 on: u64
 
@@ -40,20 +40,20 @@ Tokens = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
-    """What a segment's header says."""
+    """Contents of a segment's header."""
 
     index: int
     store: str
-    """Content key of the store it belongs to."""
+    """Content key of the segment's store."""
     dtype: str
     documents: int
     tokens: int
     nbytes: int
-    """Of the whole file."""
+    """Size of the whole file."""
     crc64nvme: str
-    """Of the blocks' checksums, and so of every token and offset."""
+    """Checksum of the blocks' checksums, and so of every token and offset."""
     next: Mapping[str, int] = field(default_factory=dict)
-    """Where in the source the next segment begins."""
+    """Position in the source of the next segment."""
     format: int = FORMAT
 
     @property
@@ -70,17 +70,17 @@ class SegmentInfo:
 
 
 def segment_name(index: int) -> str:
-    """Its file's name."""
+    """Return the file name of a segment."""
     return f"seg-{index:06d}.tokens"
 
 
 def write_segment(
     folder: Path, index: int, tokens: Tokens, offsets: Tokens, *, store: str, following: Mapping[str, int]
 ) -> SegmentInfo:
-    """Publish a segment of `tokens`, flat, and `offsets`, u64 of one more than the documents.
+    """Publish a segment of flat `tokens`, and `offsets`, u64, one more than documents.
 
     Raises:
-        DiskFullError: nothing is left of it.
+        DiskFullError: no space left; nothing remains of the segment.
     """
     offsets = np.ascontiguousarray(offsets, dtype="<u8")
     tokens = np.ascontiguousarray(tokens, dtype=tokens.dtype.newbyteorder("<"))
@@ -98,11 +98,11 @@ def write_segment(
 
 
 def read_info(path: Path) -> SegmentInfo:
-    """The header of a segment, checked, and its file's length with it.
+    """Return the header of a segment, after checking it and the file's length.
 
     Raises:
-        FileNotFoundError: it is not there.
-        CorruptSegmentError: it is damaged; says where.
+        FileNotFoundError: there is no such file.
+        CorruptSegmentError: the segment is damaged; names the place.
     """
     with path.open("rb") as file:
         return _parse(path, file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size)
@@ -143,7 +143,7 @@ class Segment:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             self.info = _parse(path, os.pread(descriptor, HEADER_BYTES, 0), os.fstat(descriptor).st_size)
-            # private and writable: tensors can be made of it without a copy, and what they write stays in this process
+            # private and writable: tensors need no copy, and only this process sees their writes
             self._map = mmap.mmap(
                 descriptor,
                 self.info.nbytes,
@@ -159,7 +159,7 @@ class Segment:
         self._tokens = self._writable.view()
         self._tokens.flags.writeable = False
         self.offsets: npt.NDArray[np.uint64] = np.frombuffer(self._map, "<u8", info.documents + 1, info.offsets_at)
-        """In tokens, of each document's beginning, and of the last one's end."""
+        """Offsets in tokens of each document's beginning, and of the last one's end."""
         self.offsets.flags.writeable = False
         self._crcs = np.frombuffer(self._map, "<u8", info.blocks, info.crcs_at)
         if f"{crc64nvme(self._crcs.data.cast('B')):016x}" != info.crc64nvme:
@@ -175,15 +175,15 @@ class Segment:
             raise CorruptSegmentError(f"{path}: its offsets are not in order", hint=rebuild_hint(path.parent))
 
     def document(self, at: int, writable: bool = False) -> Tokens:
-        """Document `at` of this segment, as `tokens` gives it."""
+        """Return document `at` of this segment, like `tokens`."""
         item = self.offsets.item
         return self.tokens(item(at), item(at + 1), writable)
 
     def tokens(self, begin: int, end: int, writable: bool = False) -> Tokens:
-        """Tokens `begin` to `end` of this segment, shape [end - begin]: a view, read-only unless asked otherwise.
+        """Return tokens `begin` to `end` of this segment, shape [end - begin]: a view, read-only unless `writable`.
 
         Raises:
-            CorruptSegmentError: a block of them does not match its checksum.
+            CorruptSegmentError: a block does not match its checksum.
         """
         if end > begin and not self._all_seen:
             first, last = begin * self._itemsize // BLOCK_BYTES, (end * self._itemsize - 1) // BLOCK_BYTES
@@ -192,21 +192,21 @@ class Segment:
         return (self._writable if writable else self._tokens)[begin:end]
 
     def windows(self, begins: npt.NDArray[np.int64], length: int) -> Tokens:
-        """As many tokens from each of `begins` on: a copy, shape [len(begins), length].
+        """Return `length` tokens from each of `begins` on: a copy, shape [len(begins), length].
 
         Raises:
-            CorruptSegmentError: a block of them does not match its checksum.
+            CorruptSegmentError: a block does not match its checksum.
         """
         if not self._all_seen:
             for begin in begins.tolist():
                 self.tokens(begin, begin + length)
-        rows = self._rows  # another thread may ask for another length
+        rows = self._rows  # another thread may use another length
         if rows.shape[1] != length:
             self._rows = rows = windows_of(self._tokens, length)
         return rows[begins]
 
     def damage(self) -> list[str]:
-        """What is wrong with the blocks, with their places; reads every byte."""
+        """Return a sentence for each damaged block; reads every byte."""
         return [self._problem(block) for block in range(self.info.blocks) if not self._matches(block)]
 
     def _see(self, first: int, last: int) -> None:
@@ -234,13 +234,13 @@ class Segment:
 
 
 def windows_of(tokens: Tokens, length: int) -> Tokens:
-    """A view of `tokens`, shape [n], that begins anew at each of them: shape [n - length + 1, length]."""
+    """Return a view of all windows of `tokens`, shape [n]: shape [n - length + 1, length]."""
     shape = (max(len(tokens) - length + 1, 0), length)
     return np.lib.stride_tricks.as_strided(tokens, shape, tokens.strides * 2, writeable=False)
 
 
 def _block_crcs(parts: Sequence[Bytes]) -> Iterator[int]:
-    """CRC64-NVME of each block of what `parts` are one after the other."""
+    """Yield the CRC64-NVME of each block of the consecutive `parts`."""
     checksum, filled = 0, 0
     for part in parts:
         view = memoryview(part).cast("B") if memoryview(part).nbytes else memoryview(b"")

@@ -1,4 +1,4 @@
-"""Records of a dataset in order, from any place in it: JSON, JSONL, plain text, gzip of these, Parquet and Arrow."""
+"""Read the records of a dataset in order from any position: JSON, JSONL, plain text, gzip of these, Parquet, Arrow."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where the next record is."""
+    """Position of the next record."""
 
     file: int = 0
     record: int = 0
-    """In its file, from 0."""
+    """Number in the file, from 0."""
     offset: int = 0
-    """In its file's text, in bytes, where records have one."""
+    """Byte offset in the file's text, if records have one."""
 
     @classmethod
     def of(cls, known: Mapping[str, int]) -> Position:
-        """From a segment's header."""
+        """Return the position in a segment's header."""
         return cls(**{name: known[name] for name in cls.__dataclass_fields__ if name in known})
 
     def as_dict(self) -> dict[str, int]:
-        """For a segment's header."""
-        return {"file": self.file, "record": self.record, "offset": self.offset}  # asdict() is slow, a record each
+        """Return the position for a segment's header."""
+        return {"file": self.file, "record": self.record, "offset": self.offset}  # asdict() is too slow for each record
 
 
 def find_files(sources: Sequence[str | Path]) -> list[Path]:
-    """The files that `sources` name: files, folders, patterns. Sorted within each, so that all nodes agree.
+    """Return the files of `sources` (files, folders, patterns), sorted within each, so that all nodes agree.
 
     Raises:
         NotFoundError: a source has no file.
-        ConfigError: files of a kind that is not read.
+        ConfigError: files of an unsupported kind.
     """
     found: list[Path] = []
     for source in map(str, sources):
@@ -80,7 +80,7 @@ def find_files(sources: Sequence[str | Path]) -> list[Path]:
 
 
 def kind_of(path: Path) -> str | None:
-    """`jsonl`, `json`, `text`, `parquet` or `arrow`, by the name; None: another."""
+    """Return `jsonl`, `json`, `text`, `parquet` or `arrow`, by file name; None for others."""
     suffix = path.suffix.lower()
     if suffix == ".gz":
         kind = _KINDS.get(Path(path.stem).suffix.lower())
@@ -91,12 +91,12 @@ def kind_of(path: Path) -> str | None:
 def rows(
     files: Sequence[Path], start: Position, *, field: str, split: str, on_bytes: Callable[[int], None]
 ) -> Iterator[tuple[Position, Position, Any]]:
-    """Records from `start` on, as (its place, the next one's place, value). `on_bytes` gets bytes of files as read.
+    """Yield records from `start` on, as (position, next position, value). `on_bytes` gets the number of bytes read.
 
-    A record that cannot be read is given as a `ValueError` in its place; what can be done about it is the caller's.
+    An unreadable record is yielded as a `ValueError`, for the caller to handle.
 
     Raises:
-        ConfigError: a file that cannot be read on from here.
+        ConfigError: the rest of a file cannot be read.
     """
     here = start
     for number in range(start.file, len(files)):
@@ -114,7 +114,7 @@ def rows(
 
 
 def _of_file(path: Path, start: Position, field: str, split: str) -> Iterator[tuple[Position, Any, int]]:
-    """(place of the next record, value or ValueError, bytes of the file read so far)."""
+    """Yield (position of the next record, value or ValueError, bytes of the file read so far)."""
     kind = kind_of(path)
     if kind in ("parquet", "arrow"):
         read = parquet_rows if kind == "parquet" else arrow_rows
@@ -145,12 +145,12 @@ def _lines(
     for piece in pieces:
         record, offset = record + 1, offset + len(piece)
         if parse is _json and not piece.strip():
-            continue  # blank lines between records are common, and none
+            continue  # blank lines are no records
         yield Position(start.file, record, offset), parse(piece), raw.tell()
 
 
 def _paragraphs(text: IO[bytes]) -> Iterator[bytes]:
-    """Lines up to and with the blank ones after them."""
+    """Yield paragraphs: lines, including the blank lines after them."""
     piece, ended = b"", False
     for line in text:
         if ended and line.strip():
@@ -177,7 +177,7 @@ def _decoded(piece: bytes) -> Any:
 
 
 def _array_of(path: Path, text: IO[bytes]) -> list[Any] | None:
-    """The records of a JSON array; None where the file has a record a line."""
+    """Return the records of a JSON array; None if the file has a record per line."""
     head = text.read(4096).lstrip()
     text.seek(0)
     if not head.startswith(b"["):
@@ -202,7 +202,7 @@ def _read_all(path: Path, text: IO[bytes]) -> bytes:
 
 def _opened(path: Path, raw: IO[bytes]) -> IO[bytes]:
     if path.suffix.lower() == ".gz":
-        return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]  # reads as IO[bytes] does; its type lacks fileno
+        return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]  # like IO[bytes], but its type lacks fileno
     return raw
 
 

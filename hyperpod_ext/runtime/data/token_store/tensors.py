@@ -1,4 +1,4 @@
-"""Samples as torch tensors that share the mapping's memory: no copy, and no warning about read-only arrays."""
+"""Samples as torch tensors that share the mapping's memory, without a copy or a warning about read-only arrays."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import torch
 class TensorSource:
     """`source[i]` of a store or `Packed` as a tensor of shape [n], of the stored type.
 
-    The mapping is private: a tensor may be written to, and this process alone will see it, for as long as it runs. Make
-    a copy (`.long()` does) where the next epoch should see what is stored. The samples of a micro-batch are read at
-    once where they are packed, and are such copies already.
+    The mapping is private: only this process sees writes to a tensor, but also in later epochs. Make a copy (`.long()`
+    does) before writing. Micro-batches of `Packed` are read at once, and are such copies already.
     """
 
     def __init__(self, source: Any) -> None:
@@ -21,7 +20,7 @@ class TensorSource:
 
     @property
     def fingerprint(self) -> str:
-        """The source's."""
+        """The source's fingerprint."""
         return str(self.source.fingerprint)
 
     def __len__(self) -> int:
@@ -31,7 +30,7 @@ class TensorSource:
         return torch.from_numpy(self.source.get(number, writable=True))
 
     def __getitems__(self, numbers: Sequence[int]) -> list[torch.Tensor]:
-        """What a DataLoader and ElasticDataLoader ask for."""
+        """Return several samples at once, for DataLoader and ElasticDataLoader."""
         batch = getattr(self.source, "batch", None)
         if batch is None:
             return [self[number] for number in numbers]

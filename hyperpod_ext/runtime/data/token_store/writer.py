@@ -1,11 +1,11 @@
-"""The one writer of a store: `flock` keeps it single, rename keeps what it wrote whole.
+"""The single writer of a store: `flock` excludes others, rename makes files atomic.
 
-    FOLDER/about.json            what the store is made from; its hash is the store's key
-           lock, readers         held by the writer, and by whoever reads
+    FOLDER/about.json            source and options of the store; its hash is the store's key
+           lock, readers         held by the writer, and by readers
            seg-000000.tokens     ...
-           store.json            written last; without it the store still grows
+           store.json            written last; without it the store is still growing
 
-It can be killed at any moment: the next one goes on after the newest segment.
+It can be killed at any moment: the next writer continues after the newest segment.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from hyperpod_ext.runtime.data.token_store.segment import SegmentInfo, Tokens, r
 
 MIB = 1 << 20
 SEGMENT_BYTES = 128 * MIB
-_TIMEOUT_S = 0.5  # readers look whether the lock is free by taking it for a moment
+_TIMEOUT_S = 0.5  # readers take the lock for a moment to check it
 ABOUT, DONE, LOCK, READERS = "about.json", "store.json", "lock", "readers"
 
 
 def key_of(about: Mapping[str, Any]) -> str:
-    """Name of what a store holds: equal keys, equal tokens. Where the source lies does not count."""
+    """Return the key of a store: equal keys mean equal tokens. The source's folder does not count."""
     content = {**about, "source": content_of(about["source"])}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def digest_of(segments: Sequence[SegmentInfo]) -> str:
-    """Fingerprint of tokens: the same on every node, wherever and whenever the store was built."""
+    """Return the fingerprint of tokens: equal on every node, for any folder and time of the build."""
     content = [[each.dtype, each.documents, each.tokens, each.crc64nvme] for each in segments]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
 
 def smallest_dtype(largest: int) -> np.dtype[Any]:
-    """The smallest unsigned type that holds tokens up to `largest`."""
+    """Return the smallest unsigned type for tokens up to `largest`."""
     for name in ("uint8", "uint16", "uint32", "uint64"):
         if largest <= np.iinfo(name).max:
             return np.dtype(name)
@@ -51,10 +51,10 @@ def smallest_dtype(largest: int) -> np.dtype[Any]:
 
 
 def published(folder: Path) -> list[SegmentInfo]:
-    """Headers of the segments that are there, from 0 up to the first that is not.
+    """Return the headers of the published segments, from 0 up to the first missing one.
 
     Raises:
-        CorruptSegmentError: one of them is damaged.
+        CorruptSegmentError: a segment is damaged.
     """
     found: list[SegmentInfo] = []
     while True:
@@ -77,11 +77,11 @@ class StoreWriter:
         lock: FileLock | None = None,
         before_publish: Callable[[], None] = lambda: None,
     ) -> None:
-        """Take the store over, new or unfinished. `lock` is one that is held already; `before_publish` may refuse.
+        """Open a new or unfinished store. `lock`: an already held lock; `before_publish` may raise.
 
         Raises:
-            ConflictError: another writer has it.
-            CorruptSegmentError: what is there is damaged.
+            ConflictError: another writer has the lock.
+            CorruptSegmentError: published files are damaged.
         """
         make_folder(folder)
         self.folder, self.key = folder, key_of(about)
@@ -113,27 +113,27 @@ class StoreWriter:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether the store is complete."""
         return (self.folder / DONE).exists()
 
     @property
     def position(self) -> Mapping[str, int]:
-        """Where in the source the first document lies that is not published; empty: at its beginning."""
+        """Position in the source of the first unpublished document; empty: the beginning."""
         return self.segments[-1].next if self.segments else {}
 
     @property
     def documents(self) -> int:
-        """Published, and waiting to be."""
+        """Number of documents, published or waiting."""
         return sum(info.documents for info in self.segments) + len(self._offsets) - 1
 
     def append(self, tokens: Tokens, following: Mapping[str, int]) -> SegmentInfo | None:
-        """Add a document, integers of shape [n]; `following` is where the source goes on after it.
+        """Add a document, integers of shape [n]; `following`: position in the source after it.
 
-        Gives the segment that was published, if one got full.
+        Returns the published segment, if one got full.
 
         Raises:
-            HyperpodExtError: what is given are no tokens.
-            DiskFullError: what was published before stays.
+            HyperpodExtError: `tokens` are invalid.
+            DiskFullError: no space left; published segments stay.
         """
         largest = _largest(tokens, self.documents)
         if self._declared is not None and largest > np.iinfo(self._declared).max:
@@ -157,7 +157,7 @@ class StoreWriter:
         return done
 
     def publish(self) -> SegmentInfo | None:
-        """Publish what waits, if anything does."""
+        """Publish the waiting documents, if any."""
         if len(self._offsets) == 1:
             return None
         self._before_publish()
@@ -174,7 +174,7 @@ class StoreWriter:
         return info
 
     def finish(self, more: Mapping[str, Any]) -> None:
-        """Publish the rest, and say that this is all; `more` goes into store.json."""
+        """Publish the rest, and mark the store as finished; `more` is added to store.json."""
         self.publish()
         self._before_publish()
         known = {
@@ -189,7 +189,7 @@ class StoreWriter:
         publish_json(self.folder / DONE, {**known, **more})
 
     def close(self) -> None:
-        """Let go of the store; what waits is not published."""
+        """Release the store without publishing the waiting documents."""
         self._lock.release()
 
     def __enter__(self) -> StoreWriter:

@@ -1,4 +1,4 @@
-"""A thread that looks after a generation that is over, until its rank has left it."""
+"""A thread that finds lost wake-ups after an abort, until this rank has left the generation."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from collections.abc import Callable
 from hyperpod_ext.runtime.process_group.gloo import cpu_contention
 
 _LOOK_S, _SLOWER, _SLOWEST_LOOK_S = 0.005, 1.2, 0.05
-"""How often it is looked, once a generation is over."""
+"""First interval between checks after an abort, its growth, and its maximum."""
 _LOOK_SHARE = 0.1
-"""Share of the time that may go into looking: where many ranks share few cores, it is taken from those not free yet."""
+"""Maximum share of time for checks: with few cores for many ranks, checks delay ranks that are still waiting."""
 
 
 class Over:
-    """A generation that is over.
+    """An aborted generation.
 
     Args:
-        look: called again and again, by the watcher's thread.
+        look: called repeatedly by the watcher's thread.
     """
 
     def __init__(self, look: Callable[[], None]) -> None:
@@ -30,24 +30,24 @@ class Over:
         self._rest_until = 0.0
 
     def rest(self, seconds: float) -> None:
-        """The rank is about to leave, and will hardly need a look any more: none is due for so long, and a little."""
+        """Pause the checks for a little more than `seconds`: the rank is about to leave."""
         self._rest_until = time.monotonic() + seconds + _LOOK_S
 
     def leave(self) -> None:
-        """The rank leaves. No look is under way when this returns, and none comes later."""
+        """Stop the checks, and wait for a running one."""
         self._left.set()
         with self._looking:
             pass
 
     def watch(self) -> None:
-        """Returns when the rank has left."""
+        """Check repeatedly until the rank has left."""
         if self._left.wait(_LOOK_S):
             return
-        # most ranks are woken in the ordinary way, if they get a core
+        # most ranks are woken normally once they get a core
         pause_s = cpu_contention.turn_s(cpu_contention.per_core())
         every_s = _LOOK_S
         while not self._left.wait(max(pause_s, self._rest_until - time.monotonic())):
-            if time.monotonic() < self._rest_until:  # it began to leave meanwhile
+            if time.monotonic() < self._rest_until:  # the rank has begun to leave
                 continue
             began = time.thread_time()
             with self._looking:
@@ -55,25 +55,25 @@ class Over:
                     return
                 try:
                     self._look()
-                except Exception:  # out of descriptors, say: that look is lost, and not those that come after it
+                except Exception:  # for example out of descriptors: only this check is lost
                     traceback.print_exc()
             every_s = min(every_s * _SLOWER, _SLOWEST_LOOK_S)
             pause_s = min(max(every_s, (time.thread_time() - began) / _LOOK_SHARE), _SLOWEST_LOOK_S)
 
 
 class AbortWatcher:
-    """The thread. It is there before it is needed: to start it at a cut took a rank as long as the cut."""
+    """The watching thread, started early: starting it during an abort took as long as the abort."""
 
     def __init__(self) -> None:
         self._overs: queue.SimpleQueue[Over | None] = queue.SimpleQueue()
         threading.Thread(target=self._work, name="hpx-abort", daemon=True).start()
 
     def look_after(self, over: Over) -> None:
-        """Watch it. What was given before must have been left."""
+        """Watch an aborted generation. The one before must have been left."""
         self._overs.put(over)
 
     def end(self) -> None:
-        """Nothing comes after this."""
+        """End the thread."""
         self._overs.put(None)
 
     def _work(self) -> None:

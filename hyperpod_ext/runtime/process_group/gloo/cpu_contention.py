@@ -1,7 +1,7 @@
-"""How many threads want this machine's cores, and leaving the cores to them for a moment.
+"""Measure how many threads compete for this machine's cores, and yield the cores to them for a moment.
 
-When a generation is aborted, every rank of a machine wants a core at once. Ranks that are already free slow down those
-that are not.
+When a generation is aborted, every rank of a machine needs a core at once. Ranks that have already left slow down the
+others.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from collections.abc import Callable
 from hyperpod_ext.runtime.process_group.gloo.sockets import read_proc
 
 _TURN_S = 0.0005
-"""What a rank runs until it is free, roughly."""
+"""Approximate CPU time of a rank until it has left."""
 _TURNS, _LONGEST_S = 3, 0.05
-"""Nobody waits longer than that: where others always want the cores, it is no use."""
+"""Longest wait: it is useless if the cores are always busy."""
 
 
 def per_core() -> float:
-    """Threads of the whole machine that run or could, whoever asks among them, for each core; 0: it is not told."""
+    """Return the runnable threads of the whole machine per core, including this one; 0: unknown."""
     try:
         running = int(read_proc("/proc/loadavg").split()[3].split("/")[0])
-    except (OSError, ValueError, IndexError):  # some sandboxes make their own
+    except (OSError, ValueError, IndexError):  # some sandboxes have their own format
         return 0.0
     return running / (os.cpu_count() or 1)
 
 
 def turn_s(load: float) -> float:
-    """Seconds until each of so many threads for a core has had its turn; 0 where all have a core."""
+    """Return the seconds until each of `load` threads per core has had its turn; 0 if all have a core."""
     return min(load * _TURN_S, _LONGEST_S) if load > 1 else 0.0
 
 
 def timeout_s(load: float) -> float:
-    """Seconds that such a crowd is worth waiting for."""
+    """Return the longest useful wait at this load, in seconds."""
     return min(_TURNS * turn_s(load), _LONGEST_S)
 
 
 def yield_cores(timeout_s: float, load: Callable[[], float] = per_core) -> None:
-    """Sleep while others want the cores; for `timeout_s` seconds at most."""
+    """Sleep while other threads need the cores, for at most `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
     while (left := deadline - time.monotonic()) > 0 and (pause := turn_s(load())):
         time.sleep(min(pause, left))

@@ -1,4 +1,4 @@
-"""Which waits gloo has forgotten, once its connections have ended: those that nobody is left to wake."""
+"""Find and end the waits that gloo has lost after its connections ended, so that nothing else will wake them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from hyperpod_ext.runtime.process_group.gloo.sockets import EventLoop, answer_fo
 from hyperpod_ext.runtime.process_group.gloo.waits import LostWakeups, StuckWait, ran_s
 
 _CIRCLES_S = 0.005
-"""An event thread that has run so long since its connections ended has been through all of them."""
+"""CPU time after which an event thread has processed all ended connections."""
 _SURELY_S = 0.5
-"""After so long, waits are ended though a thread still runs that may be one of gloo's."""
+"""Time after which waits are ended even if a running thread may be gloo's."""
 _WHY = "Connection closed by peer: this generation of the job is over"
 
 
 class LostWakeupMonitor:
-    """Looks again and again, and ends what is asleep at two looks when all event threads have done what they had to.
+    """Checks repeatedly, and ends waits that are asleep in two checks after all event threads have done their work.
 
-    An event thread that has noticed all ends of connections sleeps again. One that has not yet had a core is not
-    waited for in vain: what it will wake itself may not be touched. One that turns in circles has run for a while.
+    An event thread that has noticed all ends of connections sleeps again. One that has not had a core yet must be
+    waited for: the waits it will wake itself must not be touched. One that spins has run for a while.
 
     Args:
-        waits: this process's.
-        loops: finds the event threads of its groups.
-        places: ranks of the largest group.
+        waits: the waits of this process.
+        loops: returns the event threads of its groups.
+        places: number of ranks of the largest group.
     """
 
     def __init__(self, waits: LostWakeups, loops: Callable[[], Sequence[EventLoop]], places: int) -> None:
@@ -35,7 +35,7 @@ class LostWakeupMonitor:
         self._ran: dict[int, float] = {}
 
     def look(self, busy: Collection[int]) -> None:
-        """`busy`: epoll sets of the event threads that have ends of connections to notice, or had a moment ago."""
+        """Check once. `busy`: epoll sets of event threads that must still notice ended connections, or just have."""
         seen = self._waits.look()
         quiet = seen.polled.issuperset(busy) or self._in_circles(seen.running)
         before, self._before = self._before, seen.asleep if quiet else []
@@ -52,7 +52,7 @@ class LostWakeupMonitor:
         return bool(running) and all(ran_s(thread) - since >= _CIRCLES_S for thread, since in self._ran.items())
 
     def _answer(self) -> bool:
-        """Answer for those who will not connect any more; False: that was done before."""
+        """Answer for members that will never connect; return False if that was done before."""
         new = [loop for loop in self._loops() if loop.address not in self._answered]
         for loop in new:
             self._answered.add(loop.address)

@@ -1,7 +1,7 @@
-"""The sockets that gloo has open, found where gloo itself keeps them: in the epoll sets of its event threads.
+"""Find gloo's open sockets in the epoll sets of its event threads.
 
-With connections that are made when they are first used, there is no moment at which a group has all of its
-sockets. What is registered with a group's event thread is exactly what the group uses, now.
+With connections made at the first use, a group never has all of its sockets at one moment. The epoll set of its event
+thread has exactly the sockets in use.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ANY_FD = 2
 _INT_BYTES = 4
 _libc = ctypes.CDLL(None, use_errno=True)
 _quick_libc = ctypes.PyDLL(None)
-"""Keeps the GIL: for calls that take less time than to let go of it."""
+"""Keeps the GIL: for calls that take less time than releasing it."""
 
 
 class _Event(ctypes.Structure):
@@ -36,70 +36,70 @@ class _Event(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """One of a group's sockets, as it is registered; those that are being made included."""
+    """One of a group's registered sockets, connected or connecting."""
 
     fd: int
-    """The number it was registered under. An epoll set keeps a socket that lives on elsewhere (a duplicate, a forked
-    process) when this number has long become something else's."""
+    """The descriptor at registration. An epoll set keeps a socket that is open elsewhere (a duplicate, a forked
+    process) even after this number has been reused."""
     events: int
     data: int
-    """A pointer to whatever of gloo's takes the events."""
+    """A pointer to gloo's event handler."""
     inode: int
 
     @property
     def armed(self) -> bool:
-        """Whether gloo waits for something on it."""
+        """Whether gloo waits for events on the socket."""
         return bool(self.events & (select.EPOLLIN | select.EPOLLOUT))
 
 
 @dataclass(frozen=True, slots=True)
 class EventLoop:
-    """One group's event thread, as the kernel sees it."""
+    """One group's event thread: its epoll set and sockets."""
 
     epoll: int
     connections: dict[int, Connection]
-    """By inode."""
+    """Connections by inode."""
     address: tuple[str, int]
-    """Where it listens."""
+    """Address of the group's listener."""
 
 
 def next_descriptor() -> int:
-    """The number of whatever this process opens next: the kernel gives the lowest that is free."""
+    """Return the next descriptor of this process: the kernel uses the lowest free number."""
     number = os.dup(_ANY_FD)
     os.close(number)
     return number
 
 
 def event_loops(known: Container[int] = ()) -> list[EventLoop]:
-    """Of every gloo group in this process: an epoll set that holds a pipe and one listening socket.
+    """Return the event loop of every gloo group in this process: an epoll set with a pipe and one listening socket.
 
-    Groups of a process that this one was forked from are among them: an epoll set is inherited.
+    Includes groups of a parent process: epoll sets are inherited.
 
     Args:
-        known: inodes of connections that were found before, which saves looking at them.
+        known: inodes of known connections, which need no check.
     """
     numbers = os.listdir("/proc/self/fd")  # noqa: PTH208  (names only, no Path objects on this path)
     return list(event_loops_among(map(int, numbers), known))
 
 
 def event_loops_among(numbers: Iterable[int], known: Container[int] = ()) -> Iterator[EventLoop]:
-    """Those with these descriptors, one after the other."""
+    """Yield the event loops among these descriptors."""
     for number in numbers:
         try:
             if stat.S_IFMT(os.fstat(number).st_mode):
-                continue  # a file, pipe or socket; the kernel's own objects, epoll sets among them, have no type
+                continue  # a file, pipe or socket; epoll sets and other kernel objects have no type
             loop = _read(number, known)
-        except OSError:  # it is none, or was closed a moment ago
+        except OSError:  # no epoll set, or just closed
             continue
         if loop is not None:
             yield loop
 
 
 def read_proc(path: str) -> str:
-    """A file of the kernel's, in a third of the time that Python's own files take.
+    """Read a file of /proc, in a third of the time of Python's own files.
 
     Raises:
-        OSError: what it tells of has gone.
+        OSError: the file's process, thread or descriptor no longer exists.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -112,7 +112,7 @@ def read_proc(path: str) -> str:
 
 
 def _read(epoll: int, known: Container[int]) -> EventLoop | None:
-    """An epoll set's descriptors by kind; None for what is none, or not gloo's."""
+    """Return the event loop of an epoll set; None for other descriptors, or if it is not gloo's."""
     pipes = 0
     listeners: list[tuple[str, int]] = []
     connections: dict[int, Connection] = {}
@@ -120,7 +120,7 @@ def _read(epoll: int, known: Container[int]) -> EventLoop | None:
         with contextlib.suppress(OSError):  # closed meanwhile
             status = os.fstat(registered.fd)
             if status.st_ino != registered.inode:
-                continue  # the number is another's by now
+                continue  # the number was reused
             if stat.S_ISFIFO(status.st_mode):
                 pipes += 1
             elif stat.S_ISSOCK(status.st_mode):
@@ -132,7 +132,7 @@ def _read(epoll: int, known: Container[int]) -> EventLoop | None:
 
 
 def _registered(fdinfo: str) -> list[Connection]:
-    """What is in an epoll set, from lines like `tfd: 29 events: 19 data: 7f12ac0  pos:0 ino:3d sdev:9`."""
+    """Parse an epoll set's entries, from lines like `tfd: 29 events: 19 data: 7f12ac0  pos:0 ino:3d sdev:9`."""
     found = []
     for line in fdinfo.splitlines():
         if line.startswith("tfd:"):
@@ -144,12 +144,12 @@ def _registered(fdinfo: str) -> list[Connection]:
 
 
 def quieten(loop: EventLoop) -> None:
-    """Have gloo told once more at most of what is still armed.
+    """Limit the remaining events on armed sockets to one each.
 
-    A message whose buffer has gone is never read to its end, nor is the end of its connection: the event thread turns
-    in circles over it, and whoever destroys the group waits for that thread for ever.
+    A message without a buffer is never read to its end, nor is the end of its connection: the event thread spins on it,
+    and destroying the group waits for that thread forever.
 
-    What is armed for one event only is let be: its pointer is to something that is gone after that event.
+    Sockets armed for one event only are left alone: their handler is deleted after that event.
     """
     for connection in loop.connections.values():
         if connection.armed and not connection.events & select.EPOLLONESHOT:
@@ -158,7 +158,7 @@ def quieten(loop: EventLoop) -> None:
 
 
 def _listens_at(fd: int) -> tuple[str, int] | None:
-    """Address of a listening socket."""
+    """Return the address of a listening socket; None for other sockets."""
     listens, size = ctypes.c_int(), ctypes.c_uint(_INT_BYTES)
     wanted = socket.SOL_SOCKET, socket.SO_ACCEPTCONN
     failed = _quick_libc.getsockopt(fd, *wanted, ctypes.byref(listens), ctypes.byref(size))
@@ -170,10 +170,10 @@ def _listens_at(fd: int) -> tuple[str, int] | None:
 
 
 def answer_for(loop: EventLoop, places: int) -> None:
-    """Connect to a group as each of its other members would, and hang up.
+    """Connect to a group like each of its other members, and close the connections.
 
-    Whoever waits for a connection that its member will not make any more gets this one, and finds it closed. What
-    comes later is put aside. A member says which one it is by its place in the group, in eight bytes.
+    A thread that waits for a member's connection gets this one, closed. Later connections are ignored. A member
+    identifies itself by its place in the group, in eight bytes.
     """
     family = family_of(loop.address[0])
     for place in range(places):
@@ -184,7 +184,7 @@ def answer_for(loop: EventLoop, places: int) -> None:
 
 
 def duplicate(fd: int, inode: int) -> int | None:
-    """Another descriptor of the connection, checked by inode so that a reused number is never hit."""
+    """Return a duplicate of a connection's descriptor, checked by inode against reuse of the number."""
     try:
         copy = os.dup(fd)
     except OSError:
@@ -196,5 +196,5 @@ def duplicate(fd: int, inode: int) -> int | None:
 
 
 def end_reading(fd: int) -> None:
-    """Whoever reads from the connection finds it ended. Nothing happens to one that is not connected (any more)."""
+    """Shut down reading: readers get the end of the connection. No effect on unconnected sockets."""
     _quick_libc.shutdown(fd, socket.SHUT_RD)

@@ -1,13 +1,13 @@
-"""Threads that wait in gloo for what will never come, and how they are told.
+"""Find and end threads that wait in gloo for an event that will never come.
 
-When a connection ends, gloo tells the operations that stand in its queues. It forgets the one whose bytes were just
-on their way, in or out, and its thread sleeps out the group's timeout, half an hour unless set. The same happens to
-a thread that waits for a connection which the other side will not make. Both wait on a condition variable inside of
-an object of gloo's. The kernel says on which address a thread sleeps, and the object around it is known by its table
-of virtual functions. A buffer is then told by gloo's own function, which libtorch exports, as gloo would have. For
-connections there is a way through the front door (`sockets.answer_for`).
+When a connection ends, gloo wakes the operations in its queues, but not an operation in the middle of its transfer: the
+operation's thread sleeps until the group's timeout, half an hour by default. The same happens to a thread that waits
+for a connection that the other side will never make. Both wait on a condition variable inside of a gloo object. The
+kernel shows the address on which a thread sleeps, and the object around it is recognized by its virtual function table.
+gloo's own function, exported by libtorch, then makes a buffer's wait raise. Waits for connections end by an ordinary
+connection (`sockets.answer_for`).
 
-Nothing here depends on the layout of gloo's objects. Where a name is missing, `LostWakeups.find()` gives None.
+Nothing here depends on the layout of gloo's objects. If a symbol is missing, `LostWakeups.find()` returns None.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 from hyperpod_ext.runtime.process_group.gloo.sockets import read_proc
 
 _LIST_EVERY = 8
-"""Looks at the threads of gloo after which it is asked again which ones there are."""
+"""Number of checks of gloo's threads before the threads are listed again."""
 
 _X86 = os.uname().machine == "x86_64"
 _FUTEX = 202 if _X86 else 98
@@ -36,23 +36,23 @@ _BUFFER, _PAIR = f"_ZTV{_GLOO}13UnboundBufferE", f"_ZTV{_GLOO}4PairE"
 _TELL_BUFFER = f"_Z{_GLOO}13UnboundBuffer15signalExceptionENSt15__exception_ptr13exception_ptrE"
 _RUNTIME_ERROR_BYTES = 16
 _SYSCALL_BYTES = 256
-"""A call's number, six arguments and two registers."""
+"""Enough for a call's number, six arguments and two registers."""
 _BUFFER_BYTES, _PAIR_BYTES = 256, 1024
-"""How far inside of an object its condition variable may be: 120 and 528 bytes in torch 2.13."""
+"""Maximum offset of the condition variable in its object: 120 and 528 bytes in torch 2.13."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """A thread that sleeps, until it is woken or a time has come."""
+    """A thread that sleeps until it is woken, or until a timeout."""
 
     thread: int
     address: int
-    """Of the word it sleeps on."""
+    """Address of the futex."""
     timed: bool
 
 
 def sleeping(thread: int) -> Sleep | None:
-    """On what a thread of this process waits; None while it does anything else."""
+    """Return the futex wait of a thread of this process; None if it does anything else."""
     try:
         return _sleep(thread, read_proc(f"/proc/self/task/{thread}/syscall"))
     except OSError:  # it has just ended
@@ -60,7 +60,7 @@ def sleeping(thread: int) -> Sleep | None:
 
 
 def ran_s(thread: int) -> float:
-    """Seconds that a thread of this process has had a core; infinite: it has ended."""
+    """Return the CPU seconds of a thread of this process; infinite if it has ended."""
     try:
         return int(read_proc(f"/proc/self/task/{thread}/schedstat").split()[0]) / 1e9
     except OSError:
@@ -75,7 +75,7 @@ def _sleep(thread: int, syscall: str) -> Sleep | None:
 
 
 def threads(name: str = "") -> list[int]:
-    """Threads of this process whose name begins with `name`."""
+    """Return the threads of this process with names that begin with `name`."""
     found = []
     for task in os.listdir("/proc/self/task"):  # noqa: PTH208  (names only, no Path objects on this path)
         with contextlib.suppress(OSError):  # it has just ended
@@ -85,8 +85,10 @@ def threads(name: str = "") -> list[int]:
 
 
 def work_threads() -> list[int]:
-    """Threads in which gloo's operations run. Older torch gives them no name: then all that neither are Python's nor
-    wait for events of sockets."""
+    """Return the threads that run gloo's operations.
+
+    In older torch they have no name: then all threads that are not Python's and do not wait for socket events.
+    """
     if named := threads("pt_gloo"):
         return named
     python = {thread.native_id for thread in threading.enumerate()}
@@ -103,29 +105,28 @@ def _waits_for_events(thread: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StuckWait:
-    """A thread that sleeps inside of one of gloo's objects."""
+    """A thread that sleeps inside of a gloo object."""
 
     sleep: Sleep
     buffer: int
-    """Address of a buffer that is being sent or filled; 0: it is none."""
+    """Address of the buffer being sent or filled; 0: none."""
     in_pair: bool
-    """Whether it is inside of a connection that is being made. Both: memory that has not been written yet may look like
-    a buffer that was there before."""
+    """Whether the thread waits for a connection. With a buffer, too: unwritten memory may look like an old buffer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What this process's other threads do at one moment."""
+    """State of this process's other threads at one moment."""
 
     asleep: list[StuckWait]
     polled: set[int]
-    """Epoll sets that a thread waits on."""
+    """Epoll sets with a waiting thread."""
     running: list[int]
-    """Threads that run, or would if they had a core."""
+    """Runnable threads."""
 
 
 class LostWakeups:
-    """Finds and ends such waits in this process."""
+    """Finds and ends lost waits in this process."""
 
     def __init__(self, torch: ctypes.PyDLL, cpp: ctypes.PyDLL, c: ctypes.PyDLL) -> None:
         self._c = c
@@ -141,7 +142,7 @@ class LostWakeups:
 
     @classmethod
     def find(cls) -> LostWakeups | None:
-        """With the functions of this process's torch; None where one is missing."""
+        """Return an instance with the functions of this process's torch; None if one is missing."""
         if os.uname().machine not in ("x86_64", "aarch64"):
             return None
         import torch
@@ -153,7 +154,7 @@ class LostWakeups:
             return None
 
     def look(self) -> Look:
-        """Who sleeps in gloo at this moment; most of them will be woken in the ordinary way."""
+        """Return the threads that sleep in gloo now; most of them will be woken normally."""
         own, seen = threading.get_native_id(), Look([], set(), [])
         for thread in threads():
             if thread == own:
@@ -171,11 +172,11 @@ class LostWakeups:
         return seen
 
     def end(self, lost: StuckWait, why: str) -> None:
-        """Have the wait for a buffer raise. Only for one that nobody else can wake any more: a thread that goes on by
-        itself could free the object meanwhile.
+        """Make a buffer's wait raise. Only for waits that nothing else can wake: a thread that continues by itself
+        could free the object meanwhile.
 
-        From the last look to the call the GIL is kept (nothing here goes through Python's own files, or through a
-        library that lets go of it): a thread of Python's that has been woken may not free what it waited for.
+        The GIL is held from the last check to the call (nothing here uses Python's own files, or a library that
+        releases the GIL), so that a woken Python thread cannot free the object.
         """
         pointer = self._exception(why)
         target, argument = ctypes.c_void_p(lost.buffer), ctypes.byref(pointer)
@@ -184,7 +185,7 @@ class LostWakeups:
         self._let_go(argument)
 
     def _sleeping_still(self, sleep: Sleep) -> bool:
-        """Without letting go of the GIL."""
+        """Return whether the thread still sleeps on the same futex, without releasing the GIL."""
         file = self._c.open(f"/proc/self/task/{sleep.thread}/syscall".encode(), os.O_RDONLY | os.O_CLOEXEC)
         if file < 0:
             return False
@@ -194,7 +195,7 @@ class LostWakeups:
         return read > 0 and _sleep(sleep.thread, text.raw[:read].decode()) == sleep
 
     def _object_around(self, sleep: Sleep) -> StuckWait | None:
-        """The objects of gloo's that begin so near before the address the thread sleeps on that it may be in them."""
+        """Return the gloo object around the futex: one that begins close enough before its address."""
         place, words = sleep.address & ~7, b""
         memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -207,13 +208,13 @@ class LostWakeups:
         for index, value in enumerate(struct.unpack(f"{len(words) // 8}Q", words)):
             found = place - len(words) + index * 8
             if value == self._pair:
-                buffer, in_pair = 0, True  # whatever began before it has ended before it
+                buffer, in_pair = 0, True  # objects that begin before a pair end before it
             elif value == self._buffer and place - found < _BUFFER_BYTES:
                 buffer = found
         return StuckWait(sleep, buffer, in_pair) if buffer or in_pair else None
 
     def _exception(self, why: str) -> ctypes.c_void_p:
-        """A `std::exception_ptr` that holds a `std::runtime_error`."""
+        """Return a `std::exception_ptr` with a `std::runtime_error`."""
         error = ctypes.c_void_p(self._allocate(ctypes.c_size_t(_RUNTIME_ERROR_BYTES)))
         self._prepare(error, ctypes.c_void_p(self._type), ctypes.cast(self._destruct, ctypes.c_void_p))
         self._construct(error, ctypes.c_char_p(why.encode()))
@@ -227,15 +228,15 @@ def _address(library: ctypes.PyDLL, name: str) -> int:
 
 
 def wait_until_idle(limit_s: float = 10.0) -> None:
-    """Until no thread of gloo has anything left to clean up.
+    """Wait until no thread of gloo has work left.
 
-    The group's destructor joins them and holds the GIL meanwhile; one that still has to let go of a tensor, or to
-    come back from our store, waits for the GIL. Whoever destroys the group right after its last operation then hangs
-    for good. A thread without work sleeps until it is woken, with no time set; whoever waits for the GIL sets one.
+    The group's destructor joins gloo's threads while it holds the GIL; a thread that must still release a tensor, or
+    return from our store, waits for the GIL. Destroying the group right after its last operation would then deadlock. A
+    thread without work sleeps without a timeout; a thread that waits for the GIL has one.
     """
     deadline, quiet = time.monotonic() + limit_s, 0
     for number in itertools.count():
-        time.sleep(0.0005)  # gives the GIL to whoever needs it
+        time.sleep(0.0005)  # releases the GIL to other threads
         if number % _LIST_EVERY == 0:
             threads = work_threads()
         sleeps = [sleeping(thread) for thread in threads]

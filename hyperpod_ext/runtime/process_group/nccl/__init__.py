@@ -1,1 +1,1 @@
-"""What NCCL must be told and must be, so that its groups can be aborted: environment variables and versions."""
+"""Requirements for aborting NCCL's groups: environment variables and versions."""

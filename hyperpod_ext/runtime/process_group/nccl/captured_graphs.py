@@ -1,9 +1,9 @@
-"""CUDA graphs that hold collectives. NCCL's abort waits until they are gone, so they are dropped before it begins.
+"""Drop CUDA graphs with collectives before NCCL's abort, which would wait for them.
 
-A graph holds collectives if some were begun while it was captured. One that was dropped cannot be replayed: it is to be
-captured again, in the next generation's groups. Source: `commReclaim` of NCCL, which waits while `localPersistentRefs`
-is not 0. A GPU has shown that an abort ends if the graph was reset before, and else hangs (docs/gpu.md, E9). This
-module has not run on one.
+A graph has collectives if some were begun during its capture. A dropped graph cannot be replayed: it must be captured
+again, in the next generation's groups. Source: `commReclaim` of NCCL, which waits while `localPersistentRefs` is not 0.
+On a GPU, an abort ended if the graph was reset before, and hung otherwise (docs/gpu.md, E9). This module has not run on
+a GPU.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from typing import Any
 from hyperpod_ext.errors import JobFailedError
 
 _REPLAY_S = 1.0
-"""How long a replay may take to be queued; one that takes longer waits for the very collectives."""
+"""Longest time to queue a replay; one that takes longer waits for the broken collectives itself."""
 
 
 class CapturedGraphs:
-    """Graphs of this process, from here on.
+    """Tracks the graphs that this process captures from now on.
 
     Args:
-        begun: how many collectives this process has begun.
-        graphs: torch's class of graphs, whose methods are wrapped.
+        begun: returns the number of collectives that this process has begun.
+        graphs: torch's class of graphs; its methods are wrapped.
     """
 
     def __init__(self, begun: Callable[[], int], graphs: Any) -> None:
         self._begun = begun
         self._holding: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Graphs that hold collectives."""
+        """Graphs with collectives."""
         self._dropped: weakref.WeakSet[Any] = weakref.WeakSet()
         self._before: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        """Collectives begun when the capture of a graph began."""
+        """Number of collectives at the start of each capture."""
         self._replaying = threading.Lock()
         for name, method in (("capture_begin", self._begin), ("capture_end", self._end), ("replay", self._replay)):
             setattr(graphs, name, _wrapped(getattr(graphs, name), method))
 
     def drop(self) -> None:
-        """Reset all that hold collectives. From any thread, before communicators are aborted."""
+        """Reset all graphs with collectives. From any thread, before communicators are aborted."""
         if not self._replaying.acquire(timeout=_REPLAY_S):
             sys.stderr.write("a CUDA graph is replayed and cannot be dropped: this process may have to be replaced\n")
             return

@@ -1,7 +1,7 @@
-"""Environment variables of torch and NCCL without which a fault ends processes that recovery keeps.
+"""Environment variables of torch and NCCL that recovery needs: otherwise a fault ends surviving processes.
 
-Pure. Who opens NCCL groups asks `nccl_environment` what to set before the first one: torch reads these variables when a
-group is made. A value of the user's that contradicts the table is an error that names every such variable.
+Pure. `nccl_environment` returns the variables to set before the first NCCL group: torch reads them when a group is
+made. User values that contradict the table raise one error with all such variables.
 
 Sources: `c10d/ProcessGroupNCCL.hpp`, `c10d/FlightRecorder.hpp` and `c10d/Utils.hpp` among the headers of torch 2.13 and
 2.15 (names, former names, how values are read), `ProcessGroupNCCL.cpp` of both engines (what they do with them), and
@@ -26,29 +26,29 @@ _SECOND: tuple[Engine, ...] = ("nccl2",)
 _BOTH: tuple[Engine, ...] = ("nccl", "nccl2")
 
 _FLAGS = {"y": 1, "yes": 1, "1": 1, "t": 1, "true": 1, "n": 0, "no": 0, "0": 0, "f": 0, "false": 0}
-"""What `getCvarBool` takes, in any case; anything else makes it raise."""
+"""Values accepted by `getCvarBool`, in any case; it raises for others."""
 _DEBUG_LEVELS = {"OFF": 0, "INFO": 1, "DETAIL": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One variable, and what recovery needs of it."""
+    """One variable, and the values that recovery accepts."""
 
     name: str
     value: str
-    """What it is to be; where `is_set`, it is set to this for users who have not set it."""
+    """The needed value; if `is_set`, set unless the user has set one."""
     why: str
     engines: tuple[Engine, ...]
     """Implementations that read it."""
     kind: Literal["flag", "integer", "debug level"] = "flag"
-    """How its reader takes its text."""
+    """How the text is parsed."""
     former: tuple[str, ...] = ()
-    """Other names that torch reads for it; the first of all that is set counts."""
+    """Other names that torch reads, too; the first one that is set counts."""
     least: int = 0
     most: int = 0
-    """Values from `least` to `most` are accepted from the user; a flag is 0 or 1."""
+    """Accepted user values are from `least` to `most`; a flag is 0 or 1."""
     is_set: bool = True
-    """False: unset is right, and it is left so."""
+    """False: leave it unset, which is right."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -60,8 +60,8 @@ class Variable:
 
 
 VARIABLES = (
-    # nccl2 goes by it where reconfiguration is off; a group that can be reconfigured is revoked whatever it says
-    # (nccl2/ProcessGroupNCCL.hpp of 2.15.0 on handleWatchdogFailure). Set all the same: a script may make another group
+    # nccl2 uses it only without reconfiguration; groups with reconfiguration are revoked in any case
+    # (nccl2/ProcessGroupNCCL.hpp of 2.15.0 on handleWatchdogFailure). Set anyway: a script may make other groups
     Variable(
         "TORCH_NCCL_ASYNC_ERROR_HANDLING",
         "0",
@@ -186,7 +186,7 @@ VARIABLES = (
 
 
 def engine_of(torch: str, given: Mapping[str, str]) -> Engine:
-    """What torch of this version makes of the backend `nccl`; `given` is the environment, where it can be chosen."""
+    """Return the implementation of backend `nccl` in this torch version; the environment `given` may choose one."""
     chosen = given.get("TORCH_DIST_USE_NCCL2")
     if _version(torch) >= (2, 15):
         return "nccl" if chosen == "0" else "nccl2"
@@ -194,14 +194,16 @@ def engine_of(torch: str, given: Mapping[str, str]) -> Engine:
 
 
 def without_reconfigure(torch: str, given: Mapping[str, str]) -> str:
-    """Torch's name of the backend for groups that are not reconfigured: several of `nccl2` cannot be aborted. Their
-    aborts did not end within 40 s on a GPU, those of the first implementation did in 0.6 s (docs/gpu.md, E5)."""
+    """Return torch's backend name for groups without reconfiguration: several groups of `nccl2` cannot be aborted.
+
+    Their aborts did not end within 40 s on a GPU; the first implementation's ended in 0.6 s (docs/gpu.md, E5).
+    """
     has_name = _version(torch) >= (2, 15)
     return "nccl-legacy" if has_name and engine_of(torch, given) == "nccl2" else "nccl"
 
 
 def engines_used(torch: str, given: Mapping[str, str]) -> tuple[Engine, ...]:
-    """Implementations that the groups of a job may have as it grows: beyond some ranks they are not reconfigured."""
+    """Return the implementations that a growing job may use: beyond some size, groups are not reconfigured."""
     engine = engine_of(torch, given)
     return (engine,) if without_reconfigure(torch, given) == "nccl" else (engine, "nccl")
 
@@ -215,10 +217,10 @@ def variables_of(*engines: Engine) -> Iterator[Variable]:
 
 
 def nccl_environment(engines: Sequence[Engine], given: Mapping[str, str]) -> dict[str, str]:
-    """What to set before the first NCCL group, beside what `given`, the environment, has already.
+    """Return the variables to set before the first NCCL group, without those in the environment `given`.
 
     Raises:
-        ConfigError: `given` contradicts the table; each such variable is named.
+        ConfigError: variables in `given` contradict the table.
     """
     problems = {
         name: _problem(variable, name, given[name])
@@ -235,7 +237,7 @@ def nccl_environment(engines: Sequence[Engine], given: Mapping[str, str]) -> dic
 
 
 def _name_in(given: Mapping[str, str], variable: Variable) -> str | None:
-    """The name under which it is set; an empty value counts as none."""
+    """Return the name under which the variable is set; empty values do not count."""
     return next((name for name in variable.names if given.get(name)), None)
 
 
@@ -249,10 +251,10 @@ def _problem(variable: Variable, name: str, found: str) -> Problem:
 
 
 def _read(kind: str, text: str) -> int | None:
-    """The number that the variable's reader makes of its text; None where it can make none."""
+    """Parse a value like the variable's reader; None if the reader cannot."""
     if kind == "flag":
         return _FLAGS.get(text.lower())
     if kind == "debug level":
         return _DEBUG_LEVELS.get(text.upper())
-    number = re.match(r"\s*([+-]?\d+)", text)  # std::stoi and strtoll: what follows the digits is ignored
+    number = re.match(r"\s*([+-]?\d+)", text)  # std::stoi and strtoll ignore text after the digits
     return int(number[1]) if number else None

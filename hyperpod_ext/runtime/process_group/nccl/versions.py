@@ -1,7 +1,7 @@
-"""Versions of NCCL, torch and aws-ofi-nccl with which recovery is known to fail, and what is installed here.
+"""Versions of NCCL, torch and aws-ofi-nccl with which recovery is known to fail, and the installed versions.
 
-`judge` is pure; `installed` reads what is there, loads no plugin and needs no GPU. A version that cannot be read is
-reported as unknown. What the table says comes from the sources beside it; no version that it refuses was ever run.
+`judge` is pure; `installed` reads versions without loading a plugin and without a GPU. An unreadable version is
+reported as unknown. The table is based on the sources it names; no refused version was ever run.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Severity = Literal["refuse", "warn", "unknown"]
 _NCCL = "libnccl.so.2"
 _PLUGIN = "libnccl-net*.so*"
 _PLUGIN_FOLDERS = (Path("/opt/amazon/ofi-nccl/lib"), Path("/opt/amazon/ofi-nccl/lib64"), Path("/opt/aws-ofi-nccl/lib"))
-"""Where the installer of EFA and AWS's images have it."""
+"""Folders of the plugin in EFA's installer and AWS's images."""
 _LONGEST_READ = 64 << 20
-"""Bytes of a plugin in which its version is looked for."""
+"""Bytes of a plugin that are searched for its version."""
 _PLUGIN_VERSION = re.compile(rb"aws-ofi-nccl[ -]v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?")
 
 
@@ -38,14 +38,14 @@ class Component:
 
     name: Name
     version: Version | None
-    """None: it is there, and its version could not be read."""
+    """None: the library exists, but its version could not be read."""
     place: str = ""
-    """File that it was read from."""
+    """File with the version."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownBad:
-    """Versions from `since` to before `before` of one library, perhaps only beside some versions of torch."""
+    """Versions from `since` to before `before` of one library, perhaps only with some versions of torch."""
 
     name: Name
     since: Version
@@ -53,15 +53,15 @@ class KnownBad:
     severity: Severity
     why: str
     good: str
-    """What to use instead."""
+    """Recommended versions."""
     source: str
     torch: tuple[Version, Version] | None = None
-    """Beside torch from the first to before the second; None: whichever it is."""
+    """With torch from the first to before the second version; None: with any."""
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryProblem:
-    """What is wrong with one library."""
+    """A problem of one library."""
 
     severity: Severity
     problem: Problem
@@ -130,14 +130,14 @@ KNOWN_BAD = (
         "aws/aws-ofi-nccl, commits ab505f3f of v1.17.0 and a50eedbf of v1.18.0",
     ),
 )
-"""Every version that is known to be bad."""
+"""All known bad versions."""
 
 PINNED: Mapping[Version, Version] = {(2, 13, 0): (2, 29, 7), (2, 14, 1): (2, 30, 7), (2, 15, 0): (2, 30, 7)}
-"""NCCL that a release of torch asks for, by the metadata of its wheel: what to go back to."""
+"""NCCL version required by each release of torch, from its wheel's metadata."""
 
 
 def judge(components: Iterable[Component]) -> list[LibraryProblem]:
-    """What is wrong with these; a library that is not among them is not missed."""
+    """Return the problems of these libraries; missing libraries are no problem."""
     there = {component.name: component for component in components}
     torch = there["torch"].version if "torch" in there else None
     found = [_unknown(component) for component in there.values() if component.version is None]
@@ -174,7 +174,7 @@ def written(version: Version | None) -> str:
 
 
 def version_of_code(code: int) -> Version:
-    """The version in the number of `ncclGetVersion`: 22907 is 2.29.7. Before 2.9 it had a digit less."""
+    """Return the version for a number of `ncclGetVersion`: 22907 is 2.29.7. Before 2.9 it had a digit less."""
     major, rest = divmod(code, 10_000 if code >= 10_000 else 1_000)
     return (major, *divmod(rest, 100))
 
@@ -185,12 +185,12 @@ def version_of_code(code: int) -> Version:
 def installed(
     environ: Mapping[str, str], *, built_in: Version | None = None, folders: Iterable[Path] = _PLUGIN_FOLDERS
 ) -> list[Component]:
-    """The libraries that this process loads, or would.
+    """Return the libraries that this process loads, or would load.
 
     Args:
-        built_in: `torch.cuda.nccl.version()`, the NCCL that torch was built with. It counts where no library is found:
-            some builds of torch contain theirs.
-        folders: where the plugin may be, beside those that the environment names.
+        built_in: `torch.cuda.nccl.version()`, the NCCL that torch was built with. Used if no library is found: some
+            builds of torch contain NCCL.
+        folders: folders of the plugin, besides those in the environment.
     """
     found = [_torch(), _nccl(_nccl_libraries()) or (built_in and Component("NCCL", built_in[:3], "torch"))]
     found.append(_plugin(_plugin_files(environ, folders)))
@@ -207,7 +207,7 @@ def _torch() -> Component | None:
 
 
 def _nccl_libraries() -> Iterator[tuple[str, int]]:
-    """Where torch finds it, first things first: what is loaded, its RPATH (the wheel), then the system's."""
+    """Yield NCCL's places in torch's order: the loaded library, torch's RPATH (the wheel), then the system's."""
     yield _NCCL, os.RTLD_NOW | os.RTLD_NOLOAD
     spec = find_spec("nvidia")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
@@ -216,7 +216,7 @@ def _nccl_libraries() -> Iterator[tuple[str, int]]:
 
 
 def _nccl(libraries: Iterable[tuple[str, int]]) -> Component | None:
-    """NCCL says its version without a GPU."""
+    """Return NCCL with its version, which NCCL returns without a GPU."""
     for path, mode in libraries:
         try:
             library = ctypes.CDLL(path, mode=mode)
@@ -229,7 +229,7 @@ def _nccl(libraries: Iterable[tuple[str, int]]) -> Component | None:
 
 
 def _plugin_files(environ: Mapping[str, str], folders: Iterable[Path]) -> Iterator[Path]:
-    """Files that may be the network plugin that NCCL loads, in its order."""
+    """Yield the files that may be NCCL's network plugin, in NCCL's order."""
     chosen = environ.get("NCCL_NET_PLUGIN", "")
     if chosen == "none":
         return
@@ -241,7 +241,7 @@ def _plugin_files(environ: Mapping[str, str], folders: Iterable[Path]) -> Iterat
 
 
 def _plugin(files: Iterable[Path]) -> Component | None:
-    """AWS's plugin, by what its file contains; another vendor's has the same name."""
+    """Return AWS's plugin, recognized by its file's contents: other vendors' plugins have the same name."""
     for path in files:
         if (text := _aws_text_in(path)) is not None:
             number = _PLUGIN_VERSION.fullmatch(text)
@@ -251,12 +251,12 @@ def _plugin(files: Iterable[Path]) -> Component | None:
 
 
 def _aws_text_in(path: Path) -> bytes | None:
-    """Its name and version as the file has them, its name alone where it has no version; None: it is not AWS's."""
+    """Return name and version in a plugin file, or only the name without a version; None if it is not AWS's."""
     try:
         with path.open("rb") as file:
             size = min(os.fstat(file.fileno()).st_size, _LONGEST_READ)
             with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as memory:
                 found = _PLUGIN_VERSION.search(memory) or re.search(rb"aws-ofi-nccl", memory)
                 return found[0] if found else None
-    except (OSError, ValueError):  # it cannot be read, or is empty
+    except (OSError, ValueError):  # unreadable, or empty
         return None

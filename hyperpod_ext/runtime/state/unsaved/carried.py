@@ -1,7 +1,7 @@
-"""What a loop carries from one pass to the next beside objects that change in place: variables, and places in data.
+"""Find state that a loop carries from pass to pass, besides objects changed in place: variables and data positions.
 
-A variable is carried where a pass may read it before it has been set in that pass. That follows from the function's
-bytecode, so that the loss of a step, say, is none.
+A variable is carried if a pass may read it before setting it. The function's bytecode shows this, so the loss of a
+step, for example, is not carried.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
 _ITERATORS = frozenset({"builtins", "itertools"})
 _SETTING = frozenset({"update", "append", "extend", "insert", "add", "clear"})
 _NEAR = 8
-"""Instructions from where a dict is named to where its item is read or set."""
+"""Maximum number of instructions between the name of a dict and the access to its item."""
 _DEPTH = 6
 _MOST = 100
-"""Objects that one iterator is followed to."""
+"""Maximum number of objects reached from one iterator."""
 
 
 class _Instruction(NamedTuple):
@@ -51,19 +51,19 @@ class Global(NamedTuple):
 
 
 def carried(frame: FrameType) -> list[Named]:
-    """Variables of a function that stands in a loop, which the next pass may read as this one left them."""
+    """Return the variables of a function's present loop that the next pass may read before setting them."""
     seen = locals_of(frame)
     return [(name, seen[name]) for name in sorted(_carried(frame.f_code, frame.f_lasti)) if name in seen]
 
 
 def set_outside(function: FunctionType) -> list[Named]:
-    """Variables of the functions around it that a function sets."""
+    """Return the variables of enclosing functions that a function sets."""
     names = _stored("STORE_DEREF", function.__code__) if function.__code__.co_freevars else frozenset()
     return [each for each in enclosed(function) if each[0] in names]
 
 
 def globals_set(code: CodeType, known: Mapping[str, Any]) -> list[Global]:
-    """Globals that code sets, its own module's and those of the script's other modules."""
+    """Return the globals that code sets, in its own module and in other modules of the script."""
     found = [Global(known, name) for name in _stored("STORE_GLOBAL", code) if name in known]
     if attributes := _stored("STORE_ATTR", code):
         modules = [each for _, each in named_by(code, known) if isinstance(each, ModuleType)]
@@ -80,8 +80,7 @@ def _stored(how: str, code: CodeType) -> frozenset[str]:
 
 
 def is_only_set(codes: Iterable[CodeType], name: str) -> bool:
-    """Whether items of a dict or list are set by code that names it, and never from what they were: results of the
-    newest step, as a hook keeps them."""
+    """Return whether code sets items of a dict or list, but never from their old values, as for results of a step."""
     each_code = [_accesses_of_items(code, name) for code in codes if name in _all_names(code)]
     updated = any(
         how == "read" and later == "set" and (None in (key, other) or key == other)
@@ -97,7 +96,7 @@ def _all_names(code: CodeType) -> frozenset[str]:
 
 
 def _accesses_of_items(code: CodeType, name: str) -> list[tuple[str, Any]]:
-    """Whether each access reads or sets an item, in the order of the code, and its key; None: any key."""
+    """Return the accesses to items in code order, each "read" or "set" with its key; None: any key."""
     found: list[tuple[str, Any]] = []
     listed = [(each.opname, each.argval) for each in dis.get_instructions(code)]
     for index, (does, loaded) in enumerate(listed):
@@ -121,7 +120,7 @@ def _accesses_of_items(code: CodeType, name: str) -> list[tuple[str, Any]]:
 
 
 def neighbours(loop: Iterator[Any] | None) -> list[Any]:
-    """What is iterated together with our steps, as by `zip(run.steps(10), loader)`."""
+    """Return the iterators that are iterated together with our steps, as in `zip(run.steps(10), loader)`."""
     groups = [each for each in gc.get_referrers(loop) if type(each) is tuple] if loop is not None else []
     return [
         item
@@ -133,7 +132,7 @@ def neighbours(loop: Iterator[Any] | None) -> list[Any]:
 
 
 def iterated(iterator: Any) -> list[Any]:
-    """The iterators that one goes through to the end of which it comes, itself the first; none of ours."""
+    """Return an iterator followed by the iterators that it consumes, without iterators of this package."""
     found: list[Any] = []
     queue = [(iterator, 0)]
     while queue and len(found) < _MOST:
@@ -147,7 +146,7 @@ def iterated(iterator: Any) -> list[Any]:
 
 
 def _held(iterator: Any) -> list[Any]:
-    if type(iterator).__module__ in _ITERATORS:  # generators among them, with what their functions go through
+    if type(iterator).__module__ in _ITERATORS:  # includes generators, with the iterators of their functions
         held = gc.get_referents(iterator)
         return [*held, *(item for one in held if type(one) is tuple for item in one)]
     own = getattr(iterator, "__dict__", None)
@@ -162,7 +161,7 @@ def _is_of_ours(iterator: Any) -> bool:
 
 @functools.cache
 def _carried(code: CodeType, lasti: int) -> frozenset[str]:
-    """Names that are read, on some way from where the function stands back to there, before they are set."""
+    """Return the names that are read before they are set, on some path from the present instruction back to it."""
     flow = _flow(code)
     here = max((index for index, each in enumerate(flow) if each.offset <= lasti), default=0)
     inside = _cycle(flow, here)
@@ -183,13 +182,13 @@ def _carried(code: CodeType, lasti: int) -> frozenset[str]:
 def _after(
     flow: list[_Instruction], index: int, inside: set[int], end: int, live: dict[int, frozenset[str]]
 ) -> frozenset[str]:
-    """What is read after an instruction, in the same pass."""
+    """Return the names read after an instruction in the same pass."""
     nexts = [live[each] for each in flow[index].follows if each in inside and each != end]
     return frozenset[str]().union(*nexts)
 
 
 def _cycle(flow: list[_Instruction], here: int) -> set[int]:
-    """The instructions on ways from `here` back to `here`."""
+    """Return the instructions on paths from `here` back to `here`."""
     before: dict[int, list[int]] = {}
     for index, each in enumerate(flow):
         for follower in each.follows:
@@ -198,7 +197,7 @@ def _cycle(flow: list[_Instruction], here: int) -> set[int]:
 
 
 def _spread(start: int, nexts: Callable[[int], Iterable[int]]) -> set[int]:
-    """What comes after `start`; itself, if there is a way back."""
+    """Return all successors of `start`, including itself if there is a path back."""
     found: set[int] = set()
     queue = list(nexts(start))
     while queue:
@@ -223,7 +222,7 @@ def _instruction(index: int, each: dis.Instruction, at: dict[int, int]) -> _Inst
 
 
 def _accesses(each: dis.Instruction) -> tuple[set[str], set[str]]:
-    """Names that an instruction reads and sets. Some of newer Pythons do two things: STORE_FAST_LOAD_FAST."""
+    """Return the names that an instruction reads and sets. Newer Pythons have double ones: STORE_FAST_LOAD_FAST."""
     if "FAST" not in each.opname and each.opname not in ("LOAD_DEREF", "STORE_DEREF", "LOAD_CLOSURE"):
         return set(), set()
     names = each.argval if isinstance(each.argval, tuple) else (each.argval,)

@@ -19,11 +19,11 @@ _SETS = (
 
 
 def first_set(owners: Mapping[str, Any], frame: FrameType | None) -> str:
-    """A sentence with the place of each name, such as `utils.STATE['mean']`; empty if none is found.
+    """Return a sentence with the place of each name, such as `utils.STATE['mean']`; empty if none is found.
 
     Args:
-        owners: the object that each name is of.
-        frame: the one that runs the loop.
+        owners: the object of each name.
+        frame: the frame of the loop.
     """
     frames = list(script_frames(frame))
     places = {name: _place(re.findall(r"\w+", name), owner, frames) for name, owner in owners.items()}

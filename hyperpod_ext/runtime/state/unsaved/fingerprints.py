@@ -1,4 +1,4 @@
-"""Something small that differs when a value does, of whatever a script may keep from step to step."""
+"""Fingerprints of values that a script may keep from step to step."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from hyperpod_ext.runtime.state.training_state import local_of
 from hyperpod_ext.runtime.state.unsaved.carried import carried, iterated
 
 _WINDOW = 64 << 10
-"""Bytes that are read of a tensor's beginning, middle and end."""
+"""Bytes read at a tensor's beginning, middle and end."""
 _NEAR_S, _NEAR = 600.0, 0.1
-"""How far from a clock a number is still taken for its time: so many seconds, and this share of the clock. After a
-boot the monotonic clock is small, and so are most numbers of a training."""
+"""Largest distance of a number from a clock to count as a time: seconds, and share of the clock. After a boot the
+monotonic clock is small, like most numbers of a training."""
 _last_look = time.monotonic()
-"""When numbers were compared last: a time that was read since is one however long the step took."""
+"""Time of the last comparison: clock values read since then count as times, for steps of any length."""
 _MOST = 100
-"""Items of a tuple that are looked at."""
+"""Maximum length of a compared tuple."""
 
 
 def address_of(tensor: torch.Tensor) -> int:
-    """Of the storage that holds a tensor's values; 0: it has none now, as FSDP2's between two uses."""
+    """Return the address of a tensor's storage; 0 without one, as for FSDP2's between two uses."""
     local = local_of(tensor)
     if type(local) is not torch.Tensor:
         return 0
@@ -39,7 +39,7 @@ def address_of(tensor: torch.Tensor) -> int:
 
 
 def of_tensor(tensor: torch.Tensor) -> Hashable:
-    """Of a device nothing is read: it would wait for what is queued."""
+    """Return a fingerprint of a tensor. On a device use the version: reading would wait for queued work."""
     local = local_of(tensor)
     if local.device.type != "cpu" or not local.is_contiguous():
         return -1 if tensor.is_inference() else tensor._version
@@ -61,21 +61,21 @@ def is_array(value: Any) -> bool:
 
 
 def end_look() -> None:
-    """All numbers were compared: the next step begins."""
+    """Record the time of a comparison, before the next step."""
     global _last_look
     _last_look = time.monotonic()
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is one that is no clock's."""
+    """Return whether `value` is a number but not a time."""
     return type(value) is int or (type(value) is float and not _is_time(value))
 
 
 def of_plain(value: Any, saved: Set[int]) -> Hashable:
-    """Of what has no identity: numbers, and tensors that an expression has made anew. None: it is nothing of that kind.
+    """Return a fingerprint of a value without identity, such as a number or an expression's tensor; None for others.
 
     Args:
-        saved: addresses of tensors that snapshots hold.
+        saved: addresses of tensors in snapshots.
     """
     if is_number(value) or value is None:
         return (type(value), value)
@@ -89,12 +89,12 @@ def of_plain(value: Any, saved: Set[int]) -> Hashable:
         inner = tuple(of_plain(each, saved) for each in value)
         return inner if any(each is not None for each in inner) else None
     if type(value) in (list, dict):
-        return (type(value), id(value))  # what changes in place is looked at elsewhere
+        return (type(value), id(value))  # changes in place are compared elsewhere
     return None
 
 
 def of_iterator(iterator: Any, saved: Set[int]) -> Hashable:
-    """How far it has come, by what it goes through; always the same where that cannot be seen."""
+    """Return a fingerprint of an iterator's progress; constant if the progress is invisible."""
     found: list[Hashable] = []
     for each in iterated(iterator):
         if isinstance(each, GeneratorType):

@@ -1,4 +1,4 @@
-"""Random generators of a script's own: their state, and whether it went on from another or was seeded anew."""
+"""Random generators of the script: their state, and whether a state continues another or was seeded."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import torch
 
 KINDS = frozenset({"Generator", "RandomState", "Random"})
 _TWISTS = 500
-"""Blocks of 624 numbers that a Mersenne twister may have given in a step."""
+"""Maximum number of blocks of 624 numbers drawn from a Mersenne twister in a step."""
 
 
 def seeded_each_step() -> set[int]:
-    """Ids of the generators that are seeded before each step."""
+    """Return the ids of the generators that are seeded before each step."""
     numpy = sys.modules.get("numpy")
     own: list[Any] = [torch.default_generator, getattr(random.random, "__self__", None)]
     return {id(each) for each in (*own, numpy and numpy.random.rand.__self__) if each is not None}
 
 
 def state_of(value: Any) -> Hashable:
-    """State of a generator of torch, numpy or Python, to be compared; None: `value` is none."""
+    """Return the comparable state of a generator of torch, numpy or Python; None for other values."""
     numpy = sys.modules.get("numpy")
     if isinstance(value, torch.Generator):
         on_cpu = value.device.type == "cpu"
@@ -40,8 +40,10 @@ def state_of(value: Any) -> Hashable:
 
 
 def goes_on(before: Hashable, now: Hashable) -> bool:
-    """Whether `now` came of `before` by drawing numbers. False where it was seeded between, or that cannot be told:
-    seeded from the step's number, a generator needs no snapshot."""
+    """Return whether `now` follows from `before` by drawing numbers. False if it was seeded since, or if unknown.
+
+    A generator seeded from the step number needs no snapshot.
+    """
     assert isinstance(before, tuple)
     assert isinstance(now, tuple)
     if before[0] == now[0] == "twister":

@@ -1,4 +1,4 @@
-"""Objects that may be state of the training, by their kinds: what of each is in no snapshot, as it is now."""
+"""Find objects that may be training state, by kind, with their present values outside of snapshots."""
 
 from __future__ import annotations
 
@@ -40,29 +40,29 @@ from hyperpod_ext.runtime.state.unsaved.reachable import (
 )
 
 _HARMLESS = ("log", "meter", "metric", "timer", "profil", "stats", "writer", "progress", "cache", "monitor", "track")
-"""In the name of a class: it tells of training, and training does not depend on it."""
+"""Parts of the names of classes that describe training, without influence on it."""
 
 Values = dict[str, Hashable]
 Severity = Literal["error", "warning", "note"]
-"""A note goes to the event log alone: it counts only if there is a fault."""
+"""Notes go only to the event log: they matter only after a fault."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """An object that may be state, as it is now."""
+    """An object that may be state, with its present values."""
 
     name: str
     kind: str
     severity: Severity
     values: Values
-    """By the name of each part; those of tensors are samples of their bytes."""
+    """Values by part; of tensors, fingerprints."""
     alive: Callable[[], Any]
     twice: bool = False
-    """Whether it must change in two steps in a row to count."""
+    """Whether only changes in two steps in a row count."""
     items: Mapping[str, int] | None = None
-    """Of a dict or list: ids of its items, by part."""
+    """Ids of the items of a dict or list, by part."""
     doubtful: bool = False
-    """Whether it may as well be results of the newest step, which nothing reads later."""
+    """Whether it may also be results of the newest step, which nothing reads later."""
 
     def __str__(self) -> str:
         return f"{self.name} ({self.kind})" if self.kind not in self.name else self.name
@@ -76,14 +76,14 @@ def candidates(
     tensors: Sequence[torch.Tensor],
     left_out: Sequence[Any],
 ) -> dict[Hashable, Candidate]:
-    """All that counts of what can be reached from `roots`, by what it is the same object by.
+    """Return the candidates reachable from `roots`, by a key of their identity.
 
     Args:
-        frame: whoever runs the loop.
-        neighbours: iterators that the loop goes through together with our steps.
-        saved: what was handed to `run.restore`.
-        tensors: of their states.
-        left_out: what needs no snapshot: objects, or names as candidates have them.
+        frame: the frame of the loop.
+        neighbours: iterators that the loop iterates together with our steps.
+        saved: the objects passed to `run.restore`.
+        tensors: tensors of their states.
+        left_out: objects, or names of candidates, that need no snapshot.
     """
     memory = {address for tensor in tensors if (address := address_of(tensor))}
     handed = [*saved.items(), *(("", each) for each in left_out)]
@@ -112,7 +112,7 @@ def candidates(
 def _of_objects(reached: Sequence[Named], known: set[int], memory: set[int]) -> dict[Hashable, Candidate]:
     known = known | {id(each) for _, value in reached for each in _of_loaders(value)}
     inside: set[int] = set()
-    """Parts of a module that is named as a whole."""
+    """Submodules of candidates."""
     found: dict[Hashable, Candidate] = {}
     for name, value in reached:
         if id(value) in known or id(value) in inside:
@@ -126,7 +126,7 @@ def _of_objects(reached: Sequence[Named], known: set[int], memory: set[int]) -> 
 
 
 def _of_variables(frame: FrameType | None, reached: Sequence[Named], memory: set[int]) -> dict[Hashable, Candidate]:
-    """Variables that a pass of the loop finds as the one before left them."""
+    """Return candidates for variables that the loop carries from pass to pass."""
     frames, functions = list(script_frames(frame)), _functions(reached)
     owned: list[tuple[Any, str, str, Any]] = []
     owned += [(each.f_code, name, name, value) for each in frames for name, value in carried(each)]
@@ -148,7 +148,7 @@ def _of_variables(frame: FrameType | None, reached: Sequence[Named], memory: set
 
 
 def _of_classes(reached: Sequence[Named], memory: set[int]) -> dict[Hashable, Candidate]:
-    """Attributes of the script's classes themselves: no `state_dict()` of an object has them."""
+    """Return candidates for attributes of the script's classes, which are in no object's `state_dict()`."""
     return {
         (id(kind), key): _attribute(f"{kind.__name__}.{key}", value, mark, _reference(kind))
         for _, kind in reached
@@ -159,10 +159,10 @@ def _of_classes(reached: Sequence[Named], memory: set[int]) -> dict[Hashable, Ca
 
 
 def _of_modules(reached: Sequence[Named], left_out: set[int]) -> dict[Hashable, Candidate]:
-    """Numbers in attributes of the script's modules: their states have tensors alone."""
+    """Return candidates for numbers in attributes of the script's modules, whose states have only tensors."""
     return {
         (id(each), key): _attribute(f"{name}{'.' if path else ''}{path}.{key}", value, value, _reference(each))
-        for name, module in reversed(reached)  # the nearest path names it
+        for name, module in reversed(reached)  # so that the nearest path gives the name
         if isinstance(module, torch.nn.Module) and id(module) not in left_out
         for path, each in module.named_modules()
         if is_own(each) and type(each).get_extra_state is torch.nn.Module.get_extra_state
@@ -177,7 +177,7 @@ def _attribute(name: str, value: Any, mark: Hashable, alive: Callable[[], Any]) 
 
 
 def codes_of(frame: FrameType | None, reached: Sequence[Named]) -> list[CodeType]:
-    """Code of the script's functions that are being called, and of those among `reached`."""
+    """Return the code of the script's running functions and of its functions in `reached`."""
     return [each.f_code for each in script_frames(frame)] + [each.__code__ for each in _functions(reached)]
 
 
@@ -186,26 +186,26 @@ def _functions(reached: Sequence[Named]) -> list[FunctionType]:
 
 
 def _places(iterator: Any, known: set[int], memory: set[int]) -> Values:
-    """How far an iterator has come, unless it reads what snapshots know of."""
+    """Return an iterator's progress, unless it reads saved objects."""
     held = [item for each in iterated(iterator) for item in gc.get_referents(each)]
     return {} if any(id(each) in known for each in held) else {"": of_iterator(iterator, memory)}
 
 
 def _mentions(value: Any) -> list[Named]:
-    """What the `state_dict` of a class of the script refers to beside its own attributes."""
+    """Return the globals and enclosed variables that a script class's `state_dict` uses."""
     method = getattr(type(value), "state_dict", None)
     return mentioned(method) if isinstance(method, FunctionType) and is_of_script(method.__module__) else []
 
 
 def _of_loaders(value: Any) -> list[Any]:
-    """Generators that a loader or sampler draws its order from: they move with the data, not with the steps."""
+    """Return the generators of a loader's or sampler's order, which advance with the data, not with the steps."""
     held = vars(value) if type(value).__module__.startswith("torch.utils.data") and hasattr(value, "__dict__") else {}
     samplers = [getattr(each, "generator", None) for each in held.values()]
     return [each for each in (held.get("generator"), *samplers) if each is not None]
 
 
 def _candidate(name: str, value: Any, memory: set[int], known: set[int]) -> Candidate | None:
-    """`value` if it is of a kind that counts, with what of it is in no snapshot."""
+    """Return a candidate with the unsaved values of `value`; None if its kind does not count."""
     kind = type(value).__name__
 
     def of(severity: Severity, values: Values, *, twice: bool = False, **more: Any) -> Candidate:
@@ -249,7 +249,7 @@ def _candidate(name: str, value: Any, memory: set[int], known: set[int]) -> Cand
 
 
 def is_descriptive(name: str) -> bool:
-    """Whether a class or variable of this name describes training, which does not depend on it."""
+    """Return whether a class or variable of this name only describes training."""
     return any(part in name.lower() for part in _HARMLESS)
 
 
@@ -281,7 +281,7 @@ def _listed(value: Any) -> list[tuple[str, Any]]:
 
 
 def _is_data(value: Any) -> bool:
-    """Whether it is, or holds, more than a number: an entry of a replay buffer, not a loss."""
+    """Return whether a value is or holds more than a number: an entry of a replay buffer, not a loss."""
     if isinstance(value, tuple | list | dict):
         return any(_is_data(each) for each in (value.values() if isinstance(value, dict) else value))
     return (isinstance(value, torch.Tensor) and value.numel() > 1) or is_array(value)
@@ -292,7 +292,7 @@ def _is_stateful(kind: type) -> bool:
 
 
 def _persistent(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Tensors that its state would have, without calling what the script may have hooked to `state_dict`."""
+    """Return the tensors of a module's state, without calling the script's hooks on `state_dict`."""
     passing = {
         f"{prefix}{'.' if prefix else ''}{name}"
         for prefix, each in module.named_modules()

@@ -1,5 +1,5 @@
-"""Objects of torch whose hidden state is training state: communication hooks of DDP, and loaders that draw their seeds
-from torch's global generator."""
+"""Torch objects with hidden training state: communication hooks of DDP, and loaders that draw their seeds from torch's
+global generator."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from hyperpod_ext.runtime.state.unsaved.reachable import Named, anything, enclos
 
 
 class HookState(NamedTuple):
-    """What a communication hook keeps from step to step."""
+    """State that a communication hook keeps from step to step."""
 
     name: str
     owner: Any
     mark: Hashable
-    """Something small that differs when the state does."""
+    """Fingerprint of the state."""
 
 
 def hook_states(objects: Iterable[Any], known: set[int], memory: set[int]) -> Iterator[HookState]:
-    """State of the hooks by which DDP reduces gradients, such as PowerSGD's error feedback: what a hook was registered
-    with, and the variables around it.
+    """Yield the state of DDP's communication hooks, such as PowerSGD's error feedback.
+
+    It consists of the object that a hook was registered with, and of the hook's enclosed variables.
 
     Args:
         known: ids of objects that are saved or left out.
-        memory: addresses of tensors that snapshots hold.
+        memory: addresses of tensors in snapshots.
     """
     for wrapped in objects:
         for hook, state in wrapped._comm_hooks if isinstance(wrapped, DistributedDataParallel) else ():
@@ -42,7 +43,7 @@ def hook_states(objects: Iterable[Any], known: set[int], memory: set[int]) -> It
 
 
 def unseeded_loaders(roots: Sequence[Named], saved: Iterable[Any]) -> list[str]:
-    """DataLoaders among `roots` without a generator of their own, each with its name."""
+    """Return the DataLoaders in `roots` without their own generator, each with its name."""
     if (module := sys.modules.get("torch.utils.data")) is None:
         return []
     handed = {id(each) for each in saved}
@@ -54,7 +55,7 @@ def unseeded_loaders(roots: Sequence[Named], saved: Iterable[Any]) -> list[str]:
 
 
 def _mark(roots: Sequence[Named], memory: set[int]) -> Hashable:
-    """Of the numbers, tensors, arrays and generators that `roots` hold."""
+    """Return a fingerprint of the numbers, tensors, arrays and generators in `roots`."""
 
     def held(name: str, value: Any) -> Iterable[Named]:
         return () if isinstance(value, dist.ProcessGroup) or is_ours(type(value).__module__) else anything(name, value)

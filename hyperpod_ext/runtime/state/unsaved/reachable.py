@@ -1,4 +1,4 @@
-"""What a training function can reach: its variables, what they hold, and what its functions mention."""
+"""Walk the objects that a training function can reach: its variables, their contents, and its functions' globals."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ Children = Callable[[str, Any], Iterable[Named]]
 _OBJECTS = 20_000
 _DEPTH = 6
 _ITEMS = 1_000
-"""Of one list or dict. Longer ones hold data."""
+"""Maximum number of items of one list or dict. Longer ones hold data."""
 _LOOP = "hyperpod_ext.runtime.training"
-"""Our loop holds all that `run.keep` returned, and so does what holds the loop."""
+"""Module of our loop, whose objects hold all results of `run.keep`."""
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
-"""Names of folders that packages are installed in."""
+"""Folder names of installed packages."""
 _LEAVES = (str, bytes, int, float, complex, ModuleType, type(None))
 MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 
 
 def variables(frame: FrameType | None) -> list[Named]:
-    """Variables of the script's functions that are being called, and the globals that they mention. Empty where `frame`
-    is ours: then the loop is a trainer's."""
+    """Return the variables of the script's running functions, and the globals in their code. Empty if `frame` is ours:
+    then the loop belongs to a trainer."""
     found: list[Named] = []
     for each in script_frames(frame):
         found += [*locals_of(each).items(), *named_by(each.f_code, each.f_globals)]
@@ -41,7 +41,7 @@ def variables(frame: FrameType | None) -> list[Named]:
 
 
 def script_frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """Of the script's functions that are being called, from `frame` outwards to our own code."""
+    """Yield the frames of the script's running functions, from `frame` outwards to our own code."""
     while frame is not None and not is_ours(str(frame.f_globals.get("__name__"))):
         if is_of_script(str(frame.f_globals.get("__name__"))):
             yield frame
@@ -49,16 +49,16 @@ def script_frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def locals_of(frame: FrameType) -> dict[str, Any]:
-    """Variables of a function."""
+    """Return the variables of a running function."""
     seen = frame.f_locals
     found = dict(seen)
     if frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(seen) is dict:
-        seen.clear()  # a copy that the frame would keep, and what it holds with it
+        seen.clear()  # otherwise the frame keeps this copy and its objects
     return found
 
 
 def reachable(roots: Iterable[Named], children: Children, most: int = _OBJECTS) -> Iterator[Named]:
-    """Each object once, with the name of the first path to it, nearest first."""
+    """Yield each reachable object once, nearest first, with the name of the first path to it."""
     seen: set[int] = set()
     queue = deque((name, value, 0) for name, value in roots)
     while queue and len(seen) < most:
@@ -72,7 +72,7 @@ def reachable(roots: Iterable[Named], children: Children, most: int = _OBJECTS) 
 
 
 def of_script(name: str, value: Any) -> Iterable[Named]:
-    """What the script's own objects hold. Those of libraries stay closed: their caches and timers change, too."""
+    """Return the contents of the script's own objects. Library objects stay closed: their caches and timers change."""
     if isinstance(value, torch.nn.Module):
         own = [value, *(each for each in value.modules() if is_of_script(type(each).__module__))]
         found = [(f"{name}.{key}", item) for each in own for key, item in list(vars(each).items()) if _is_extra(key)]
@@ -88,7 +88,7 @@ def of_script(name: str, value: Any) -> Iterable[Named]:
 
 
 def _hooks(module: torch.nn.Module) -> Iterator[Any]:
-    """Functions that torch calls in the passes of `module`, for it or for its parameters."""
+    """Yield the hooks of a module's passes and of its parameters."""
     for each in module.modules():
         for hooks in (each._forward_pre_hooks, each._forward_hooks, each._backward_hooks):
             yield from hooks.values()
@@ -98,19 +98,19 @@ def _hooks(module: torch.nn.Module) -> Iterator[Any]:
 
 
 def anything(name: str, value: Any) -> Iterable[Named]:
-    """Whatever `value` holds, whoever made its class."""
+    """Return the contents of `value`, of any class."""
     if isinstance(value, torch.Tensor | FunctionType) or type(value).__module__.startswith(_LOOP):
         return ()
     return [*_inside(name, value), *attributes(name, value)]
 
 
 def attributes(name: str, value: Any) -> list[Named]:
-    """Of an object, but for properties, which could do anything."""
+    """Return an object's attributes without properties, which could run any code."""
     return [(f"{name}.{key}", item) for key, item in own_values(value)]
 
 
 def own_values(value: Any) -> list[Named]:
-    """Values of an object's own, by their names: those in its `__dict__`, and in the slots of its classes."""
+    """Return an object's attributes by name: those in its `__dict__`, and in the slots of its classes."""
     own = getattr(value, "__dict__", None)
     found = list(own.items()) if type(own) is dict else []
     kind: Any = type(value)
@@ -129,12 +129,12 @@ def _slots(kind: Any) -> tuple[MemberDescriptorType, ...]:
 
 
 def mentioned(function: FunctionType) -> list[Named]:
-    """Closure and globals of a function, those that its code names."""
+    """Return the closure of a function, and the globals in its code."""
     return enclosed(function) + named_by(function.__code__, function.__globals__)
 
 
 def named_by(code: CodeType, known: Mapping[str, Any]) -> list[Named]:
-    """Globals that code names, and globals of the script's modules: `utils.state`, `from utils import state`."""
+    """Return the globals that code names, also those of the script's modules: `utils.state`."""
     names, imports = _names(code)
     found = [(name, known[name]) for name in names if name in known]
     if imports:
@@ -142,7 +142,7 @@ def named_by(code: CodeType, known: Mapping[str, Any]) -> list[Named]:
         modules = [each for name in names for each in (name, f"{package}.{name}") if each in sys.modules]
         found += [(each.rpartition(".")[2], sys.modules[each]) for each in modules]
     seen: set[int] = set()
-    for name, value in found:  # it grows, by `package.module.state`
+    for name, value in found:  # grows in the loop, for `package.module.state`
         if isinstance(value, ModuleType) and id(value) not in seen and is_of_script(value.__name__):
             seen.add(id(value))
             found += [(f"{name}.{each}", vars(value)[each]) for each in names if each in vars(value)]
@@ -151,7 +151,7 @@ def named_by(code: CodeType, known: Mapping[str, Any]) -> list[Named]:
 
 @functools.cache
 def _names(code: CodeType) -> tuple[tuple[str, ...], bool]:
-    """Names of globals and attributes in code, with those of functions inside it; and whether it imports."""
+    """Return the names of globals and attributes in code and its inner functions, and whether it imports."""
     inner = [_names(each) for each in code.co_consts if isinstance(each, CodeType)]
     names = dict.fromkeys([*code.co_names, *(name for found, _ in inner for name in found)])
     return tuple(names), has_opcode(code, "IMPORT_NAME") or any(imports for _, imports in inner)
@@ -162,30 +162,30 @@ def has_opcode(code: CodeType, name: str) -> bool:
 
 
 def class_values(kind: type) -> list[Named]:
-    """Attributes of a class, but for Python's own."""
+    """Return the attributes of a class, without Python's own."""
     return [(key, item) for key, item in list(vars(kind).items()) if not key.startswith("__")]
 
 
 def _classes(kind: type) -> list[Named]:
-    """A class, and those it inherits from, that are the script's."""
+    """Return the script's classes among a class and its bases."""
     return [(each.__name__, each) for each in kind.__mro__ if is_own(each)]
 
 
 def is_own(value: Any) -> bool:
-    """Whether a class is of the script, or an object of such a class."""
+    """Return whether a class, or the class of an object, belongs to the script."""
     kind = value if isinstance(value, type) else type(value)
     return is_of_script(str(kind.__module__))
 
 
 def _functions(value: Any) -> list[Any]:
-    """What an attribute of a class calls; itself if it is no method."""
+    """Return the functions of a class attribute; the attribute itself if it is no method."""
     if isinstance(value, staticmethod | classmethod):
         return [value.__func__]
     return [value.fget, value.fset] if isinstance(value, property) else [value]
 
 
 def enclosed(function: FunctionType) -> list[Named]:
-    """Variables of the functions around it that a function uses."""
+    """Return the variables of enclosing functions that a function uses."""
     found: list[Named] = []
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
@@ -197,21 +197,21 @@ def enclosed(function: FunctionType) -> list[Named]:
 
 @functools.cache
 def is_of_script(module: str) -> bool:
-    """Whether a module is the user's: neither installed, nor Python's, nor ours."""
+    """Return whether a module belongs to the user: neither installed, nor Python's, nor ours."""
     if is_ours(module) or module in sys.builtin_module_names or module == "builtins":
         return False
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
         return True
     path = Path(file).resolve()
-    if not _PACKAGES.isdisjoint(path.parts):  # of this environment, or of one that it goes on to
+    if not _PACKAGES.isdisjoint(path.parts):  # of this environment or a parent environment
         return False
     return not any(path.is_relative_to(each) for each in _installed())
 
 
 @functools.cache
 def _installed() -> set[Path]:
-    """Where modules that are installed lie: to look that up takes longer than to look at most of them."""
+    """Return the folders of installed modules. Cached: the look-up is slow."""
     paths = sysconfig.get_paths()
     return {Path(paths[name]).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 
@@ -239,4 +239,4 @@ def _inside(name: str, value: Any) -> list[Named]:
 
 
 def _item(name: str, key: Any) -> str:
-    return f"{name}[{key!r}]" if isinstance(key, str | int) else f"{name}[...]"  # to write a tensor takes a while
+    return f"{name}[{key!r}]" if isinstance(key, str | int) else f"{name}[...]"  # repr of a tensor is slow

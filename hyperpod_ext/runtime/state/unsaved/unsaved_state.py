@@ -1,9 +1,9 @@
-"""What changes from step to step and is in no snapshot: after a fault, a new process would have it as at its start.
+"""Find state that changes from step to step and is in no snapshot: a new process after a fault would reset it.
 
-Compared when a process begins its steps, after its first and after its second, and never again. A process that takes
-another's place after the second step does not compare. An error is raised only for kinds that are training state
-whatever they are used for; a warning is written for some that probably are. What merely describes training, such as a
-list of losses, is noted in the event log, and the report names it once there is a fault.
+Each process compares three times: before its first step, after the first and after the second. A process that replaces
+another one after the second step does not compare. An error is raised only for kinds that are always training state; a
+warning is written for kinds that probably are. Objects that only describe training, such as a list of losses, are noted
+in the event log, and named in the report after a fault.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from hyperpod_ext.runtime.state.unsaved.library_objects import unseeded_loaders
 from hyperpod_ext.runtime.state.unsaved.reachable import of_script, reachable, variables
 
 _COMPARED = 2
-"""How many steps: the first ones of a process."""
+"""Number of first steps of a process that are compared."""
 _NAMED = 6
 
 
 class UnsavedState:
-    """Compares what a training function can reach, over its first two steps in this process."""
+    """Compares the objects that a training function can reach, over the first two steps of this process."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class UnsavedState:
         self._moments: list[dict[Hashable, Candidate]] = []
         self._loop: Callable[[], Iterator[int] | None] = lambda: None
         self._neighbours: list[Any] = []
-        """Iterators that the loop goes through together with our steps."""
+        """Iterators that the loop iterates together with our steps."""
 
     @property
     def is_done(self) -> bool:
@@ -55,46 +55,48 @@ class UnsavedState:
         self._moments, self._neighbours = [{}] * (1 + _COMPARED), []
 
     def leave_out(self, objects: Iterable[Any]) -> None:
-        """These need no snapshot, whatever they do."""
+        """Ignore these objects: they need no snapshot."""
         self._left_out += objects
 
     def leave(self) -> None:
-        """A generation is over: hold none of the script's objects, such as a loader with its processes."""
+        """Release the script's objects at the end of a generation, for example a loader with processes."""
         self._left_out, self._neighbours = [], []
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """Classes of what needs no snapshot, or its names."""
+        """Classes, or names, of the objects that need no snapshot."""
         return tuple(sorted({each if isinstance(each, str) else type(each).__name__ for each in self._left_out}))
 
     def begin(self, loop: Callable[[], Iterator[int] | None] = lambda: None) -> None:
-        """The steps begin, again or for the first time; `loop` gives what they are taken from, and does not keep it."""
+        """Begin the steps, also again. `loop` returns the iterator of the steps, without keeping it alive."""
         if not self.is_done:
             self._moments, self._loop, self._neighbours = [], loop, []
 
     def leave_to_others(self, step: int) -> None:
-        """This process takes another one's place after `step`. Those that made the first two steps have looked, and all
-        ranks would wait for this one while it looks again."""
+        """Skip the comparison in a process that replaces another one after `step`.
+
+        The processes of the first two steps have compared, and all ranks would wait for this one.
+        """
         if step >= _COMPARED:
             self._be_done()
 
     def see(
         self, frame: FrameType | None, kept: Sequence[Any], saved: Mapping[str, Any], tensors: Sequence[torch.Tensor]
     ) -> None:
-        """The steps begin, or one has been committed.
+        """Compare, before the first step and after each commit.
 
         Args:
-            frame: whoever runs the loop.
-            kept: what `run.keep` returned.
-            saved: what was handed to `run.restore`.
-            tensors: of their states.
+            frame: the frame of the loop.
+            kept: results of `run.keep`.
+            saved: objects passed to `run.restore`.
+            tensors: tensors of their states.
 
         Raises:
-            JobFailedError: something changes from step to step and is in no snapshot.
+            JobFailedError: training state changes from step to step and is in no snapshot.
         """
         if self.is_done or not (around := variables(frame)):
             return
-        if not self._moments:  # all objects of the process are gone through for it: once, where it is of use
+        if not self._moments:  # slow: it walks all objects of the process
             self._neighbours = neighbours(self._loop())
         roots = [*around, *((f"run.keep()[{index}]", value) for index, value in enumerate(kept))]
         with torch.no_grad():
@@ -134,17 +136,17 @@ class UnsavedState:
 def _changed(
     moments: Sequence[Mapping[Hashable, Candidate]], tensors: Sequence[torch.Tensor], codes: Sequence[CodeType]
 ) -> list[tuple[Candidate, str]]:
-    """Of what is the same object at the end as before: what has changed, and a part of it that has."""
+    """Return the objects that have changed but kept their identity, each with a changed part."""
     start, before, now = moments
     copies: set[Hashable] | None = None
     found = []
     for key, candidate in now.items():
         parts = [part for part in _differing(before.get(key), candidate) if part in before[key].values]
-        if candidate.twice:  # a part may have come in the first step
+        if candidate.twice:  # a part may be new in the first step
             parts = [part for part in parts if part in _differing(start.get(key), before.get(key))]
         if not parts:
             continue
-        if isinstance(candidate.alive(), torch.nn.Module):  # what is copied from saved state each step, is again
+        if isinstance(candidate.alive(), torch.nn.Module):  # copies of saved state are restored by the next copy
             if copies is None:
                 copies = {of_tensor(tensor) for tensor in tensors if address_of(tensor)}
             parts = [part for part in parts if candidate.values[part] not in copies]
@@ -160,8 +162,7 @@ def _changed(
 def _may_be_results(
     part: str, start: Candidate | None, before: Candidate, now: Candidate, codes: Sequence[CodeType]
 ) -> bool:
-    """Whether a part of a dict or list was replaced and not changed, by code that does not read it before: so hooks
-    keep outputs, and scripts their metrics."""
+    """Return whether a part of a dict or list was replaced by code that does not read it, like outputs or metrics."""
     if now.severity != "warning" or not (now.doubtful or (now.items and start and part not in start.values)):
         return False
     if now.items and before.items and part in now.items and now.items[part] == before.items.get(part):
