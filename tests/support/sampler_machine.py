@@ -1,7 +1,4 @@
-"""A job with any number of ranks, to which anything may happen between two steps; beside it, the lists of the oracle.
-
-`machine_of(classes)` is a hypothesis state machine over the sampler's classes, or over mutants of them.
-"""
+"""A job with any number of ranks, to which anything may happen between two steps; beside it, the lists of the oracle."""
 
 from __future__ import annotations
 
@@ -147,9 +144,6 @@ class Rank:
 class SamplerMachine(RuleBasedStateMachine):
     """Steps are slices of the oracle's lists, all ranks' states are equal, whatever happens in between."""
 
-    sampler_class: type[ElasticBatchSampler] = ElasticBatchSampler
-    sources: int | None = None
-    """1: no mixtures; 3: only mixtures."""
     steps_checked = 0
     """Over all examples: a run that checks nothing must not pass."""
     samples_checked = 0
@@ -186,7 +180,6 @@ class SamplerMachine(RuleBasedStateMachine):
         permutation.EXACT_UP_TO, mixing.BLOCK = exact, MIX_BLOCK
         for cached in (mixing._block, mixing.quotas_of):
             cached.cache_clear()
-        lengths = (lengths * 3)[: self.sources or len(lengths)]
         mixed = len(lengths) > 1
         sources = [Numbers(length, sum(lengths[:index])) for index, length in enumerate(lengths)]
         self.source: Any = Mixture(sources, weights) if mixed else sources[0]
@@ -210,7 +203,7 @@ class SamplerMachine(RuleBasedStateMachine):
     def started(self, rank: int, world: int, state: dict[str, Any] | None = None) -> Rank:
         """A process of the job as its script starts it."""
         batch, micro = self.asked
-        sampler = self.sampler_class(
+        sampler = ElasticBatchSampler(
             self.source,
             global_batch_size=batch,
             micro_batch_size=micro,
@@ -350,14 +343,3 @@ class WorkerMachine(SamplerMachine):
 
     def possible(self, world: int, *also: tuple[int, int]) -> int:
         return min(super().possible(world, *also), 2)
-
-
-def machine_of(
-    sampler_class: type[ElasticBatchSampler],
-    sources: int | None = None,
-    machine: type[SamplerMachine] = SamplerMachine,
-) -> type[SamplerMachine]:
-    """The machine over this class, with counts of its own."""
-    name = f"Machine_{sampler_class.__name__}"
-    own = {"sampler_class": sampler_class, "sources": sources, "steps_checked": 0, "samples_checked": 0}
-    return type(name, (machine,), own)

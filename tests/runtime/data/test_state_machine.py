@@ -7,20 +7,18 @@ import os
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
-from sampler_machine import SamplerMachine, WorkerMachine, machine_of
-
-from hyperpod_ext.runtime.data.sampler import ElasticBatchSampler
+from sampler_machine import SamplerMachine, WorkerMachine
 
 
-def run(examples: int, machine_class: type[SamplerMachine] = SamplerMachine, rules: int = 15) -> None:
-    machine = machine_of(ElasticBatchSampler, machine=machine_class)
+def run(examples: int, machine: type[SamplerMachine] = SamplerMachine, rules: int = 15) -> None:
+    machine.steps_checked = machine.samples_checked = 0
     run_state_machine_as_test(
         machine,
         settings=settings(
             max_examples=examples,
             stateful_step_count=rules,
             # a smaller example is worth no thousand starts of processes
-            phases=[Phase.generate] if machine_class is WorkerMachine else [*Phase],
+            phases=[Phase.generate] if machine is WorkerMachine else [*Phase],
             deadline=None,
             database=None,
             suppress_health_check=[*HealthCheck],
