@@ -1,26 +1,24 @@
-"""Sequences of an operator's calls, right and wrong, and the two that they are sent to: AWS's agent and ours."""
+"""Calls of an operator, with the answers of AWS's agent 1.1.3 as they were recorded, and our server to compare with.
+
+A line of the recording is one agent that knows nothing: calls that bring it to a state, then calls with what AWS's
+agent showed. `ours` is where ours differs, `rows` which rows of the table in docs/launchers.md say so.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import http.client
 import json
-import random
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import hyperpodrun_env
 
 from hyperpod_ext.runtime.operator_api.server import OperatorApi, serving
 
 NODES = 2
 FAULT = "a worker failed"
-_THEIRS = Path(__file__).with_name("hyperpodrun_answers.py")
-_METHODS = {"/status": "GET", "/start": "POST", "/update": "POST", "/stop": "POST", "/shutdown": "POST"}
+RECORDING = Path(__file__).parents[1] / "runtime" / "operator_api" / "hyperpodrun-1.1.3.jsonl"
 _JSON = "application/json"
 
 
@@ -32,185 +30,110 @@ class Step:
     """`call`; `turn`: the agent gets time; `fail`, `finish`: so do the workers."""
     path: str = ""
     method: str = "POST"
-    body: bytes | None = None
+    body: str | None = None
+    """Each byte as the character of its number."""
     content_type: str = _JSON
     held: bool = False
     """The agent gets no time to follow before the next step."""
 
+
+@dataclass(frozen=True)
+class Recorded:
+    """A step with what AWS's agent showed, where ours differs, and why."""
+
+    step: Step
+    theirs: dict[str, Any]
+    ours: dict[str, Any]
+    rows: tuple[str, ...]
+
     @property
-    def said(self) -> dict[str, Any]:
-        """The body, where it is an object."""
-        try:
-            said = json.loads(self.body or b"")
-        except ValueError:
-            return {}
-        return said if isinstance(said, dict) else {}
-
-    def __str__(self) -> str:
-        words = f"{self.method} {self.path} {(self.body or b'').decode(errors='replace')}" if self.path else self.what
-        kind = f" as {self.content_type}" if self.content_type != _JSON else ""
-        return words + kind + (" (held)" if self.held else "")
+    def wanted(self) -> dict[str, Any]:
+        """What ours has to show."""
+        return {name: value for name, value in {**self.theirs, **self.ours}.items() if value is not None}
 
 
-# --- sequences ----------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Episode:
+    """From an agent that knows nothing."""
 
-_WRONG_BODIES = (None, b"", b"null", b"{", b"[]", b"[1]", b'"start"', b"7", b"{}", b"\xff\xfe{", b'{"rank": NaN}')
-_WRONG_VALUES: dict[str, tuple[Any, ...]] = {
-    "rank": (None, "one", "", "1", 1.0, 1.5, True, [0], -1, NODES, 10**6),
-    "nnodes": (None, "two", "2", 2.0, NODES + 1, 0),
-    "faultCount": (None, "none", "0", "1", -1, 0.5),
-    "master_addr": (None, "", 7, "some-host", "fd00::1", ["10.0.0.1"]),
-    "master_port": (None, "", "12", "twelve", 1.5, 12.0, -1, True, [1]),
-    "log_monitoring_configuration": (None, [], {}, "none", [1]),
-    "ipVersion": (None, "", "v9", 7, [1]),
-    "worker_data": (None, "data", {"rank": 1}, [1, 2]),
-    "spare": (None, "yes", "true", "maybe", "", 0, 1, 2, 1.0, [True], True),
-    "progress": (None, [], {}, {"tiny": {"progressCount": 3}}, "none"),
-    "unknown": ("passed over",),
-}
-_WRONG_STOPS: dict[str, tuple[Any, ...]] = {
-    "restart_mode": (None, "", "PROCESS_LEVEL_RESTART", "job_level_restart", "anything", 7, ["ipr"]),
-    "is_graceful": (None, True, "yes", "maybe", 1, 2),
-    "timeout": (None, 30, "30", "soon", 1.5, -1),
-}
+    before: tuple[Step, ...]
+    recorded: tuple[Recorded, ...]
 
 
-def sequences(seed: int, number: int) -> Iterator[tuple[str, list[Step]]]:
-    """That many sequences, the same for the same seed, and which flag of `hyperpodrun` each is for."""
-    for which in range(number):
-        yield ("", "--inprocess-restart")[which % 2], _sequence(random.Random(f"{seed}/{which}"))
+def episodes() -> Iterator[Episode]:
+    """All that was recorded."""
+    for line in RECORDING.read_text().splitlines():
+        said = json.loads(line)
+        recorded = [
+            Recorded(Step(**one["step"]), one["theirs"], one.get("ours", {}), tuple(one.get("rows", ())))
+            for one in said["recorded"]
+        ]
+        yield Episode(tuple(Step(**step) for step in said["before"]), tuple(recorded))
 
 
-def _sequence(chance: random.Random) -> list[Step]:
-    job, steps = _Job(chance), []
-    for _ in range(chance.randint(5, 12)):
-        kind = chance.choices(("right", "worker", "wrong", "twice"), (55, 12, 28, 5))[0]
-        if kind == "twice" and steps:
-            steps.append(steps[-1])
-        elif kind == "worker":
-            steps.append(Step(chance.choice(("fail", "finish"))))
+def shown(
+    before: Mapping[str, Any], call: tuple[int, Any] | None, at_once: Mapping[str, Any] | None, after: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What a step has shown: code, keys and wrong fields of the answer, and each change of `/status`."""
+    found: dict[str, Any] = {}
+    if call is not None:
+        found["code"], said = call
+        found["answer"] = sorted(said) if isinstance(said, dict) else type(said).__name__
+        found["wrong"] = _wrong(said)
+        if isinstance(said, dict) and "status" in said:
+            at_once, found["answer"] = said, None
+    for when, status in (("at once", at_once), ("after", after)):
+        found |= {f"{when} {name}": value for name, value in _changes(before, status or before).items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    was, now = before["transitions"], after["transitions"]
+    names = {*before, *after} - {"transitions", "agent_version"}
+    changed = {name: after.get(name, "gone") for name in sorted(names) if before.get(name) != after.get(name)}
+    entered = sorted(name for name, when in now.items() if was.get(name) != when)
+    return changed | ({"entered": entered} if entered else {})
+
+
+def _wrong(said: Any) -> list[str] | None:
+    """Fields of a body that a 422 names."""
+    detail = said.get("detail") if isinstance(said, dict) else None
+    if not isinstance(detail, list):
+        return None
+    return sorted({name for one in detail for name in one["loc"][1:2] if isinstance(name, str)})
+
+
+class Ours:
+    """Our server, with an agent that follows its orders when it gets the time to."""
+
+    def __init__(self) -> None:
+        self.runs, self.waits_for, self._ended = False, "", None
+        self._api = OperatorApi(self, NODES, ())
+        self._served: Any = serving(self._api, "127.0.0.1", 0)
+        self.port = self._served.__enter__()
+
+    def close(self) -> None:
+        self.tell("turn")
+        self._served.__exit__(None, None, None)
+
+    def take(self, step: Step) -> dict[str, Any]:
+        """What a step shows."""
+        before, call, at_once = self.status(), None, None
+        if step.what != "call":
+            self.tell(step.what)
         else:
-            steps.append(job.wrong() if kind == "wrong" else job.right())
-    return steps
-
-
-@dataclass
-class _Job:
-    """What an operator might say next."""
-
-    chance: random.Random
-    faults: int = 0
-    version: int = 0
-    rank: int = 0
-
-    def __post_init__(self) -> None:
-        self.rank = self.chance.randrange(NODES)
-        self.net = self.chance.choice(("10.0.0.", "10.0.0.", "fd00::"))
-
-    def right(self) -> Step:
-        path = self.chance.choices(tuple(_METHODS), (5, 40, 25, 27, 3))[0]
-        if path == "/stop":
-            self.faults += self.chance.random() < 0.7
-            body = self.chance.choice((None, {}, {"restart_mode": "process_level_restart"}, {"is_graceful": True}))
-            return self.call(path, body, held=self.chance.random() < 0.2)
-        if path in ("/start", "/update"):
-            self.version += self.chance.random() < 0.3
-            said = self.ranks()
-            if self.version == 0 and self.chance.random() < 0.15:
-                said["rankIps"] = self.table()[:1]
-            return self.call(path, said, held=self.chance.random() < 0.1)
-        return self.call(path, None)
-
-    def wrong(self) -> Step:
-        pick = self.chance.choice
-        match self.chance.choices(
-            ("value", "body", "line", "ranks", "stop", "path", "method", "type"), (30, 12, *[9] * 6)
-        )[0]:
-            case "value":
-                name = pick(tuple(_WRONG_VALUES))
-                said = self.ranks()
-                if self.chance.random() < 0.2:
-                    said.pop(name, None)
-                else:
-                    said[name] = pick(_WRONG_VALUES[name])
-                return self.call(pick(("/start", "/update")), said)
-            case "body":
-                return Step("call", pick(("/start", "/update", "/stop", "/shutdown")), body=pick(_WRONG_BODIES))
-            case "line":
-                return self.call(pick(("/start", "/update")), self.ranks() | {"rankIps": self.wrong_table()})
-            case "ranks":
-                other = {"faultCount": self.faults - 1, "rank": 1 - self.rank, "spare": True, "ipVersion": None}
-                name = pick(tuple(other))
-                return self.call(pick(("/start", "/update")), self.ranks() | {name: other[name]})
-            case "stop":
-                name = pick(tuple(_WRONG_STOPS))
-                return self.call("/stop", {name: pick(_WRONG_STOPS[name])})
-            case "path":
-                path = pick(("/", "/else", "/start/now", "/STATUS", "/status?of=all", "/status/", "/docs"))
-                return Step("call", path, pick(("GET", "POST")))
-            case "method":
-                return Step("call", pick(tuple(_METHODS)), pick(("GET", "POST", "PUT", "DELETE", "HEAD")))
-        right = json.dumps(self.ranks()).encode()
-        return Step("call", pick(("/start", "/update")), body=right, content_type=pick(("text/plain", "")))
-
-    def wrong_table(self) -> Any:
-        table = self.table()
-        return self.chance.choice(
-            (
-                None,
-                [],
-                {},
-                "none",
-                [1],
-                table[:1],
-                table[1:],
-                [*table, table[0]],
-                [{"rank": 0}],
-                [{"ip": table[0]["ip"]}],
-                [{"rank": -1, "ip": table[0]["ip"]}, *table],
-                [{**table[0], "rank": "0"}, table[1]],
-                [{**table[0], "rank": 10**6}, *table],
-                [{**table[0], "rank": NODES}, *table],
-                [{**table[0], "ip": "nowhere"}, table[1]],
-                [{**table[0], "ip": 7}, table[1]],
-                [{**table[0], "ip": "10.9.9.9"}, {**table[1], "ip": "fd00::99"}],
-            )
-        )
-
-    def table(self) -> list[dict[str, Any]]:
-        return [{"rank": rank, "ip": f"{self.net}{rank + 1}"} for rank in range(NODES)]
-
-    def ranks(self) -> dict[str, Any]:
-        said = {"rank": self.rank, "nnodes": NODES, "faultCount": self.faults, "master_addr": f"{self.net}1"}
-        more = {"master_port": "1234", "ipVersion": f"v{self.version}", "rankIps": self.table(), "spare": False}
-        return {**said, **more}
-
-    def call(self, path: str, said: Any, *, held: bool = False) -> Step:
-        body = None if said is None else json.dumps(said).encode()
-        return Step("call", path, _METHODS[path], body, held=held)
-
-
-# --- the two that are asked -----------------------------------------------------------------------
-
-
-class Asked:
-    """A server, and the agent behind it."""
-
-    port = 0
-
-    def new(self, flag: str = "") -> None:
-        """Another agent, that knows nothing, of `hyperpodrun` with this flag."""
-        raise NotImplementedError
-
-    def tell(self, what: str) -> None:
-        """`turn`: follow what was ordered, until there is nothing to do; `fail`, `finish`: so do the workers."""
-        raise NotImplementedError
+            call = self.call(step)
+            at_once = self.status() if step.path == "/stop" else None
+            if not step.held:
+                self.tell("turn")
+        return shown(before, call, at_once, self.status())
 
     def call(self, step: Step) -> tuple[int, Any]:
         """Status code, and content: parsed where it is JSON, and None where there is none."""
         line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=100)
+        body = None if step.body is None else step.body.encode("latin-1")
         try:
-            line.request(step.method, step.path, step.body, {"Content-Type": step.content_type})
+            line.request(step.method, step.path, body, {"Content-Type": step.content_type})
             answer = line.getresponse()
             text = answer.read()
         finally:
@@ -224,51 +147,6 @@ class Asked:
         code, said = self.call(Step("call", "/status", "GET"))
         assert code == 200
         return said
-
-
-class Theirs(Asked):
-    """AWS's agent, in a process of its environment."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-        self.port = int(self._answer())
-
-    def new(self, flag: str = "") -> None:
-        self.tell(f"new {flag}".strip())
-
-    def tell(self, what: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{what}\n")
-        self._process.stdin.flush()
-        self._answer()
-
-    def _answer(self) -> str:
-        assert self._process.stdout is not None
-        said = self._process.stdout.readline()
-        assert said, f"AWS's agent has ended with {self._process.wait()}"
-        return said
-
-
-class Ours(Asked):
-    """Our server, with an agent that does what it is told when it gets the time to."""
-
-    def __init__(self) -> None:
-        self._served: Any = None
-        self.runs, self.waits_for = False, ""
-        self.new()
-
-    def new(self, flag: str = "") -> None:
-        self.close()
-        self.runs, self._ended = False, None
-        self._api = OperatorApi(self, NODES, ())
-        self._served = serving(self._api, "127.0.0.1", 0)
-        self.port = self._served.__enter__()
-
-    def close(self) -> None:
-        if self._served is not None:
-            self.tell("turn")
-            self._served.__exit__(None, None, None)
-            self._served = None
 
     def tell(self, what: str) -> None:
         if what != "turn":
@@ -304,18 +182,3 @@ class Ours(Asked):
 
     def note(self, **fields: Any) -> None:
         """There is no event log."""
-
-
-@contextmanager
-def both() -> Iterator[tuple[Asked, Asked]]:
-    """AWS's agent and ours. Skips the test where the first cannot be installed."""
-    python = hyperpodrun_env.hyperpodrun().with_name("python")
-    with subprocess.Popen(
-        [python, _THEIRS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
-        ours = Ours()
-        try:
-            yield Theirs(process), ours
-        finally:
-            ours.close()
-            process.kill()

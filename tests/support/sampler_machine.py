@@ -1,4 +1,4 @@
-"""A job with any number of ranks, to which anything may happen between two steps; beside it, the lists of the oracle."""
+"""A job with any number of ranks, to which anything may happen between two steps, next to the lists of the oracle."""
 
 from __future__ import annotations
 

@@ -108,3 +108,8 @@ def test_what_may_follow_is_read_from_the_table() -> None:
     for case in drawn(1):
         assert expected(case, TABLE)
         assert all(victim in victims(case.where) for victim in case.victims)
+
+
+def test_the_table_has_every_process_and_every_place() -> None:
+    whats = {"coordinator" if victim == Victim("agent", 0) else victim.what for victim in victims("in a step")}
+    assert {(row.what, row.where) for row in TABLE} == {(what, at) for what in whats - {"rank"} for at in PLACES}

@@ -1,1 +1,0 @@
-"""Seeded schedules of faults over real memory servers, and an oracle of its own for what must come back."""
