@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import series
 from nodes import kill_node
 
 pytestmark = [pytest.mark.slow]
@@ -77,6 +79,18 @@ def test_shards_that_no_other_rank_has_go_with_it(
     assert (running.folder / "node1.left").exists() == (every_steps == 1)
 
 
+@contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """That many processes compute meanwhile."""
+    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
 @pytest.mark.thorough
 def test_all_nodes_are_exchanged_under_load_while_the_job_writes_to_a_durable_tier(
     sharded: Any, undisturbed_sharded: Any, tmp_path: Path
@@ -88,7 +102,7 @@ def test_all_nodes_are_exchanged_under_load_while_the_job_writes_to_a_durable_ti
     tiers = [{"kind": "memory"}, {"kind": "file", "path": str(kept), "every_steps": 2}]
     running = sharded("moved", *stands, tiers=tiers, spares=2)
     running.env["HPX_TEST_GATE"] = str(gate)
-    with series.busy(2 * (os.cpu_count() or 1)):
+    with busy(2 * (os.cpu_count() or 1)):
         running.start()
         for spare in (2, 3):
             running.until("node_joined", node=spare)
