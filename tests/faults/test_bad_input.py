@@ -74,29 +74,11 @@ def test_an_exception_at_the_first_step_is_tried_once_more(job):
     assert report["generations"] == 2
 
 
-def test_a_rank_that_dies_each_time_ends_the_job(job):
-    report = job(fault={"what": "before backward", "rank": 1, "step": 3, "always": True}).start().wait()
-    assert "rank 1 (node 0) at step 3: killed by SIGKILL (9); 3 times in a row" in failed(report)
-
-
-def test_a_fault_budget_of_none_ends_the_job_at_the_first(job):
-    settings = {"chaos": {"faults": [{"rank": 3, "step": 2}]}, "restart": {"max_restarts": 0}}
-    assert "the job recovers from 0" in failed(job(settings=settings).start().wait())
-
-
 def test_a_model_built_differently_on_the_joining_node_is_named(job):
     settings = {"chaos": {"faults": [{"rank": 2, "step": 4}]}}
     report = job(settings=settings, fault={"what": "other model", "rank": 2, "step": 0}).start().wait()
     message = failed(report)
     assert "cannot be loaded: model.0.weight has shape (40, 16) here and (32, 16) in the snapshot" in message
-
-
-def test_a_memory_tier_that_is_too_small_is_refused_before_a_step_is_made(job):
-    settings = {"checkpoint": {"tiers": [{"kind": "memory", "budget_mib": 1}]}}
-    report = job(settings=settings, nodes=1, workers_per_node=1, env={"HPX_TEST_WIDTH": "40000"}).start().wait()
-    message = failed(report, "MemoryTierFullError")
-    assert re.search(r"rank 0 \(2 slots of [\d.]+ MiB, own\) needs [\d.]+ MiB .* its budget is 1 MiB a node", message)
-    assert report["steps"] == 0
 
 
 def test_shared_memory_that_is_too_small_is_said_before_a_worker_starts(job):

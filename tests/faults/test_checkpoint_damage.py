@@ -16,7 +16,8 @@ from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
 from hyperpod_ext.runtime.storage.file import FileStore
 from hyperpod_ext.runtime.storage.names import Found, parse_folder
 
-PLACES = ["file", pytest.param("s3", marks=pytest.mark.slow)]
+PLACES = ["file", pytest.param("s3", marks=pytest.mark.thorough)]
+"""Both stores keep one contract, tests/runtime/storage/test_tier_contract.py."""
 
 
 def few(place: Place, most: int = 1) -> int | None:
@@ -161,7 +162,7 @@ HARMS: dict[str, Callable[[bytes], bytes | None]] = {
 @pytest.mark.parametrize(
     ("place", "what"),
     [("file", "__0_0.distcp"), ("file", "manifest.json"), ("file", "plan")]
-    + [pytest.param("s3", what, marks=pytest.mark.slow) for what in ("__0_0.distcp", "manifest.json")],
+    + [pytest.param("s3", what, marks=pytest.mark.thorough) for what in ("__0_0.distcp", "manifest.json")],
     indirect=["place"],
 )
 def test_what_is_cut_off_empty_or_gone_moves_all_ranks_to_the_older_step(make_job, place, what):

@@ -16,7 +16,8 @@ from hyperpod_ext.runtime.snapshot.manifest import sign
 from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
 from hyperpod_ext.runtime.storage.file import FileStore
 
-PLACES = ["file", pytest.param("s3", marks=pytest.mark.slow)]
+PLACES = ["file", pytest.param("s3", marks=pytest.mark.thorough)]
+"""Both stores keep one contract, tests/runtime/storage/test_tier_contract.py."""
 
 
 def rewrite(place: Place, step: int, change: Callable[[dict[str, Any]], None], secret: bytes | None = None) -> None:

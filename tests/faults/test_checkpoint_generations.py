@@ -16,7 +16,8 @@ from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
 from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
 from hyperpod_ext.runtime.storage.open import open_store
 
-PLACES = ["file", pytest.param("s3", marks=pytest.mark.slow)]
+PLACES = ["file", pytest.param("s3", marks=pytest.mark.thorough)]
+"""Both stores keep one contract, tests/runtime/storage/test_tier_contract.py."""
 
 
 def draining(job: SmallJob, node: int = 0) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from small_job import MEMORY, PEER, SmallJob, relaunched, trained
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
 from hyperpod_ext.runtime.memory_server.client.peer_client import PeerClient
 
-PLACES = ["file", pytest.param("s3", marks=pytest.mark.slow)]
+PLACES = ["file", pytest.param("s3", marks=pytest.mark.thorough)]
+"""Both stores keep one contract, tests/runtime/storage/test_tier_contract.py."""
 
 
 def resized(job: SmallJob, nodes: int, workers: int) -> SmallJob:

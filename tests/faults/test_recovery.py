@@ -87,23 +87,6 @@ def test_a_death_at_any_point_of_a_step_changes_no_number(job, undisturbed):
     assert all(each["survivor_pids_kept"] for each in report["recoveries"])
 
 
-def test_a_kill_from_outside_is_seen_without_any_warning(job, undisturbed):
-    running = job(env={"HPX_TEST_HOLD": "[[1, 3, 5]]"}).start()
-    pid = running.until("joined", rank=3)["pid"]
-    running.until("step", step=4, rank=3)
-    os.kill(pid, signal.SIGKILL)
-    report = running.wait()
-    assert_equal_to(undisturbed, report)
-    assert len(report["recoveries"]) == 1
-
-
-def test_two_deaths_one_after_the_other(job, undisturbed):
-    faults = [{"rank": 0, "step": 4}, {"rank": 3, "step": 8}]
-    report = job(settings={"chaos": {"faults": faults}}).start().wait()
-    assert_equal_to(undisturbed, report)
-    assert [recovery["fault"]["rank"] for recovery in report["recoveries"]] == [0, 3]
-
-
 def test_two_deaths_at_once(job, undisturbed):
     faults = [{"rank": 1, "step": 5}, {"rank": 2, "step": 5}]
     report = job(settings={"chaos": {"faults": faults}}).start().wait()
@@ -167,13 +150,6 @@ def test_a_corrupt_snapshot_is_refused_and_another_ranks_is_taken(job, alike):
     assert refused["rank"] == 1
     assert "CRC64-NVME" in refused["error"]
     assert_equal_to(alike, running.wait())
-
-
-def test_with_every_copy_corrupt_nothing_is_loaded(job):
-    report = job(fault=corrupt(slots=[0, 1])).start().wait()
-    assert report["state"] == "failed"
-    assert report["error"]["code"] == "NoCheckpointError"
-    assert "CRC64-NVME" in report["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -244,7 +244,7 @@ SHOWN: dict[str, dict[str, Shown]] = {
     },
     DEATH: {
         **_BY_AGENT,
-        "local": "tests/faults/test_recovery.py::test_a_kill_from_outside_is_seen_without_any_warning",
+        "local": "tests/faults/test_recovery.py::test_a_rank_killed_by_its_agent_is_replaced_and_no_other_process_is",
         "hyperpodrun": _KILLED,
         "ours": _MENDED,
         "sagemaker": COLUMNS["sagemaker"].test,
