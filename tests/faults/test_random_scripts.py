@@ -110,8 +110,8 @@ def asked() -> range:
 
 SEEDS = [1, 2, 3, 4, 6, 7, 307, 340, 1004, 1007, 1015, 1018]
 """Between them they have nine of ten traits of the first 16 and of those below. Two are a stranger's: a loader that
-reads on, a mean carried on. Four are of `random_kinds`: epochs and types of values, a growing buffer and experts, sparse
-gradients, unfrozen parameters."""
+reads on, a mean carried on. Four are of `random_kinds`: epochs and types of values, a growing buffer and experts,
+sparse gradients, unfrozen parameters."""
 THOROUGH = {*range(16), *range(16, 200, 4), *range(300, 316), 321, *range(1000, 1038)}
 SOAK = {*range(16, 200), *range(1000, 1400)} - THOROUGH
 
