@@ -239,7 +239,7 @@ def save_partly(job: SmallJob, step: int, ranks: list[int]) -> None:
     for number, rank in job.ranks.items():
         rank.make_step(step)
         if number in ranks:
-            rank.run._commit(step)
+            rank.commit(step)
             rank.checkpointer.flush()
     for server in job.servers.values():
         server.ask("wait_idle", timeout_s=1.0)

@@ -99,7 +99,7 @@ def test_an_older_generation_is_refused_in_memory(make_job):
     assert job.resume() == 3
     zombie.checkpointer._client = MemoryClient(str(job.servers[0].path))
     zombie.make_step(4)
-    zombie.run._commit(4)
+    zombie.commit(4)
     with pytest.raises(StaleGenerationError, match="rank 0 of generation 1 may not write step 4"):
         zombie.checkpointer.flush()
     assert job.servers[0].held_steps(0)[-1] == 3
@@ -114,7 +114,7 @@ def test_an_older_generation_is_refused_at_the_peer(make_job):
     job.servers[1].ask("fence", generation=2, step=3, run="another run")
     rank = job.ranks[0]
     rank.make_step(4)
-    rank.run._commit(4)
+    rank.commit(4)
     rank.checkpointer.flush()
     assert job.servers[0].ask("wait_idle", timeout_s=30.0)["idle"]
     told = next(one for one in job.servers[0].ask("status")["copying"] if one["tier"] == "peer")

@@ -40,7 +40,7 @@ def test_state_that_outgrows_the_budget_is_refused_and_the_last_good_step_is_res
     rank.optimizer.param_groups[0]["grown"] = torch.zeros(1 << 20)
     rank.make_step(4)
     with pytest.raises(MemoryTierFullError, match=r"rank 0 \(2 slots of 4\.\d MiB, own\) needs 8\.\d MiB"):
-        rank.run._commit(4)
+        rank.commit(4)
     assert job.servers[0].held_steps(0) == [2, 3]
     assert job.resume() == 3
     job.assert_holds(3)
@@ -63,7 +63,7 @@ def test_a_budget_without_room_for_replicas_costs_the_copies_alone(make_job):
     for rank in job.ranks.values():
         rank.optimizer.param_groups[0]["grown"] = torch.zeros(33_000)  # 4 slots and no replica fit
         rank.make_step(3)
-        rank.run._commit(3)
+        rank.commit(3)
     job.settle()
     told = [next(c for c in s.ask("status")["copying"] if c["tier"] == "peer") for s in job.servers.values()]
     assert all(one["failed"] for one in told)
@@ -102,11 +102,10 @@ class Thing:
 def test_a_leaf_that_cannot_be_stored_is_named_and_the_last_good_step_is_restored(make_job, state, words):
     job = trained(make_job(MEMORY, nodes=1), 3)
     rank = job.ranks[0]
-    objects = {**rank.run._state._objects, "thing": Thing(state())}
-    rank.run._state._objects = objects
+    rank.restore_also(thing=Thing(state()))
     rank.make_step(4)
     with pytest.raises(JobFailedError, match=words):
-        rank.run._commit(4)
+        rank.commit(4)
     assert job.resume() == 3
     job.assert_holds(3)
 
@@ -220,7 +219,7 @@ def test_a_budget_that_took_a_job_takes_its_relaunch(make_job, place):
 
 def test_a_module_that_is_not_the_one_that_was_saved_is_said(make_job, place):
     job = relaunched(make_job, trained(make_job(MEMORY, place.tier(), nodes=1, kind="same"), 2))
-    build = job._build
-    job._build = lambda number: nn.Sequential(*build(number), nn.Linear(3, 3))
+    build = job.build
+    job.build = lambda number: nn.Sequential(*build(number), nn.Linear(3, 3))
     with pytest.raises(JobFailedError, match=r"cannot be loaded: .* is not in the snapshot"):
         job.resume()

@@ -21,7 +21,7 @@ def sources(job: SmallJob) -> dict[int, str]:
 
 def connections_to(job: SmallJob) -> int:
     """TCP connections of this process, which has all ranks, to the memory servers."""
-    ports = {port for _, port in job._peers.values()}
+    ports = {port for _, port in job.peers.values()}
     found = 0
     for descriptor in Path("/proc/self/fd").iterdir():
         if descriptor.is_socket():
@@ -85,7 +85,7 @@ def test_a_peer_killed_in_the_middle_of_a_copy_costs_nothing_that_was_whole(make
     os.kill(job.servers[1].pid, signal.SIGSTOP)  # it takes what fits into its sockets, and answers nothing
     rank = job.ranks[0]
     rank.make_step(5)
-    rank.run._commit(5)
+    rank.commit(5)
     rank.checkpointer.flush()
     assert not job.servers[0].ask("wait_idle", timeout_s=0.2)["idle"]  # it is on its way
     job.lose_node(1)
@@ -106,7 +106,7 @@ def test_a_source_killed_in_the_middle_of_a_copy_leaves_nothing_half(make_job):
     os.kill(job.servers[1].pid, signal.SIGSTOP)
     rank = job.ranks[0]
     rank.make_step(5)
-    rank.run._commit(5)
+    rank.commit(5)
     rank.checkpointer.flush()
     assert not job.servers[0].ask("wait_idle", timeout_s=0.2)["idle"]
     job.lose_node(0)

@@ -36,14 +36,14 @@ class PatientOperator(operators.Operator):
     job: Job
     waits_for = "steps"
 
-    def _start(self) -> None:
+    def start_pods(self) -> None:
         if self.faults and self.waits_for == "the end":
             (self.job.folder / "hurry").touch()
             until((self.job.folder / "report.json").exists, "the others do not come to the end")
         elif self.faults and self.waits_for == "steps":
             made = len(self.job.made())
             until(lambda: len(self.job.made()) > made + 2, "the others make no step")
-        super()._start()
+        super().start_pods()
 
 
 @pytest.fixture

@@ -175,7 +175,7 @@ def test_a_pod_that_is_started_after_the_end_says_so(run, alike):
     first, lost, late = operator.pods
     lost.kill()
     operator.active = [first, late]
-    late.ask("/update", operator._info(1))
-    late.ask("/start", operator._info(1) | {"progress": {}})
-    operator._await([late], "completed")
+    late.ask("/update", operator.info_of(1))
+    late.ask("/start", operator.info_of(1) | {"progress": {}})
+    operator.wait_for([late], "completed")
     assert [event["event"] for event in launched.events_in(job.folder / "events.jsonl")].count("generation") == 1

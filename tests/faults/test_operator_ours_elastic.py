@@ -93,9 +93,9 @@ def stop_and_start(**body: Any) -> Callable[[operators.Operator], None]:
     def calls(operator: operators.Operator) -> None:
         for pod in operator.active * 2:
             pod.ask("/stop", body)
-        operator._await(operator.active, "ready")
-        operator._start()
-        operator._start()
+        operator.wait_for(operator.active, "ready")
+        operator.start_pods()
+        operator.start_pods()
 
     return calls
 
@@ -131,13 +131,13 @@ def refused(nodes: int, why: str) -> Callable[[operators.Operator], None]:
     def calls(operator: operators.Operator) -> None:
         for pod in operator.active:
             pod.ask("/stop", {})
-        operator._await(operator.active, "ready")
+        operator.wait_for(operator.active, "ready")
         for rank, pod in enumerate(operator.active):
             with pytest.raises(urllib.error.HTTPError) as found:
-                pod.ask("/start", operator._info(rank) | {"nnodes": nodes})
+                pod.ask("/start", operator.info_of(rank) | {"nnodes": nodes})
             assert found.value.code == 409
             assert json.loads(found.value.read())["detail"] == why
-        operator._start()
+        operator.start_pods()
 
     return calls
 

@@ -167,7 +167,7 @@ def some_ranks_save_a_step(schedule: Schedule) -> None:
         if rank.run.step < step:
             rank.make_step(step)
             if number in saved:
-                rank.run._commit(step)
+                rank.commit(step)
                 rank.checkpointer.flush()
     job.states[step] = job.whole_state()
 

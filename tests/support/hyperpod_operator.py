@@ -154,10 +154,10 @@ class Operator:
         for pod in self.pods:
             pod.start()
         self.active, self.spares = self.pods[: self.nodes], self.pods[self.nodes :]
-        self._await(self.pods, "ready")
+        self.wait_for(self.pods, "ready")
         for place, pod in enumerate(self.spares):
-            pod.ask("/update", self._info(self.nodes + place) | {"spare": True})
-        self._start()
+            pod.ask("/update", self.info_of(self.nodes + place) | {"spare": True})
+        self.start_pods()
         while True:
             self.last = status = {pod.number: pod.status() for pod in self.active}
             said = [one["status"] for one in status.values()]
@@ -181,8 +181,8 @@ class Operator:
         for pod in self.active:
             if pod.number in status:
                 pod.ask("/stop", {"restart_mode": mode})
-        self._await(self.active, "ready")
-        self._start()
+        self.wait_for(self.active, "ready")
+        self.start_pods()
 
     def resize(self, nodes: int, grace_s: int = 30) -> None:
         """Another number of nodes, as the elastic policy has it: a graceful stop of all, and a start. Pods that leave
@@ -191,25 +191,25 @@ class Operator:
         for pod in self.active:
             body = {"restart_mode": "process_level_restart", "is_graceful": True, "timeout": grace_s}
             pod.ask("/stop", body)
-        self._await(self.active, "ready")
+        self.wait_for(self.active, "ready")
         self.resizes.append({"of": self.nodes, "nodes": nodes, "stop_s": time.monotonic() - began})
         for pod in self.active[nodes:]:
             pod.kill()
         joining = [self.spares.pop(0) for _ in range(nodes - len(self.active))]
         self.nodes, self.active = nodes, [*self.active[:nodes], *joining]
-        self._await(self.active, "ready")
-        self._start()
+        self.wait_for(self.active, "ready")
+        self.start_pods()
 
-    def _start(self) -> None:
+    def start_pods(self) -> None:
         for rank, pod in enumerate(self.active):
-            info, deadline = self._info(rank), time.monotonic() + _TIMEOUT_S
+            info, deadline = self.info_of(rank), time.monotonic() + _TIMEOUT_S
             while (said := pod.ask("/update", info)).get("assigned_rank", str(rank)) != str(rank):
                 assert time.monotonic() < deadline, said
                 time.sleep(_POLL_S)
         for rank, pod in enumerate(self.active):
-            pod.ask("/start", self._info(rank) | {"progress": {}})
+            pod.ask("/start", self.info_of(rank) | {"progress": {}})
 
-    def _info(self, rank: int) -> dict[str, Any]:
+    def info_of(self, rank: int) -> dict[str, Any]:
         return {
             "rank": rank,
             "nnodes": self.nodes,
@@ -222,7 +222,7 @@ class Operator:
             "log_monitoring_configuration": self.log_rules or None,
         }
 
-    def _await(self, pods: Sequence[Pod], wanted: str) -> None:
+    def wait_for(self, pods: Sequence[Pod], wanted: str) -> None:
         deadline = time.monotonic() + _TIMEOUT_S
         while any((status := pod.status())["status"] != wanted for pod in pods):
             assert time.monotonic() < deadline, f"agents are not {wanted}: {status}"

@@ -94,6 +94,10 @@ class Node:
     def address(self) -> tuple[str, int]:
         return self.host, self.server.port
 
+    def incoming(self) -> dict[int, Any]:
+        """Replicas that are on their way to this node, by token."""
+        return self.server._incoming._by_token
+
     def client(self, secret: bytes = SECRET) -> PeerClient:
         return PeerClient(*self.address, secret, encrypted=self.encrypted)
 

@@ -59,7 +59,7 @@ class Member:
         """How long it took to open the groups."""
         self.freed: list[dict[str, Any]] = []
         self._line = line
-        self._inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._aborted_at = 0.0
         self._spent_before = spent()
         self._sending = threading.Lock()
@@ -68,9 +68,9 @@ class Member:
     def join(self) -> bool:
         """Wait for the next generation and open its groups; False when there is no other."""
         self.send("join", self.endpoint.port)
-        kind, *rest = self._inbox.get()
+        kind, *rest = self.inbox.get()
         while kind == "abort":
-            kind, *rest = self._inbox.get()
+            kind, *rest = self.inbox.get()
         if kind == "end":
             return False
         self.generation, addresses = rest
@@ -92,7 +92,7 @@ class Member:
             traceback.clear_frames(error.__traceback__)
             error.__traceback__ = None
             while not self._aborted_at:  # heard it from a neighbour's closed socket first
-                self._inbox.put(self._inbox.get())
+                self.inbox.put(self.inbox.get())
             cpu, queued = (max(0.0, now - before) for now, before in zip(after, self._spent_before, strict=True))
             told = {"at": freed, "heard": self._aborted_at, "raised": raised, "cpu": cpu, "queued": queued}
             self.send("freed", told)
@@ -112,7 +112,7 @@ class Member:
                     self._spent_before = spent()
                     self._aborted_at = time.monotonic()
                     self.groups.abort()
-                self._inbox.put(message)
+                self.inbox.put(message)
         except BaseException:  # the main thread waits for this one: it would hang, and nobody know why
             traceback.print_exc()
         finally:

@@ -132,6 +132,14 @@ class Rank:
             parameter.grad = torch.full_like(parameter, (position + 1) * ((step * 7) % 5 - 2))
         self.optimizer.step()
 
+    def commit(self, step: int) -> None:
+        """End a step, as the loop does."""
+        self.run._commit(step)
+
+    def restore_also(self, **objects: Any) -> None:
+        """Have these in its state, too."""
+        self.run._state._objects = {**self.run._state._objects, **objects}
+
 
 @dataclass
 class SmallJob:
@@ -156,7 +164,7 @@ class SmallJob:
     """What the whole job held at each step."""
     _machines: Iterator[int] = field(default_factory=itertools.count)
     _stack: ExitStack = field(default_factory=ExitStack)
-    _peers: dict[int, tuple[str, int]] = field(default_factory=dict)
+    peers: dict[int, tuple[str, int]] = field(default_factory=dict)
 
     # --- nodes ----------------------------------------------------------------------------------
 
@@ -175,14 +183,14 @@ class SmallJob:
 
     def meet(self) -> None:
         """Tell the servers of each other."""
-        self._peers = {
+        self.peers = {
             node: ("127.0.0.1", server.ask("listen", host="127.0.0.1")["port"]) for node, server in self.servers.items()
         }
         parity = any(tier.get("parity") for tier in self.tiers)
-        ranks = {str(node): [node * self.workers + each for each in range(self.workers)] for node in self._peers}
+        ranks = {str(node): [node * self.workers + each for each in range(self.workers)] for node in self.peers}
         group = {"group": ranks} if parity else {}
         for server in self.servers.values():
-            server.ask("peers", peers={str(n): list(a) for n, a in self._peers.items()}, domains={}, **group)
+            server.ask("peers", peers={str(n): list(a) for n, a in self.peers.items()}, domains={}, **group)
 
     def lose_node(self, node: int) -> None:
         """kill -9 of its memory server, and with it of all that the node held."""
@@ -207,7 +215,7 @@ class SmallJob:
         document["restart"] = {"compare_replicas_every": 0}  # there are no groups to do it in
         config = RuntimeConfig.model_validate(document)
         for number in range(self.world_size):
-            model = self._build(number)
+            model = self.build(number)
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
             node = number // self.workers
             checkpointer = Checkpointer(
@@ -230,7 +238,7 @@ class SmallJob:
             rank.checkpointer._client.close()
         self.ranks.clear()
 
-    def _build(self, number: int) -> nn.Module:
+    def build(self, number: int) -> nn.Module:
         torch.manual_seed(7)
         inputs, width, outputs = (4700, 4700, 4700) if self.kind == "huge" else (7, 5, 3)
         model = nn.Sequential(nn.Linear(inputs, width), nn.LayerNorm(width), nn.Linear(width, outputs, bias=False))
@@ -304,7 +312,7 @@ class SmallJob:
     def _restore(self, rank: Rank, begin: m.Begin, keys: dist.Store) -> None:
         assert self.vote is not None
         rank.link._session = _Line(self.vote, rank.number)  # type: ignore[assignment]
-        rank.link.enter(begin.decision, keys, self._peers)  # type: ignore[arg-type]
+        rank.link.enter(begin.decision, keys, self.peers)  # type: ignore[arg-type]
         rank.run.enter(begin.generation, fresh=begin.decision.source(rank.number).kind == "fresh")
         rank.run.restore(model=rank.model, optimizer=rank.optimizer)
 

@@ -56,6 +56,11 @@ def save(checkpointer: Checkpointer, step: int, state: Any, **more: Any) -> bool
     return checkpointer.save(step, f"g{generation}-s{step}", generation, parts_of(state), **more)
 
 
+def wait_copied(checkpointer: Checkpointer) -> None:
+    """Until nothing is being copied; the copy is not looked at yet."""
+    checkpointer._background.wait()
+
+
 def restored(checkpointer: Checkpointer, step: int, into: Any, owner: int = 0) -> Any:
     """The state of `step`, read into tensors like those of `into`."""
     return checkpointer.restore(parts_of(into), [checkpointer.load(owner, f"g1-s{step}")])
@@ -395,7 +400,7 @@ def test_a_checksum_taken_on_the_way_is_that_of_a_plain_save(make, server, monke
         for checkpointer in (saving, plain):
             save(checkpointer, step, live, changing=lambda tensor: tensor is live["bool"])
         if waited_for != "at once":
-            saving._background.wait()
+            wait_copied(saving)
         saving.wait_staged()
     saving.flush()
     plain.flush()
@@ -441,7 +446,7 @@ def test_what_no_counter_tells_of_is_seen_and_the_snapshot_taken_back(make, serv
     save(checkpointer, 1, {"weights": weights})
     checkpointer.flush()
     save(checkpointer, 2, {"weights": weights})
-    checkpointer._background.wait()
+    wait_copied(checkpointer)
     weights.data.copy_(torch.zeros(4))  # as averaged weights are put in for an evaluation
     with pytest.warns(RuntimeWarning, match="weights was changed while step 2 was being copied"):
         checkpointer.flush()
@@ -459,7 +464,7 @@ def test_weights_swapped_in_while_they_are_copied_are_never_a_snapshot_though_th
     assert held.begun.wait(10)
     weights.numpy()[...] = 0  # raises no counter
     held.go.set()
-    checkpointer._background.wait()
+    wait_copied(checkpointer)
     weights.numpy()[...] = 1
     with pytest.warns(RuntimeWarning, match="weights was changed while step 1 was being copied"):
         checkpointer.wait_staged()
@@ -515,7 +520,7 @@ def test_a_copy_is_waited_for_though_the_one_before_was_not(make, server):
     checkpointer, held = make(overlap=True), Held.of(torch.ones(3))
     held.go.set()
     save(checkpointer, 1, {"t": held})
-    checkpointer._background.wait()
+    wait_copied(checkpointer)
     held.go.clear()
     save(checkpointer, 2, {"t": held})
     staged = threading.Event()

@@ -90,11 +90,12 @@ def test_every_byte_is_copied_and_none_beside_them(size: int, offset: int) -> No
 def nothing_built(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(streamed, "__file__", str(tmp_path / "streamed.py"))
     (tmp_path / "_stream.abi3.so").write_bytes(b"for another machine")
-    for known in (streamed._built, streamed._checker, copier):
-        known.cache_clear()
+    known = streamed._built, streamed._checker, copier
+    for each in known:
+        each.cache_clear()
     yield
-    for known in (streamed._built, streamed._checker, copier):
-        known.cache_clear()
+    for each in known:
+        each.cache_clear()
 
 
 def test_where_nothing_was_built_memory_is_copied_all_the_same(nothing_built: None, one_thread: None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -81,35 +82,39 @@ def test_rules_that_are_none_are_named_all_at_once() -> None:
 class Job:
     """A log that grows, and what was found in it."""
 
-    def __init__(self, tmp_path: Any, **rule: Any) -> None:
+    def __init__(self, tmp_path: Any, is_here: Callable[[], bool] = lambda: True, **rule: Any) -> None:
         self.log, self.found = tmp_path / "rank0.log", list[str]()
-        self.watch = LogWatch(LogRules(read([LOSS | rule])), self.log, self.found.append)
+        self.watch = LogWatch(LogRules(read([LOSS | rule])), self.log, self.found.append, is_here)
 
     def prints(self, text: str) -> None:
         with self.log.open("a") as log:
             log.write(text)
 
+    def look(self) -> None:
+        """As its thread does now and then."""
+        self.watch._look()
+
 
 def test_what_is_printed_in_parts_is_read_whole_and_told_once_until_the_job_goes_on(tmp_path: Any) -> None:
     job = Job(tmp_path, faultOnMatch=True)
     job.watch.hear(c.GoOn(generation=1, step=0))
-    job.watch._look()
+    job.look()
     job.prints("first\nlo")
-    job.watch._look()
+    job.look()
     job.prints("ss: 1")
-    job.watch._look()
+    job.look()
     assert job.found == []
     job.prints("\nloss: 2\n")
-    job.watch._look()
-    job.watch._look()
+    job.look()
+    job.look()
     assert job.found == ["log rule loss: rank 0 printed 'loss: 2', which is a fault"]
     job.prints("loss: 3\n")  # by the process that is being ended
     job.watch.hear(c.AbortGeneration(generation=2, rank=0))
     job.watch.hear(c.GoOn(generation=2, step=0))
-    job.watch._look()
+    job.look()
     assert len(job.found) == 1
     job.prints("loss: 4\n")
-    job.watch._look()
+    job.look()
     assert job.found[1:] == ["log rule loss: rank 0 printed 'loss: 4', which is a fault"]
 
 
@@ -125,19 +130,18 @@ def test_a_rule_of_a_spec_is_that_of_the_operator() -> None:
 
 
 def test_a_log_of_a_rank_0_elsewhere_is_left_alone(tmp_path: Any) -> None:
-    job = Job(tmp_path, faultOnMatch=True)
     here = False
-    job.watch = LogWatch(job.watch._rules, job.log, job.found.append, lambda: here)
+    job = Job(tmp_path, lambda: here, faultOnMatch=True)
     job.watch.hear(c.GoOn(generation=1, step=0))
     job.prints("loss: 1\n")
-    job.watch._look()
+    job.look()
     assert job.found == []
     here = True  # it has come, and the job goes on: what was printed before is no fault
     job.watch.hear(c.GoOn(generation=2, step=0))
-    job.watch._look()
+    job.look()
     assert job.found == []
     job.prints("loss: 2\n")
-    job.watch._look()
+    job.look()
     assert job.found == ["log rule loss: rank 0 printed 'loss: 2', which is a fault"]
 
 

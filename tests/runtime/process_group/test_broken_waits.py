@@ -25,12 +25,12 @@ def _swallow(member: Member) -> None:
             dist.all_reduce(torch.ones(1))
         if member.rank == 1:
             member.send("waits")
-            member._inbox.get()  # it is killed here
+            member.inbox.get()  # it is killed here
         handle = dist.all_reduce(torch.ones(1 << 12), async_op=True)
         with contextlib.suppress(RuntimeError):
             handle.wait(timedelta(milliseconds=1))  # it is not done yet, which is no fault
         member.send("first", broken_waits.first())
-        member._inbox.get()  # the abort
+        member.inbox.get()  # the abort
         with contextlib.suppress(RuntimeError, ConnectionError):
             handle.wait()
         member.send("then", broken_waits.first())
@@ -70,14 +70,14 @@ def _swallow_in_ddp(member: Member, module: nn.Module, *, backward: bool) -> Non
             parallel(torch.ones(2, 4)).sum().backward()
         member.send("waits", broken_waits.first())
         if member.rank == 1:
-            member._inbox.get()  # it is killed here
+            member.inbox.get()  # it is killed here
         with contextlib.suppress(RuntimeError):
             while True:  # what is on its way may arrive
                 made = parallel(torch.ones(2, 4)).sum()
                 if backward:
                     made.backward()
         member.send("then", broken_waits.first())
-        member._inbox.get()  # the abort
+        member.inbox.get()  # the abort
         del parallel
         member.groups.abort()
         member.groups.leave()

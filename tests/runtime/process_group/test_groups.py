@@ -125,10 +125,10 @@ def test_no_rank_serves_more_than_twice_its_share_of_the_requests():
 def _say_who_is_connected(member: Member) -> None:
     while member.join():
         member.send("open", sum(len(loop.connections) for loop in member.gloo.loops()))
-        member._inbox.get()  # nobody speaks before all have counted
+        member.inbox.get()  # nobody speaks before all have counted
         _sum(1.0)
         member.send("spoken", sum(len(loop.connections) for loop in member.gloo.loops()))
-        member._inbox.get()  # nor closes
+        member.inbox.get()  # nor closes
 
 
 @pytest.mark.skipif(torch.__version__ < "2.8", reason="this torch cannot wait with connections of gloo")
@@ -291,7 +291,7 @@ def _leave_with_a_forgotten_sum(member: Member) -> None:
             while not any(sleep and sleep.timed for sleep in map(sleeping, work_threads())):
                 os.sched_yield()
         else:
-            member._inbox.get()  # the abort, once rank 0 is out: until then its connections stay
+            member.inbox.get()  # the abort, once rank 0 is out: until then its connections stay
         member.groups.abort()
         member.groups.leave()
         member.send("left")

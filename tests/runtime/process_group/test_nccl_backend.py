@@ -252,7 +252,7 @@ def _say_what_is_raised(member: Member) -> None:
         member.send("opened")
     except JobFailedError as error:
         member.send("refused", str(error).splitlines()[0])
-    member._inbox.get()  # the others ask this rank's store
+    member.inbox.get()  # the others ask this rank's store
 
 
 @pytest.mark.usefixtures("gloo_for_nccl")

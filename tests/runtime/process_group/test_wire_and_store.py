@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import warm_code
@@ -106,12 +107,17 @@ def test_keys_of_a_subgroup_live_on_its_members():
     assert owner_of("0//cpu//reconfigure/1048576/0/11", 16, members) == 11
 
 
+def idle_lines(endpoint: Endpoint) -> Any:
+    """Its connections that wait for the next request, by the rank at the other end."""
+    return endpoint._connections._idle
+
+
 def test_lines_to_ranks_that_stay_are_kept(job):
     job.store(0).set("x/1", b"")
-    before = dict(job.ranks[0]._connections._idle)
+    before = dict(idle_lines(job.ranks[0]))
     assert [len(lines) for lines in before.values()] == [1]
     job.store(0, generation=2).set("x/1", b"")
-    assert job.ranks[0]._connections._idle == before
+    assert idle_lines(job.ranks[0]) == before
 
 
 def test_a_rank_that_came_anew_is_found(job):
@@ -126,7 +132,7 @@ def test_a_rank_that_came_anew_is_found(job):
 def test_a_line_that_broke_while_idle_is_made_again(job):
     store = job.store(0)
     store.set("x/1", b"old")
-    for lines in job.ranks[0]._connections._idle.values():
+    for lines in idle_lines(job.ranks[0]).values():
         lines[0].socket.shutdown(socket.SHUT_RDWR)
     store.set("x/1", b"new")
     assert store.get("x/1") == b"new"
@@ -182,7 +188,7 @@ def test_whoever_is_quicker_than_the_owner_asks(job):
 def test_a_watch_ends_with_the_line_and_the_key_is_asked_for_again(job):
     for generation, asked in ((1, 2), (2, 4), (3, 5)):
         stores = [job.store(rank, generation) for rank in (0, 1)]
-        for lines in job.ranks[0]._connections._idle.values() if generation == 2 else ():
+        for lines in idle_lines(job.ranks[0]).values() if generation == 2 else ():
             lines[0].socket.shutdown(socket.SHUT_RDWR)
         stores[1].set(ADDRESS, f"of {generation}")
         assert stores[0].get(ADDRESS) == f"of {generation}".encode()

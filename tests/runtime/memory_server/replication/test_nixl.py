@@ -107,7 +107,7 @@ def test_once_the_nodes_are_others_it_is_tried_again(pair):
 def test_a_read_that_is_given_up_writes_nothing_later(pair, make_node, tmp_path):
     a, b = pair("late")
     a.save(0, 1, DATA)
-    incoming = b.server._incoming._by_token
+    incoming = b.incoming()
     until(
         lambda: any(len({checksum is None for checksum in one.checksums.values()}) == 2 for one in [*incoming.values()])
     )
@@ -143,7 +143,7 @@ def test_a_nixl_process_killed_halfway_costs_no_copy(make_node, whose):
     a.replicator.rate_limit.rate = 32 * MIB
     data = content(64 * MIB, 2)
     a.save(0, 2, data)
-    until(lambda: any(replica.checksums for replica in b.server._incoming._by_token.values()))
+    until(lambda: any(replica.checksums for replica in b.incoming().values()))
     os.kill((a if whose == "sender" else b).nixl._process.popen.pid, signal.SIGKILL)
     assert a.replicator.wait_idle(60)
     assert held(b, "g1-s2") == data

@@ -119,7 +119,7 @@ def test_a_connection_lost_halfway_frees_its_slot(node):
         wire.send(lost.sock, {"op": "chunk", "token": token, "start": 0, "nbytes": ps.CHUNK})
         lost.sock.sendall(DATA[:1000])
         lost.sock.close()
-    until(lambda: not node.server._incoming._by_token)
+    until(lambda: not node.incoming())
     assert steps(node.replicas) == [1]
     assert Talker(node.address).replicate(5) == {}
     assert steps(node.replicas) == [1, 5]
@@ -130,7 +130,7 @@ def test_a_newer_attempt_takes_the_place_of_one_that_hangs(node, talker):
     token = hanging.token(1)
     wire.send(hanging.sock, {"op": "chunk", "token": token, "start": 0, "nbytes": ps.CHUNK})
     hanging.sock.sendall(b"x" * 1000)  # and no more: this thread of the server waits for the rest
-    until(lambda: any(replica.receiving for replica in node.server._incoming._by_token.values()))
+    until(lambda: any(replica.receiving for replica in node.incoming().values()))
     assert talker.replicate(1) == {}
     with pytest.raises(OSError):  # noqa: PT011  cut off
         hanging.sock.sendall(b"x" * ps.CHUNK * 8)

@@ -29,6 +29,11 @@ def read(client: PeerClient, save_id: str, owner: int = 0) -> bytes:
     return bytes(data)
 
 
+def sent_lately(node) -> int:
+    """Bytes that a node has sent since its rate was last decided."""
+    return node.replicator.rate_limit._sent
+
+
 def state(node, owner: int, step: int) -> str:
     return next(b["state"] for b in node.own.held() if (b["rank"], b["step"]) == (owner, step))
 
@@ -57,12 +62,12 @@ def test_what_is_not_trained_is_sent_once_into_each_slot_of_a_peer(pair):
     base, nbytes = content(2 * CHUNK + 1000), 4 * CHUNK
 
     def send(step: int, start: bytes = base) -> int:
-        before = a.replicator._counts["bytes_sent"]
+        before = a.replicator.status()["bytes_sent"]
         data = start + content(nbytes - len(start), step)
         a.save(0, step, data, frozen=len(start))
         assert a.replicator.wait_idle(20)
         assert read(b.client(), f"g1-s{step}") == data
-        return a.replicator._counts["bytes_sent"] - before
+        return a.replicator.status()["bytes_sent"] - before
 
     assert [send(step) for step in (1, 2, 3, 4)] == [nbytes, nbytes, nbytes - 2 * CHUNK, nbytes - 2 * CHUNK]
     changed = bytes([base[0] ^ 1]) + base[1:]
@@ -267,7 +272,7 @@ def test_a_peer_without_memory_left_says_so_and_keeps_what_it_has(make_node):
 def test_a_sender_killed_halfway_leaves_the_older_replica_whole(make_node, start_process):
     b = make_node(1)
     sender = start_process(b.server.port)
-    incoming = b.server._incoming._by_token
+    incoming = b.incoming()
     until(lambda: steps(b.replicas) == [1] and any(len(r.checksums) > 1 for r in [*incoming.values()]))
     os.kill(sender.pid, signal.SIGKILL)
     until(lambda: not incoming)
@@ -284,7 +289,7 @@ def test_a_peer_killed_halfway_costs_one_copy_and_another_peer_gets_it(make_node
     assert a.replicator.wait_idle(20)
     a.replicator.rate_limit.rate = 8 * MIB
     a.save(0, 2, content(32 * MIB, 2))
-    until(lambda: a.replicator.rate_limit._sent > 12 * MIB)
+    until(lambda: sent_lately(a) > 12 * MIB)
     a.replicator.rate_limit.rate = 1 * MIB  # what is left takes long
     os.kill(peer.pid, signal.SIGKILL)
     a.replicator.rate_limit.rate = float("inf")
@@ -365,7 +370,7 @@ def test_what_is_due_while_a_copy_is_in_flight(make_node, when_busy, copied):
     a.replicator.set_peers({1: b.address})
     a.replicator.rate_limit.rate = 1 * MIB
     a.save(0, 1, content(MIB, 1) * 16)
-    until(lambda: a.replicator.rate_limit._sent > 0)
+    until(lambda: sent_lately(a) > 0)
     for step in (2, 3):
         a.save(0, step, content(MIB, step) * 16, when_busy=when_busy)
     if when_busy != "wait":
@@ -431,7 +436,7 @@ def test_steps_that_take_longer_beside_a_copy_slow_it_down_though_nothing_is_sav
         step(0.01)
     a.replicator.rate_limit.rate = before = 8 * MIB
     a.save(0, 1, content(MIB, 1) * 32)
-    until(lambda: a.replicator.rate_limit._sent > 0)
+    until(lambda: sent_lately(a) > 0)
     for _ in range(8):
         step(0.05)
     assert a.replicator.rate_limit.rate < before
