@@ -88,8 +88,7 @@ def corrupt_own_snapshots(run: Run, slots: list[int]) -> None:
 @resilient
 def train(run: Run) -> None:
     def build() -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-        width = 40 if FAULT.get("what") == "other model" and run.generation > 1 and run.rank == FAULT["rank"] else WIDTH
-        layers = [nn.Linear(16, width), NORM(width), nn.Dropout(0.2), nn.ReLU(), nn.Linear(width, 1)]
+        layers = [nn.Linear(16, WIDTH), NORM(WIDTH), nn.Dropout(0.2), nn.ReLU(), nn.Linear(WIDTH, 1)]
         model = nn.Sequential(*layers).to(DEVICE)
         if FUSED:  # changes parameters without raising their version counters
             optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=True)
