@@ -121,7 +121,7 @@ def test_a_tier_that_refuses_the_last_step_is_named_with_what_is_missing(sharded
     assert f"warning: {line}" in shown.stderr
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_a_tier_that_is_frozen_holds_a_job_no_longer_than_its_finish_s(job: Any, tmp_path: Path, nodes: int) -> None:
     """Processes that wait for a frozen file system cannot be ended: all others of the job end without them."""
     folder = tmp_path / "durable"
