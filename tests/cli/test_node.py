@@ -6,10 +6,8 @@ import io
 from collections.abc import Iterator
 
 import pytest
-from aws_stand_in import AwsStandIn, Failure, aws_stand_in
+from aws_stand_in import AwsStandIn, Failure, aws_here
 from command import Done, call_hp_ext
-
-from hyperpod_ext.jobs.sagemaker import client
 
 OPERATIONS = {"reboot": "BatchRebootClusterNodes", "replace": "BatchReplaceClusterNodes"}
 
@@ -25,14 +23,7 @@ def hp_ext(*arguments: str) -> Done:
 @pytest.fixture
 def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[AwsStandIn]:
     """A cluster of 30 nodes, of which the last is not Running."""
-    with aws_stand_in() as state:
-        for name, value in {
-            "AWS_ENDPOINT_URL": state.url,
-            "AWS_ACCESS_KEY_ID": "test",
-            "AWS_SECRET_ACCESS_KEY": "test",
-            "AWS_CONFIG_FILE": "/nowhere",
-        }.items():
-            monkeypatch.setenv(name, value)
+    with aws_here(monkeypatch) as state:
         for number in range(30):
             state.nodes.append(
                 {
@@ -46,9 +37,7 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[AwsStandIn]:
                     "PrivateDnsHostname": f"ip-10-1-0-{number}.us-west-2.compute.internal",
                 }
             )
-        client.client.cache_clear()
         yield state
-        client.client.cache_clear()
 
 
 @pytest.mark.parametrize("action", OPERATIONS)

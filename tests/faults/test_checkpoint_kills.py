@@ -6,8 +6,7 @@ import json
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from durable_place import Directory, flip, folder_of
 from forged import other_weights, plan_of
 from nodes import events, kill_node, memory_pid, socket_of
 from stopped import stopped
+from waiting import until
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
@@ -68,14 +68,6 @@ def held_of(job: Any, rank: int) -> list[dict[str, Any]]:
         return []
 
 
-def wait_until(condition: Callable[[], Any], job: Any, seconds: float = 100.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, job.logs()
-        assert any(agent.poll() is None for agent in job.agents), job.logs()
-        time.sleep(0.002)
-
-
 def unfinished(place: Directory) -> bool:
     """Whether node 0 has announced a checkpoint that is not whole yet."""
     names = place.names()
@@ -114,7 +106,7 @@ def all_at_the_gate(step: int) -> list[dict[str, Any]]:
 
 def until_all_are_at_the_gate(job: Any) -> None:
     """In a job whose other faults have not struck by then."""
-    wait_until(lambda: len(list(job.folder.glob("spent-*"))) == 4, job)
+    until(lambda: len(list(job.folder.glob("spent-*"))) == 4, job.logs)
 
 
 # --- workers --------------------------------------------------------------------------------------
@@ -150,7 +142,7 @@ def test_a_worker_of_a_replicated_and_sharded_model_is_replaced(sharded):
 def test_a_save_that_fails_or_never_ends_on_one_rank_is_restored_by_nobody(sharded, undisturbed_sharded):
     faults = [{"what": "raises", "rank": 1, "step": 5}, {"what": "hangs", "rank": 1, "step": 9}]
     running = sharded("job", *faults, tiers=[MEMORY, PEER]).start()
-    wait_until((running.folder / "hangs-1").exists, running)
+    until((running.folder / "hangs-1").exists, running.logs)
     running.until("step", step=9, rank=0)
     os.kill([event["pid"] for event in events(running, "joined") if event["rank"] == 1][-1], signal.SIGKILL)
     report = running.wait()
@@ -177,7 +169,7 @@ def test_a_worker_killed_while_its_snapshot_is_replicated_and_drained_costs_no_n
             newest = max((one for one in held(running, 0) if one["rank"] == 0), key=lambda one: one["step"])
             return newest["state"] == "sealed" and unfinished(place)
 
-        wait_until(under_way, running)
+        until(under_way, running.logs)
         os.kill(running.until("joined", rank=0)["pid"], signal.SIGKILL)
         running.until("fault", rank=0)
     report = running.wait()
@@ -195,7 +187,7 @@ def test_a_worker_killed_once_its_snapshot_is_safe_elsewhere_costs_no_number(
     tiers = [MEMORY, PEER if state == "replicated" else place.tier(every_steps=1)]
     running = sharded("job", *all_at_the_gate(8), tiers=tiers, env={"HPX_TEST_GATE": str(gate.path)}).start()
     until_all_are_at_the_gate(running)
-    wait_until(lambda: (7, state) in [(one["step"], one["state"]) for one in held_of(running, 0)], running)
+    until(lambda: (7, state) in [(one["step"], one["state"]) for one in held_of(running, 0)], running.logs)
     os.kill(running.until("joined", rank=0)["pid"], signal.SIGKILL)
     running.until("fault", rank=0)
     gate.open()
@@ -222,7 +214,7 @@ def test_a_memory_server_killed_in_a_step_in_a_save_and_in_a_restore_is_started_
     ]
     env, policy = {"HPX_TEST_GATE": str(gate.path)}, {"overlap": overlap, "when_busy": "wait"}
     running = sharded("job", *faults, tiers=[MEMORY, PEER], policy=policy, env=env).start()
-    wait_until(lambda: all(8 in [one["step"] for one in held_of(running, rank)] for rank in (2, 3)), running)
+    until(lambda: all(8 in [one["step"] for one in held_of(running, rank)] for rank in (2, 3)), running.logs)
     gate.open()
     report = running.wait()
     assert_same_end(undisturbed_sharded, report)
@@ -245,7 +237,7 @@ def test_a_memory_server_killed_in_the_middle_of_a_drain_goes_on_with_the_next_d
     until_all_are_at_the_gate(first)
     with stopped(memory_pid(first, 1)):  # so node 0 waits for it with a step that is not whole
         gate.open()
-        wait_until(lambda: unfinished(place), first)
+        until(lambda: unfinished(place), first.logs)
         os.kill(memory_pid(first, 0), signal.SIGKILL)
         first.until("memory_back", node=0)
     assert_same_end(undisturbed_sharded, first.wait())
@@ -327,14 +319,14 @@ def test_a_relaunch_with_other_numbers_of_nodes_and_workers_begins_with_the_same
     place = Directory(tmp_path / "checkpoints", "tiny")
     tiers = [MEMORY, place.tier(every_steps=1)]
     last: dict[int, float] = {}
-    for until, nodes, workers in ((4, 2, 2), (7, 1, 2), (9, 3, 1)):
-        running = sharded(f"{nodes}x{workers}", tiers=tiers, steps=until, nodes=nodes, workers_per_node=workers).start()
+    for steps, nodes, workers in ((4, 2, 2), (7, 1, 2), (9, 3, 1)):
+        running = sharded(f"{nodes}x{workers}", tiers=tiers, steps=steps, nodes=nodes, workers_per_node=workers).start()
         report = running.wait()
         assert report["state"] == "succeeded", report["error"]
         if last:
             assert restored(running) == (max(last), last[max(last)])
         last = digests(running)
-        assert max(last) == until
+        assert max(last) == steps
 
 
 # --- no room --------------------------------------------------------------------------------------
@@ -396,7 +388,7 @@ def test_a_job_that_is_told_to_end_loses_no_step_that_all_ranks_have(sharded, un
     tiers = [MEMORY, place.tier(every_steps=100)]
     fault = {"what": "hangs", "rank": 1, "step": 8}
     first = sharded("first", fault, tiers=tiers, policy={"overlap": overlap}).start()
-    wait_until((first.folder / "hangs-1").exists, first)
+    until((first.folder / "hangs-1").exists, first.logs)
     first.until("step", step=8 if overlap else 7, rank=1)
     for agent in first.agents:
         agent.send_signal(signal.SIGTERM)
@@ -454,7 +446,7 @@ def test_two_nodes_of_a_group_lost_at_once_take_all_to_the_durable_tier_which_is
 ):
     place = Directory(tmp_path / "checkpoints", "tiny")
     running = with_parity(sharded, gate, 2, place.tier(every_steps=4))
-    wait_until(lambda: any(name.endswith("/manifest.json") for name in place.names()), running)
+    until(lambda: any(name.endswith("/manifest.json") for name in place.names()), running.logs)
     for node in (1, 2):
         kill_node(running, node)
     gate.open()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_job import MEMORY, PEER, SmallJob, trained
+from small_job import MEMORY, PEER, SmallJob, replaced, trained
 
 from hyperpod_ext.errors import NoCheckpointError
 
@@ -28,16 +28,6 @@ def connections_to(job: SmallJob) -> int:
             with socket.socket(fileno=os.dup(int(descriptor.name))) as sock, contextlib.suppress(OSError):
                 found += sock.family == socket.AF_INET and sock.getpeername()[1] in ports
     return found
-
-
-def replaced(job: SmallJob, *nodes: int) -> SmallJob:
-    """Nodes lost as a whole, at once, and other machines in their places."""
-    for node in nodes:
-        job.lose_node(node)
-    for node in nodes:
-        job.start_node(node)
-    job.meet()
-    return job
 
 
 @pytest.mark.parametrize("node", [0, 1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from small_job import MEMORY, SmallJob, trained
+from small_job import MEMORY, SmallJob, replaced, trained
 
 from hyperpod_ext.errors import NoCheckpointError
 
@@ -12,16 +12,6 @@ PARITY = {"kind": "peer", "every_steps": 2, "parity": 3}
 
 def sources(job: SmallJob) -> dict[int, str]:
     return {event["rank"]: event.get("tier") or event["source"] for event in job.vote.events}
-
-
-def replaced(job: SmallJob, *nodes: int) -> SmallJob:
-    """Nodes lost as a whole, at once, and other machines in their places."""
-    for node in nodes:
-        job.lose_node(node)
-    for node in nodes:
-        job.start_node(node)
-    job.meet()
-    return job
 
 
 @pytest.mark.parametrize("node", [1, pytest.param(0, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from durable_place import flip, folder_of, harmed
-from small_job import MEMORY, PEER, SmallJob, relaunched, trained
+from small_job import MEMORY, PEER, SmallJob, relaunched, replaced, trained
 
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
 from hyperpod_ext.runtime.memory_server.client.peer_client import PeerClient
@@ -162,8 +162,6 @@ def test_a_bit_that_flips_in_a_peers_shard_is_found_when_two_ranks_cut_what_four
 def test_a_shard_that_nobody_holds_any_more_moves_a_job_of_another_size_to_the_durable_step(make_job, place):
     """A node is lost and no peer has a copy: memory has but some of the shards of the newest step."""
     job = trained(make_job(MEMORY, place.tier(), nodes=2, workers=2), 5)
-    job.lose_node(1)
-    job.start_node(1)
-    job.meet()
+    replaced(job, 1)
     assert resized(job, 2, 1).resume() == 4
     job.assert_holds(4)  # what memory has of that step comes from there, the rest from the directory

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from durable_place import Directory
 from served import JOB, SECRET
-from small_job import MEMORY, PEER, SmallJob, relaunched
+from small_job import MEMORY, PEER, SmallJob, relaunched, replaced
 
 from hyperpod_ext.errors import NoCheckpointError
 from hyperpod_ext.runtime.snapshot.manifest import generation_of
@@ -146,12 +146,7 @@ class Schedule:
 
 
 def lose(schedule: Schedule, nodes: list[int]) -> None:
-    """Nodes lost as a whole, and other machines in their places."""
-    for node in nodes:
-        schedule.job.lose_node(node)
-    for node in nodes:
-        schedule.job.start_node(node)
-    schedule.job.meet()
+    replaced(schedule.job, *nodes)
     schedule.story.append(f"lost nodes {nodes}")
 
 

@@ -444,6 +444,16 @@ def relaunched(make_job: Callable[..., SmallJob], before: SmallJob, **changes: A
     return job
 
 
+def replaced(job: SmallJob, *nodes: int) -> SmallJob:
+    """Nodes lost as a whole, at once, and other machines in their places."""
+    for node in nodes:
+        job.lose_node(node)
+    for node in nodes:
+        job.start_node(node)
+    job.meet()
+    return job
+
+
 REGIONS = ("first byte", "archive header", "data", "archive directory", "gap", "last byte")
 
 
