@@ -2,7 +2,7 @@
 # make test    set up, and run everything that a change must pass
 # make test-thorough   what takes too long for that: every kind of fault, engine and property at length
 # make check   format, types, import floors and the fast tests
-# make soak    20 runs, each with a kill at a random rank and moment; 200 random faults in one job; 20,000 histories of a sampler
+# make soak    200 random faults in one job; 20,000 histories of a sampler
 # make bench   every benchmark; their figures are kept in docs/benchmarks/, raw rounds in build/benchmarks/
 
 PYTHON ?= python3
