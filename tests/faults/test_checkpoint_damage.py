@@ -202,14 +202,6 @@ def test_bytes_behind_an_image_are_never_loaded(make_job, place):
 
 
 @pytest.mark.parametrize("place", PLACES, indirect=True)
-def test_a_newest_step_without_manifest_does_not_hide_the_one_before(make_job, place):
-    job = relaunched(make_job, trained(make_job(MEMORY, place.tier()), 4))
-    place.delete(f"{folder_of(place, 4)}/manifest.json")
-    assert job.resume() == 2
-    job.assert_holds(2)
-
-
-@pytest.mark.parametrize("place", PLACES, indirect=True)
 def test_step_0_is_found(make_job, place):
     job = trained(make_job(MEMORY, place.tier(every_steps=100)), 3)
     states = job.states

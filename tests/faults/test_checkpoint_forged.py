@@ -59,13 +59,6 @@ def test_shards_in_each_others_place_and_of_another_step_are_not_loaded(make_job
             job.assert_holds(2)
 
 
-def test_a_manifest_without_its_macs_is_not_that_of_the_job(make_job, place):
-    job = relaunched(make_job, trained(make_job(MEMORY, place.tier()), 4))
-    rewrite(place, 4, without_macs)
-    assert job.resume() == 2
-    job.assert_holds(2)
-
-
 @pytest.mark.parametrize("what", ["claim", "snapshot"])
 def test_what_else_the_job_has_signed_is_no_manifest(make_job, place, what):
     job = trained(make_job(MEMORY, place.tier()), 4)
@@ -91,14 +84,6 @@ def test_a_checkpoint_of_an_earlier_version_is_restored_with_a_warning(make_job,
     job = relaunched(make_job, job)
     assert job.resume() == 6
     assert not any("unbound" in event for event in job.vote.events)
-
-
-def test_what_was_damaged_by_accident_is_told_as_that(make_job, place):
-    job = relaunched(make_job, trained(make_job(MEMORY, place.tier()), 4))
-    name = f"{folder_of(place, 4)}/__1_0.distcp"
-    with harmed(place, name, lambda data: data[:50] + bytes([data[50] ^ 1]) + data[51:]):
-        assert job.resume() == 2
-    assert f"{name}: CRC64-NVME is " in job.vote.errors[0][1]
 
 
 def test_another_nodes_word_for_its_part_is_believed_only_if_it_is_signed(tmp_path):

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from durable_place import folder_of, harmed
 from served import JOB, SECRET
-from small_job import MEMORY, PEER, SmallJob, relaunched, trained
+from small_job import MEMORY, SmallJob, relaunched, trained
 
-from hyperpod_ext.errors import StaleGenerationError
-from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
 from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
 from hyperpod_ext.runtime.storage.open import open_store
 
@@ -90,62 +87,3 @@ def test_a_run_that_was_followed_before_its_first_checkpoint_is_refused(make_job
     late.train(4)
     assert "generation 2 of another run has followed generation 1" in draining(late)["last_error"]
     assert not [name for name in place.names() if name.startswith("step-")]
-
-
-def test_an_older_generation_is_refused_in_memory(make_job):
-    job = trained(make_job(MEMORY, nodes=1), 3)
-    zombie = job.ranks.pop(0)
-    job.begin_trainers()
-    assert job.resume() == 3
-    zombie.checkpointer._client = MemoryClient(str(job.servers[0].path))
-    zombie.make_step(4)
-    zombie.commit(4)
-    with pytest.raises(StaleGenerationError, match="rank 0 of generation 1 may not write step 4"):
-        zombie.checkpointer.flush()
-    assert job.servers[0].held_steps(0)[-1] == 3
-    job.train(5)
-    assert job.resume() == 5
-    job.assert_holds(5)
-
-
-def test_an_older_generation_is_refused_at_the_peer(make_job):
-    """A node that was cut off has not heard of the new generation; its peer has."""
-    job = trained(make_job(MEMORY, PEER, nodes=2), 3)
-    job.servers[1].ask("fence", generation=2, step=3, run="another run")
-    rank = job.ranks[0]
-    rank.make_step(4)
-    rank.commit(4)
-    rank.checkpointer.flush()
-    assert job.servers[0].ask("wait_idle", timeout_s=30.0)["idle"]
-    told = next(one for one in job.servers[0].ask("status")["copying"] if one["tier"] == "peer")
-    assert "rank 0 of generation 1 may not write step 4: the job is at generation 2" in told["last_error"]
-    replicas = [one["step"] for one in job.servers[1].ask("held")["snapshots"] if one["replica"]]
-    assert max(replicas) == 3
-
-
-@pytest.mark.parametrize("place", PLACES, indirect=True)
-def test_of_many_that_write_one_manifest_one_does_and_it_is_whole(make_job, place):
-    """Any node may commit, and several may find at once that all are done."""
-    job = trained(make_job(MEMORY, place.tier()), 2)
-    here = checkpoints(job)
-    folder = folder_of(place, 2)
-    manifest = here.read(here.found()[0])
-    ranks = {int(rank): one for rank, one in manifest["ranks"].items()}
-    files = {int(rank): name for rank, name in manifest["files"].items()}
-    place.delete(f"{folder}/manifest.json")
-    created: list[bool] = []
-    start = threading.Barrier(6)
-
-    def commit() -> None:
-        start.wait()
-        created.append(here.commit(folder, ranks, files, manifest["macs"]))
-
-    threads = [threading.Thread(target=commit) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(created) == [False] * 5 + [True]
-    job = relaunched(make_job, job)
-    assert job.resume() == 2
-    job.assert_holds(2)

@@ -72,12 +72,6 @@ def test_a_bucket_that_denies_is_said_and_nothing_is_begun_anew(make_job, proxy,
     job.assert_holds(2)
 
 
-def test_a_bucket_that_is_not_there_is_said_and_nothing_is_begun(make_job, proxy):
-    job = make_job(MEMORY, {"kind": "s3", "uri": "s3://no-such-bucket-here/x", "every_steps": 2})
-    with pytest.raises(NoCheckpointError, match=r"Not readable: .*no-such-bucket-here"):
-        job.resume()
-
-
 def test_a_drain_that_is_denied_costs_no_step_in_memory(make_job, proxy, bucket):
     job = trained(make_job(MEMORY, bucket.tier()), 2)
     proxy.order(Faults(only="^(PUT|POST)", status=403, code="AccessDenied"))
