@@ -64,17 +64,19 @@ class Schedule:
                 fault(self)
             if not self.resume():
                 break
+        else:
             self.train(1)
         self.job.stop()
 
     # --- what happens ---------------------------------------------------------------------------
 
     def train(self, steps: int) -> None:
-        for _ in range(steps):
-            self.step += 1
+        """A loop, which begins by committing what was restored."""
+        if steps:
+            self.step += steps
             self.job.train(self.step)
             self.keep()
-        self.committed = max(self.committed, self.step)
+            self.committed = max(self.committed, self.step)
 
     def resume(self) -> bool:
         """Whether the job goes on. It does from a commit that every rank could have, and from the newest one."""
@@ -92,8 +94,6 @@ class Schedule:
         if step or must is not None:
             self.job.assert_holds(step)
         self.began[self.job.generation] = self.step = step
-        self.job.train(step)  # the loop begins by committing what was restored
-        self.keep()
         return True
 
     # --- the copies -----------------------------------------------------------------------------
@@ -103,8 +103,7 @@ class Schedule:
         for _, one, data in self.in_memory():
             commit = one["step"], generation_of(one["save_id"])
             self.world_sizes.setdefault(commit, self.job.world_size)
-            if not one["replica"]:
-                self.images[commit].setdefault(one["rank"], data)
+            self.images[commit].setdefault(one["rank"], data)
         for name in self.place.names():
             self.files.setdefault(name, self.place.read(name))
 
@@ -157,6 +156,8 @@ def all_ranks_die(schedule: Schedule) -> None:
 def some_ranks_save_a_step(schedule: Schedule) -> None:
     """All make it, and die before the others save."""
     job, step = schedule.job, schedule.step + 1
+    if not job.ranks:
+        return  # it was just started again
     saved = schedule.rng.sample(sorted(job.ranks), schedule.rng.randint(1, len(job.ranks)))
     for number, rank in job.ranks.items():
         if rank.run.step < step:
@@ -193,7 +194,7 @@ def the_job_is_started_again(schedule: Schedule) -> None:
 
 
 def bits_flip_in_memory(schedule: Schedule) -> None:
-    found = list(schedule.in_memory())
+    found = [held for held in schedule.in_memory() if len(held[2]) > 1]  # some ranks may have no shard at all
     for node, one, _ in schedule.rng.sample(found, min(len(found), schedule.rng.randint(1, 3))):
         where = schedule.rng.choice(["first byte", "data", "last byte"])
         schedule.job.image(node, one["rank"], one["step"], replica=one["replica"]).flip(where)
@@ -248,9 +249,9 @@ def test_the_schedule_that_was_asked_for(make_job: Any, tmp_path: Path) -> None:
 
 @several
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 24, 8))
+@pytest.mark.parametrize("first", range(0, 12, 6))
 def test_schedules_of_faults_end_with_one_committed_step(first: int, make_job: Any, tmp_path: Path) -> None:
-    check(make_job, tmp_path, range(first, first + 8))
+    check(make_job, tmp_path, range(first, first + 6))
 
 
 @several
