@@ -116,6 +116,12 @@ def descendants(pid: int, *, spare: Collection[int] = ()) -> list[int]:
     return found
 
 
+def send_signal(pid: int, signum: int = signal.SIGKILL) -> None:
+    """Send a signal to a process, unless it has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signum)
+
+
 def kill_descendants(pid: int, *, spare: Collection[int] = ()) -> list[int]:
     """SIGKILL every descendant of `pid`, until none is left; returns the ids that were killed.
 
@@ -181,8 +187,7 @@ def kill_group(leader: int) -> None:
     while found := {pid for pid in _members(leader) if not _removes_leftovers(pid)} - seen:
         seen |= found
         for pid in found:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            send_signal(pid)
 
 
 def _members(group: int) -> set[int]:

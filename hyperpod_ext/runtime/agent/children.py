@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.processes import children
+from hyperpod_ext.processes import children, send_signal
 from hyperpod_ext.runtime.ipc.connections import open_over
 
 _QUOTED = 3
@@ -268,8 +268,7 @@ class ForkServer:
                 async with asyncio.timeout(_FORK_S):
                     answer = await self._answer()
             except TimeoutError:  # it is stopped, say; its end is noticed as any other
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self.pid, signal.SIGKILL)
+                send_signal(self.pid)
                 raise ForkServerEndedError(f"the process that forks workers forked none within {_FORK_S:g} s") from None
             _KNOWN.update([answer["pid"]] if "pid" in answer else answer["pids"])
             return answer
@@ -280,8 +279,7 @@ class ForkServer:
         except ConnectionError:
             line = b""
         if not line:
-            with contextlib.suppress(ProcessLookupError):  # where the line broke, and nothing else
-                os.kill(self.pid, signal.SIGKILL)
+            send_signal(self.pid)  # where the line broke, and nothing else
             raise ForkServerEndedError(
                 "the process that forks workers ended", hint="The node's log has its last words."
             )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.config.fault_injection import NodeFault
+from hyperpod_ext.processes import send_signal
 from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.detection.failure_causes import NO_PROGRESS, FaultKind, OomKills, decode_exit
 from hyperpod_ext.runtime.detection.hangs import Heartbeat, StepTimes, silent_too_long
@@ -169,8 +168,7 @@ class HangMonitor:
         if where := line_in_script(worker.log, before):
             worker.kill_reason += f" ({where})"
         self._event("stacks", rank=rank, dumped=dumped, log=str(worker.log))
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(worker.pid, signal.SIGKILL)
+        send_signal(worker.pid)
 
     # --- faults that are ordered while the job runs -----------------------------------------------
 
@@ -193,5 +191,4 @@ class HangMonitor:
                     self._event("fault_ordered", rank=fault.rank, kind=fault.kind, step=fault.step)
             elif take(run_dir, name):
                 self._event("injected", rank=fault.rank, kind=fault.kind, phase=worker.phase)
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(worker.pid, _SIGNALS[fault.kind])
+                send_signal(worker.pid, _SIGNALS[fault.kind])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import os
 import signal
@@ -15,7 +14,7 @@ from typing import Any
 
 from hyperpod_ext.config.restart import RestartPolicy
 from hyperpod_ext.files import make_private_folder
-from hyperpod_ext.processes import describe_exit, process_state
+from hyperpod_ext.processes import describe_exit, process_state, send_signal
 from hyperpod_ext.runtime.agent.children import (
     ForkServer,
     ForkServerEndedError,
@@ -160,8 +159,7 @@ class MemorySupervisor:
         if (server := self._server) is None or server.silent:
             return
         server.silent = f"{why} ({process_state(server.pid)}) and was killed"
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(server.pid, signal.SIGKILL)
+        send_signal(server.pid)
         self._reports.spawn(self._bury(server))
 
     async def _bury(self, server: MemoryServer) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import shutil
-import signal
 import socket
 import sys
 import threading
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.config.fault_injection import NodeFault
-from hyperpod_ext.processes import kill_group
+from hyperpod_ext.processes import kill_group, send_signal
 from hyperpod_ext.runtime.agent.children import ForkServer
 from hyperpod_ext.runtime.agent.hang_monitor import HangMonitor, MonitoredWorker
 from hyperpod_ext.runtime.agent.memory_client import AsyncMemoryClient, held_in
@@ -251,8 +250,7 @@ class Workers:
             del self._starts[rank]
         for rank in self._workers.keys() - set(ranks):
             worker = self._workers.pop(rank)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(worker.pid, signal.SIGKILL)
+            send_signal(worker.pid)
 
     def expect(self, rank: int, world_size: int | None = None) -> Start:
         """Return the start of a worker for `rank`, for `start`.
@@ -274,8 +272,7 @@ class Workers:
             return
         rank, local_rank = start.rank, self._local_rank(start)
         if (old := self._workers.pop(rank, None)) is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(old.pid, signal.SIGKILL)
+            send_signal(old.pid)
         log = self._settings.run_dir / "logs" / f"rank{rank}.log"
         each, world_size = self._config.workers_per_node, start.world_size or self.world_size
         page = self.monitor.new_page()
@@ -302,8 +299,7 @@ class Workers:
             start.forking = None
         if not self._is_wanted(start):
             fork_server.on_exit(pid, lambda status: None)
-            with contextlib.suppress(ProcessLookupError):  # a warm spare that has ended
-                os.kill(pid, signal.SIGKILL)
+            send_signal(pid)  # a warm spare that has ended
             return
         rank = start.rank  # another number by now, perhaps
         worker = _Worker(
@@ -490,8 +486,7 @@ class Workers:
             return
         worker.step = made + 1
         if self._kill.due(rank, worker.step):
-            with contextlib.suppress(ProcessLookupError):  # a real fault was quicker
-                os.kill(worker.pid, signal.SIGKILL)
+            send_signal(worker.pid)  # a real fault was quicker
             self._event("killed", rank=rank, step=worker.step)
         if self._kill.due_node(self._settings.node, worker.step):
             self._lose_node(worker.step)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from collections.abc import Callable, Collection
 
 from hyperpod_ext.config.fault_injection import KillFault, NodeFault
-from hyperpod_ext.processes import descendants
+from hyperpod_ext.processes import descendants, send_signal
 
 
 class KillOnce:
@@ -41,7 +40,6 @@ def inject_node_fault(fault: NodeFault, hang_up: Callable[[], None]) -> None:
             os.kill(os.getpid(), signal.SIGKILL)  # the kernel ends the children of a dead agent
         case "hang":
             for pid in (*descendants(os.getpid()), os.getpid()):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGSTOP)
+                send_signal(pid, signal.SIGSTOP)
         case "cut-network":
             hang_up()

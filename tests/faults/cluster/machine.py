@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import os
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -207,17 +206,10 @@ class _MemoryServer:
         pass
 
 
-class _Os:
-    """Of `os`, what the agent does to processes."""
-
-    waitstatus_to_exitcode = staticmethod(os.waitstatus_to_exitcode)
-
-    @staticmethod
-    def kill(pid: int, number: int) -> None:
-        if (worker := here().workers.get(pid)) is None:
-            raise ProcessLookupError(pid)
-        if number == signal.SIGKILL:
-            worker.kill()
+def _send_signal(pid: int) -> None:
+    """Kill a simulated process, unless it has ended."""
+    if (worker := here().workers.get(pid)) is not None:
+        worker.kill()
 
 
 class _NoLock:
@@ -272,8 +264,7 @@ class _Monitor:
     def end(self, rank: int, cause: str, kind: FaultKind | None = None) -> None:
         if (worker := self._workers().get(rank)) is not None:
             worker.kill_reason, worker.kind = cause, kind
-            with contextlib.suppress(ProcessLookupError):
-                _Os.kill(worker.pid, signal.SIGKILL)
+            _send_signal(worker.pid)
 
     def exit_cause(self, worker: Any, status: int, last_log_line: str) -> dict[str, Any]:
         cause = decode_exit(status, kill_reason=worker.kill_reason, last_log_line=last_log_line)
@@ -322,7 +313,7 @@ def simulated_machines(candidates: int) -> Iterator[None]:
         replace(EventLog, reporter=lambda log, **told: lambda: told, together=lambda log: contextlib.nullcontext())
         replace(
             agent_workers,
-            os=_Os,
+            send_signal=_send_signal,
             kill_group=lambda leader: None,
             LivenessLock=_NoLock,
             HangMonitor=_Monitor,

@@ -76,10 +76,10 @@ def test_a_task_that_fails_is_reported_as_the_failure_of_the_node() -> None:
         return reports.why_broken()
 
     connected = Client()
-    assert asyncio.run(run(connected)) == "", "the coordinator decides"
+    assert asyncio.run(asyncio.wait_for(run(connected), 60)) == "", "the coordinator decides"
     (report,) = connected.sent
     assert report == c.NodeBroken(cause="no such thing", code="JobFailedError", lost=False, generation=7)
-    assert asyncio.run(run(Client(connected=False))) == "no such thing"
+    assert asyncio.run(asyncio.wait_for(run(Client(connected=False)), 60)) == "no such thing"
 
 
 def test_another_coordinator_gets_the_newest_order_of_the_operator_once() -> None:
