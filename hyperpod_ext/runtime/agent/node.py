@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from hyperpod_ext.errors import JobFailedError
@@ -130,8 +131,8 @@ class Node:
         if self._log_watch.has_rules:
             self._reports.spawn(self._log_watch.run())
         if (elastic := self._settings.config.elastic) is not None:
-            metadata = notices.metadata_of(elastic.notices)
-            self._reports.spawn(notices.watch(elastic.notices, metadata, self._take_notice, self._no_notices))
+            watch = partial(notices.watch, elastic.notices, notices.metadata_of(elastic.notices), self._take_notice)
+            self._reports.spawn(watch(lambda why: self._reports.event("no_notices", why=why)))
 
     # --- the coordinator's orders ---------------------------------------------------------------
 
@@ -233,9 +234,6 @@ class Node:
             self._reports.event("preemption_notice", cause=notice.cause, seconds_left=notice.seconds_left)
             self.ask_to_end()
         return True
-
-    def _no_notices(self, why: str) -> None:
-        self._reports.event("no_notices", why=why)
 
     def _cancel(self) -> None:
         if self._leadership.coordinator is not None:

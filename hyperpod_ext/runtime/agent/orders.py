@@ -167,7 +167,7 @@ class Orders:
         health = await examine_until_fit(HealthContext(self._config, self._settings.run_dir, address, begun=begun))
         if health.unhealthy:
             self._reports.event("unhealthy", problems=health.unhealthy, seconds=health.seconds)
-            self._reports.lose(f"it is not fit for a worker: {health.sentence()}")
+            self._reports.fail(f"it is not fit for a worker: {health.sentence()}", lost=True)
             return
         await self._forks.fork(partial(self._workers.start, start))
 

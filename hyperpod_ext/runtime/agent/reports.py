@@ -67,12 +67,8 @@ class NodeReports:
         self._tasks.add(task)
         task.add_done_callback(done)
 
-    def lose(self, why: str) -> None:
-        """Report that a process of this node is gone that it needs; a spare node can take its place."""
-        self.fail(why, lost=True)
-
     def fail(self, why: str, *, code: str = _FAILED, lost: bool = False) -> None:
-        """Report that this node cannot continue."""
+        """Report that this node cannot continue. `lost`: a spare node can take its place."""
         self.report_last(c.NodeBroken(cause=why, code=code, lost=lost), why)
 
     def report_last(self, report: c.NodeBroken | c.CancelJob, why: str) -> None:

@@ -111,9 +111,9 @@ class ForkSupervisor:
     async def _ended(self, server: ForkServer, status: int) -> None:
         cause, step = f"the process that forks workers {describe_exit(status)}", self._workers.newest_step
         if self._reports.over or not server.is_ready:
-            self._reports.lose(cause)
+            self._reports.fail(cause, lost=True)
         elif why := self._limit.count(step):
-            self._reports.lose(cause + why)
+            self._reports.fail(cause + why, lost=True)
         else:
             self._reports.event("fork_server_lost", cause=cause, step=step)
             await self.start()
@@ -178,7 +178,7 @@ class MemorySupervisor:
         cause = f"the memory server ended: {how}" + (f" ({words})" if words else "")
         if (why := self._why_no_other(step)) is not None:
             self.client.lost(cause)
-            self._reports.lose(cause + why)
+            self._reports.fail(cause + why, lost=True)
             return
         self.client.lost()
         self._reports.event("memory_lost", cause=cause, step=step)
