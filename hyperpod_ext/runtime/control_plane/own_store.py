@@ -75,6 +75,15 @@ def wait_listening(rank: int, address: Address, is_over: Callable[[], bool], lim
         time.sleep(_RETRY_S)
 
 
+def listens(address: Address) -> bool:
+    """Whether a process listens at `address`."""
+    try:
+        socket.create_connection(address, timeout=1.0).close()
+    except OSError:
+        return False
+    return True
+
+
 def _end(why: str) -> None:
     """A rank whose server has failed would leave others waiting: let its launcher replace it."""
     sys.stderr.write(f"{why}\n")

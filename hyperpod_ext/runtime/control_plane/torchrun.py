@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 import threading
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -20,7 +21,7 @@ from hyperpod_ext.errors import UnreachableError
 from hyperpod_ext.runtime.control_plane.elastic_events import ElasticEvent, StopAtElasticEvent
 from hyperpod_ext.runtime.control_plane.exchange import spread
 from hyperpod_ext.runtime.control_plane.launcher import Launcher
-from hyperpod_ext.runtime.control_plane.own_store import OwnStore
+from hyperpod_ext.runtime.control_plane.own_store import OwnStore, listens
 from hyperpod_ext.runtime.control_plane.settings import Settings
 from hyperpod_ext.runtime.control_plane.standalone import Members, RendezvousRound
 from hyperpod_ext.runtime.ipc import control_messages as c
@@ -31,7 +32,8 @@ from hyperpod_ext.runtime.process_group.store import Address, PartitionedStore
 _MEET = timedelta(minutes=10)
 _MARGIN = timedelta(seconds=30)
 """Longer than rank 0 takes to say who is missing."""
-_FAULT = "hpx-fault"
+_START, _FAULT = "hpx-start", "hpx-fault"
+_LOOK_S = 0.05
 _FOR_EVER = timedelta(days=14)
 
 
@@ -54,8 +56,7 @@ class TorchrunMembers(Members):
         self._keys = OwnStore(self._settings.secret)
         host = address_towards(os.environ["MASTER_ADDR"])
         mine = self._keys.start(host)
-        # process after process of one rank: the launcher's count keeps their addresses apart
-        store = PrefixStore(f"hpx-{environ['TORCHELASTIC_RESTART_COUNT']}", meeting)
+        store = PrefixStore(f"hpx-{start_of_all(meeting, self._me, mine, _MEET)}", meeting)
         self._addresses = addresses_of_all(store, self._me, self._world_size, mine, _MEET)
         self._meeting_store = meeting  # where rank 0 hosts it, others may still be reading
         self._last = ("", 0)
@@ -156,6 +157,27 @@ def _suffix(meeting: TCPStore, launcher: Launcher) -> str:
     if launcher is not Launcher.TORCHRUN:
         return ""  # its pod is one job's alone
     return meeting.compare_set("hpx-job", "", secrets.token_hex(4)).decode()
+
+
+def start_of_all(store: Store, rank: int, mine: Address, limit: timedelta) -> str:
+    """Name of this start of all processes, which keeps their addresses apart from earlier ones. Rank 0 gives it.
+
+    TORCHELASTIC_RESTART_COUNT is no such name: each node counts its own faults alone.
+
+    Raises:
+        UnreachableError: no rank 0 that runs has named one within `limit`.
+    """
+    if rank == 0:
+        store.set(_START, json.dumps([*mine, name := secrets.token_hex(8)]))
+        return name
+    deadline = time.monotonic() + limit.total_seconds()
+    while time.monotonic() < deadline:
+        if store.check([_START]):
+            host, port, name = json.loads(store.get(_START))
+            if listens((host, port)):  # else it is of an earlier start
+                return str(name)
+        time.sleep(_LOOK_S)
+    raise UnreachableError(f"rank 0 has not started within {limit.total_seconds():g} s")
 
 
 def addresses_of_all(store: Store, rank: int, world_size: int, mine: Address, limit: timedelta) -> tuple[Address, ...]:
