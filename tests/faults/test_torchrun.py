@@ -58,6 +58,16 @@ def test_a_death_is_torchruns_and_state_comes_from_the_nodes_memory(tmp_path, un
 
 
 @pytest.mark.thorough
+def test_a_death_on_one_of_two_nodes_is_their_torchruns(tmp_path, undisturbed):
+    """Each torchrun counts its own faults alone: here 1 and 0."""
+    job = launched.Launched(tmp_path / "job", {"what": "before backward", "rank": 2, "step": 6})
+    assert job.torchruns("--max-restarts", "1") == [0, 0]
+    launched.assert_equal(job, undisturbed)
+    assert job.went_on_from() == [0, job.committed(1)]
+    assert all(len(set(job.pids(rank))) == 2 for rank in range(4)), "all processes began again"
+
+
+@pytest.mark.thorough
 def test_a_tier_that_goes_by_time_is_written_to(tmp_path):
     job = launched.Launched(tmp_path / "job", durable=True, every={"every_seconds": 0.5}, steps=400)
     ended = job.torchrun()

@@ -14,8 +14,10 @@ from typing import Any
 from event_log import events_in
 from made_events import events_of
 
+from hyperpod_ext.ports import free_port
 from hyperpod_ext.runtime.events.report import committed_step, make_report
 
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 TINY = Path(__file__).parents[1] / "faults" / "tiny.py"
 
 
@@ -89,12 +91,23 @@ class Launched:
 
     def torchrun(self, *options: str) -> subprocess.CompletedProcess[str]:
         """Run it under torchrun, 4 ranks on one node, to its end."""
+        env = self._torchrun_env()
+        command = [*TORCHRUN, "--standalone", "--nproc-per-node", "4", *options, str(TINY)]
+        return subprocess.run(command, env=env, capture_output=True, text=True)
+
+    def torchruns(self, *options: str) -> list[int]:
+        """Run it under two torchruns, 2 ranks each, to its end; returns their exit codes."""
+        env, endpoint = self._torchrun_env(), f"127.0.0.1:{free_port()}"
+        shape = ["--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint]
+        hosts = [["--rdzv-conf", f"is_host={int(node == 0)}"] for node in range(2)]
+        nodes = [subprocess.Popen([*TORCHRUN, *shape, *host, *options, str(TINY)], env=env) for host in hosts]
+        return [node.wait() for node in nodes]
+
+    def _torchrun_env(self) -> dict[str, str]:
         env = {**os.environ, **self.env()}
         sockets = self.folder / "sockets"
         sockets.mkdir(mode=0o700)
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-        command += [*options, str(TINY)]
-        return subprocess.run(command, env=env | {"HPX_SOCKET_DIR": str(sockets)}, capture_output=True, text=True)
+        return env | {"HPX_SOCKET_DIR": str(sockets)}
 
 
 class LoggedByAgents(Launched):

@@ -24,7 +24,7 @@ from hyperpod_ext.runtime.control_plane.hyperpod_socket import HyperpodAgentClie
 from hyperpod_ext.runtime.control_plane.launcher import Launcher, find_launcher
 from hyperpod_ext.runtime.control_plane.save_at_time import TimedTiers
 from hyperpod_ext.runtime.control_plane.settings import name_of, port_base, sized
-from hyperpod_ext.runtime.control_plane.torchrun import addresses_of_all
+from hyperpod_ext.runtime.control_plane.torchrun import addresses_of_all, start_of_all
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.snapshot.manifest import save_id_of
 
@@ -249,6 +249,18 @@ def tell_addresses(ranks: int, limit_s: float, but: tuple[int, ...] = ()) -> lis
 
     with ThreadPoolExecutor(ranks) as pool:
         return list(pool.map(one, [rank for rank in range(ranks) if rank not in but]))
+
+
+def test_a_start_is_that_of_a_rank_0_that_runs():
+    store, limit = HashStore(), timedelta(seconds=60)
+    with socket.create_server(("127.0.0.1", 0)) as ended:
+        earlier = start_of_all(store, 0, ended.getsockname(), limit)
+        assert start_of_all(store, 1, ("10.0.0.1", 7001), limit) == earlier
+    with pytest.raises(UnreachableError, match="rank 0 has not started within"):
+        start_of_all(store, 1, ("10.0.0.1", 7001), timedelta(seconds=0.1))
+    with socket.create_server(("127.0.0.1", 0)) as running:
+        now = start_of_all(store, 0, running.getsockname(), limit)
+        assert start_of_all(store, 1, ("10.0.0.1", 7001), limit) == now != earlier
 
 
 def test_ranks_learn_all_addresses_from_what_rank_0_has_collected():
