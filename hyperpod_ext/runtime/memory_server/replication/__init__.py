@@ -1,1 +1,1 @@
-"""Copies of snapshots on other nodes: who holds which, sending and receiving them."""
+"""Copies of snapshots on other nodes: choosing the holders, sending and receiving."""

@@ -1,8 +1,8 @@
-"""The CPU priority of copies beside training: nice values of threads, and of this process among other sessions.
+"""The CPU priority of copies during training: nice values of threads, and of this process among other sessions.
 
-A nice value counts among the threads of one scheduling group. Where the kernel makes a group of each session
-(autogroup: hosts on which no CPU cgroup holds the job), workers are in other groups than this process, and
-only the group's own nice value counts between them.
+A nice value counts among the threads of one scheduling group. If the kernel makes a group for each session (autogroup:
+hosts without a CPU cgroup for the job), workers are in other groups than this process, and only the group's own nice
+value counts between them.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from pathlib import Path
 
 _NICEST = 19
 _STEP = 1.25
-"""Of two neighbouring nice values, one gets so many times the other's share of a core."""
+"""Ratio of the shares of a core of two neighbouring nice values."""
 _AUTOGROUP = Path("/proc/self/autogroup")
 _TIMEOUT_S = 10.0
 _AGAIN_S = 0.11
-"""Who is not root may change the group's value ten times a second."""
+"""Without root, the group's value may be changed ten times a second."""
 _FOR_GOOD = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 def niceness_for(max_slowdown: float) -> int:
-    """The least nice value at which a thread that never rests makes a thread of training, on the same core, take no
-    more than `max_slowdown` longer, as a share; the greatest there is, where none is enough."""
+    """Return the smallest nice value at which a busy thread slows down a training thread on the same core by no more
+    than the share `max_slowdown`; the largest nice value if none suffices."""
     needed = math.log(1 / max_slowdown) / math.log(_STEP)
     return min(_NICEST, max(0, math.ceil(needed - 1e-9)))
 
 
 def own_group() -> Path | None:
-    """Where this process's scheduling group is told its nice value; None where others are in that group too."""
+    """Return the file with the nice value of this process's scheduling group; None if other processes share it."""
     return _AUTOGROUP if os.getsid(0) == os.getpid() and _AUTOGROUP.exists() else None
 
 
 class CpuPriority:
-    """That of the copies of one memory server. Thread-safe.
+    """CPU priority of one memory server's copies. Thread-safe.
 
     Args:
-        max_slowdown: how much longer training may take beside copies, as a share.
-        group: `own_group()`; None: the group is left alone.
+        max_slowdown: how much longer training may take during copies, as a share.
+        group: `own_group()`; None: leave the group alone.
     """
 
     def __init__(self, max_slowdown: float, group: Path | None = None) -> None:
         self._niceness, self._group = niceness_for(max_slowdown), group
         self.timeout_s = _TIMEOUT_S
-        """After so long with copies under way the process gives way no more: where training leaves no core idle,
-        they would not be done before the next are due."""
+        """Longest time of copies with lowered priority: if training leaves no core idle, they would not finish before
+        the next ones are due."""
         self._timer: threading.Timer | None = None
         self._copies = self._urgent = self._written = self._busy = 0
         self._asking_again = self._late = False
@@ -62,18 +62,18 @@ class CpuPriority:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._niceness)
 
     def lower_process(self, pid: int) -> None:
-        """The same for the first thread of another process, and those that it starts."""
+        """Lower the priority of another process's first thread, and of the threads that it starts."""
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, pid, self._niceness)
 
     def copy_begins(self) -> None:
-        """From now on the whole process gives way, until as many copies have ended."""
+        """Lower the priority of the whole process until as many copies have ended."""
         with self._lock:
             self._copies += 1
             if self._copies == 1 and self._group is not None:
                 self._busy += 1
                 self._timer = _later(self.timeout_s, functools.partial(self._time_out, self._busy))
-            self._tell()
+            self._apply()
 
     def copy_ends(self) -> None:
         with self._lock:
@@ -82,29 +82,31 @@ class CpuPriority:
                 self._late = False
                 if self._timer is not None:
                     self._timer.cancel()
-            self._tell()
+            self._apply()
 
     def unthrottle(self) -> None:
-        """The copies that are under way, or those that begin next, do not lower the priority of the process."""
+        """Keep the running copies, or else the next ones, from lowering the priority of the process."""
         with self._lock:
             self._late = True
-            self._tell()
+            self._apply()
 
     @contextmanager
     def urgent(self) -> Iterator[None]:
-        """What training waits for, or what is not safe before it is done: the process does not give way meanwhile.
-        Its threads that copy still do, to the others."""
+        """Keep the normal priority of the process inside: for work that training waits for, or that makes data safe.
+
+        Its copying threads keep a lower priority than its other threads.
+        """
         with self._lock:
             self._urgent += 1
-            self._tell()
+            self._apply()
         try:
             yield
         finally:
             with self._lock:
                 self._urgent -= 1
-                self._tell()
+                self._apply()
 
-    def _tell(self) -> None:
+    def _apply(self) -> None:
         wanted = self._niceness if self._copies and not self._urgent and not self._late else 0
         if self._group is None or wanted == self._written or self._asking_again:
             return
@@ -112,23 +114,23 @@ class CpuPriority:
             self._group.write_text(str(wanted))
         except OSError as error:
             if error.errno in _FOR_GOOD:
-                self._group = None  # this kernel has no such groups, or they are not ours to change
+                self._group = None  # no such groups in this kernel, or no permission
                 return
-            self._asking_again = True  # too soon after the last time, say; the value may not stay as it is
-            _later(_AGAIN_S, self._tell_again)
+            self._asking_again = True  # for example too soon after the last change: try again
+            _later(_AGAIN_S, self._apply_again)
         else:
             self._written = wanted
 
-    def _tell_again(self) -> None:
+    def _apply_again(self) -> None:
         with self._lock:
             self._asking_again = False
-            self._tell()
+            self._apply()
 
     def _time_out(self, busy: int) -> None:
         with self._lock:
-            if busy == self._busy and self._copies:  # else those copies have just ended, and others have begun
+            if busy == self._busy and self._copies:  # otherwise those copies have just ended, and others have begun
                 self._late = True
-                self._tell()
+                self._apply()
 
 
 def _later(seconds: float, what: Callable[[], None]) -> threading.Timer:

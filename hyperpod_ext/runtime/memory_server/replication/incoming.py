@@ -1,4 +1,4 @@
-"""Replicas on their way in: where their chunks go, and that nobody writes to a slot once it is given up."""
+"""Incoming replicas: the places of their chunks, and the guarantee that no thread writes to a dropped slot."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from hyperpod_ext.runtime.snapshot.manifest import (
 )
 
 ReadInto = Callable[[int, Region, int, int, Callable[[], bool]], None]
-"""Brings bytes of the image from a place on into a region, to a place there, so many, unless that says to stop. Once it
-has returned or raised, it writes no more."""
+"""Reads bytes of the image: (position in the image, region, position in the region, number of bytes, stop). Writes
+nothing after it has returned or raised."""
 
 MOST_CHUNKS_READ = 4
-"""With one message. What is not wanted any more ends after so many."""
-_SLOT_WAIT_S = 10.0  # a slot for replicas is in use only while somebody reads it
+"""Chunks read with one message; a cancelled read ends after so many."""
+_SLOT_WAIT_S = 10.0  # a replica's slot is in use only while a reader uses it
 
 
 @dataclass(eq=False, slots=True)
 class Incoming:
-    """One replica that is not whole yet. Whoever knows its token may send chunks of it."""
+    """One incomplete replica. Connections with its token may send chunks."""
 
     owner: int
     index: int
@@ -45,16 +45,16 @@ class Incoming:
     data: memoryview
     begun_by: socket.socket
     checksums: dict[int, int | None] = field(default_factory=dict)
-    """By the start of each chunk; None while it is received."""
+    """Checksums by the start of each chunk; None while it is received."""
     receiving: set[socket.socket] = field(default_factory=set)
     read_into: ReadInto | None = None
-    """Reads from the sender's memory, where that was offered."""
+    """Reads from the sender's memory, if the sender has offered it."""
     unreadable: str = "its memory was not offered"
     given_up: bool = False
 
 
 class IncomingReplicas:
-    """At most one replica per owner is on its way in; a newer attempt takes the place of an older one."""
+    """Incoming replicas, at most one per owner; a newer attempt replaces an older one."""
 
     def __init__(self, replicas: Regions, cpu_priority: CpuPriority) -> None:
         self._replicas, self._cpu_priority = replicas, cpu_priority
@@ -64,12 +64,13 @@ class IncomingReplicas:
         self._changed = threading.Condition()
 
     def begin(self, manifest: Manifest, begun_by: socket.socket) -> tuple[int, int]:
-        """Reserve a slot for the snapshot of a checked manifest; returns the token to send it under, and how many bytes
-        from the start of the image the slot holds already.
+        """Reserve a slot for the snapshot of a checked manifest.
+
+        Returns the token for its chunks, and the number of bytes from the image's start that the slot already holds.
 
         Raises:
-            MemoryTierFullError: this node has not that much left, or every slot is being read.
-            StaleGenerationError: a newer generation is at work.
+            MemoryTierFullError: this node has not enough memory, or every slot is being read.
+            StaleGenerationError: a newer generation has begun.
         """
         owner, save_id, nbytes = int(manifest["rank"]), str(manifest["save_id"]), int(manifest["nbytes"])
         with self._one_per_owner[owner]:
@@ -89,10 +90,10 @@ class IncomingReplicas:
             return token, len(known) * ps.CHUNK
 
     def receive(self, sock: socket.socket, token: int, start: int, nbytes: int) -> None:
-        """Take one chunk from `sock` straight into its slot.
+        """Receive one chunk from `sock` directly into its slot.
 
         Raises:
-            NotFoundError: nobody waits for this chunk; none of its bytes was read.
+            NotFoundError: this chunk is not expected; none of its bytes was read.
         """
         replica = self._begin_chunks(sock, token, start, nbytes, chunks=1)
         checksums: dict[int, int | None] = {start: None}
@@ -102,16 +103,16 @@ class IncomingReplicas:
             self._end_chunks(sock, replica, checksums)
 
     def offer(self, token: int, read_into: ReadInto) -> None:
-        """Chunks of a replica may be read from the sender's memory from now on."""
+        """Allow reading chunks of a replica from the sender's memory."""
         with self._changed:
             self._find(token).read_into = read_into
 
     def read(self, sock: socket.socket, token: int, start: int, nbytes: int) -> None:
-        """Read some chunks from the sender's memory straight into their slot. Where that fails, they are due again.
+        """Read some chunks from the sender's memory directly into their slot. After a failure they are expected again.
 
         Raises:
-            NotFoundError: nobody waits for these chunks.
-            NixlFailure: they could not be read, and no others of this replica will be.
+            NotFoundError: these chunks are not expected.
+            NixlFailure: the read failed, and no other chunks of this replica will be read.
         """
         replica = self._begin_chunks(sock, token, start, nbytes, chunks=MOST_CHUNKS_READ)
         starts = range(start, start + nbytes, ps.CHUNK)
@@ -129,10 +130,10 @@ class IncomingReplicas:
             self._end_chunks(sock, replica, checksums, due_again=() if checksums else starts)
 
     def _begin_chunks(self, sock: socket.socket, token: int, start: int, nbytes: int, chunks: int) -> Incoming:
-        """The replica that `sock` brings bytes of, once these are nobody else's to bring.
+        """Return the replica of these chunks, and reserve the chunks for `sock`.
 
         Raises:
-            NotFoundError: nobody waits for them.
+            NotFoundError: the chunks are not expected.
         """
         with self._changed:
             replica = self._find(token)
@@ -157,7 +158,7 @@ class IncomingReplicas:
         checksums: Mapping[int, int | None],
         due_again: Iterable[int] = (),
     ) -> None:
-        """What `sock` has brought is there, or will not come over it; what is due again may come in another way."""
+        """End the reservation for `sock`: chunks without a checksum are expected again, also by another way."""
         with self._changed:
             for start in due_again:
                 del replica.checksums[start]
@@ -166,11 +167,11 @@ class IncomingReplicas:
             self._changed.notify_all()
 
     def end(self, token: int) -> None:
-        """All chunks were sent: check them together, and let the replica exist.
+        """Check all chunks together after the last one, and register the replica.
 
         Raises:
-            CorruptSnapshotError: its bytes are not those its manifest was signed for.
-            StaleGenerationError: while it was sent, a newer generation began.
+            CorruptSnapshotError: the bytes do not match the manifest.
+            StaleGenerationError: a newer generation began meanwhile.
         """
         with self._changed:
             owner = self._find(token).owner
@@ -185,7 +186,7 @@ class IncomingReplicas:
             self._replicas.adopt(owner, replica.index, replica.manifest)
 
     def lost(self, sock: socket.socket) -> None:
-        """A connection is gone, and with it what was begun over it."""
+        """Drop the replicas begun over a lost connection."""
         self._give_up(lambda other: other.begun_by is sock)
 
     def close(self) -> None:
@@ -197,7 +198,7 @@ class IncomingReplicas:
         return replica
 
     def _give_up(self, which: Callable[[Incoming], bool]) -> None:
-        """Forget them, and return once no thread writes to their slots any more."""
+        """Drop the selected replicas; return when no thread writes to their slots any more."""
         with self._changed:
             gone = {token: replica for token, replica in self._by_token.items() if which(replica)}
             for token, replica in gone.items():
@@ -211,8 +212,8 @@ class IncomingReplicas:
 
 
 def _known_chunks(before: Manifest, manifest: Manifest, data: memoryview) -> dict[int, int]:
-    """Checksums, by start, of the leading chunks that a slot with the replica `before` shares with another snapshot:
-    parameters that are not trained (`frozen` in both manifests). The slot's bytes are read to verify it."""
+    """Return the checksums, by start, of the leading chunks of frozen parameters that two snapshots share (`frozen` in
+    both manifests). The slot's bytes, of replica `before`, are read to verify them."""
     frozen = manifest.get("extras", {}).get("frozen")
     if not frozen or (before.get("plan"), before.get("extras", {}).get("frozen")) != (manifest["plan"], frozen):
         return {}
@@ -225,7 +226,7 @@ def _known_chunks(before: Manifest, manifest: Manifest, data: memoryview) -> dic
 
 
 def _received(replica: Incoming) -> tuple[int, int]:
-    """How many bytes came without a gap, and their checksum."""
+    """Return the number of bytes received without a gap, and their checksum."""
     nbytes, parts = len(replica.data), []
     for start in range(0, nbytes, ps.CHUNK):
         if (checksum := replica.checksums.get(start)) is None:

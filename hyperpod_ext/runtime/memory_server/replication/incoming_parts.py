@@ -1,7 +1,7 @@
-"""Parts of other nodes' snapshots on their way in, each XORed into the piece that this node keeps of a step.
+"""Incoming parts of other nodes' snapshots, each XORed into this node's piece of a step.
 
-A piece counts once the parts of all others have come and fit their checksums; until then the one of an earlier step is
-what there is. A part that breaks off has been XORed in half: its piece is given up, and the next step makes another.
+A piece counts once all parts have arrived and match their checksums; until then the piece of an earlier step counts. An
+interrupted part has been XORed in half: its piece is dropped, and the next step makes another.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from hyperpod_ext.runtime.snapshot.parity import Stripe
 from hyperpod_ext.runtime.snapshot.xor import fill_with_zeros, xor_into
 
 _FIRST_TOKEN = 1 << 32
-"""Tokens of parts are told from those of whole copies by this."""
-_SLOT_WAIT_S = 10.0  # a slot for pieces is in use only while somebody reads it
+"""First token of parts, above the tokens of whole copies."""
+_SLOT_WAIT_S = 10.0  # a piece's slot is in use only while a reader uses it
 _TIMEOUT_S = 2 * ps.TIMEOUT_S
-"""For so long without a byte, others are waited for that have yet to send their parts."""
+"""Longest wait without a byte for nodes that have not sent their parts yet."""
 
 
 @dataclass(eq=False, slots=True)
 class _Piece:
-    """One that is not whole yet."""
+    """One incomplete piece."""
 
     stripe: Stripe
     holder: int
@@ -44,7 +44,7 @@ class _Piece:
     data: memoryview
     moved_at: float
     manifests: dict[int, Manifest] = field(default_factory=dict)
-    """By rank, of those that have begun."""
+    """Manifests of the begun parts, by rank."""
     ended: set[int] = field(default_factory=set)
     given_up: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -62,16 +62,16 @@ class _Part:
     """By the start of each chunk; None while it is received."""
 
     def is_due(self, start: int, nbytes: int) -> bool:
-        """Whether this is a chunk of it that has not come yet."""
+        """Return whether this chunk of the part is expected and has not arrived."""
         begins_one = 0 <= start < self.nbytes and start % ps.CHUNK == 0
         return begins_one and nbytes == min(ps.CHUNK, self.nbytes - start) and start not in self.checksums
 
 
 class IncomingParts:
-    """The pieces that this node keeps, one of each of its ranks' stripes. Thread-safe.
+    """The pieces of this node, one for each of its ranks' stripes. Thread-safe.
 
     Args:
-        pieces: where they lie, each under this node's rank in its stripe.
+        pieces: memory of the pieces, each under this node's rank in its stripe.
     """
 
     def __init__(self, pieces: Regions, cpu_priority: CpuPriority, timeout_s: float = _TIMEOUT_S) -> None:
@@ -80,9 +80,9 @@ class IncomingParts:
         self._unfinished: dict[int, _Piece] = {}
         self._parts: dict[int, _Part] = {}
         self._given_up: dict[int, tuple[int, int]] = {}
-        """Newest step whose piece was given up: parts of it that come later are refused."""
+        """Newest step with a dropped piece, by rank: later parts of it are refused."""
         self._asked: dict[int, tuple[tuple[int, int], float]] = {}
-        """Step that was asked for last, and since when."""
+        """Last requested step, and the time of its first request."""
         self._tokens = itertools.count(_FIRST_TOKEN)
         self._beginning = threading.Lock()
         self._changed = threading.Condition()
@@ -92,28 +92,27 @@ class IncomingParts:
     def is_token(token: int) -> bool:
         return token >= _FIRST_TOKEN
 
-    def set_group(self, group: ParityGroup | None, *, anew: bool) -> None:
-        """The nodes that keep parity of each other from now on. `anew`: one of them is another than before."""
+    def set_group(self, group: ParityGroup | None, *, replaced: bool) -> None:
+        """Set the nodes that keep each other's parity. `replaced`: a node of the group was replaced."""
         with self._beginning, self._changed:
-            if anew or group != self.group:
+            if replaced or group != self.group:
                 self._give_up([*self._unfinished.values()])
             self.group = group
 
     def fence(self, generation: int, step: int | None) -> None:
-        """See `Regions.fence`. Pieces that it drops are waited for no more."""
+        """Drop pieces like `Regions.fence`, and stop the waits for them."""
         self.pieces.fence(generation, step)
         with self._changed:
             if step is not None:
                 self._give_up([p for p in self._unfinished.values() if p.number[1] > step and p.number[0] < generation])
 
     def begin(self, manifest: Manifest, ranks: Sequence[int], checksum: str, begun_by: socket.socket) -> int | None:
-        """A place for the part of the snapshot of a checked manifest: the token to send it under. None: the piece is
-        whole.
+        """Reserve a place for a part of a checked manifest's snapshot; return its token. None: the piece is complete.
 
         Raises:
-            NotFoundError: this node keeps no piece of that stripe, or of that step no more.
-            MemoryTierFullError: this node has not that much left, or every slot is being read.
-            StaleGenerationError: a newer generation is at work.
+            NotFoundError: this node keeps no piece of that stripe, or no longer of that step.
+            MemoryTierFullError: this node has not enough memory, or every slot is being read.
+            StaleGenerationError: a newer generation has begun.
         """
         owner, save_id = int(manifest["rank"]), str(manifest["save_id"])
         number = generation_of(save_id), int(manifest["step"])
@@ -145,10 +144,10 @@ class IncomingParts:
                 return token
 
     def receive(self, sock: socket.socket, token: int, start: int, nbytes: int) -> None:
-        """XOR one chunk from `sock` into its piece. What is not due is read over.
+        """XOR one chunk from `sock` into its piece. Chunks received before are read and dropped.
 
         Raises:
-            NotFoundError: nobody waits for this chunk.
+            NotFoundError: this chunk is not expected.
         """
         with self._changed:
             part = self._parts.get(token)
@@ -164,7 +163,7 @@ class IncomingParts:
             part.piece.moved_at = time.monotonic()
 
     def _take(self, sock: socket.socket, piece: _Piece | None, start: int, nbytes: int) -> int:
-        """Bytes that come, XORed into `piece` from `start` on as long as that is wanted; returns their checksum."""
+        """Receive bytes and XOR them into `piece` from `start` on, unless it is dropped; return their checksum."""
         scratch = getattr(self._scratch, "buffer", None)
         if scratch is None:
             scratch = self._scratch.buffer = memoryview(bytearray(ps.PIECE))
@@ -179,11 +178,11 @@ class IncomingParts:
         return checksum
 
     def end(self, token: int) -> None:
-        """All chunks of a part were sent; with the last of the parts, the piece is whole.
+        """End a part after its last chunk; the last part completes the piece.
 
         Raises:
-            CorruptSnapshotError: its bytes are not those that were announced.
-            StaleGenerationError: while it was sent, a newer generation began.
+            CorruptSnapshotError: the bytes do not match the announced checksum.
+            StaleGenerationError: a newer generation began meanwhile.
         """
         with self._changed:
             if (part := self._parts.pop(token, None)) is None:
@@ -206,10 +205,10 @@ class IncomingParts:
                 self._changed.notify_all()
 
     def wait_complete(self, owner: int, save_id: str, step: int, seconds: float) -> bool:
-        """Whether the piece is whole that has the part of `owner`, or this node's own, after so many seconds at most.
+        """Wait at most `seconds` for the piece with the part of `owner` or of this node; return whether it is complete.
 
         Raises:
-            NotFoundError: it was given up, or a newer one has taken its place.
+            NotFoundError: the piece was dropped, or replaced by a newer one.
         """
         stripe, holder = self._place(owner, None)
         number = generation_of(save_id), step
@@ -230,7 +229,7 @@ class IncomingParts:
             return False
 
     def _is_decided(self, stripe: Stripe, holder: int, number: tuple[int, int]) -> bool:
-        """Whether the piece of that step is whole, or will never be."""
+        """Return whether the piece of that step is complete, or never will be."""
         piece = self._unfinished.get(holder)
         if self._given_up.get(holder, (0, -1)) >= number or (piece is not None and piece.number > number):
             return True
@@ -241,7 +240,7 @@ class IncomingParts:
         )
 
     def held(self) -> list[dict[str, Any]]:
-        """All whole pieces, in brief."""
+        """Return summaries of all complete pieces."""
         return [
             {
                 "rank": manifest["rank"],
@@ -256,7 +255,7 @@ class IncomingParts:
         ]
 
     def lost(self, sock: socket.socket) -> None:
-        """A connection is gone, and with it what was begun over it."""
+        """Drop the pieces with parts begun over a lost connection."""
         with self._changed:
             self._give_up([part.piece for part in self._parts.values() if part.begun_by is sock])
 
@@ -267,7 +266,7 @@ class IncomingParts:
     # --- inside ---------------------------------------------------------------------------------
 
     def _place(self, owner: int, ranks: Sequence[int] | None) -> tuple[Stripe, int]:
-        """The stripe of a rank, and this node's own rank in it. `ranks`: the stripe as the sender knows it."""
+        """Return the stripe of a rank, and this node's rank in it. `ranks`: the stripe according to the sender."""
         group = self.group
         stripe = group.stripe(owner) if group is not None else None
         if group is None or stripe is None or (ranks is not None and stripe.ranks != tuple(ranks)):
@@ -283,7 +282,7 @@ class IncomingParts:
     def _reserve(
         self, holder: int, number: tuple[int, int], save_id: str, nbytes: int
     ) -> tuple[int, memoryview, float]:
-        """A slot full of zeros."""
+        """Reserve a slot filled with zeros."""
         region, fd = self.pieces.map(holder, nbytes)
         os.close(fd)
         index = self.pieces.next_slot(holder, "supersede", _SLOT_WAIT_S)
@@ -295,7 +294,7 @@ class IncomingParts:
         return index, data[:nbytes], time.monotonic()
 
     def _grow(self, piece: _Piece, nbytes: int) -> None:
-        """Make room for a part that is longer than those before it."""
+        """Make room for a part that is longer than the earlier ones."""
         region, fd = self.pieces.map(piece.holder, nbytes)
         os.close(fd)
         with piece.lock:
@@ -307,7 +306,7 @@ class IncomingParts:
             piece.index, piece.data = index, data
 
     def _give_up(self, pieces: Sequence[_Piece]) -> None:
-        """Nobody writes to their slots once this has returned. `_changed` is held."""
+        """Drop pieces; no thread writes to their slots after this. `_changed` must be held."""
         for piece in pieces:
             if self._unfinished.get(piece.holder) is not piece:
                 continue
@@ -322,7 +321,7 @@ class IncomingParts:
 
 
 def _incomplete(part: _Part) -> str | None:
-    """What is missing of a part or wrong with it; None: nothing."""
+    """Return the error of an incomplete or damaged part; None if it is right."""
     parts = []
     for start in range(0, part.nbytes, ps.CHUNK):
         if (checksum := part.checksums.get(start)) is None:
@@ -333,7 +332,7 @@ def _incomplete(part: _Part) -> str | None:
 
 
 def _record(piece: _Piece) -> Manifest:
-    """What is known of a whole piece. It is not signed: what is rebuilt is checked by the lost rank's own manifest."""
+    """Return the unsigned record of a complete piece: a rebuilt image is checked by the lost rank's own manifest."""
     any_of_them = next(iter(piece.manifests.values()))
     return {
         "rank": piece.holder,

@@ -1,10 +1,10 @@
-"""Runs NIXL for one memory server, in a process of its own, and reads other nodes' memory into regions shared with it.
+"""Run NIXL for one memory server in a separate process, and read other nodes' memory into shared regions.
 
 python -m hyperpod_ext.runtime.memory_server.replication.nixl_process DESCRIPTOR
 
-It is apart for what UCX may do to its process: end it, patch `mmap`, listen to whoever asks. It has neither the job's
-secret nor the manifests, it decides nothing, and the memory server can end it at any moment: after that, nothing is
-written by it any more. It ends with its memory server, whose end of the socket is then closed.
+The process is separate because of UCX, which may end its process, patch `mmap`, and listen for any caller. It has
+neither the job's secret nor the manifests, it decides nothing, and the memory server can kill it at any moment to stop
+its writes. It ends with its memory server, when the socket is closed.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from hyperpod_ext.runtime.memory_server.protocol import nixl_requests as n
 from hyperpod_ext.runtime.memory_server.protocol.request import Done, refusal
 
 MODULES = ("nixl_cu13", "nixl_cu12")
-"""What the wheels install. Which one it is makes no difference to memory of CPUs."""
+"""Modules of the wheels. For CPU memory any of them works."""
 _SETTINGS = {
-    # UCX's TCP serves whoever connects, and is slower than ours
+    # UCX's TCP serves any caller, and is slower than ours
     "UCX_TLS": "^tcp",
-    "UCX_CMA_SEG_SIZE": "4m",  # of one system call; the usual 512 KiB cost more
+    "UCX_CMA_SEG_SIZE": "4m",  # per system call; the default of 512 KiB costs more
     "UCX_LOG_LEVEL": "error",
     "NIXL_LOG_LEVEL": "ERROR",
 }
 _READING_S = 0.0001
-"""Between two looks at bytes that come, where no core here has to copy them."""
+"""Interval between checks of a read, if no core here copies the bytes."""
 _EXPOSED_S = (0.0001, 0.016)
-"""Between two looks at what other nodes want, while they may read: twice as long after each that had nothing to do."""
+"""Interval between checks for other nodes' requests, while they may read; doubled after each idle check."""
 _WORKED = 8
-"""A look that takes so many times as long as the shortest one had something to do."""
+"""A check that takes so many times as long as the shortest one was not idle."""
 _MOST_REMOTES = 64
 
 
@@ -56,7 +56,7 @@ class _Region:
     address: int
     registered: Any
     exposed: int = 0
-    """How many copies of it may be under way."""
+    """Number of copies that may be reading it."""
     reads: int = 0
     closed: bool = False
 
@@ -70,11 +70,11 @@ class _Read:
 
 @dataclass(eq=False)
 class NixlProcess:
-    """Answers requests, and has NIXL make progress as long as something is under way.
+    """Answers requests, and drives NIXL's progress while transfers are running.
 
     Args:
         agent: a `nixl_agent` with a backend.
-        control: the memory server's end of it ends this process.
+        control: socket to the memory server; its closing ends this process.
     """
 
     agent: Any
@@ -85,10 +85,10 @@ class NixlProcess:
     _remotes: dict[str, str] = field(default_factory=dict)
     """Agents by their metadata, the oldest first."""
     _shortest_s: float = math.inf
-    """Of all looks that had something to look at."""
+    """Shortest duration of a check."""
 
     def serve(self) -> None:
-        """Until the memory server is gone."""
+        """Serve until the memory server has ended."""
         wait_s: float | None = None
         while True:
             ready, _, _ = select.select([self.control, *self._lanes], [], [], wait_s)
@@ -109,7 +109,7 @@ class NixlProcess:
             wait_s = self._wait_s(wait_s, idle=took_s < _WORKED * self._shortest_s)
 
     def _wait_s(self, before: float | None, *, idle: bool) -> float | None:
-        """Until the next look; None: until somebody asks."""
+        """Return the time until the next check; None: until the next request."""
         if self._reads:
             return _READING_S if idle else 0.0
         if not self._is_exposed():
@@ -124,7 +124,7 @@ class NixlProcess:
         try:
             answered = self._answer(sock, n.NIXL_REQUESTS.decode(message), fds)
             answer = encode(answered) if answered is not None else None
-        except Exception as error:  # whatever NIXL says: who asked has another way
+        except Exception as error:  # any error of NIXL: the caller has another way
             answer = refusal(_described(error))
         if answer is not None:
             wire.send(sock, answer)
@@ -168,7 +168,7 @@ class NixlProcess:
         return _Region(memory, address, self.agent.register_memory([(address, nbytes, 0, "")], "DRAM"))
 
     def _expose(self, region: _Region) -> n.Exposed:
-        """The metadata names what may be read, and nothing else: regions that are written to are not among it."""
+        """Expose a region. The metadata names only readable regions, none that is written to."""
         region.exposed += 1
         metadata = self.agent.get_partial_agent_metadata(region.registered, True, ["UCX"])
         return n.Exposed(metadata=base64.b64encode(metadata).decode(), address=region.address)
@@ -212,7 +212,7 @@ class NixlProcess:
                 if state != "DONE":
                     raise HyperpodExtError("NIXL reports an error")
                 read.handle.release()
-            except Exception as error:  # the memory server kills this process: it takes no library's word for it
+            except Exception as error:  # the memory server then kills this process, without relying on the library
                 answer = refusal(_described(error))
             self._reads.remove(read)
             read.region.reads -= 1
@@ -225,10 +225,10 @@ def _described(error: Exception) -> HyperpodExtError:
 
 
 def make_agent() -> tuple[Any, str]:
-    """An agent of NIXL with UCX, and its version.
+    """Return a NIXL agent with UCX, and its version.
 
     Raises:
-        HyperpodExtError: it is not installed, or does not work here.
+        HyperpodExtError: NIXL is not installed, or does not work here.
     """
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
@@ -236,7 +236,7 @@ def make_agent() -> tuple[Any, str]:
     for name in MODULES:
         try:
             api = importlib.import_module(f"{name}._api")
-            # with error handling UCX takes no transport that cannot tell when a peer dies: shared memory cannot
+            # with error handling UCX uses no transport that cannot detect a peer's death, such as shared memory
             options = {"ucx_error_handling_mode": "none"}
             agent = api.nixl_agent(uuid.uuid4().hex, api.nixl_agent_config(enable_prog_thread=False, backends=[]))
             agent.create_backend("UCX", options)
@@ -250,7 +250,7 @@ def make_agent() -> tuple[Any, str]:
 
 def main() -> None:
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, signal.SIG_IGN)  # a terminal's or a scheduler's: it ends with its memory server
+        signal.signal(signum, signal.SIG_IGN)  # from a terminal or scheduler: this process ends with its memory server
     control = socket.socket(fileno=int(sys.argv[1]))
     try:
         agent, version = make_agent()
@@ -258,9 +258,9 @@ def main() -> None:
         wire.send(control, refusal(error))
         return
     wire.send(control, encode(n.Started(version=version)))
-    with contextlib.suppress(ConnectionError):  # it was ended in the middle of a message
+    with contextlib.suppress(ConnectionError):  # the memory server ended in the middle of a message
         NixlProcess(agent, control).serve()
-    os._exit(0)  # what UCX would do to say goodbye concerns nobody any more
+    os._exit(0)  # skip UCX's clean-up
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A memory server's side of the process that runs NIXL: starts it when it is first needed, and ends it where it hangs.
+"""The memory server's side of the NIXL process: starts it at the first use, and kills it if it hangs.
 
-The receiver of a copy reads: nobody else is ever given access to a slot that is written to. A read that is given up
-is waited for a moment; then the process is killed, and the kernel lets none of its reads write any more.
+The receiver of a copy reads, so that no other node gets access to a slot that is written to. After a cancelled read
+has not ended within a moment, the process is killed, so that none of its reads writes any more.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from hyperpod_ext.runtime.snapshot.manifest import sign
 
 _START_S = 20.0
 _ANSWER_S = 10.0
-"""Without an answer for so long, the process hangs. The sender of a copy waits longer than both."""
+"""Time without an answer after which the process hangs. The sender of a copy waits longer than both limits."""
 _GIVEN_UP_S = 1.0
-"""What a read that nobody wants any more is given to end by itself."""
+"""Time for a cancelled read to end by itself."""
 _LOOK_S = 0.1
 _SEND_S = 1.0
 
@@ -41,17 +41,17 @@ Stop = Callable[[], bool]
 
 
 class NixlFailure(Exception):  # noqa: N818  nothing is lost: there is TCP
-    """NIXL cannot be had, or has not moved the bytes. Says why."""
+    """NIXL is not available, or has not moved the bytes."""
 
 
 def signed_offer(token: int, version: str, exposed: n.Exposed, start: int, secret: bytes) -> OfferMemory:
-    """What a sender tells the other side, of the image at `start` in an exposed region."""
+    """Return a sender's signed offer of the image at `start` in an exposed region."""
     fields = {"token": token, "version": version, "metadata": exposed.metadata, "address": exposed.address + start}
     return OfferMemory.model_validate(sign(fields, secret))
 
 
 def is_signed(offer: OfferMemory, secret: bytes) -> bool:
-    """Whether a process of this job has written it."""
+    """Return whether a process of this job has signed the offer."""
     fields = offer.model_dump(exclude={"op", "signature"})
     expected = str(sign(fields, secret)["signature"])
     return hmac.compare_digest(offer.signature.encode(errors="replace"), expected.encode())
@@ -59,31 +59,31 @@ def is_signed(offer: OfferMemory, secret: bytes) -> bool:
 
 @dataclass(eq=False, slots=True)
 class _Process:
-    """One that was started."""
+    """A started NIXL process."""
 
     popen: subprocess.Popen[bytes]
     control: socket.socket
     version: str
     ended: str = "the NIXL process has ended"
-    """Why, as far as it is known."""
+    """Reason of its end, as far as known."""
     lanes: list[socket.socket] = field(default_factory=list)
-    """Those that wait for no answer."""
+    """Idle connections."""
     regions: dict[Region, int] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def kill(self, why: str = "") -> None:
-        """Nothing is written by it once this has returned."""
+        """Kill the process; it writes nothing after this has returned."""
         if why and self.popen.poll() is None:
             self.ended = why
         self.popen.kill()
         self.popen.wait()
 
     def tell(self, request: n.AnyNixlRequest, fd: int | None = None) -> None:
-        """One that is not answered."""
+        """Send a request without an answer."""
         try:
             with self.lock:
                 wire.send(self.control, encode(request), None if fd is None else [fd])
-        except OSError:  # it is gone, or it hangs and there are bytes left over
+        except OSError:  # the process has ended, or hangs with bytes left over
             self.kill()
 
     def lane(self) -> socket.socket:
@@ -97,10 +97,10 @@ class _Process:
 
 
 class NixlTransfer:
-    """Reads other nodes' memory into regions of this one, and shows them regions to read. Thread-safe.
+    """Reads other nodes' memory into regions of this node, and exposes regions to them. Thread-safe.
 
     Args:
-        environment: for the process. Default: this one's.
+        environment: environment of the process. Default: this process's.
     """
 
     def __init__(self, cpu_priority: CpuPriority, environment: Mapping[str, str] | None = None) -> None:
@@ -111,28 +111,28 @@ class NixlTransfer:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Have NIXL ready.
+        """Start NIXL.
 
         Raises:
-            NixlFailure: it cannot be had here.
+            NixlFailure: NIXL is not available here.
         """
         self._running()
 
     @property
     def version(self) -> str:
-        """Of NIXL.
+        """Return NIXL's version.
 
         Raises:
-            NixlFailure: it cannot be had here.
+            NixlFailure: NIXL is not available here.
         """
         return self._running().version
 
     @contextmanager
     def expose(self, region: Region, stop: Stop) -> Iterator[n.Exposed]:
-        """Other nodes may read a region.
+        """Let other nodes read a region inside.
 
         Raises:
-            NixlFailure: it cannot be had here, or `stop` said that they need not.
+            NixlFailure: NIXL is not available here, or `stop()` was true.
         """
         process = self._running()
         number = self._number(process, region, stop)
@@ -143,11 +143,10 @@ class NixlTransfer:
             process.tell(n.Withdraw(region=number))
 
     def read(self, offer: OfferMemory, at: int, region: Region, start: int, nbytes: int, stop: Stop) -> None:
-        """Bytes from `at` of what was offered come to `start` in a region. Whatever is raised: nothing is written there
-        any more.
+        """Read bytes from `at` in the offered memory to `start` in a region. Nothing is written there after an error.
 
         Raises:
-            NixlFailure: they have not come, or `stop` said that they are not wanted.
+            NixlFailure: the read failed, or `stop()` was true.
         """
         process = self._running()
         number, address = self._number(process, region, stop), offer.address + at
@@ -155,11 +154,11 @@ class NixlTransfer:
         try:
             self._ask(process, request, stop=stop)
         except NixlFailure as failure:
-            process.kill(str(failure))  # an error of one part of a read does not say that the others are over
+            process.kill(str(failure))  # after an error of one part, other parts may still be running
             raise
 
     def close(self) -> None:
-        """Nothing is read any more."""
+        """Stop all reads, and end the process."""
         with self._lock:
             self._unusable = self._unusable or "it was closed"
             process, self._process = self._process, None
@@ -199,18 +198,18 @@ class NixlTransfer:
             if "error" in answer:
                 raise error_of(answer["error"])
             process.version = str(answer["version"])
-            self._cpu_priority.lower_process(popen.pid)  # not before: its start is what a copy waits for
+            self._cpu_priority.lower_process(popen.pid)  # only now, because a copy waits for its start
             ours.settimeout(_SEND_S)
         except (OSError, HyperpodExtError) as error:
             process.kill()
             ours.close()
-            if isinstance(error, HyperpodExtError):  # it is not here, and will not be later
+            if isinstance(error, HyperpodExtError):  # not installed: it will not be later
                 self._unusable = str(error)
             raise NixlFailure(f"NIXL cannot be used on this node: {error or type(error).__name__}") from error
         return process
 
     def _number(self, process: _Process, region: Region, stop: Stop) -> int:
-        """That of a region which the process has mapped."""
+        """Return the process's number of a mapped region."""
         with self._lock:
             if region in process.regions:
                 return process.regions[region]
@@ -238,7 +237,7 @@ class NixlTransfer:
             with process.lock:
                 process.lanes.append(lane)
             return read_answer(request, answer)
-        except HyperpodExtError as error:  # its whole answer
+        except HyperpodExtError as error:  # the process has answered
             raise NixlFailure(str(error)) from error
         except (OSError, NixlFailure) as error:
             why = process.ended if isinstance(error, ConnectionError) else str(error)

@@ -1,4 +1,4 @@
-"""The nodes that keep parity of each other's snapshots, as one of them is told. Pure."""
+"""The nodes that keep parity of each other's snapshots, from the view of one of them. Pure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from hyperpod_ext.runtime.snapshot.parity import Stripe
 
 @dataclass(frozen=True)
 class ParityGroup:
-    """One group, seen from `node`. The first rank of each node is in one stripe, the second in another, and so on."""
+    """One group, with `node` in it. The first ranks of all nodes form a stripe, the second ones another, and so on."""
 
     node: int
     ranks: Mapping[int, tuple[int, ...]]
-    """Of each node of the group."""
+    """Ranks of each node of the group."""
 
     @classmethod
     def of(cls, node: int, ranks: Mapping[int, tuple[int, ...]]) -> ParityGroup | None:
-        """None: these are no group that `node` is in."""
+        """Return the group of these nodes; None if they are no group with `node`."""
         counts = {len(each) for each in ranks.values()}
         return cls(node, dict(ranks)) if node in ranks and len(ranks) > 2 and len(counts) == 1 else None
 
@@ -27,7 +27,7 @@ class ParityGroup:
         return tuple(node for node in sorted(self.ranks) if node != self.node)
 
     def stripe(self, rank: int) -> Stripe | None:
-        """That of a rank of any of these nodes; None: it has no place here."""
+        """Return the stripe of a rank of these nodes; None if it is in none."""
         for ranks in self.ranks.values():
             if rank in ranks:
                 place = sorted(ranks).index(rank)
@@ -38,5 +38,5 @@ class ParityGroup:
         return next(node for node, ranks in self.ranks.items() if rank in ranks)
 
     def holder(self, stripe: Stripe) -> int:
-        """The rank of a stripe that this node has."""
+        """Return this node's rank in a stripe."""
         return next(rank for rank in stripe.ranks if rank in self.ranks[self.node])

@@ -1,4 +1,4 @@
-"""One snapshot's parts on their way to the pieces of its group, and until these are whole."""
+"""Send one snapshot's parts to the pieces of its group, and wait until the pieces are complete."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_crc, crc64nvm
 from hyperpod_ext.runtime.snapshot.parity import Stripe
 
 _POLL_S = 0.2
-"""How long one look at a piece waits for the parts of others."""
+"""How long one check of a piece waits for other nodes' parts."""
 
 
 class SentParts:
-    """Holds on to a snapshot until every piece of its stripe is whole: until then it may be needed together with the
-    pieces of an earlier step, or to rebuild another.
+    """Pins a snapshot until every piece of its stripe is complete.
+
+    Until then the snapshot may be needed together with the pieces of an earlier step, or to rebuild another snapshot.
 
     Args:
-        senders: by the rank whose node keeps the piece.
-        own: the pieces of this node, of which one is of the same stripe.
-        stop: whether its group is another by now.
+        senders: senders by the rank whose node keeps the piece.
+        own: the pieces of this node, one of them of the same stripe.
+        stop: returns whether the group has changed.
     """
 
     def __init__(
@@ -44,16 +45,16 @@ class SentParts:
         self._held = ExitStack()
         self._pin: Pin | None = None
         self._left = [*senders]
-        """Ranks whose nodes' pieces are not known to be whole."""
+        """Ranks of nodes with pieces that may be incomplete."""
 
     def send(self, plan: Plan) -> int:
-        """Bring each part to its node, all at the same time; returns how many bytes were sent.
+        """Send each part to its node, all at the same time; return the number of bytes sent.
 
         Raises:
-            Superseded: they are not wanted any more.
-            NotFoundError: the snapshot is not here any more, or a peer has given the piece up.
-            UnreachableError: a peer is gone or takes nothing.
-            CorruptSnapshotError: the snapshot is not what was sealed, or what arrived is not what was sent.
+            Superseded: the copy was cancelled.
+            NotFoundError: the snapshot is no longer here, or a peer has dropped the piece.
+            UnreachableError: a peer is lost or accepts nothing.
+            CorruptSnapshotError: the snapshot differs from the sealed one, or the received bytes from the sent ones.
         """
         nbytes, sent = int(self.manifest["nbytes"]), dict[int, int]()
         spans = [(rank, *span) for rank, span in self._stripe.spans(self._owner, nbytes).items()]
@@ -65,7 +66,7 @@ class SentParts:
         with pin.data as data:
             checksums = [crc64nvme(data[start : start + length]) for _, start, length in spans]
             joined = join_checksums([(sum_, length) for sum_, (_, _, length) in zip(checksums, spans, strict=True)])
-            check_crc(self.manifest, nbytes, joined)  # what is wrong here would be wrong in all pieces
+            check_crc(self.manifest, nbytes, joined)  # an error here would be in all pieces
 
             def work(index: int) -> None:
                 rank, start, length = spans[index]
@@ -74,14 +75,14 @@ class SentParts:
                     sent[rank] = self._senders[rank].send_part(pin, plan, self._stripe, part, checksum, self._stop)
 
             failures = ps.in_threads(work, len(spans), "parts")
-        if failures:  # the others may only have followed
+        if failures:  # other failures may be consequences
             raise next((failure for failure in failures if not isinstance(failure, Superseded)), failures[0])
         return sum(sent.values())
 
     def is_complete(self) -> bool:
-        """Whether all pieces are whole, this node's too, after a short wait at most.
+        """Return whether all pieces are complete, including this node's, after a short wait at most.
 
-        Raises: as `send`.
+        Raises: like `send`.
         """
         assert self._pin is not None
         if self._stop():
@@ -93,7 +94,7 @@ class SentParts:
         return self._own.wait_complete(self._owner, self._save_id, int(self.manifest["step"]), _POLL_S)
 
     def release(self) -> None:
-        """The snapshot may be overwritten."""
+        """Release the snapshot's slot."""
         self._held.close()
 
     def _stop(self) -> bool:

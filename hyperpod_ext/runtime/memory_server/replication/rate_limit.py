@@ -1,8 +1,7 @@
-"""How fast copies may be sent, so that training steps take little longer for it.
+"""Limit the rate of copies so that training steps take little longer.
 
-What a copy costs depends on cores, memory and network of the node, so it is not computed but measured:
-the steps beside a copy are compared with those beside none. Where slower does not make a copy cost less, only longer,
-nobody is held back.
+The cost of a copy depends on cores, memory and network of the node, so it is measured: steps during a copy are compared
+with other steps. If a lower rate does not reduce the cost, the rate is not limited.
 """
 
 from __future__ import annotations
@@ -16,31 +15,31 @@ from statistics import median
 
 _IDLE_STEPS = 16
 _ENOUGH = 6
-"""Steps of a kind before anything is concluded from them: one that is late by itself must not count."""
+"""Number of steps of a kind before a decision, so that one late step does not count."""
 _SENDING = 0.25
-"""Least share of a step beside a copy. Where a copy begins at its end, something else made it long: the snapshot."""
-_LOOK_S = 0.1  # between two looks at whether what is held back is still wanted
+"""Minimum share of a step with a copy. If a copy begins at its end, the snapshot made the step longer, not the copy."""
+_LOOK_S = 0.1  # between two checks whether a waiting copy was cancelled
 _NO_BETTER = 1.5
-"""So many times the time lost per byte, and slower is worse: what waits between its pieces wakes up again and again."""
+"""A lower rate is worse if it multiplies the time lost per byte by this: a waiting copy wakes up again and again."""
 _REST = 16
-"""Decisions before slower is tried again, the first time that it was worse; twice as many each time after."""
+"""Decisions before a lower rate is tried again after it was worse; doubled each time."""
 _LONGEST_REST = 1024
 
 
 def next_rate(rate: float, achieved: float, slowdown: float, max_slowdown: float, floor: float) -> float:
-    """Bytes per second to allow from now on; infinite: as fast as it goes.
+    """Return the new rate in bytes per second; infinite: no limit.
 
-    `achieved`: what was really sent per second. `slowdown`: how much longer steps took beside it, as a share.
+    `achieved`: bytes really sent per second. `slowdown`: how much longer steps took during copies, as a share.
     """
     if slowdown > max_slowdown:
         share = min(0.9, max(0.5, max_slowdown / slowdown))
         return max(floor, share * min(rate, achieved))
     faster = rate * (1.5 if slowdown < max_slowdown / 2 else 1.1)
-    return max(floor, faster if faster < 2 * achieved else math.inf)  # then it is not the limit that limits
+    return max(floor, faster if faster < 2 * achieved else math.inf)  # the limit was not reached
 
 
 class RateLimit:
-    """Holds senders back, and learns from the steps by how much. Thread-safe."""
+    """Slows senders down, by a rate adapted to the steps. Thread-safe."""
 
     def __init__(
         self,
@@ -53,7 +52,7 @@ class RateLimit:
         self._idle: deque[float] = deque(maxlen=_IDLE_STEPS)
         self._busy: list[float] = []
         self._before: float | None = None
-        """Time lost per byte when it was decided to send slower."""
+        """Time lost per byte at the decision for a lower rate."""
         self._resting, self._rest = 0, _REST
         self._free_at = 0.0
         self._copies = 0
@@ -73,7 +72,7 @@ class RateLimit:
                 self._in_flight_s += self._now() - self._since
 
     def sending_s(self) -> float:
-        """Seconds in which a copy was in flight, ever."""
+        """Total seconds with a copy in flight."""
         with self._lock:
             return self._sending_s()
 
@@ -81,19 +80,19 @@ class RateLimit:
         return self._in_flight_s + (self._now() - self._since if self._copies else 0.0)
 
     def finish_within(self, nbytes: int, seconds: float) -> None:
-        """Never be so slow that `nbytes` take longer: the next copy is due by then."""
+        """Keep the rate high enough to send `nbytes` in `seconds`, when the next copy is due."""
         with self._lock:
             self.floor = nbytes / seconds if seconds > 0 else math.inf
             self.rate = max(self.rate, self.floor)
 
     def unthrottle(self) -> None:
-        """Hold nobody back until the next copy is due: what training loses for it counts less than that copy."""
+        """Lift the limit until the next copy is due: this copy matters more than training's lost time."""
         with self._lock:
             self.rate = self.floor = math.inf
             self._free_at = self._now()
 
     def observe_step(self, seconds: float, sending: float) -> None:
-        """How long a step took, and in which share of it a copy was in flight."""
+        """Record a step's duration, and the seconds of it with a copy in flight."""
         with self._lock:
             if not sending:
                 self._idle.append(seconds)
@@ -110,25 +109,25 @@ class RateLimit:
             self._decided_at, self._sent = self._sending_s(), 0
 
     def _decide(self, slowdown: float, achieved: float, lost: float) -> None:
-        """The next rate. `slowdown`: of a step, as a share; `lost`: seconds of training for each byte."""
+        """Decide the next rate. `slowdown`: of a step, as a share; `lost`: seconds of training per byte."""
         self._resting = max(0, self._resting - 1)
         if self._before is not None and lost > _NO_BETTER * self._before:
             self.rate, self._before = math.inf, None
             self._resting, self._rest = self._rest, min(2 * self._rest, _LONGEST_REST)
             return
         if self._before is not None and slowdown <= self._max_slowdown:
-            self._rest = _REST  # slower did help
+            self._rest = _REST  # a lower rate did help
         before = self.rate
         if slowdown <= self._max_slowdown or not self._resting:
             self.rate = next_rate(before, achieved, slowdown, self._max_slowdown, self.floor)
         self._before = min(lost, self._before or lost) if self.rate < min(before, achieved) else None
 
     def _achieved(self) -> float:
-        """Bytes per second since the last decision, while copies were in flight."""
+        """Return the bytes per second since the last decision, while copies were in flight."""
         return self._sent / (self._sending_s() - self._decided_at) if self._sent else 0.0
 
     def take(self, nbytes: int, stop: Callable[[], bool]) -> None:
-        """Wait until so many bytes may be sent, or `stop` says that they will not be."""
+        """Wait until so many bytes may be sent, or `stop()` is true."""
         with self._lock:
             self._sent += nbytes
             start = max(self._now(), self._free_at)

@@ -1,6 +1,7 @@
-"""Serves a node's snapshots to the other nodes of the job over TCP, and takes copies of theirs.
+"""Serve a node's snapshots to the other nodes of the job over TCP, and receive copies of their snapshots.
 
-A thread a connection. Nobody without the job's secret is told anything, or can make us reserve memory.
+One thread per connection. A caller without the job's secret gets no answer, and cannot make this process reserve
+memory.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from hyperpod_ext.runtime.memory_server.slots.regions import Regions
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_bytes, check_manifest, crc64nvme, crc_text
 
-_UNPROVEN = 256  # connections at a time that have not shown the secret yet; each has a thread
-_OUT_OF_DESCRIPTORS_S = 0.1  # between two looks whether there are some again
+_UNPROVEN = 256  # maximum of unauthenticated connections; each has a thread
+_OUT_OF_DESCRIPTORS_S = 0.1  # between two checks for free descriptors
 
 
 class Plans(Protocol):
@@ -51,7 +52,7 @@ class Disk(Protocol):
 
 
 class PeerServer:
-    """What one node's memory server answers to those of other nodes."""
+    """Answers requests of other nodes' memory servers."""
 
     def __init__(
         self,
@@ -86,21 +87,21 @@ class PeerServer:
         self._accepting = threading.Thread(target=self._accept, name="peers", daemon=True)
 
     on_events: Callable[[float, Sequence[str]], None] | None = None
-    """Takes events of other nodes, with the Unix time at 0 of their clock."""
+    """Receives events of other nodes, with the Unix time at 0 of their clock."""
 
     @property
     def port(self) -> int:
         return int(self._listener.getsockname()[1])
 
     def start(self) -> None:
-        """Answer from now on, in threads of their own."""
+        """Start answering, in separate threads."""
         self._accepting.start()
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Stop answering."""
         self._closed.set()
         ps.disconnect(self._listener)
-        if self._accepting.is_alive():  # its next accept would be on whatever has the descriptor's number by then
+        if self._accepting.is_alive():  # its next accept could be on a reused descriptor
             self._accepting.join()
         self._listener.close()
         with self._lock:
@@ -119,13 +120,13 @@ class PeerServer:
             except OSError:
                 if self._closed.is_set():
                     return
-                if not self._unproven.hang_up_oldest():  # out of descriptors, or a peer that left at once
+                if not self._unproven.hang_up_oldest():  # out of descriptors, or the peer closed at once
                     self._closed.wait(_OUT_OF_DESCRIPTORS_S)
                 continue
             self._unproven.enter(connection)
             try:
                 threading.Thread(target=self._meet, args=(connection,), name="peer", daemon=True).start()
-            except RuntimeError:  # out of threads: it may come again
+            except RuntimeError:  # out of threads: the peer may try again
                 self._unproven.leave(connection)
                 connection.close()
 
@@ -159,7 +160,7 @@ class PeerServer:
         while ps.wait_readable(connection) and (message := wire.receive(connection)) is not None:
             try:
                 request = p.PEER_REQUESTS.decode(message)
-            except wire.WireError as error:  # bytes of an image may follow, nobody knows how many
+            except wire.WireError as error:  # an unknown number of image bytes may follow
                 wire.send(connection, refusal(error))
                 return
             try:
@@ -178,7 +179,7 @@ class PeerServer:
         return True
 
     def _answer(self, connection: socket.socket, request: p.AnyPeerRequest) -> Declared | None:
-        """The answer to one request; None when it has been given already."""
+        """Return the answer to one request; None if it was sent already."""
         match request:
             case p.Chunk():
                 self._take_chunk(connection, request.token, request.start, request.nbytes)
@@ -226,12 +227,12 @@ class PeerServer:
             return p.ReplicaBegun(need_plan=True)
         if self._has(manifest):
             return p.ReplicaBegun(have=True)
-        self._cpu_priority.lower_this_thread()  # from here on this connection only brings replicas
+        self._cpu_priority.lower_this_thread()  # from here on this connection only transfers replicas
         token, first = self._incoming.begin(manifest, connection)
         return p.ReplicaBegun(token=token, first=first)
 
     def _knows_plan(self, manifest: Manifest, document: dict[str, Any] | None) -> bool:
-        """Whether the plan of a manifest, which is checked, is known here by now."""
+        """Return whether the plan of a checked manifest is known here, adding `document` first."""
         check_manifest(manifest, self._secret, job=self._job, where=f"replica of rank {manifest.get('rank')}")
         digest = str(manifest["plan"])
         plan = self._plans.get(digest)
@@ -246,7 +247,7 @@ class PeerServer:
     # --- NIXL -----------------------------------------------------------------------------------
 
     def _take_offer(self, offer: p.OfferMemory) -> str:
-        """Why the memory is not read; empty: it will be."""
+        """Return why the offered memory is not read; empty: it will be."""
         if self._nixl is None:
             return "the checkpoint policy of the other node has another transport"
         if not is_signed(offer, self._secret):
@@ -272,7 +273,7 @@ class PeerServer:
         parts = self._keeps_parity()
         if not self._knows_plan(request.manifest, request.plan):
             return p.ReplicaBegun(need_plan=True)
-        self._cpu_priority.lower_this_thread()  # from here on this connection only brings parts
+        self._cpu_priority.lower_this_thread()  # from here on this connection only transfers parts
         token = parts.begin(request.manifest, request.stripe, request.crc64nvme, connection)
         return p.ReplicaBegun(token=token, have=token is None)
 
@@ -291,7 +292,7 @@ class PeerServer:
         return self._parts
 
     def _parts_of(self, token: int) -> IncomingParts | None:
-        """None: the token is of a whole copy."""
+        """Return the parity parts; None for a token of a whole copy."""
         return self._parts if IncomingParts.is_token(token) else None
 
     # --- bytes ----------------------------------------------------------------------------------
@@ -309,7 +310,7 @@ class PeerServer:
         try:
             self._incoming.receive(connection, token, start, nbytes)
         except NotFoundError:
-            ps.receive_checked(connection, memoryview(bytearray(nbytes)))  # to be read over, for the next request
+            ps.receive_checked(connection, memoryview(bytearray(nbytes)))  # skip the bytes to get to the next request
             raise
 
     def _open(self, owner: int, save_id: str) -> p.SnapshotHead:
@@ -331,7 +332,7 @@ class PeerServer:
                 connection.sendall(part)
 
     def _send_parts(self, connection: socket.socket, request: p.ReadParts) -> None:
-        """Parts of an image whose every byte was verified here: who has only parts of it cannot do that."""
+        """Send parts of an image after verifying all of it, which the receiver of parts cannot do."""
         owner, save_id = request.owner, request.save_id
         who, parts = f"read by {connection.getpeername()}", list(zip(request.starts, request.nbytes, strict=True))
         with self._where(owner, save_id).pin(owner, save_id, who, restoring=True) as pin, pin.data as data:

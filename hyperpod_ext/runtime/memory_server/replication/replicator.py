@@ -1,11 +1,10 @@
-"""Copies this node's snapshots to the memory of other nodes, in a thread beside training.
+"""Copy this node's snapshots to the memory of other nodes, in a background thread.
 
-A step's snapshots, one of each rank here, are copied together: a replica of one rank at one step and of
-another rank at another would restore nothing. So no copy of a step begins while a rank here still writes its
-snapshot of an earlier one, or the slots of a peer might in the end hold no step of all ranks; and the newest
-snapshot that has replicas stays here until the next one has: the node that holds the replica of it may be the
-one that is lost. It stays until the one after that is copied: other nodes may be slower, and should one of them
-be lost before it is done, that is the step which all can have.
+A step's snapshots, one per rank here, are copied together: replicas of different ranks at different steps would restore
+nothing. So no copy of a step begins while a rank here still writes its snapshot of an earlier step; otherwise a peer's
+slots might hold no step of all ranks. The newest snapshot with replicas stays here until the next one has replicas,
+because the node with its replica may be lost. It also stays until the one after that is copied: if a slower node is
+lost before it is done, this is the step that all ranks have.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ from hyperpod_ext.runtime.snapshot.manifest import Manifest
 Address = tuple[str, int]
 
 _NAMED = 16
-"""Named steps that are remembered: they are named a few ahead."""
+"""Number of remembered requested steps; they are requested a few ahead."""
 _SEALED = 4
-"""Snapshots of a rank that a late naming may still mean: as many as the memory tier holds, or so."""
+"""Number of a rank's snapshots that a late request may mean: about as many as the memory tier holds."""
 
 
 @dataclass(eq=False, slots=True)
@@ -55,16 +54,16 @@ class _Step:
     waiting: dict[int, Manifest] = field(default_factory=dict)
     begun: bool = False
     sent: dict[int, SentParts] = field(default_factory=dict)
-    """Where it goes by parity: snapshots whose parts were sent, and whose pieces are not known to be whole."""
+    """With parity: snapshots with sent parts, and pieces that may be incomplete."""
     at_once: bool = False
-    """Whether it waits for no other."""
+    """Whether it does not wait for other ranks."""
     nbytes: int = 0
     pins: ExitStack = field(default_factory=ExitStack)
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A snapshot that has replicas, and is held on to."""
+    """A pinned snapshot with replicas."""
 
     save_id: str
     pin: Pin
@@ -72,17 +71,17 @@ class _Kept:
 
 
 class Replicator:
-    """Has snapshots copied to the nodes that `place_replicas` chooses, or sent in parts to the node's parity group.
+    """Copies snapshots to the nodes chosen by `place_replicas`, or sends their parts to the node's parity group.
 
     Args:
         regions: this node's own snapshots.
-        plan_of: plan by digest.
-        tier: how often, how many copies, over how many connections, and what it may cost.
-        cpu_priority: that of copies beside training.
+        plan_of: returns a plan by digest.
+        tier: interval, number of copies, connections, and allowed slowdown.
+        cpu_priority: CPU priority of copies.
         node: this node's number.
-        parts: the parity pieces that this node keeps, where the tier is by parity.
-        when_busy: what becomes of a step that is due while an earlier one is still being copied.
-        nixl: what copies go by where that works, where the tier says so.
+        parts: the parity pieces of this node, if the tier uses parity.
+        when_busy: for a step that is due while an earlier one is still being copied.
+        nixl: transfers copies if it works, if configured.
     """
 
     def __init__(
@@ -110,26 +109,26 @@ class Replicator:
         self._parts = parts
         self._group: ParityGroup | None = None
         self._group_number = 0
-        """Rises when the group is another, or one of its memory servers."""
+        """Incremented when the group or one of its memory servers changes."""
         self._due: list[_Step] = []
         self._closed = False
         self._skipped = ""
         self._asked: deque[int] | None = None
-        """The newest steps that were named; None: it goes by the tier's own number."""
+        """The newest requested steps; None: the tier's own interval counts."""
         self._sealed: dict[int, deque[Manifest]] = {}
         self._behind: set[int] = set()
-        """Ranks whose newest snapshot was wanted elsewhere before it was certain: it is copied once it is."""
+        """Ranks with a requested newest snapshot that is still provisional; it is copied afterwards."""
         self._writing: dict[int, tuple[int, int]] = {}
-        """Of each rank whose snapshot is not sealed yet: generation and step."""
+        """Generation and step of each rank's unsealed snapshot."""
         self._superseded = (0, 0)
-        """Newest step that another took the place of: ranks that are late with it leave it out, too."""
+        """Newest superseded step; late ranks skip it, too."""
         self._copying = False
         self._kept: dict[int, _Kept] = {}
-        """Of each rank here the newest snapshot that has replicas."""
+        """The newest snapshot with replicas of each rank here."""
         self._kept_before: dict[int, _Kept] = {}
-        """And the one that had some before it, until another copy begins."""
+        """The snapshot with replicas before that, until another copy begins."""
         self._done: dict[int, _Kept] = {}
-        """By parity: those of a step that is not whole yet for other ranks here."""
+        """With parity: completed snapshots of a step that is incomplete for other ranks here."""
         self._stepped_at: dict[int, tuple[float, float]] = {}
         self._due_at, self._latest = 0.0, _Step("", (0, 0))
         self._changed = threading.Condition()
@@ -139,10 +138,10 @@ class Replicator:
         self._last_error: str | None = None
         threading.Thread(target=self._run, name="replicate", daemon=True).start()
 
-    # --- what is due ----------------------------------------------------------------------------
+    # --- due steps ------------------------------------------------------------------------------
 
     def stepped(self, owner: int) -> None:
-        """A rank has made a step: the time since the one before shows what copying costs."""
+        """Record a rank's step: the time since the last one shows the cost of copying."""
         now, sending = time.monotonic(), self.rate_limit.sending_s()
         before, sending_before = self._stepped_at.get(owner, (None, 0.0))
         self._stepped_at[owner] = now, sending
@@ -150,22 +149,22 @@ class Replicator:
             self.rate_limit.observe_step(now - before, (sending - sending_before) / (now - before))
 
     def begun(self, owner: int, generation: int, step: int) -> None:
-        """A rank writes its snapshot of a step from now on."""
+        """Record that a rank has begun to write its snapshot of a step."""
         with self._changed:
             stale = [rank for rank, number in self._writing.items() if number[0] < generation]
-            for rank in stale:  # nobody seals those any more
+            for rank in stale:  # those will never be sealed
                 del self._writing[rank]
             self._writing[owner] = generation, step
             self._changed.notify_all()
 
     def left_out(self, owner: int) -> None:
-        """What that rank has begun is not copied."""
+        """Do not copy the snapshot that this rank has begun."""
         with self._changed:
             self._writing.pop(owner, None)
             self._changed.notify_all()
 
     def sealed(self, owner: int, manifest: Manifest) -> None:
-        """A snapshot was sealed; it is copied if it is due."""
+        """Record a sealed snapshot, and copy it if it is due."""
         with self._changed:
             self.left_out(owner)
             self._sealed.setdefault(owner, deque(maxlen=_SEALED)).append(manifest)
@@ -176,8 +175,7 @@ class Replicator:
             self._behind.discard(owner)
 
     def ask(self, step: int) -> None:
-        """Have the snapshots of `step` copied, those that are there already, too; from now on, only such as are
-        named."""
+        """Copy the snapshots of `step`, including existing ones; from now on, copy only requested steps."""
         with self._changed:
             if step in (self._asked or ()):
                 return
@@ -189,8 +187,8 @@ class Replicator:
                     self._take_due(owner, late[-1])
 
     def go_by(self, step: int | None) -> None:
-        """A generation begins, in which all nodes go by the same: `step` was named last; None: none was, and the
-        tier's own number counts."""
+        """Begin a generation with the same rule on all nodes. `step`: the last requested step; None: the tier's own
+        interval counts."""
         with self._changed:
             self._asked = None if step is None else deque([step], maxlen=_NAMED)
             self._sealed.clear()
@@ -204,8 +202,8 @@ class Replicator:
             self._take(owner, manifest)
 
     def catch_up(self, owner: int, manifest: Manifest) -> None:
-        """Copy this snapshot now, due or not, and as fast as it goes: its node may be about to go. Parity of one node's
-        alone would be of no use."""
+        """Copy this snapshot at once and at full speed, due or not: its node may be about to leave. Not for parity,
+        which needs all nodes of the group."""
         with self._changed:
             if self._targets and self._parts is None:
                 self.rate_limit.unthrottle()
@@ -223,10 +221,10 @@ class Replicator:
         domains: Mapping[int, str] | None = None,
         group: Mapping[int, tuple[int, ...]] | None = None,
     ) -> None:
-        """The nodes there are now, and their failure domains. Where a copy's holder is gone, or was started
-        anew, the newest snapshots are copied at once.
+        """Set the nodes and their failure domains. If a holder of copies is lost or was restarted, the newest
+        snapshots are copied at once.
 
-        `group`: ranks of each node of this one's parity group. The next step that is due makes its pieces anew.
+        `group`: ranks of each node of this node's parity group. The next due step makes its pieces again.
         """
         with self._changed:
             gone = {node for node, peer in self._peers.items() if addresses.get(node) != peer.address}
@@ -250,11 +248,11 @@ class Replicator:
 
     def _set_group(self, group: ParityGroup | None, parts: IncomingParts, gone: set[int]) -> None:
         if group is not None and not set(group.others) <= self._peers.keys():
-            group = None  # one of it is not there
-        anew = group != self._group or (group is not None and bool(gone & group.ranks.keys()))
-        self._group_number += anew
+            group = None  # a node of the group is missing
+        replaced = group != self._group or (group is not None and bool(gone & group.ranks.keys()))
+        self._group_number += replaced
         self._group, self._targets = group, group.others if group is not None else ()
-        parts.set_group(group, anew=anew)
+        parts.set_group(group, replaced=replaced)
 
     def _sender(self, address: Address) -> PeerSender:
         return PeerSender(
@@ -293,7 +291,7 @@ class Replicator:
         self._changed.notify_all()
 
     def _skips(self, save_id: str) -> bool:
-        """Whether a step is left out, for every rank here alike, because an earlier one is not done yet."""
+        """Return whether a step is skipped, for all ranks here, because an earlier one is not done yet."""
         if save_id != self._skipped and (not self._due or save_id == self._latest.save_id):
             return False
         self._counts["skipped"] += save_id != self._skipped
@@ -301,7 +299,7 @@ class Replicator:
         return True
 
     def _learn_interval(self, step: _Step) -> None:
-        """One copy of everything must be done before the next is due."""
+        """Measure the interval of due steps, within which a step's copies must be done."""
         now = time.monotonic()
         if self._latest.nbytes:
             copies = len(self._targets) if self._parts is None else 1
@@ -321,7 +319,7 @@ class Replicator:
                 self._changed.wait_for(lambda: self._closed or self._next() is not None)
                 if self._closed or (step := self._next()) is None:
                     return
-                if not step.begun:  # the ranks' copies of a step are one matter: they must be done in time together
+                if not step.begun:  # the time limit is for all ranks' copies of a step together
                     step.begun = True
                     self._cpu_priority.copy_begins()
                 self._copying = True
@@ -351,19 +349,19 @@ class Replicator:
                 step.sent[owner] = parts
 
     def _next(self) -> _Step | None:
-        """The oldest step that is due, once all ranks here are done with those before it."""
+        """Return the oldest due step, once all ranks here are done with earlier ones."""
         first = min(self._due, key=lambda step: (not step.begun, step.number), default=None)
         if first is None or first.begun or first.at_once:
             return first
         return None if any(number < first.number for number in self._writing.values()) else first
 
     def _copy(self, owner: int, manifest: Manifest, targets: list[PeerSender]) -> list[BaseException]:
-        """To all targets at the same time; returns what went wrong."""
+        """Copy to all targets at the same time; return the errors."""
         save_id = str(manifest["save_id"])
 
         def work(index: int) -> None:
             peer = targets[index]
-            peer.connect()  # may take long, so before the slot is held
+            peer.connect()  # may take long, so before the slot is pinned
             with self._regions.pin(owner, save_id, f"replicate to {peer}") as pin:
                 sent = peer.send(pin, self._plan_of(str(manifest["plan"])))
             with self._changed:
@@ -378,7 +376,7 @@ class Replicator:
     # --- by parity ------------------------------------------------------------------------------
 
     def _sent_parts(self, manifest: Manifest) -> SentParts | None:
-        """None: this snapshot is not sent in parts."""
+        """Return the parts of this snapshot; None if it is not sent in parts."""
         group, number = self._group, self._group_number
         stripe = group.stripe(int(manifest["rank"])) if group is not None else None
         if self._parts is None or group is None or stripe is None:
@@ -394,13 +392,13 @@ class Replicator:
         )
 
     def _send_parts(self, parts: SentParts | None) -> list[BaseException]:
-        """Returns what went wrong."""
+        """Send the parts; return the errors."""
         if parts is None:
             return [NotFoundError("this node is in no parity group at the moment")]
         self.rate_limit.copy_begins()
         try:
             sent = parts.send(self._plan_of(str(parts.manifest["plan"])))
-        except Exception as error:  # whatever it is, it is one step's: the next is due by itself
+        except Exception as error:  # any error concerns only this step
             parts.release()
             return [error]
         finally:
@@ -410,8 +408,8 @@ class Replicator:
         return []
 
     def _look_at_pieces(self, step: _Step) -> None:
-        """Whether those of one rank's stripe are whole by now. Until then the snapshot is held, and so is the one that
-        was whole before: of the group, others may not be done."""
+        """Check whether the pieces of each rank's stripe are complete. Until then the snapshot is pinned, and so is the
+        last complete one, because other nodes of the group may not be done."""
         owner, parts = min(step.sent.items())
         failures: list[BaseException] = []
         try:
@@ -440,7 +438,7 @@ class Replicator:
             self._last_error = "; ".join(str(failure) or repr(failure) for failure in failures)
 
     def _keep(self, owner: int, save_id: str) -> None:
-        """Hold on to a snapshot that has replicas, beside the one before, as long as no save needs its slot."""
+        """Pin a snapshot with replicas, in addition to the one before, as long as no save needs its slot."""
         self._let_go_before(owner)
         if (before := self._kept.pop(owner, None)) is not None:
             before.pin.hold = Hold.KEPT_BEFORE
@@ -454,13 +452,15 @@ class Replicator:
         return _Kept(save_id, pin, held)
 
     def _let_go_before(self, owner: int) -> None:
-        """Of two snapshots that have replicas, let go of the older one."""
+        """Release the older one of two snapshots with replicas."""
         if (before := self._kept_before.pop(owner, None)) is not None:
             before.held.close()
 
     def _keep_together(self, owner: int, save_id: str) -> None:
-        """The same by parity, once it is whole for every rank here: a group whose first ranks had but the newer step,
-        and whose second ranks but the one before, could restore neither."""
+        """Pin snapshots with parity once the step is complete for every rank here.
+
+        With only the newer step of some ranks and only the older step of others, a group could restore neither.
+        """
         for rank in [rank for rank, its in self._done.items() if its.save_id != save_id]:
             self._done.pop(rank).held.close()
         with suppress(NotFoundError):
@@ -472,7 +472,7 @@ class Replicator:
                 kept.held.close()
 
     def _forget_kept(self, owner: int) -> None:
-        """Let go of a snapshot that a new generation has given up."""
+        """Release a snapshot that a new generation has abandoned."""
         for kept in (self._kept, self._kept_before, self._done):
             if owner in kept:
                 try:
@@ -481,16 +481,16 @@ class Replicator:
                     kept.pop(owner).held.close()
 
     def let_go(self, owners: Collection[int]) -> None:
-        """These ranks are on another node now, or have other numbers: what is kept of them is needed by nobody."""
+        """Release the snapshots of ranks that have moved to another node or have other numbers."""
         with self._changed:
             for kept in (self._kept, self._kept_before, self._done):
                 for owner in kept.keys() & set(owners):
                     kept.pop(owner).held.close()
 
-    # --- how it goes ----------------------------------------------------------------------------
+    # --- status ---------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """Counters, the last error, and whether there are fewer nodes than copies were asked for."""
+        """Return counters, the last error, and whether there are fewer nodes than configured copies."""
         with self._changed:
             return {
                 "tier": "peer",
@@ -505,12 +505,12 @@ class Replicator:
             }
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Until everything that is due has arrived or failed."""
+        """Wait until all due copies have arrived or failed."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._due, timeout_s)
 
     def close(self) -> None:
-        """Send no more."""
+        """Stop sending."""
         with self._changed:
             self._closed = True
             for peer in self._peers.values():

@@ -1,4 +1,4 @@
-"""Copies of snapshots on their way to one peer: a few connections, kept open, fed straight from the mapping."""
+"""Send copies of snapshots to one peer, over a few open connections, directly from the mapping."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ from hyperpod_ext.runtime.snapshot.parity import Stripe
 
 T = TypeVar("T")
 
-_LOOK_S = 0.1  # a peer that takes no bytes must not keep us from giving a copy up
+_LOOK_S = 0.1  # between two checks for cancellation, if the peer accepts no bytes
 _UNANSWERED = 8  # chunks sent ahead of the peer's answers
-_UNREAD = 1  # the same of reads that it is told of, each of several chunks
+_UNREAD = 1  # read requests sent ahead of the peer's answers, each of several chunks
 _BACKOFF_S = (0.5, 30.0)
 
 Stop = Callable[[], bool]
 
 
 class Superseded(Exception):  # noqa: N818  nothing went wrong
-    """The copy is not wanted any more; its snapshot's slot is needed."""
+    """The copy was cancelled: its snapshot's slot is needed."""
 
 
 class _Remaining:
-    """What is left to be sent of an image, for several connections that each take some. Thread-safe.
+    """The remaining chunks of an image, shared by several connections. Thread-safe.
 
     Args:
-        first: bytes from its start that the peer has.
-        by_nixl: whether the peer is told to read it.
+        first: number of bytes from the image's start that the peer has.
+        by_nixl: whether the peer reads them.
     """
 
     def __init__(self, nbytes: int, first: int, *, by_nixl: bool) -> None:
@@ -61,9 +61,9 @@ class _Remaining:
         self._lock = threading.Lock()
 
     def take(self, together: int) -> tuple[int, int, bool] | None:
-        """Start, length, and whether the peer is to read it; None: others have taken all.
+        """Return start, length, and whether the peer reads the chunks; None: no chunks left.
 
-        `together`: so many chunks at most, where it reads them.
+        `together`: maximum number of chunks for one read.
         """
         with self._lock:
             if not self._chunks:
@@ -75,7 +75,7 @@ class _Remaining:
             return start, nbytes, self._by_nixl
 
     def send(self, start: int, nbytes: int) -> None:
-        """The peer could not read this: it is sent, and so is all that nobody has taken."""
+        """Send these bytes and all remaining chunks, because the peer could not read."""
         with self._lock:
             self._by_nixl = False
             self._chunks.extendleft(reversed(_chunks(start, nbytes)))
@@ -86,7 +86,7 @@ def _chunks(start: int, nbytes: int) -> list[tuple[int, int]]:
 
 
 class PeerSender:
-    """Sends to one peer, one snapshot at a time; its connections are made when the first one is due."""
+    """Sends to one peer, one snapshot at a time; connects for the first one."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class PeerSender:
     ) -> None:
         self._encrypted, self._nixl = encrypted, nixl
         self.fell_back = ""
-        """Why copies go over TCP, where they were to go by NIXL."""
+        """Why copies use TCP although NIXL is configured."""
         self.address = (host, port)
         self._secret, self._streams, self._rate_limit, self._timeout_s = secret, streams, rate_limit, timeout_s
         self._cpu_priority = cpu_priority
@@ -113,26 +113,26 @@ class PeerSender:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Break off what is being sent, and send no more."""
+        """Abort the running copy, and stop sending."""
         with self._lock:
             self._closed = True
             for sock in self._sockets:
                 ps.disconnect(sock)
 
     def try_nixl_again(self) -> None:
-        """The nodes are others: what has failed may have had to do with one that is gone."""
+        """Allow NIXL again after the nodes have changed: the cause of a failure may be gone."""
         self.fell_back = ""
 
     def connect(self) -> None:
-        """Make sure of the connections, and of NIXL, while no snapshot is held for it.
+        """Open the connections, and start NIXL, before a snapshot is pinned.
 
         Raises:
-            UnreachableError: the peer cannot be had, or could not a moment ago.
+            UnreachableError: the peer is unreachable, or was a moment ago.
         """
         if (left := self._not_before - time.monotonic()) > 0:
             raise UnreachableError(f"{self}: it failed a moment ago and is tried again in {left:.1f} s")
         if any(ps.wait_readable(sock, 0) for sock in self._sockets):
-            self._disconnect()  # nothing is due on them, so this is their end: the peer was started anew
+            self._disconnect()  # readable although no answer is due: closed, because the peer was restarted
         try:
             while len(self._sockets) < self._streams:
                 sock = ps.connect(*self.address, self._secret, self._timeout_s, encrypted=self._encrypted)
@@ -149,31 +149,31 @@ class PeerSender:
                 self.fell_back = str(failure)
 
     def send(self, pin: Pin, plan: Plan) -> int:
-        """Bring a snapshot to the peer; returns how many bytes were sent, 0 when it has them already.
+        """Send a snapshot to the peer; return the number of bytes sent, 0 if the peer already has it.
 
         Raises:
             Superseded: the pin was cancelled.
-            UnreachableError: the peer is gone or takes nothing.
-            HyperpodExtError: what the peer says.
+            UnreachableError: the peer is lost or accepts nothing.
+            HyperpodExtError: the peer's error.
         """
         return self._guarded(lambda: self._send(pin, plan))
 
     def _guarded(self, work: Callable[[], T]) -> T:
-        """What `work` does with the connections; after an error there are none."""
+        """Return `work()`; close the connections after an error."""
         try:
             done = work()
         except OSError as error:
             raise self._failed(error) from error
         except BaseException:
-            self._disconnect()  # something may be half sent; the peer gives up what it has of it
+            self._disconnect()  # a message may be half sent; the peer drops its part of the copy
             raise
         self._wait_s = 0.0
         return done
 
     def send_part(self, pin: Pin, plan: Plan, stripe: Stripe, part: memoryview, checksum: str, stop: Stop) -> int:
-        """Bring a part of a snapshot to the peer, for its parity piece; returns how many bytes were sent.
+        """Send a part of a snapshot for the peer's parity piece; return the number of bytes sent.
 
-        Raises: as `send`.
+        Raises: like `send`.
         """
 
         def begin(control: socket.socket, document: dict[str, Any] | None) -> ReplicaBegun:
@@ -194,15 +194,15 @@ class PeerSender:
         return self._guarded(bring)
 
     def wait_piece(self, pin: Pin, wait_s: float, stop: Stop) -> bool:
-        """Whether the peer's piece is whole that a part of this snapshot was sent for, after so many seconds at most.
+        """Wait at most `wait_s` for the peer's piece with a part of this snapshot; return whether it is complete.
 
-        Raises: as `send`.
+        Raises: like `send`.
         """
         manifest = pin.manifest
         request = AskPiece(
             owner=int(manifest["rank"]), save_id=str(manifest["save_id"]), step=int(manifest["step"]), wait_s=wait_s
         )
-        self.connect()  # what another snapshot was refused for has cost the connections
+        self.connect()  # another snapshot's refusal may have closed the connections
         try:
             return self._ask(self._sockets[0], request, stop).complete
         except OSError as error:
@@ -247,7 +247,7 @@ class PeerSender:
 
     @contextmanager
     def _offered(self, control: socket.socket, token: int, pin: Pin) -> Iterator[bool]:
-        """Whether the peer reads the snapshot from our memory."""
+        """Offer our memory to the peer; yield whether the peer reads the snapshot from it."""
         with ExitStack() as stack:
             accepted = False
             if self._nixl is not None and not self.fell_back:
@@ -276,7 +276,7 @@ class PeerSender:
                 raise
 
         failures = ps.in_threads(work, len(self._sockets), f"to {self}")
-        if failures:  # the others only broke off with it
+        if failures:  # other failures are consequences
             raise next((failure for failure in failures if not isinstance(failure, Superseded)), failures[0])
 
     def _stream(self, sock: socket.socket, token: int, data: memoryview, left: _Remaining, stop: Stop) -> None:
@@ -294,7 +294,7 @@ class PeerSender:
                 self._chunk_answered(sock, unanswered.popleft(), left, stop)
 
     def _together(self) -> int:
-        """How many chunks are read at once: where the rate is limited, one, as it is sent."""
+        """Return the number of chunks per read: one if the rate is limited."""
         return MOST_CHUNKS_READ if math.isinf(self._rate_limit.rate) else 1
 
     def _chunk_answered(self, sock: socket.socket, request: Chunk | ReadChunks, left: _Remaining, stop: Stop) -> None:
@@ -309,7 +309,7 @@ class PeerSender:
         return self._answer(sock, request, stop)
 
     def _push(self, sock: socket.socket, data: memoryview, stop: Stop) -> None:
-        """`sendall` that can be given up."""
+        """Send all bytes, like `sendall`, unless `stop()` is true."""
         gives_up_at = time.monotonic() + self._timeout_s
         ps.set_timeout(sock, socket.SO_SNDTIMEO, _LOOK_S)
         while len(data):
@@ -330,7 +330,7 @@ class PeerSender:
                 raise Superseded
             if time.monotonic() > gives_up_at:
                 raise TimeoutError(f"it did not answer for {self._timeout_s:.0f} s")
-        ps.set_timeout(sock, socket.SO_RCVTIMEO, self._timeout_s)  # with TLS there is one for both directions
+        ps.set_timeout(sock, socket.SO_RCVTIMEO, self._timeout_s)  # with TLS the timeout is for both directions
         answer = wire.receive(sock)
         if answer is None:
             raise wire.WireError("it closed the connection")

@@ -1,1 +1,1 @@
-"""Shared memory that snapshots lie in: regions, slots, what is pinned, and how much there may be."""
+"""Shared memory of snapshots: regions, slots, pins and the memory budget."""

@@ -1,4 +1,4 @@
-"""How much memory the tier may take on this node: reserved before it is touched, or refused with the numbers."""
+"""The memory tier's budget on this node: memory is reserved before it is touched, or refused with the numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MIB = 1 << 20
 
 
 class Budget:
-    """How much memory may be taken, over all kinds of snapshots. `usable_bytes`: what the node can spare now."""
+    """Limits the memory of all kinds of snapshots. `usable_bytes`: returns the node's free memory."""
 
     def __init__(self, limit: int | None, usable_bytes: Callable[[], int]) -> None:
         self._limit, self._usable_bytes = limit, usable_bytes
@@ -21,10 +21,10 @@ class Budget:
         self._lock = threading.Lock()
 
     def take(self, needed: int, what: str) -> None:
-        """Reserve memory, or refuse while nothing has been touched.
+        """Reserve memory before it is touched.
 
         Raises:
-            MemoryTierFullError: with what is needed and what there is.
+            MemoryTierFullError: not enough memory.
         """
         with self._lock:
             self._filling = [region for region in self._filling if region.untouched]
@@ -44,7 +44,7 @@ class Budget:
             self._reserved += needed
 
     def make(self, name: str, slot_bytes: int, slots: int, what: str) -> Region:
-        """A region, its memory reserved: nobody else is promised what it has yet to touch."""
+        """Return a region with reserved memory, including its untouched pages."""
         needed = slots * page_aligned(slot_bytes)
         self.take(needed, what)
         try:

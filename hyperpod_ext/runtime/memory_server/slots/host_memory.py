@@ -1,14 +1,14 @@
-"""How much memory this node may still take: the machine's, or the container's where that is less."""
+"""Free memory of this node: the machine's, or the container's if that is less."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-_KEEP_FREE = 0.05  # of what is available: shared memory that fills a node ends in the OOM killer
+_KEEP_FREE = 0.05  # share of the available memory: shared memory that fills a node causes OOM kills
 
 
 def usable_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that can be reserved now without pushing the node into its last 5 %."""
+    """Return the bytes that can be reserved now while 5 % of the memory stay free."""
     return int((1 - _KEEP_FREE) * min(_machine_available(proc), _cgroup_available(proc, cgroup)))
 
 
@@ -20,7 +20,7 @@ def _machine_available(proc: Path) -> int:
 
 
 def _cgroup_available(proc: Path, cgroup: Path) -> float:
-    """What the tightest cgroup v2 limit above this process leaves; infinite without one."""
+    """Return the memory left by the tightest cgroup v2 limit above this process; infinite without one."""
     available = float("inf")
     for line in (proc / "self/cgroup").read_text().splitlines():
         if not line.startswith("0::"):

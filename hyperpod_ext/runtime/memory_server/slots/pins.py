@@ -1,4 +1,4 @@
-"""Who copies from a snapshot's slot, and what it costs to have that given up."""
+"""Pins of snapshot slots by copies, and the cost of cancelling them."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from hyperpod_ext.runtime.memory_server.slots.region import Region
 
 
 class Hold(IntEnum):
-    """How much it costs to give up what a pin is for, where a save needs the slot: the least is given up first."""
+    """Cost of cancelling a pin when a save needs the slot: the cheapest is cancelled first."""
 
     KEPT_BEFORE = 0
-    """A copy that is done, and so is a newer one: of use only if a slower node is lost. No save waits for it."""
+    """A completed copy, older than another completed one: only needed if a slower node is lost. No save waits."""
     WAITING = 1
-    """A copy that is due and has not begun. The next due one takes its place."""
+    """A due copy that has not begun. The next due copy replaces it."""
     KEPT = 2
-    """A copy that is done: the step that is whole without this node, should another one be lost."""
+    """A completed copy: the step to restore if another node is lost."""
     BEGUN = 3
-    """A copy under way. Would it give way to a newer one each time, none would ever be done on a slow tier."""
+    """A running copy. If newer ones always replaced it, a slow tier would never finish one."""
 
 
 class Pin:
-    """Somebody copies a snapshot elsewhere; its slot is not overwritten until it is released."""
+    """Keeps a snapshot's slot from being overwritten while it is copied, until released."""
 
     def __init__(self, who: str, region: Region, index: int, hold: Hold) -> None:
         self.who, self.hold = who, hold
         self.reading = hold is Hold.BEGUN
-        """Its bytes are being read: whoever needs the slot waits until that is over."""
+        """Whether the bytes are being read: a save waits for the end."""
         self.region, self.index = region, index
         self.slot = region.slots[index]
         self.manifest = self.slot.manifest
         self._cancelled = threading.Event()
         self.on_cancel: Callable[[], None] = lambda: None
-        """Wakes whoever copies, where that waits for something else."""
+        """Wakes the copying thread if it waits for something else."""
 
     @property
     def data(self) -> memoryview:
@@ -42,7 +42,7 @@ class Pin:
         return self.region.view(self.index, int(self.manifest["nbytes"]))
 
     def cancel(self) -> None:
-        """Ask whoever copies to stop: a newer snapshot needs the slot."""
+        """Cancel the copy: a newer snapshot needs the slot."""
         self._cancelled.set()
         self.on_cancel()
 

@@ -24,24 +24,24 @@ _libc.madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 
 
 def page_aligned(nbytes: int) -> int:
-    """What memory for `nbytes` really takes."""
+    """Return the size of memory for `nbytes`, in whole pages."""
     return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 class Region:
-    """Shared memory cut into slots. Its pages are touched in the background, so that the first save finds them."""
+    """Shared memory cut into slots. A background thread touches its pages before the first save."""
 
     def __init__(self, name: str, slot_bytes: int, slots: int) -> None:
         self.slot_bytes = page_aligned(slot_bytes)
         self.slots = [Slot() for _ in range(slots)]
         self.closed: Callable[[], None] = lambda: None
-        """Called when it is: what another process has mapped of it lives on until that lets go."""
+        """Called when the region is closed; mappings of other processes stay valid until they are unmapped."""
         self._closing = False
         self._touched = 0
         self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.fd, self.nbytes)
-            # a worker that truncates its mapping must not take this process down with SIGBUS
+            # a worker that truncates the memory must not kill this process with SIGBUS
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             self.memory = map_memory(self.fd, self.nbytes)
             self._populating = threading.Thread(target=self._populate, name=f"populate {name}", daemon=True)
@@ -63,16 +63,16 @@ class Region:
 
     @property
     def untouched(self) -> int:
-        """Bytes that are reserved, but that the system has not given yet; 0 once somebody has seen to all of them."""
+        """Number of reserved bytes that the system has not allocated yet."""
         return self.nbytes - self._touched if self._populating.is_alive() else 0
 
     def close(self) -> None:
-        """Give the memory back; mappings that others hold of it live on."""
+        """Free the memory; other processes' mappings stay valid."""
         self._closing = True
         self._populating.join()
         self.closed()
         os.close(self.fd)
-        self.memory = memoryview(b"")  # it is unmapped with the last view that somebody reads this moment
+        self.memory = memoryview(b"")  # unmapped with the last view in use
 
     def _populate(self) -> None:
         populate(self.memory, self._may_populate)
@@ -83,16 +83,16 @@ class Region:
 
 
 def map_memory(fd: int, nbytes: int, *, private: bool = False) -> memoryview:
-    """All of a memfd, writable, where its huge pages can be mapped whole: at a multiple of their size.
+    """Map a whole memfd, writable, at a multiple of the huge page size, so that huge pages can be mapped.
 
     Args:
-        private: what is written is seen by nobody else.
+        private: only this process sees its writes.
 
     Raises:
-        OSError: the system maps no more.
+        OSError: the system refuses the mapping.
     """
     anonymous = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    around = mmap.mmap(-1, nbytes + _HUGE_PAGE, flags=anonymous)  # it unmaps what comes to lie in it, too
+    around = mmap.mmap(-1, nbytes + _HUGE_PAGE, flags=anonymous)  # also unmaps the mapping made inside
     skipped = -_address(around) % _HUGE_PAGE
     flags = _MAP_FIXED | (mmap.MAP_PRIVATE if private else mmap.MAP_SHARED)
     wanted = _address(around) + skipped
@@ -104,14 +104,14 @@ def map_memory(fd: int, nbytes: int, *, private: bool = False) -> memoryview:
 def populate(
     memory: memoryview, may: Callable[[int, int], bool] = lambda start, end: True, *, make: bool = True
 ) -> None:
-    """Touch every page of a writable mapping: those that are missing are made, the others are mapped.
+    """Touch every page of a writable mapping: allocate missing pages, and map the others.
 
-    They are made huge where the system has such: it makes them in less time, and a process that maps them later has 1
-    page fault where it would have 32.
+    Huge pages are used if the system has them: allocating them is faster, and a process that maps them later has 1 page
+    fault instead of 32.
 
     Args:
-        may: asked before each part, with its start and end, whether to go on.
-        make: False where all are there already, as `may` sees to: they are mapped, many at a time.
+        may: called before each part, with its start and end; returns whether to continue.
+        make: False if all pages exist, as `may` ensures: they are mapped, many at a time.
     """
     address, in_huge = _address(memory), make
     for start in range(0, len(memory), _STRIDE):
@@ -120,21 +120,21 @@ def populate(
             return
         in_huge = in_huge and _collapse(address + start, length)
         if _advise(address + start, length, _MADV_POPULATE_WRITE if make else _MADV_POPULATE_READ) != 0:
-            return  # an older kernel: the first save is slower, nothing else
+            return  # an older kernel: only the first save is slower
 
 
 def _collapse(address: int, nbytes: int) -> bool:
-    """Have memory lie in huge pages, as far as there are any; what is written already stays. False: there are none."""
+    """Move memory into huge pages, keeping its contents; return False if there are none."""
     starts = range(address, address + nbytes - nbytes % _HUGE_PAGE, _HUGE_PAGE)
     found = 0
     for start in starts:
-        _advise(start, mmap.PAGESIZE, _MADV_POPULATE_READ)  # where nothing is, nothing is collapsed
+        _advise(start, mmap.PAGESIZE, _MADV_POPULATE_READ)  # only existing pages are collapsed
         found += _advise(start, _HUGE_PAGE, _MADV_COLLAPSE) in (0, errno.EAGAIN)
     return found > 0 or not starts
 
 
 def _advise(address: int, nbytes: int, advice: int) -> int:
-    """0, or the error's number. By way of ctypes: mmap.madvise keeps the GIL and would stop all other threads."""
+    """Call madvise; return 0 or the error's number. With ctypes, because mmap.madvise keeps the GIL."""
     return 0 if _libc.madvise(address, nbytes, advice) == 0 else ctypes.get_errno()
 
 

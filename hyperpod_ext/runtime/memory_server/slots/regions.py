@@ -1,4 +1,4 @@
-"""Snapshots of one kind on this node: an owner's region, its slots, and who copies from them. Thread-safe."""
+"""Snapshots of one kind on this node: regions of owners, their slots, and pins by copies. Thread-safe."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from hyperpod_ext.runtime.snapshot.manifest import (
 
 _MIB = 1 << 20
 _LOOK_S = 0.5
-"""Between two looks whether who waits for a slot is there yet: the kernel wakes nobody when it is not."""
+"""Interval between checks that the process waiting for a slot is alive: its death causes no wake-up."""
 
 
 class Regions:
-    """All regions of one kind: this node's own snapshots, or replicas of others'."""
+    """All regions of one kind: this node's own snapshots, or replicas of other nodes'."""
 
     def __init__(self, *, kind: str, job: str, secret: bytes, budget: Budget, slots: int) -> None:
         self._kind, self._job, self._secret, self._budget, self._slots = kind, job, secret, budget, slots
-        self._regions: dict[int, list[Region]] = {}  # newest last; an older one lives until that is full
+        self._regions: dict[int, list[Region]] = {}  # newest last; an older one stays until the newest is full
         self._pins: list[Pin] = []
         self._generation = 0
         self._saves = self._pinned = 0
         self._changed = threading.Condition()
 
     def map(self, owner: int, slot_bytes: int) -> tuple[Region, int]:
-        """Region of `owner` with room for `slot_bytes` a slot, and a descriptor of its memory.
+        """Return the region of `owner` with slots of `slot_bytes`, and a descriptor of its memory.
 
         Raises:
-            MemoryTierFullError: the node has not that much left; what is held stays as it is.
+            MemoryTierFullError: the node has not enough memory; existing snapshots stay.
         """
         with self._changed:
             held = self._regions.setdefault(owner, [])
@@ -56,7 +56,7 @@ class Regions:
             return held[-1], os.dup(held[-1].fd)
 
     def attach(self, owner: int) -> tuple[Region, int] | None:
-        """The region that `owner` has already, and a descriptor of its memory."""
+        """Return the existing region of `owner`, and a descriptor of its memory."""
         with self._changed:
             held = self._regions.get(owner)
             return (held[-1], os.dup(held[-1].fd)) if held else None
@@ -69,10 +69,10 @@ class Regions:
         *,
         gone: Callable[[], bool] = lambda: False,
     ) -> int | None:
-        """Slot that `owner` may write, waiting for one as `when_busy` says; None: skip this save.
+        """Return a slot that `owner` may write, waiting according to `when_busy`; None: skip this save.
 
         Raises:
-            NotFoundError: it has no memory here; or who asks is `gone`, and nothing is promised to it.
+            NotFoundError: the owner has no region, or `gone()` says that it died while waiting.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
@@ -96,15 +96,15 @@ class Regions:
                 self._changed.wait(_LOOK_S if left is None else min(left, _LOOK_S))
 
     def wake(self) -> None:
-        """Have all that wait look again whether who asked is gone."""
+        """Make all waiting calls check again whether their process has ended."""
         with self._changed:
             self._changed.notify_all()
 
     def _give_one_up(self, owner: int, at_most: Hold = Hold.BEGUN) -> bool:
-        """Have the copies of one snapshot stopped, never of the newest whole one: that which costs least to give up
-        (see `Hold`; of several pins the dearest counts), and of such the oldest. `at_most`: none that costs more.
+        """Cancel the copies of one snapshot, never of the newest complete one; return whether its slot is free at once.
 
-        Returns whether its slot is free at once."""
+        The cheapest to cancel is chosen (see `Hold`; of several pins the most expensive counts), and of those the
+        oldest. `at_most`: maximum cost."""
         slots = self._newest_region(owner).slots
         newest = s.newest_sealed(slots)
         holds = {pin.who: pin.hold for pin in self._pins}
@@ -117,27 +117,27 @@ class Regions:
         for pin in self._pins:
             if pin.slot is given_up:
                 pin.cancel()
-                if not pin.reading:  # nobody needs to be waited for
+                if not pin.reading:  # no reader to wait for
                     pin.slot.pins.discard(pin.who)
         return given_up is not None and not given_up.pins
 
     def begin_copy(self, pin: Pin) -> bool:
-        """What was pinned for later is under way; False when its slot has been taken in the meantime."""
+        """Begin a copy pinned for later; return False if its slot was overwritten meanwhile."""
         with self._changed:
             pin.hold = Hold.BEGUN
             return not pin.cancelled()
 
     def begin_reading(self, pin: Pin) -> bool:
-        """Its bytes are read from now on; False when its slot has been taken in the meantime."""
+        """Begin reading the bytes; return False if the slot was overwritten meanwhile."""
         with self._changed:
             pin.reading = not pin.cancelled()
             return pin.reading
 
     def begin(self, owner: int, index: int, step: int, save_id: str, generation: int) -> None:
-        """`owner` writes a slot from now on; its former content no longer exists.
+        """Let `owner` write a slot; its old snapshot no longer exists.
 
         Raises:
-            StaleGenerationError: a newer generation is at work.
+            StaleGenerationError: a newer generation has begun.
             NotFoundError: the slot holds the newest snapshot, is being copied, or does not exist.
         """
         with self._changed:
@@ -156,10 +156,10 @@ class Regions:
             )
 
     def seal(self, owner: int, index: int, record: Mapping[str, Any], *, provisional: bool = False) -> Manifest:
-        """Checksum the bytes in the slot and sign their manifest: from here on the snapshot exists. A provisional one
-        is copied nowhere before `keep`.
+        """Checksum the bytes in the slot and sign their manifest: the snapshot then exists. A provisional one is not
+        copied before `keep`.
 
-        `checked` in the record: so many bytes from the start have this checksum, as who copied them has found.
+        `checked` in the record: number of bytes from the start, and their checksum computed by the owner.
         """
         with self._changed:
             region = self._newest_region(owner)
@@ -182,10 +182,10 @@ class Regions:
         return manifest
 
     def adopt(self, owner: int, index: int, manifest: Manifest, *, provisional: bool = False) -> None:
-        """The bytes in the slot are those of `manifest`: its snapshot exists here.
+        """Register the snapshot of `manifest`, with its bytes in the slot.
 
         Raises:
-            StaleGenerationError: while it was written, a newer generation began.
+            StaleGenerationError: a newer generation began meanwhile.
         """
         with self._changed:
             region = self._newest_region(owner)
@@ -197,7 +197,7 @@ class Regions:
             self._changed.notify_all()
 
     def _close_older(self, owner: int) -> None:
-        """Give back regions that no reader uses, once newer ones hold as many snapshots as an owner needs."""
+        """Free regions without readers, once newer ones hold as many snapshots as an owner needs."""
         newer = 0
         for region in self._regions[owner][::-1]:
             if newer >= s.MIN_SLOTS and not any(slot.pins for slot in region.slots):
@@ -207,18 +207,18 @@ class Regions:
             newer += sum(slot.sealed for slot in region.slots)
 
     def keep(self, owner: int, save_id: str) -> None:
-        """A provisional snapshot is whole."""
+        """Confirm a provisional snapshot."""
         with self._changed:
             for _, slot in self._sealed(owner):
                 slot.provisional = slot.provisional and slot.save_id != save_id
 
     def take_back(self, owner: int, save_id: str) -> None:
-        """A snapshot is not what it should be: it does not exist any more."""
+        """Drop an invalid snapshot."""
         with self._changed:
             for region, slot in self._sealed(owner):
                 if slot.save_id == save_id:
                     slot.state, slot.manifest = s.State.EMPTY, {}
-                    for other in region.slots:  # another one is the newest now, and which is next is asked anew
+                    for other in region.slots:  # another one is the newest now, so the next slot is chosen again
                         other.promised = False
             self._changed.notify_all()
 
@@ -226,11 +226,11 @@ class Regions:
     def pin(
         self, owner: int, save_id: str, who: str, *, hold: Hold = Hold.BEGUN, restoring: bool = False
     ) -> Iterator[Pin]:
-        """Keep a snapshot from being overwritten while it is copied. Another `hold` than the usual: it is read later,
-        after `begin_reading`, and may be given up before. `restoring`: nobody writes until that is over.
+        """Pin a snapshot while it is copied. With another `hold` than the default it is read later, after
+        `begin_reading`, and may be cancelled before. `restoring`: no writes until the end.
 
         Raises:
-            NotFoundError: it is not here any more, or about to be overwritten.
+            NotFoundError: the snapshot is no longer here, or about to be overwritten.
         """
         with self._changed:
             region, index, slot = self._find(owner, save_id)
@@ -249,7 +249,7 @@ class Regions:
                 self._changed.notify_all()
 
     def mark(self, owner: int, save_id: str, state: s.State) -> None:
-        """A snapshot has come further; one that is gone by now is nobody's loss."""
+        """Set a snapshot's state, if it still exists."""
         with self._changed:
             for _, slot in self._sealed(owner):
                 if slot.save_id == save_id and slot.state < state:
@@ -257,7 +257,7 @@ class Regions:
             self._changed.notify_all()
 
     def held(self) -> list[dict[str, Any]]:
-        """All whole snapshots, in brief."""
+        """Return summaries of all complete snapshots."""
         with self._changed:
             return [
                 {**summary_of(slot.manifest), "state": slot.state.name.lower()}
@@ -266,24 +266,24 @@ class Regions:
             ]
 
     def manifests(self) -> list[Manifest]:
-        """Those of all whole snapshots."""
+        """Return the manifests of all complete snapshots."""
         with self._changed:
             return [slot.manifest for owner in self._regions for _, slot in self._sealed(owner)]
 
     def open(self, owner: int, save_id: str) -> tuple[Manifest, int, int]:
-        """Manifest, offset and a read-only descriptor of one whole snapshot."""
+        """Return manifest, offset and a read-only descriptor of one complete snapshot."""
         with self._changed:
             region, index, slot = self._find(owner, save_id)
             fd = os.open(f"/proc/self/fd/{region.fd}", os.O_RDONLY | os.O_CLOEXEC)
             return slot.manifest, index * region.slot_bytes, fd
 
     def open_manifest(self, owner: int, save_id: str) -> Manifest:
-        """Manifest of one whole snapshot."""
+        """Return the manifest of one complete snapshot."""
         with self._changed:
             return self._find(owner, save_id)[2].manifest
 
     def fence(self, generation: int, step: int | None) -> None:
-        """A generation begins at `step`: refuse writers of earlier ones, and drop what they saved after it."""
+        """Begin a generation at `step`: refuse writers of earlier ones, and drop their later snapshots."""
         with self._changed:
             self._generation = max(self._generation, generation)
             for regions in self._regions.values():
@@ -295,14 +295,14 @@ class Regions:
             self._changed.notify_all()
 
     def drop(self, owner: int) -> None:
-        """Give back all memory of an owner that is somebody else's business now."""
+        """Free all memory of an owner that now belongs to another node."""
         with self._changed:
             for region in self._regions.pop(owner, []):
                 region.close()
                 self._budget.give_back(region.nbytes)
 
     def drop_unused(self, owner: int) -> None:
-        """As `drop`, but what somebody copies from stays."""
+        """Free memory like `drop`, except slots being copied."""
         with self._changed:
             for region in [r for r in self._regions.get(owner, []) if not any(slot.pins for slot in r.slots)]:
                 self._regions[owner].remove(region)
@@ -316,7 +316,7 @@ class Regions:
             return list(self._regions)
 
     def newest(self, owner: int) -> Manifest | None:
-        """Manifest of the newest whole snapshot that is not provisional."""
+        """Return the manifest of the newest complete snapshot that is not provisional."""
         with self._changed:
             found = [slot for _, slot in self._sealed(owner) if not slot.provisional]
             return max(found, key=lambda slot: slot.sequence).manifest if found else None
@@ -326,7 +326,7 @@ class Regions:
             return any(slot.provisional for _, slot in self._sealed(owner))
 
     def wait_state(self, owner: int, save_id: str, state: s.State, timeout_s: float) -> bool:
-        """Until a snapshot has come as far as `state`; False when it has not after `timeout_s`."""
+        """Wait until a snapshot has reached `state`; return False after `timeout_s`."""
 
         def reached() -> bool:
             return any(slot.save_id == save_id and slot.state >= state for _, slot in self._sealed(owner))
@@ -352,7 +352,7 @@ class Regions:
 
 
 def summary_of(manifest: Manifest) -> dict[str, Any]:
-    """What offers need of a snapshot's manifest."""
+    """Return the fields of a snapshot's manifest that offers need."""
     keys = ("rank", "world_size", "step", "save_id", "nbytes", "crc64nvme", "plan", "own_digest", "saved_at")
     return {
         **{key: manifest.get(key) for key in keys},
