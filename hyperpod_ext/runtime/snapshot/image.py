@@ -141,6 +141,13 @@ def is_dtensor(tensor: Any) -> bool:
     return _is_dtensor_class(type(tensor))
 
 
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a tensor."""
+    plain: Any = tensor.detach()  # may be a DTensor, a type not imported here
+    local: torch.Tensor = plain.to_local() if is_dtensor(plain) else plain
+    return local
+
+
 def _is_dtensor_class(kind: type) -> bool:
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and issubclass(kind, module.DTensor)

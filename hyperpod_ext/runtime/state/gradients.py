@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from hyperpod_ext.runtime.snapshot.image import is_dtensor
+from hyperpod_ext.runtime.snapshot.image import is_dtensor, local_of
 
 Ranges = list[list[int]]
 """Numbers of parameters, as ranges `[first, last + 1]`; of sparse gradients `[first, last + 1, number of sparse
@@ -61,7 +61,7 @@ def give_zeros(objects: Iterable[object], ranges: Sequence[Sequence[int]]) -> No
     """Set zero gradients on these parameters. On the CPU they take memory only when used; most are dropped before."""
     numbered = parameters(objects)
     chosen = [(p, sparse) for low, high, *sparse in ranges for p in numbered[low:high]]  # frozen ones, too
-    memory = _Zeros(sum(_nbytes(_local(parameter)) for parameter, sparse in chosen if not sparse))
+    memory = _Zeros(sum(_nbytes(local_of(parameter)) for parameter, sparse in chosen if not sparse))
     for parameter, sparse in chosen:
         parameter.grad = _no_elements(parameter, sparse[0]) if sparse else memory.like(parameter)
 
@@ -149,11 +149,6 @@ def parameters(objects: Iterable[object]) -> list[torch.Tensor]:
     return list(found.values())
 
 
-def _local(parameter: Any) -> torch.Tensor:
-    local: torch.Tensor = (parameter.to_local() if is_dtensor(parameter) else parameter).detach()
-    return local
-
-
 def _nbytes(local: torch.Tensor) -> int:
     """Return the size of such zeros in `_Zeros`."""
     return -(-local.nbytes // _ALIGNMENT) * _ALIGNMENT if local.device.type == "cpu" else 0
@@ -167,7 +162,7 @@ class _Zeros:
         self._used = 0
 
     def like(self, parameter: Any) -> torch.Tensor:
-        local = _local(parameter)
+        local = local_of(parameter)
         if self._memory is None or not local.nbytes or local.device.type != "cpu":
             return torch.zeros_like(parameter)
         flat = torch.frombuffer(self._memory, dtype=torch.uint8, count=local.nbytes, offset=self._used)

@@ -11,13 +11,10 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch.utils.hooks import RemovableHandle
 
 from hyperpod_ext.config.detection import NanPolicy
 from hyperpod_ext.errors import JobFailedError, NonFiniteError
-
-
-class _Hook(Protocol):
-    def remove(self) -> None: ...
 
 
 class LogEvent(Protocol):
@@ -29,7 +26,7 @@ class NanGuard:
 
     def __init__(self, policy: NanPolicy, rank: int, report: LogEvent) -> None:
         self._policy, self._rank, self._report = policy, rank, report
-        self._hooks: list[_Hook] = []
+        self._hooks: list[RemovableHandle] = []
         self._names: dict[int, str] = {}
         self._losses: list[torch.Tensor] = []
         self._modules: list[torch.nn.Module] = []

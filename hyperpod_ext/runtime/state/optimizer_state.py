@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.snapshot.image import is_dtensor
+from hyperpod_ext.runtime.snapshot.image import local_of
 
 _FRAME_BYTES = 2048
 """Maximum overhead of each tensor in the image."""
@@ -21,8 +21,7 @@ def bytes_to_come(optimizer: torch.optim.Optimizer) -> int:
     if optimizer.state:
         return 0
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    local = [p.to_local() if is_dtensor(p) else p for p in parameters]
-    nbytes = sum(tensor.numel() * tensor.element_size() for tensor in local)
+    nbytes = sum(local_of(parameter).nbytes for parameter in parameters)
     per_parameter = _state_per_byte(optimizer)
     return int(nbytes * per_parameter) + int(len(parameters) * (per_parameter + 1) * _FRAME_BYTES)
 

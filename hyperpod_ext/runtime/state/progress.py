@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from hyperpod_ext.config.fault_injection import ORDERS
 from hyperpod_ext.runtime.detection.heartbeat import ENV_HEARTBEAT, HeartbeatPage, Phase
@@ -24,10 +25,6 @@ from hyperpod_ext.runtime.ipc.environment import ENV_RUN_DIR
 from hyperpod_ext.runtime.process_group.torch_private import collectives_begun
 
 _BEATS_A_SECOND = 4
-
-
-class _Hook(Protocol):
-    def remove(self) -> None: ...
 
 
 class PhaseListener(Protocol):
@@ -41,7 +38,7 @@ class Progress:
 
     def __init__(self) -> None:
         self._heartbeat = HeartbeatPage.of(os.environ.get(ENV_HEARTBEAT))
-        self._hooks: list[_Hook] = []
+        self._hooks: list[RemovableHandle] = []
         self._orders = 0
         folder = os.environ.get(ENV_RUN_DIR)
         self._orders_folder = Path(folder) / ORDERS if folder is not None else None

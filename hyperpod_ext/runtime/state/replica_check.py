@@ -12,9 +12,10 @@ import torch
 import torch.distributed as dist
 
 from hyperpod_ext.errors import ReplicasDifferError
+from hyperpod_ext.runtime.snapshot.image import local_of
 from hyperpod_ext.runtime.snapshot.manifest import crc64nvme
 from hyperpod_ext.runtime.snapshot.tree import leaf_paths
-from hyperpod_ext.runtime.state.training_state import CapturedState, local_of, raw_bytes
+from hyperpod_ext.runtime.state.training_state import CapturedState, raw_bytes
 
 _SIGN = 1 << 63
 _WRAP = 1 << 64

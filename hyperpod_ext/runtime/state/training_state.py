@@ -14,7 +14,15 @@ import torch
 import torch.distributed as dist
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.snapshot.image import Layout, check_memory, chunk_of, has_memory, holders_of, is_dtensor
+from hyperpod_ext.runtime.snapshot.image import (
+    Layout,
+    check_memory,
+    chunk_of,
+    has_memory,
+    holders_of,
+    is_dtensor,
+    local_of,
+)
 from hyperpod_ext.runtime.snapshot.layout_plan import Item
 from hyperpod_ext.runtime.snapshot.manifest import crc64nvme, crc_text
 from hyperpod_ext.runtime.snapshot.model_parallel import held_shard, is_distributed_optimizer
@@ -435,13 +443,6 @@ class TrainingState:
         for local in Layout(captured.parts).locals:
             digest.update(raw_bytes(local))
         return digest.hexdigest()
-
-
-def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a tensor."""
-    plain: Any = tensor.detach()  # may be a DTensor, a type not imported here
-    local: torch.Tensor = plain.to_local() if is_dtensor(plain) else plain
-    return local
 
 
 def raw_bytes(tensor: torch.Tensor) -> ctypes.Array[ctypes.c_char]:

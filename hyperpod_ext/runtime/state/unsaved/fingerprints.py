@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hyperpod_ext.runtime.state.training_state import local_of
+from hyperpod_ext.runtime.snapshot.image import local_of
 from hyperpod_ext.runtime.state.unsaved.carried import carried, iterated
 
 _WINDOW = 64 << 10
