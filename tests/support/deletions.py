@@ -100,6 +100,8 @@ def _of_shell(text: str) -> Iterator[Deletion]:
             put = b""
         else:
             continue
+        if node.text == put:
+            continue  # the copy would be the file itself
         kept = b"".join(re.findall(rb"\\?\n", raw[node.start_byte : node.end_byte]))
         copy = raw[: node.start_byte] + put + kept + raw[node.end_byte :]
         yield f"{node.start_point[0] + 1}: {node.type} {node.text.decode()[:70]!r}", copy.decode()

@@ -72,9 +72,9 @@ def lost(sent: Any, kept: Any, path: str = "") -> list[str]:
 
 
 def lost_of_pod(sent: dict[str, Any], kept: dict[str, Any]) -> list[str]:
-    """`lost`, but the core adds tolerations of its own, and writes 5120Mi as 5Gi."""
+    """`lost`, but the core adds tolerations of its own, writes 5120Mi as 5Gi, and 1.20 does not know minDomains."""
     kept["spec"]["tolerations"] = kept["spec"]["tolerations"][: len(sent["spec"].get("tolerations", []))]
-    size = re.compile(r"/(sizeLimit|(requests|limits)/(memory|cpu|ephemeral-storage|hugepages-2Mi))$")
+    size = re.compile(r"/(sizeLimit|(requests|limits)/(memory|cpu|ephemeral-storage|hugepages-2Mi)|minDomains)$")
     return [path for path in lost(sent, kept) if not size.search(path)]
 
 

@@ -215,4 +215,5 @@ def after_they_are_gone(job: Job, measured: list[dict[str, Any]], folder: Path) 
     assert (listed["name"], listed["state"], listed["step"]) == ("tiny", "succeeded", STEPS)
     plan = call_hp_ext("plan", "--params", "1B", "--nodes", "2", "--history", str(job.tier / "tiny"), "-o", "json")
     assert plan.code == 0, plan.stderr
-    assert any("process: 1 in" in note for note in plan.json["notes"]), plan.json["notes"]
+    # an ordered fault says nothing about how often machines fail
+    assert any("process: 0 in" in note for note in plan.json["notes"]), plan.json["notes"]

@@ -43,5 +43,7 @@ def test_killed_and_started_again_it_ends_where_it_would_have_ended(job: Job, ro
     first.communicate()
     (pid,) = job.servers()  # it is still there, though all that knew it are gone
     again, _ = start(job, root, 40).communicate(timeout=250)
-    assert dict(LOSS.findall(again)) == {step: loss for step, loss in losses.items() if int(step) > 20}, again
+    made = dict(LOSS.findall(again))  # a job that is ended late has made more than 20 steps
+    assert min(map(int, made)) > 20, again
+    assert made == {step: loss for step, loss in losses.items() if int(step) >= min(map(int, made))}, again
     assert job.servers() == [pid]

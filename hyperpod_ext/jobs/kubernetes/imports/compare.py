@@ -220,7 +220,7 @@ def _walk(value: Any, key: Key, path: Path) -> Iterator[tuple[Key, Path, Any]]:
 
 def _mounts(pod: dict[str, Any]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for container in pod["containers"][:1]:
+    for container in (pod["containers"] or [])[:1]:
         for mount in container.get("volumeMounts") or []:
             found.setdefault(str(mount.get("name")), []).append(str(mount.get("mountPath")))
     return found
