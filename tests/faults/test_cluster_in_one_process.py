@@ -51,6 +51,13 @@ def test_clusters_with_five_faults_each_keep_what_is_promised(first: int):
 
 
 @several
+@pytest.mark.parametrize("seed", [6542, 14844])
+def test_a_broken_connection_costs_no_node_and_no_job(seed: int):
+    """An agent voted for a node that goes on with its coordinator, or for one that votes for another."""
+    check(seed, seed + 1)
+
+
+@several
 @pytest.mark.thorough
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("first", range(180, 180 + SEEDS, 1000))

@@ -125,6 +125,10 @@ class CoordinatorClient:
         """Whether the other end of the connection coordinates."""
         return self._writer is not None and self._confirmed
 
+    def heard_since(self, moment: float) -> bool:
+        """Whether the coordinator has sent anything since `moment`, of `time.monotonic()`."""
+        return self._heard_at > moment
+
     async def connect(
         self, endpoint: Callable[[], tuple[str, int]], give_up: Callable[[], str], limit_s: float | None = None
     ) -> None:
@@ -496,6 +500,15 @@ class CoordinatorClient:
                 await asyncio.wait({before[-1]}, timeout=self._lease_s * _NEXT_DIAL)
             if any(map(_has_connected, before)):
                 raise OSError("one before it answers")
+            for _ in range(_TRIES - 1):
+                try:
+                    return await self._dial(*search.news.candidates[node], limit_s)
+                except (ConnectionRefusedError, TimeoutError):
+                    raise
+                except (
+                    OSError
+                ):  # only this connection broke: a vote for a later candidate might hold for the whole search
+                    await asyncio.sleep(0.02)
             return await self._dial(*search.news.candidates[node], limit_s)
 
         for node in nodes:

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import json
 import sys
+import time
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Protocol
@@ -58,6 +59,8 @@ class KnowsJob(Protocol):
 
     @property
     def has_coordinator(self) -> bool: ...
+
+    def heard_since(self, moment: float) -> bool: ...
 
     def know_gone(self, hosts: Collection[str], *, replaced: bool) -> None: ...
 
@@ -193,15 +196,14 @@ class ElectionListener:
     async def _keep(
         self, handshake: c.AgentHandshake, reading: asyncio.Task[wire.Message | None], writer: asyncio.StreamWriter
     ) -> None:
-        """Keep a vote until it counts, or its connection ends, or sends more. Answer with this node's news
-        of the job if there is a coordinator elsewhere again."""
-        node = handshake.node
+        """Keep a vote until it counts, or its connection ends, or sends more. Answer with this node's news of the job
+        if another node coordinates, also if it is the one that the voter has lost."""
+        node, came = handshake.node, time.monotonic()
         await self._change(lambda: self.votes.update({node: handshake}))
         let_go = asyncio.create_task(self._let_go.wait())
-        every_s = None if handshake.knows_job else _LOOK_S
         try:
-            while self._coordinator is None and not self._knows_another(handshake):
-                done, _ = await asyncio.wait({reading, let_go}, timeout=every_s, return_when=asyncio.FIRST_COMPLETED)
+            while self._coordinator is None and not self._knows_another(handshake, came):
+                done, _ = await asyncio.wait({reading, let_go}, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
                 if done:
                     break
         finally:
@@ -217,11 +219,14 @@ class ElectionListener:
             writer.write(wire.encode(encode(news)))
             await writer.drain()
 
-    def _knows_another(self, handshake: c.AgentHandshake) -> bool:
-        """Whether this node has a coordinator that the other agent does not know of."""
+    def _knows_another(self, handshake: c.AgentHandshake, came: float) -> bool:
+        """Whether this node has a coordinator that the other agent does not know of, or has heard from the one that the
+        other has lost since its vote came."""
         if self.client is None or not self.client.has_coordinator:
             return False
-        return not handshake.knows_job or (self._news is not None and self._news.term > handshake.term)
+        if not handshake.knows_job or (news := self._news) is None:
+            return not handshake.knows_job
+        return news.term > handshake.term or (news.term == handshake.term and self.client.heard_since(came))
 
     @property
     def _news(self) -> c.JobNews | None:

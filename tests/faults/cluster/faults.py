@@ -63,6 +63,9 @@ class Fault:
         machine = agents[int(self.where * len(agents))]
         if self.kind not in ("kill a worker", "raise", "partition", "copies cannot be read", "cut a connection"):
             cluster.judge.disturbed.add(machine.node)
+        if self.kind == "cut a connection" and cluster.judge.silent:
+            # it looks for another coordinator before the rest, and may hold to a vote for a node that falls silent, too
+            cluster.judge.disturbed.add(machine.node)
         _HAPPEN[self.kind](self, cluster, machine)
 
 
@@ -90,6 +93,7 @@ def _lose(fault: Fault, cluster: Cluster, machine: Machine) -> None:
     silent = fault.kind == "a node falls silent"
     cluster.tell(f"node {machine.node} is lost{', silently' if silent else ''}")
     machine.lose(silent=silent)
+    cluster.judge.silent |= silent
     if fault.returns:
 
         def boot() -> None:

@@ -54,6 +54,8 @@ class Judge:
     """Whether some node's copies could not be read for a while."""
     disturbed: set[int] = field(default_factory=set)
     """Nodes that something has happened to, other than to their workers."""
+    silent: bool = False
+    """Whether a node has fallen silent."""
     struck: dict[int, int] = field(default_factory=dict)
     """How often the worker of each rank was killed, or raised."""
 
