@@ -17,6 +17,7 @@ import contextlib
 import importlib
 import json
 import os
+import select
 import signal
 import sys
 from pathlib import Path
@@ -61,7 +62,8 @@ def _wait_for_orders() -> None:
     arguments = parser.parse_args()
     die_with_parent(arguments.parent)
     _ignore_signals(argparse.Namespace(parent=arguments.parent, idle_exit_s=None))
-    for module in _LATER:
+    waits = not select.select([arguments.orders], [], [], 0)[0]  # else they would only delay the start
+    for module in _LATER if waits else ():
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
     with os.fdopen(arguments.orders) as orders:
