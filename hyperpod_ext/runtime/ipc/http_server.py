@@ -54,7 +54,7 @@ class HttpServer:
         handle: answers at once.
         on_error: hears of errors of ours.
         places: connections that may be silent at one time. When there are more, the oldest is hung up on: descriptors
-            are this process's, which trains a node. An operator connects again.
+            are this process's, which trains a node. An operator connects again. At most as many hold an unread answer.
         limit_s: longest time for one request and its answer.
         keeps: whether a connection may stay for another request.
     """
@@ -70,7 +70,7 @@ class HttpServer:
     ) -> None:
         self._handle, self._limit_s, self._keeps = handle, limit_s, keeps
         self._asking: Unproven[asyncio.StreamWriter] = Unproven(unproven.places(places), _hang_up)
-        self._answered: Unproven[asyncio.StreamWriter] = Unproven(_ANSWERED, _hang_up)
+        self._answered: Unproven[asyncio.StreamWriter] = Unproven(min(places, _ANSWERED), _hang_up)
         self._listener = Listener(self._serve, on_error)
 
     async def listen(self, host: str, port: int) -> int:

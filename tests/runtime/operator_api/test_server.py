@@ -16,7 +16,7 @@ from typing import Any
 
 import other_operator
 import pytest
-from waiting import until
+from waiting import PATIENCE_S, until
 
 from hyperpod_ext.errors import ConflictError
 from hyperpod_ext.ports import free_port
@@ -241,3 +241,26 @@ def test_silent_connections_take_no_descriptors_of_the_agent() -> None:
         await server.close()
 
     asyncio.run(run())
+
+
+def test_an_answer_that_is_not_read_makes_way_for_a_later_one() -> None:
+    long = bytes(64 << 20)
+    server = HttpServer(lambda request: Response(200, long, "text/plain"), pytest.fail, places=1)
+
+    async def run() -> None:
+        port = await server.listen("127.0.0.1", 0)
+        lines = []
+        for _ in range(2):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            lines.append((reader, writer))
+            writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+            await lines[0][0].readexactly(len(long))
+        await lines[1][0].readuntil(b"\r\n\r\n")
+        assert await lines[1][0].readexactly(len(long)) == long
+        for _, writer in lines:
+            writer.close()
+        await server.close()
+
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
