@@ -140,13 +140,6 @@ def test_only_the_parts_that_failed_are_sent_again(proxy: FaultProxy, bucket: st
     assert stored(bucket) == DATA
 
 
-def test_a_completion_whose_answer_was_lost_is_not_done_again(proxy: FaultProxy, store: ObjectStore) -> None:
-    proxy.order(Faults(only="^POST .*uploadId=", cut_answer_after=0, times=1))
-    put(store)
-    assert proxy.count("^POST .*uploads") == 1
-    assert proxy.count(PART) == PARTS
-
-
 def test_a_put_after_one_that_gave_up_sends_only_what_is_missing(proxy: FaultProxy, bucket: str) -> None:
     store = make(bucket, deadline_s=1.0, streams=1)
     proxy.order(Faults(only=r"partNumber=4\b", status=503))
@@ -176,19 +169,6 @@ def test_what_a_failed_put_left_is_taken_back(proxy: FaultProxy, bucket: str, ho
     else:
         store.put("blob", memoryview(b"other"), f"{checksums.crc64nvme(b'other'):016x}")
     assert unfinished(bucket) == 0
-
-
-def test_an_upload_that_was_taken_away_is_begun_anew(proxy: FaultProxy, bucket: str) -> None:
-    store = make(bucket, deadline_s=0.5, streams=1)
-    proxy.order(Faults(only=r"partNumber=4\b", status=503))
-    with pytest.raises(UnreachableError):
-        put(store)
-    proxy.order(Faults())
-    client = s3_server.client(s3_server.endpoint())
-    for upload in client.list_multipart_uploads(Bucket=bucket)["Uploads"]:
-        client.abort_multipart_upload(Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
-    assert put(store) == len(DATA)
-    assert stored(bucket) == DATA
 
 
 def test_a_put_stops_soon_after_it_is_cancelled_even_while_it_waits(proxy: FaultProxy, bucket: str) -> None:
