@@ -58,12 +58,9 @@ def command(
 
 def _live(target: str, job: Any) -> dict[str, Any]:
     from hyperpod_ext.jobs.kubernetes import jobs
-    from hyperpod_ext.jobs.kubernetes.kinds import HYPERPOD, PYTORCH, TRAIN
+    from hyperpod_ext.jobs.kubernetes.kinds import kind_for
 
-    kind = HYPERPOD
-    if target == "kubeflow":
-        kind = TRAIN if job.kubernetes.kubeflow_api == "trainjob" else PYTORCH
-    return jobs.live(kind, job)
+    return jobs.live(kind_for(target, job), job)
 
 
 def _file(name: str, kind: str) -> dict[str, Any]:

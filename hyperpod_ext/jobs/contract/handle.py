@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from hyperpod_ext.errors import ConfigError, Problem
+from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
 
 _URL = re.compile(r"(?P<target>[a-z0-9-]+)://(?P<place>[^/\s]+)/(?P<name>[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)")
 _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
@@ -23,6 +23,19 @@ class JobHandle:
 
     def __str__(self) -> str:
         return f"{self.target}://{self.place}/{self.name}"
+
+    def check_rank(self, rank: int | None, ranks: int) -> None:
+        """Check that the job has `rank`, one of `ranks`; None is every rank.
+
+        Raises:
+            NotFoundError: there is no such rank.
+        """
+        if rank is not None and rank >= ranks:
+            raise NotFoundError(f"{self.name} has no rank {rank}", hint=f"ranks go from 0 to {ranks - 1}")
+
+    def no_result(self) -> NotFoundError:
+        """Return the error for a job that has not ended."""
+        return NotFoundError(f"{self.name} has no result yet", hint=f"`hp-ext status {self}` shows how far it is")
 
     @classmethod
     def parse(cls, text: str, target: str = "local") -> JobHandle:

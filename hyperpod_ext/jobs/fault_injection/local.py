@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from hyperpod_ext.config.fault_injection import ORDERS, ChaosOrder, InjectedFault, NodeFault
-from hyperpod_ext.errors import ConflictError, NotFoundError
 from hyperpod_ext.files import make_private_folder, write_atomically
 from hyperpod_ext.jobs.contract.handle import JobHandle
 from hyperpod_ext.jobs.fault_injection.orders import check, name_of
@@ -18,11 +17,7 @@ def order(handle: JobHandle, fault: InjectedFault | NodeFault) -> str:
         ConflictError: the job does not run.
         ConfigError: it has no such rank or node.
     """
-    submission = local_store.latest(handle.name)
-    if submission is None:
-        raise NotFoundError(f"there is no local job named {handle.name}", hint="`hp-ext status` lists them")
-    if not submission.is_running():
-        raise ConflictError(f"{handle.name} does not run", hint="`hp-ext create-job` starts it again")
+    submission = local_store.find_running(handle.name)
     job = submission.read_job()
     check(fault, job.world_size, job.nodes + job.spares)
     folder = submission.run_dir("main") / ORDERS

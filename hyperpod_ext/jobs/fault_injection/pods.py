@@ -14,8 +14,7 @@ from hyperpod_ext.errors import ConflictError, Problem, UnreachableError, Unsupp
 from hyperpod_ext.jobs.contract.handle import JobHandle
 from hyperpod_ext.jobs.fault_injection.orders import check, name_of
 from hyperpod_ext.jobs.kubernetes import jobs
-from hyperpod_ext.jobs.kubernetes.details import kept_spec, pods_of
-from hyperpod_ext.jobs.kubernetes.inside import in_pod
+from hyperpod_ext.jobs.kubernetes.details import in_pod, kept_spec, pods_of
 from hyperpod_ext.jobs.kubernetes.kinds import HYPERPOD
 
 _NOT_HERE = 9

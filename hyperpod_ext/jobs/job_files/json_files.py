@@ -28,16 +28,10 @@ def read_object(file: Path, hint: str = _HINT) -> dict[str, Any]:
         FileNotFoundError: there is no such file.
         ConfigError: it is not a JSON object.
     """
-    try:
-        found = json.loads(read_regular(file).decode(errors="replace"))
-    except (ValueError, RecursionError):
-        raise ConfigError([Problem("is not JSON", source=str(file), hint=hint)]) from None
-    if not isinstance(found, dict):
-        raise ConfigError([Problem("is not a JSON object", source=str(file), hint=hint)])
-    return found
+    return _load(file, hint)[1]
 
 
-def read_model(file: Path, model: type[M], hint: str = _HINT) -> M:
+def read_model(file: Path, model: type[M]) -> M:
     """Return the file's content as `model`.
 
     Raises:
@@ -48,11 +42,11 @@ def read_model(file: Path, model: type[M], hint: str = _HINT) -> M:
 
     from hyperpod_ext.config.files.error_messages import problems_of
 
-    found = read_object(file, hint)
+    text, found = _load(file, _HINT)
     try:
-        return model.model_validate_json(json.dumps(found))
+        return model.model_validate_json(text)
     except ValidationError as error:
-        raise ConfigError(_first(problems_of(error, model, str(file), found)), hint=hint) from None
+        raise ConfigError(_first(problems_of(error, model, str(file), found)), hint=_HINT) from None
 
 
 def read_checked(file: Path, model: type[BaseModel], hint: str = _HINT) -> dict[str, Any]:
@@ -66,14 +60,25 @@ def read_checked(file: Path, model: type[BaseModel], hint: str = _HINT) -> dict[
 
     from hyperpod_ext.config.files.error_messages import NO_FIELD, problems_of
 
-    found = read_object(file, hint)
+    text, found = _load(file, hint)
     try:
-        model.model_validate_json(json.dumps(found), strict=True)
+        model.model_validate_json(text, strict=True)
     except ValidationError as error:
         wrong = (one for one in problems_of(error, model, str(file), found) if one.message != NO_FIELD)
         if problems := _first(wrong):
             raise ConfigError(problems, hint=hint) from None
     return found
+
+
+def _load(file: Path, hint: str) -> tuple[str, dict[str, Any]]:
+    text = read_regular(file).decode(errors="replace")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ConfigError([Problem("is not JSON", source=str(file), hint=hint)]) from None
+    if not isinstance(found, dict):
+        raise ConfigError([Problem("is not a JSON object", source=str(file), hint=hint)])
+    return text, found
 
 
 def _first(problems: Iterator[Problem]) -> list[Problem]:

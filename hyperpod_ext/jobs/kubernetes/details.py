@@ -1,17 +1,17 @@
-"""Details of a job besides its status: the operator's conditions, pods and events."""
+"""Details of a job besides its status, and command lines of kubectl for its pods."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from hyperpod_ext.config.job.job import JobConfig
-from hyperpod_ext.jobs.contract.handle import JobHandle
+from hyperpod_ext.jobs.contract.handle import ANYWHERE, JobHandle
 from hyperpod_ext.jobs.contract.spec_annotation import read_note
+from hyperpod_ext.jobs.contract.targets import running_node
 from hyperpod_ext.jobs.kubernetes.api.client import Client
-from hyperpod_ext.jobs.kubernetes.api.pod_logs import PodLogs
-from hyperpod_ext.jobs.kubernetes.jobs import client_of, kind_of
-from hyperpod_ext.jobs.kubernetes.kinds import kinds_of
+from hyperpod_ext.jobs.kubernetes.jobs import client_of, kind_of, logs_of
 
 
 def details(handle: JobHandle) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def details(handle: JobHandle) -> dict[str, Any]:
     """
     client = client_of(handle)
     namespace = client.access.namespace
-    kind = kind_of(kinds_of(handle.target), handle)
+    kind = kind_of(handle)
     job = client.get(kind.path(namespace, handle.name))
     core = f"/api/v1/namespaces/{namespace}"
     pods = list(client.items(f"{core}/pods", labelSelector=f"{kind.pod_label}={handle.name}"))
@@ -37,8 +37,7 @@ def details(handle: JobHandle) -> dict[str, Any]:
 
 def pods_of(client: Client, handle: JobHandle, *, running: bool) -> list[dict[str, Any]]:
     """Return the pods of a job, sorted by number; with `running`, only running pods that are not terminating."""
-    kind = kind_of(kinds_of(handle.target), handle)
-    pods = PodLogs(client, client.access.namespace, f"{kind.pod_label}={handle.name}", None).pods()
+    pods = logs_of(kind_of(handle), client, handle.name).pods()
     if not running:
         return pods
     going = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
@@ -52,8 +51,33 @@ def kept_spec(handle: JobHandle) -> JobConfig | None:
         NotFoundError: there is no such job.
     """
     client = client_of(handle)
-    kind = kind_of(kinds_of(handle.target), handle)
+    kind = kind_of(handle)
     return read_note(client.get(kind.path(client.access.namespace, handle.name)).get("metadata") or {})
+
+
+def exec_command(handle: JobHandle, node: int, words: Sequence[str], terminal: bool) -> list[str]:
+    """See `targets.Shell`."""
+    return in_pod(handle, _pod_of(handle, node), words, terminal=terminal)
+
+
+def forward_command(handle: JobHandle, node: int, ports: Sequence[str]) -> list[str]:
+    """See `targets.Ports`."""
+    return [*_kubectl(handle), "port-forward", f"pod/{_pod_of(handle, node)}", *ports]
+
+
+def in_pod(handle: JobHandle, pod: str, words: Sequence[str], *, terminal: bool = False) -> list[str]:
+    """Return the command line that runs `words` in a pod of the job."""
+    return [*_kubectl(handle), "exec", "-it" if terminal else "-i", pod, "--", *words]
+
+
+def _kubectl(handle: JobHandle) -> list[str]:
+    context = [] if handle.place == ANYWHERE else ["--context", unquote(handle.place.rpartition("@")[2])]
+    return ["kubectl", *context, "--namespace", client_of(handle).access.namespace]
+
+
+def _pod_of(handle: JobHandle, node: int) -> str:
+    running = [str(pod["name"]) for pod in details(handle)["pods"] if pod["phase"] == "Running"]
+    return running_node(handle, running, node)
 
 
 def _object_of(event: Mapping[str, Any]) -> tuple[str, str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from hyperpod_ext.catalog import labels
 from hyperpod_ext.config.checkpoint import PeerTier
@@ -11,14 +11,20 @@ from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.overlay import KubernetesOverlay
 from hyperpod_ext.errors import Problem
 from hyperpod_ext.jobs.contract.capabilities import Capabilities
-from hyperpod_ext.jobs.contract.handle import JobHandle
-from hyperpod_ext.jobs.contract.job_status import JobStatus, StatusUpdate
 from hyperpod_ext.jobs.contract.rank_variables import NODES_OF_OPERATOR
 from hyperpod_ext.jobs.kubernetes.kinds import HYPERPOD, READS
+from hyperpod_ext.jobs.kubernetes.shared_target import cancel as cancel
+from hyperpod_ext.jobs.kubernetes.shared_target import logs as logs
+from hyperpod_ext.jobs.kubernetes.shared_target import rehearse as rehearse
+from hyperpod_ext.jobs.kubernetes.shared_target import result as result
+from hyperpod_ext.jobs.kubernetes.shared_target import status as status
+from hyperpod_ext.jobs.kubernetes.shared_target import submit as submit
+from hyperpod_ext.jobs.kubernetes.shared_target import warnings as warnings
+from hyperpod_ext.jobs.kubernetes.shared_target import watch as watch
 
 if TYPE_CHECKING:
     from hyperpod_ext.config.clusters.cluster import ClusterConfig
-    from hyperpod_ext.jobs.contract.plan_type import Plan
+    from hyperpod_ext.jobs.contract.job_status import JobStatus
     from hyperpod_ext.jobs.contract.targets import Target
 
 
@@ -26,10 +32,10 @@ PARTS = {
     "details": "hyperpod_ext.jobs.kubernetes.details",
     "faults": "hyperpod_ext.jobs.fault_injection.pods",
     "leftovers": "hyperpod_ext.jobs.kubernetes.leftovers",
-    "ports": "hyperpod_ext.jobs.kubernetes.inside",
-    "rehearsal": "hyperpod_ext.jobs.kubernetes.hyperpod_eks",
+    "ports": "hyperpod_ext.jobs.kubernetes.details",
+    "rehearsal": "hyperpod_ext.jobs.kubernetes.shared_target",
     "resize": "hyperpod_ext.jobs.kubernetes.hyperpod_eks_resize",
-    "shell": "hyperpod_ext.jobs.kubernetes.inside",
+    "shell": "hyperpod_ext.jobs.kubernetes.details",
 }
 INSTEAD = {
     "move": "the operator says which pod has which ranks, and has no call to exchange two: drain the node with "
@@ -143,66 +149,11 @@ def _of_variables(job: JobConfig) -> Iterator[Problem]:
             yield Problem(message, path=path, hint="remove it, or choose another name")
 
 
-def warnings(job: JobConfig) -> Iterator[str]:
-    """Yield nothing."""
-    del job
-    return iter(())
-
-
-def submit(plan: Plan) -> JobHandle:
-    """Create the objects of the plan, and the job's secret if it is missing."""
-    from hyperpod_ext.jobs.kubernetes import jobs
-
-    return jobs.submit(HYPERPOD, plan.job, plan.files)
-
-
-def rehearse(plan: Plan) -> None:
-    """Check the objects of the plan on the server without creating them."""
-    from hyperpod_ext.jobs.kubernetes import jobs
-
-    jobs.submit(HYPERPOD, plan.job, plan.files, dry_run=True)
-
-
 def list_jobs() -> list[JobStatus]:
     """Return the jobs in the namespace of the current context."""
     from hyperpod_ext.jobs.kubernetes import jobs
 
     return jobs.list_jobs(HYPERPOD)
-
-
-def status(handle: JobHandle) -> JobStatus:
-    """Return the status that the operator reports."""
-    from hyperpod_ext.jobs.kubernetes import jobs
-
-    return jobs.status(HYPERPOD, handle)
-
-
-def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[StatusUpdate]:
-    """Yield an update every two seconds."""
-    from hyperpod_ext.jobs.kubernetes import jobs
-
-    return jobs.watch(HYPERPOD, handle, with_lines)
-
-
-def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> Iterator[str]:
-    """Yield the output of the pods."""
-    from hyperpod_ext.jobs.kubernetes import jobs
-
-    return jobs.logs(HYPERPOD, handle, rank, follow)
-
-
-def cancel(handle: JobHandle) -> JobStatus:
-    """Delete the job."""
-    from hyperpod_ext.jobs.kubernetes import jobs
-
-    return jobs.cancel(HYPERPOD, handle)
-
-
-def result(handle: JobHandle) -> Mapping[str, Any]:
-    """Return the operator's status of an ended job."""
-    from hyperpod_ext.jobs.kubernetes import jobs
-
-    return jobs.result(HYPERPOD, handle)
 
 
 if TYPE_CHECKING:

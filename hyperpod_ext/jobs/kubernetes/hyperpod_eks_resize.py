@@ -18,7 +18,7 @@ from hyperpod_ext.jobs.contract import resize
 from hyperpod_ext.jobs.contract.handle import JobHandle
 from hyperpod_ext.jobs.contract.spec_annotation import read_note
 from hyperpod_ext.jobs.kubernetes.api.client import Client
-from hyperpod_ext.jobs.kubernetes.api.pod_logs import PodLogs
+from hyperpod_ext.jobs.kubernetes.details import pods_of
 from hyperpod_ext.jobs.kubernetes.jobs import POLL_S, client_of
 from hyperpod_ext.jobs.kubernetes.kinds import HYPERPOD, state_of
 
@@ -67,7 +67,7 @@ def order(handle: JobHandle, nodes: int) -> PendingResize:
             if attempt == _TRIES - 1:
                 raise
             continue
-        running = _running(client, handle.name)
+        running = len(pods_of(client, handle, running=True))
         version = str(kept["metadata"].get("resourceVersion", ""))
         note = f"the operator may now take {nodes} nodes at most, and takes them when they are free"
         return PendingResize(handle, client, version, nodes, max(0, running - job.spares), nodes + job.spares, note)
@@ -105,7 +105,7 @@ def outcome(ordered: PendingResize, timeout_s: float | None) -> dict[str, Any]:
     """
     client, name = ordered.client, ordered.handle.name
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    while _running(client, name) != ordered.pods:
+    while len(pods_of(client, ordered.handle, running=True)) != ordered.pods:
         state = state_of(client.get(HYPERPOD.path(client.access.namespace, name)))
         if state in ("succeeded", "failed"):
             raise ConflictError(f"{name} has ended ({state}) before it was resized")
@@ -116,13 +116,6 @@ def outcome(ordered: PendingResize, timeout_s: float | None) -> dict[str, Any]:
             raise WaitTimeoutError(f"{name} has not been resized within {timeout_s:g} s", hint=hint)
         time.sleep(POLL_S)
     return {"nodes": ordered.nodes, "of": ordered.of}
-
-
-def _running(client: Client, name: str) -> int:
-    """Count the running pods that are not terminating."""
-    pods = PodLogs(client, client.access.namespace, f"{HYPERPOD.pod_label}={name}", None).pods()
-    going = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
-    return sum(pod.get("status", {}).get("phase") == "Running" for pod in going)
 
 
 def _spec_of(handle: JobHandle, found: Mapping[str, Any]) -> JobConfig:

@@ -22,7 +22,7 @@ from hyperpod_ext.jobs.kubernetes.api.kubeconfig import load_access
 from hyperpod_ext.jobs.kubernetes.api.last_word import last_word
 from hyperpod_ext.jobs.kubernetes.api.pod_logs import PodLogs
 from hyperpod_ext.jobs.kubernetes.api.rank_lines import Only
-from hyperpod_ext.jobs.kubernetes.kinds import Kind, ended_at, reason_of, state_of
+from hyperpod_ext.jobs.kubernetes.kinds import Kind, ended_at, kinds_of, reason_of, state_of
 from hyperpod_ext.jobs.kubernetes.mounts import secret_name
 
 POLL_S = 2.0
@@ -101,8 +101,11 @@ def known_kinds(kinds: tuple[Kind, ...], client: Client | None = None) -> list[K
     return known
 
 
-def kind_of(kinds: tuple[Kind, ...], handle: JobHandle) -> Kind:
-    """Return the kind of the existing job, or the first kind that the cluster has."""
+def kind_of(handle: JobHandle) -> Kind:
+    """Return the kind of the existing job, or the first kind of the target that the cluster has."""
+    kinds = kinds_of(handle.target)
+    if len(kinds) == 1:
+        return kinds[0]
     client = client_of(handle)
     known = known_kinds(kinds, client)
     for kind in known:
@@ -118,7 +121,7 @@ def status(kind: Kind, handle: JobHandle) -> JobStatus:
     now = _status(kind, client, client.get(kind.path(client.access.namespace, handle.name)))
     if now.state != "failed":
         return now
-    pods = _logs_of(kind, client, handle.name, None).pods()
+    pods = logs_of(kind, client, handle.name).pods()
     return replace(now, error=last_word(pods, now.error))
 
 
@@ -131,7 +134,7 @@ def live(kind: Kind, job: JobConfig) -> dict[str, Any]:
 def watch(kind: Kind, handle: JobHandle, with_lines: bool, poll_s: float = POLL_S) -> Iterator[StatusUpdate]:
     """Yield updates every `poll_s` and for new lines, until the job has ended."""
     client = client_of(handle)
-    logs = _logs_of(kind, client, handle.name, None) if with_lines else None
+    logs = logs_of(kind, client, handle.name) if with_lines else None
     for now in _until_ended(kind, client, handle):
         if logs is not None:
             logs.look_for_pods()
@@ -152,11 +155,10 @@ def logs(
     client = client_of(handle)
     found = client.get(kind.path(client.access.namespace, handle.name))
     spec = read_note(found.get("metadata") or {})
-    most = None if spec is None else spec.workers_per_node * (spec.elastic.max_nodes if spec.elastic else spec.nodes)
-    if rank is not None and most is not None and rank >= most:
-        raise NotFoundError(f"{handle.name} has no rank {rank}", hint=f"ranks go from 0 to {most - 1}")
+    if spec is not None:
+        handle.check_rank(rank, spec.workers_per_node * (spec.elastic.max_nodes if spec.elastic else spec.nodes))
     only = None if rank is None else Only(rank, _workers_per_node(found))
-    reader = _logs_of(kind, client, handle.name, only)
+    reader = logs_of(kind, client, handle.name, only)
     if not follow:
         yield from reader.now()
         return
@@ -195,7 +197,7 @@ def cancel(kind: Kind, handle: JobHandle, poll_s: float = POLL_S) -> JobStatus:
     if before.ended:
         return before
     client.delete(kind.path(namespace, handle.name))
-    pods = _logs_of(kind, client, handle.name, None)
+    pods = logs_of(kind, client, handle.name)
     deadline = time.monotonic() + _CANCEL_TIMEOUT_S
     while left := pods.pods():
         if time.monotonic() > deadline:
@@ -212,8 +214,7 @@ def result(kind: Kind, handle: JobHandle) -> dict[str, Any]:
     """Return the final status of an ended job."""
     now = status(kind, handle)
     if not now.ended:
-        hint = f"`hp-ext status {handle}` shows how far it is"
-        raise NotFoundError(f"{handle.name} has no result yet", hint=hint)
+        raise handle.no_result()
     known = {"name": now.name, "target": kind.target, "handle": str(handle), "state": now.state, "error": now.error}
     return known | {"submitted_at": now.submitted_at, "ended_at": now.ended_at}
 
@@ -256,7 +257,8 @@ def _path_of(found: Mapping[str, Any], kind: Kind, namespace: str) -> str:
     return kind.path(namespace)
 
 
-def _logs_of(kind: Kind, client: Client, name: str, only: Only | None) -> PodLogs:
+def logs_of(kind: Kind, client: Client, name: str, only: Only | None = None) -> PodLogs:
+    """Return a reader of the job's pods."""
     return PodLogs(client, client.access.namespace, f"{kind.pod_label}={name}", only)
 
 

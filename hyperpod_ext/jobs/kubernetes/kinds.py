@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hyperpod_ext.catalog import labels
 from hyperpod_ext.jobs.contract.capabilities import OF_PODS
+
+if TYPE_CHECKING:
+    from hyperpod_ext.config.job.job import JobConfig
 
 _SUCCEEDED = frozenset({"succeeded", "completed", "complete"})
 _STATES = {"running": "running", "podsrunning": "running", "restarting": "running", "failed": "failed"}
@@ -44,6 +47,13 @@ TRAIN = Kind("kubeflow", "trainer.kubeflow.org", "v1alpha1", "trainjobs", "Train
 
 READS = frozenset({*OF_PODS, "labels", "annotations", "kubernetes"})
 """Optional parts of a spec that targets on Kubernetes read."""
+
+
+def kind_for(target: str, job: JobConfig) -> Kind:
+    """Return the kind that `job` is submitted as."""
+    if target == HYPERPOD.target:
+        return HYPERPOD
+    return TRAIN if job.kubernetes.kubeflow_api == "trainjob" else PYTORCH
 
 
 def kinds_of(target: str) -> tuple[Kind, ...]:

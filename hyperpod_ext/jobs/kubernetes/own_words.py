@@ -44,18 +44,18 @@ def without_ours(affinity: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[s
     found = copy.deepcopy(dict(affinity))
     if needed := ours.get("nodeAffinity"):
         (own,) = needed[_REQUIRED]["nodeSelectorTerms"]
-        terms = _list(_mapping(_mapping(found.get("nodeAffinity")).get(_REQUIRED)).get("nodeSelectorTerms"))
+        terms = mappings(mapping(mapping(found.get("nodeAffinity")).get(_REQUIRED)).get("nodeSelectorTerms"))
         for term in terms:
-            kept = [one for one in _list(term.get("matchExpressions")) if one not in own["matchExpressions"]]
+            kept = [one for one in mappings(term.get("matchExpressions")) if one not in own["matchExpressions"]]
             _put(term, "matchExpressions", kept)
         if terms:
             left = [term for term in terms if term]
             _put(found["nodeAffinity"], _REQUIRED, {"nodeSelectorTerms": left} if left else {})
             _put(found, "nodeAffinity", found["nodeAffinity"])
     if apart := ours.get("podAntiAffinity"):
-        others = _mapping(found.get("podAntiAffinity"))
+        others = mapping(found.get("podAntiAffinity"))
         if _REQUIRED in others:
-            _put(others, _REQUIRED, [one for one in _list(others[_REQUIRED]) if one not in apart[_REQUIRED]])
+            _put(others, _REQUIRED, [one for one in mappings(others[_REQUIRED]) if one not in apart[_REQUIRED]])
             _put(found, "podAntiAffinity", others)
     return found
 
@@ -67,9 +67,11 @@ def _put(holder: dict[str, Any], name: str, value: Any) -> None:
         holder.pop(name, None)
 
 
-def _mapping(value: Any) -> dict[str, Any]:
+def mapping(value: Any) -> dict[str, Any]:
+    """Return `value`, or an empty mapping if it is none."""
     return value if isinstance(value, dict) else {}
 
 
-def _list(value: Any) -> list[dict[str, Any]]:
+def mappings(value: Any) -> list[dict[str, Any]]:
+    """Return the mappings in the list `value`, or none if it is no list."""
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from hyperpod_ext.catalog.instances import instance, usable_cpus, usable_memory_mib
@@ -13,6 +14,10 @@ NEW_POD_S = 900.0
 """Default time to wait for the replacement of a lost pod: a machine may have to be replaced."""
 _HUGEPAGES_MIB = 5120
 """Huge pages for EFA on each node, as in AWS's examples."""
+
+_QUANTITY = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]*)")
+_UNITS = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+_UNITS |= {f"{unit}i": 2.0 ** (10 * power) for power, unit in enumerate("KMGTPE", start=1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,18 @@ class NodeShare:
         if self.ephemeral_storage_mib is not None:
             found["ephemeral-storage"] = f"{self.ephemeral_storage_mib}Mi"
         return found | self.limits()
+
+
+def size_of(quantity: str) -> float:
+    """Parse a quantity of Kubernetes: bytes, CPUs or a count.
+
+    Raises:
+        ValueError: it is no quantity.
+    """
+    match = _QUANTITY.fullmatch(quantity)
+    if match is None or match[2] not in _UNITS:
+        raise ValueError(f"{quantity[:40]!r} is no amount")
+    return float(match[1]) * _UNITS[match[2]]
 
 
 def cpu_quantity(cpus: float) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.resize import MoveOrder, Order, ResizeOrder
-from hyperpod_ext.errors import ConfigError, ConflictError, NotFoundError, Problem
+from hyperpod_ext.errors import ConfigError, ConflictError, Problem
 from hyperpod_ext.jobs.contract import resize
 from hyperpod_ext.jobs.contract.handle import JobHandle
 from hyperpod_ext.jobs.contract.run_files import Tail, read_event
@@ -103,8 +103,8 @@ def moved(ordered: PendingMove, timeout_s: float | None, *, drain: bool) -> dict
 
 
 def _running(handle: JobHandle) -> tuple[local_store.Submission, JobConfig]:
-    submission = _find(handle)
-    if not submission.is_running() or submission.read_status()["state"] != "running":
+    submission = local_store.find_running(handle.name)
+    if submission.read_status()["state"] != "running":
         raise ConflictError(f"{handle.name} does not run", hint="`hp-ext create-job` starts it again")
     return submission, submission.read_job()
 
@@ -115,10 +115,3 @@ def _leave(submission: local_store.Submission, job: str, order: Order) -> Pendin
     name = resize.new_name()
     resize.leave_order(submission.run_dir(_RUN), name, order)
     return PendingResize(submission, job, name)
-
-
-def _find(handle: JobHandle) -> local_store.Submission:
-    submission = local_store.latest(handle.name)
-    if submission is None:
-        raise NotFoundError(f"there is no local job named {handle.name}", hint="`hp-ext status` lists them")
-    return submission

@@ -26,7 +26,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hyperpod_ext.errors import HyperpodExtError
+from hyperpod_ext.errors import ConflictError, HyperpodExtError, NotFoundError
 from hyperpod_ext.files import (
     make_private_folder,
     open_private,
@@ -215,6 +215,33 @@ def latest(name: str, at: Path | None = None) -> Submission | None:
     """Return the newest submission of `name`."""
     found = _numbered((at or home()) / name)
     return Submission(found[-1]) if found else None
+
+
+def find(name: str) -> Submission:
+    """Return the newest submission of `name`.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    from hyperpod_ext.config.files.nearest import suggest
+
+    if (submission := latest(name)) is None:
+        hint = suggest(name, names()) or "`hp-ext create-job` makes one"
+        raise NotFoundError(f"there is no local job named {name}", hint=hint)
+    return submission
+
+
+def find_running(name: str) -> Submission:
+    """Return the newest submission of `name`, which runs.
+
+    Raises:
+        NotFoundError: there is none.
+        ConflictError: it does not run.
+    """
+    submission = find(name)
+    if not submission.is_running():
+        raise ConflictError(f"{name} does not run", hint="`hp-ext create-job` starts it again")
+    return submission
 
 
 @contextlib.contextmanager

@@ -14,10 +14,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hyperpod_ext.config.clusters.cluster import ClusterConfig
-from hyperpod_ext.config.files.nearest import suggest
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.runtime import RuntimeConfig
-from hyperpod_ext.errors import ConfigError, ConflictError, HyperpodExtError, JobFailedError, NotFoundError, Problem
+from hyperpod_ext.errors import ConfigError, ConflictError, HyperpodExtError, JobFailedError, Problem
 from hyperpod_ext.files import open_private, write_atomically
 from hyperpod_ext.jobs.contract.capabilities import Capabilities
 from hyperpod_ext.jobs.contract.handle import JobHandle
@@ -71,13 +70,13 @@ def render(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
 
 
 def problems(job: JobConfig) -> Iterator[Problem]:
-    """Nothing besides what the capabilities say."""
+    """Yield nothing: the capabilities are complete."""
     del job
     return iter(())
 
 
 def warnings(job: JobConfig) -> Iterator[str]:
-    """Nothing besides what the capabilities say."""
+    """Yield nothing: the capabilities are complete."""
     del job
     return iter(())
 
@@ -113,27 +112,25 @@ def _listed(handle: JobHandle) -> JobStatus:
 
 def status(handle: JobHandle) -> JobStatus:
     """Return the status of the newest submission of the name."""
-    submission = _find(handle)
+    submission = local_store.find(handle.name)
     return local_watch.read_job_status(submission, submission.is_running())
 
 
 def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[StatusUpdate]:
     """Yield an update ten times a second."""
-    return local_watch.watch(_find(handle), with_lines)
+    return local_watch.watch(local_store.find(handle.name), with_lines)
 
 
 def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> Iterator[str]:
     """Yield the lines of all ranks, or of one."""
-    submission = _find(handle)
-    world_size = submission.read_job().world_size
-    if rank is not None and rank >= world_size:
-        raise NotFoundError(f"{handle.name} has no rank {rank}", hint=f"ranks go from 0 to {world_size - 1}")
+    submission = local_store.find(handle.name)
+    handle.check_rank(rank, submission.read_job().world_size)
     return local_watch.follow_logs(submission, rank, follow)
 
 
 def cancel(handle: JobHandle) -> JobStatus:
     """Send SIGTERM to the engine, then wait until all its processes have ended. Do nothing if the job has ended."""
-    submission = _find(handle)
+    submission = local_store.find(handle.name)
     grace_s = submission.read_job().checkpoint.grace_s
     deadline = time.monotonic() + _CANCEL_TIMEOUT_S + grace_s
     if submission.is_running() and not submission.has_ended():  # not a later, removed run
@@ -149,21 +146,11 @@ def cancel(handle: JobHandle) -> JobStatus:
 
 def result(handle: JobHandle) -> Mapping[str, Any]:
     """Return the engine's result.json."""
-    submission = _find(handle)
+    submission = local_store.find(handle.name)
     try:
         return EMPTY_REPORT | {"name": handle.name} | submission.read_result()
     except FileNotFoundError:
-        hint = f"`hp-ext status {handle.name}` shows how far it is"
-        raise NotFoundError(f"{handle.name} has no result yet", hint=hint) from None
-
-
-def _find(handle: JobHandle) -> local_store.Submission:
-    submission = local_store.latest(handle.name)
-    if submission is None:
-        known = local_store.names()
-        hint = suggest(handle.name, known) or "`hp-ext create-job` makes one"
-        raise NotFoundError(f"there is no local job named {handle.name}", hint=hint)
-    return submission
+        raise handle.no_result() from None
 
 
 def _start_engine(submission: local_store.Submission, lock: int, source_dir: str) -> None:

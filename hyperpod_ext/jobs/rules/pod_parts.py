@@ -9,6 +9,7 @@ from typing import Any
 from hyperpod_ext.config.files.checks import Finding
 from hyperpod_ext.config.files.document import Path
 from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.jobs.kubernetes.sizes import size_of
 
 Fields = Mapping[str, Any]
 Contradiction = tuple[Path, str, str]
@@ -20,8 +21,6 @@ _OF_VARIABLES = {"metadata.name", "metadata.namespace", "metadata.uid", "spec.no
 _OF_VARIABLES |= {"status.hostIP", "status.hostIPs", "status.podIP", "status.podIPs"}
 _OF_FILES = {"metadata.name", "metadata.namespace", "metadata.uid", "metadata.labels", "metadata.annotations"}
 _OF_METADATA = ("metadata.labels['", "metadata.annotations['")
-_UNITS = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
-_UNITS |= {f"{unit}i": 2.0 ** (10 * power) for power, unit in enumerate("KMGTPE", start=1)}
 _OF_CONTAINERS = ("cpu", "memory", "ephemeral-storage")
 
 
@@ -33,12 +32,6 @@ def contradictions(job: JobConfig) -> Iterator[Finding]:
             for found, at, part in _parts(kind, fields, ("kubernetes", section)):
                 for place, message, hint in _CHECKS[found](part) if found in _CHECKS else ():
                     yield Finding((*at, *place), message, hint)
-
-
-def size_of(amount: str) -> float:
-    """Parse a quantity of Kubernetes: bytes, CPUs or a count."""
-    unit = next((one for one in sorted(_UNITS, key=len, reverse=True) if amount.endswith(one)), "")
-    return float(amount.removesuffix(unit)) * _UNITS.get(unit, 1.0)
 
 
 def _parts(kind: str, value: Any, at: Path) -> Iterator[tuple[str, Path, Fields]]:

@@ -14,9 +14,9 @@ from hyperpod_ext.jobs.contract.rank_variables import is_of_ranks
 from hyperpod_ext.jobs.kubernetes.mounts import is_own_name
 from hyperpod_ext.jobs.kubernetes.own_words import written
 from hyperpod_ext.jobs.kubernetes.pod import grace_s
-from hyperpod_ext.jobs.kubernetes.sizes import NEW_POD_S, node_share
+from hyperpod_ext.jobs.kubernetes.sizes import NEW_POD_S, node_share, size_of
 from hyperpod_ext.jobs.rules import KUBERNETES, Context, rule
-from hyperpod_ext.jobs.rules.pod_parts import contradictions, size_of
+from hyperpod_ext.jobs.rules.pod_parts import contradictions
 
 _CONTAINER: Path = ("kubernetes", "container")
 _POD: Path = ("kubernetes", "pod")

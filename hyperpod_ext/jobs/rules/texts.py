@@ -61,13 +61,10 @@ def variables_of_ranks_are_left_alone(context: Context) -> Iterator[Finding]:
     reads=("args", "command", "env", "script"),
 )
 def text_has_no_nul(context: Context) -> Iterator[Finding]:
-    for index, text in enumerate(context.job.args):
+    job = context.job
+    texts: list[tuple[Path, str]] = [(("args", index), text) for index, text in enumerate(job.args)]
+    texts += [(("env", name), text) for name, text in job.env.items()]
+    texts += [(("command",), "".join(job.command or ())), (("script",), job.script)]
+    for path, text in texts:
         if "\0" in text:
-            yield Finding(("args", index), "holds a NUL character", "remove it")
-    for name, text in context.job.env.items():
-        if "\0" in text:
-            yield Finding(("env", name), "holds a NUL character", "remove it")
-    if "\0" in "".join(context.job.command or ()):
-        yield Finding(("command",), "holds a NUL character", "remove it")
-    if "\0" in context.job.script:
-        yield Finding(("script",), "holds a NUL character", "remove it")
+            yield Finding(path, "holds a NUL character", "remove it")

@@ -223,7 +223,7 @@ def result(handle: JobHandle) -> Mapping[str, Any]:
     described = _describe(handle)
     now = _status(handle, described)
     if not now.ended:
-        raise NotFoundError(f"{handle.name} has no result yet", hint=f"`hp-ext status {handle}` shows how far it is")
+        raise handle.no_result()
     found = EMPTY_REPORT | {"state": now.state, "error": now.error, "name": handle.name, "target": NAME}
     found |= {"handle": str(handle), "training_job": described["TrainingJobName"]}
     billed = described.get("BillableTimeInSeconds")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from hyperpod_ext.jobs.contract import records
 from hyperpod_ext.jobs.contract.capabilities import Capabilities
 from hyperpod_ext.jobs.contract.handle import JobHandle
 from hyperpod_ext.jobs.contract.job_status import JobStatus, StatusUpdate
+from hyperpod_ext.jobs.contract.targets import running_node
 from hyperpod_ext.jobs.job_files.job_report import SlurmRecord
 from hyperpod_ext.jobs.slurm import client as slurm
 from hyperpod_ext.jobs.slurm import runs
@@ -33,7 +34,7 @@ NAME = "hyperpod-slurm"
 PARTS = {
     "move": "hyperpod_ext.jobs.slurm.move",
     "resize": "hyperpod_ext.jobs.slurm.resize",
-    "shell": "hyperpod_ext.jobs.slurm.inside",
+    "shell": "hyperpod_ext.jobs.slurm.target",
 }
 INSTEAD = {
     "faults": "write `chaos.inject` with `on_clusters: true` in the spec, or rehearse with --target local",
@@ -202,8 +203,7 @@ def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[StatusUpdate]
 def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> Iterator[str]:
     """Yield lines of the batch script, nodes and ranks of all starts."""
     job = submission(handle)
-    if rank is not None and rank >= job.world_size:
-        raise NotFoundError(f"{handle.name} has no rank {rank}", hint=f"ranks go from 0 to {job.world_size - 1}")
+    handle.check_rank(rank, job.world_size)
     reader = runs.JobReader(job.job_dir, job.batch_log, rank)
     ended, asked = not follow, time.monotonic()
     while True:
@@ -240,13 +240,21 @@ def result(handle: JobHandle) -> Mapping[str, Any]:
     """
     job, now = submission(handle), status(handle)
     if not now.ended:
-        hint = f"`hp-ext status {handle}` shows how far it is"
-        raise NotFoundError(f"{handle.name} has no result yet", hint=hint)
+        raise handle.no_result()
     found = runs.make_result(job.job_dir, job.batch_log, now.state, f"job {job.id} is {now.state}")
     about = {"name": job.name, "target": NAME, "handle": str(handle), "slurm_job_id": job.id}
     if now.error is not None:  # it has Slurm's own state
         found = found | {"error": now.error}
     return found | about
+
+
+def exec_command(handle: JobHandle, node: int, words: Sequence[str], terminal: bool) -> list[str]:
+    """See `targets.Shell`."""
+    job = submission(handle).id
+    running = slurm.nodes_of(job)[0] if status(handle).state == "running" else []
+    host = running_node(handle, running, node)
+    step = ["srun", f"--jobid={job}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host}"]
+    return [*step, *(["--pty"] if terminal else []), *words]
 
 
 def _record(name: str) -> Mapping[str, Any]:

@@ -1,5 +1,5 @@
-"""Import of pod fields without a short field in a spec: into the sections with Kubernetes' own fields, or into the
-overlay if those refuse the value. Only fields that keep their meaning are carried. Pure."""
+"""Import of fields of pods and jobs without a short field in a spec: into the sections with Kubernetes' own fields, or
+into the overlay if those refuse the value. Only fields that keep their meaning are carried. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.overlay import KubernetesOverlay, Overlay
 from hyperpod_ext.config.job.pods.fields import checked, fits
 from hyperpod_ext.jobs.contract.targets import get_target
-from hyperpod_ext.jobs.kubernetes.imports.trainer import trainer_pod
 from hyperpod_ext.jobs.kubernetes.overlays.check import REFUSED_OF_CONTAINER, REFUSED_OF_POD
-from hyperpod_ext.jobs.kubernetes.own_words import without_ours
+from hyperpod_ext.jobs.kubernetes.own_words import mapping, mappings, without_ours
 from hyperpod_ext.jobs.kubernetes.pod import affinity as affinity_of
 from hyperpod_ext.jobs.kubernetes.sizes import node_share
 
@@ -33,6 +32,12 @@ _MOUNTS = ("volumeMounts", "volumeDevices")
 _KINDS = {"container": "TrainingContainer", "pod": "TrainingPod"}
 _RULES = ("HPX145", "HPX150", "HPX154", "HPX155", "HPX156", "HPX157", "HPX158", "HPX159")
 """Rules about both sections."""
+
+_POLICIES = ("runPolicy", "elasticPolicy")
+_COUNTED = {"minReplicas", "maxReplicas"}
+"""Fields that a spec has."""
+_NODE = "node"
+"""Name of the group and its container in Kubeflow's runtimes."""
 
 
 def carried(job: JobConfig, target: str, found: Mapping[str, Any]) -> JobConfig:
@@ -67,6 +72,55 @@ def is_carried(text: str, job: JobConfig) -> bool:
         text == f"resource {name}" or text.startswith(f"resource {name}:")
         for name in only.get("resources", {}).get("limits", ())
     )
+
+
+def with_job_fields(job: JobConfig, target: str, found: Mapping[str, Any], rendered: Mapping[str, Any]) -> JobConfig:
+    """Return `job` with an overlay of the policy fields in `found` that `rendered` lacks."""
+    patch: dict[str, dict[str, Any]] = {}
+    for section in _POLICIES:
+        theirs, ours = (mapping(mapping(one.get("spec")).get(section)) for one in (found, rendered))
+        if section == "elasticPolicy" and not ours:
+            continue  # the job is not elastic
+        wanted = {
+            name: value for name, value in theirs.items() if name not in _COUNTED and _differs(ours.get(name), value)
+        }
+        if wanted:
+            patch[section] = wanted
+    if not patch:
+        return job
+    before = job.overlay.kubernetes.model_dump()
+    try:
+        overlay = KubernetesOverlay.model_validate({**before, "job": {"spec": patch}})
+    except ValidationError:
+        return job  # values that JSON cannot express
+    changed = job.model_copy(update={"overlay": job.overlay.model_copy(update={"kubernetes": overlay})})
+    return job if any(True for _problem in get_target(target).problems(changed)) else changed
+
+
+def _differs(ours: Any, theirs: Any) -> bool:
+    """Whether ours has another value or none. Mappings differ only if ours is missing."""
+    return ours is None if isinstance(theirs, dict) else str(ours) != str(theirs)
+
+
+def trainer_pod(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the pod template of a TrainJob's nodes, without fields that only its runtime has."""
+    trainer = mapping(spec.get("trainer"))
+    template = next(_patches(spec), {})
+    pod = dict(mapping(template.get("spec")))
+    patched = next((one for one in mappings(pod.get("containers")) if one.get("name") == _NODE), {})
+    container = {name: value for name, value in patched.items() if name in ("volumeMounts", "securityContext")}
+    container |= {name: value for name, value in trainer.items() if name in ("image", "command", "args", "env")}
+    container["resources"] = trainer.get("resourcesPerNode") or {}
+    return {"metadata": mapping(template.get("metadata")), "spec": pod | {"containers": [container]}}
+
+
+def _patches(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the nodes' templates in the patches."""
+    for patch in mappings(spec.get("runtimePatches")):
+        jobs = mapping(mapping(mapping(patch.get("trainingRuntimeSpec")).get("template")).get("spec"))
+        for job in mappings(jobs.get("replicatedJobs")):
+            if job.get("name") == _NODE:
+                yield mapping(mapping(mapping(job.get("template")).get("spec")).get("template"))
 
 
 def _wrong(job: JobConfig, target: str) -> Iterator[Key]:

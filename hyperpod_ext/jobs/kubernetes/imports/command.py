@@ -12,6 +12,8 @@ from hyperpod_ext.jobs.imports.placeholders import VARIABLE
 from hyperpod_ext.jobs.imports.shell import read_script, variables_of_env
 from hyperpod_ext.jobs.imports.shell_parts import shown
 
+REFERENCE = re.compile(r"\$\$|\$\((\w+)\)")
+"""A variable in a command, as Kubernetes replaces it, or an escaped dollar."""
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 _AT_RUN_TIME = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "HOSTNAME", "NNODES", "JOB_COMPLETION_INDEX"}
 _AT_RUN_TIME |= {"HOME", "PATH", "PWD", "USER"}
@@ -54,7 +56,7 @@ def read_words(words: Sequence[str], known: Mapping[str, str], elsewhere: Collec
 
 def expanded(text: str, known: Mapping[str, str]) -> str:
     """Replace `$(NAME)` by variables of the container, and `$$` by one dollar, as Kubernetes does."""
-    return re.sub(r"\$\$|\$\((\w+)\)", lambda match: "$" if match[0] == "$$" else known.get(match[1], match[0]), text)
+    return REFERENCE.sub(lambda match: "$" if match[0] == "$$" else known.get(match[1], match[0]), text)
 
 
 def _shell_at(words: Sequence[str]) -> tuple[int, int] | None:

@@ -10,7 +10,7 @@ from hyperpod_ext.catalog import labels
 from hyperpod_ext.config.files.document import Document, Path
 from hyperpod_ext.errors import Problem
 from hyperpod_ext.jobs.kubernetes.imports.command import expanded
-from hyperpod_ext.jobs.kubernetes.imports.shape import leaves
+from hyperpod_ext.jobs.kubernetes.sizes import size_of
 
 _NAMED = {"env", "imagePullSecrets", "initContainers", "logMonitoringConfiguration"}
 _SKIPPED = {("apiVersion",), ("kind",), ("metadata", "name")}
@@ -257,17 +257,9 @@ def _same(ours: Any, theirs: Any) -> bool:
 
 
 def _amount(value: Any) -> float | None:
-    """Parse a quantity of Kubernetes: `32Gi` equals `32768Mi`."""
-    text = str(value)
-    units = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "m": 1e-3}
-    for unit, size in units.items():
-        if text.endswith(unit):
-            text, factor = text.removesuffix(unit), float(size)
-            break
-    else:
-        factor = 1.0
+    """Parse a quantity of Kubernetes; None if it is none."""
     try:
-        return float(text) * factor
+        return size_of(str(value))
     except ValueError:
         return None
 
@@ -275,6 +267,3 @@ def _amount(value: Any) -> float | None:
 def _short(value: Any) -> str:
     text = json.dumps(value, default=str)
     return text if len(text) <= 60 else f"{text[:57]}... ({len(text)} characters)"
-
-
-__all__ = ["additions", "differences", "groups_of", "leaves", "renamed"]

@@ -18,13 +18,12 @@ from hyperpod_ext.jobs.contract.spec_annotation import ANNOTATION
 from hyperpod_ext.jobs.contract.yaml_text import read_all
 from hyperpod_ext.jobs.imports.placeholders import fill
 from hyperpod_ext.jobs.imports.report import Imported
-from hyperpod_ext.jobs.kubernetes.imports.carry import carried, is_carried
-from hyperpod_ext.jobs.kubernetes.imports.carry_job import with_job_fields
+from hyperpod_ext.jobs.kubernetes.imports.carry import carried, is_carried, trainer_pod, with_job_fields
 from hyperpod_ext.jobs.kubernetes.imports.changed import read_changed, recorded_in
 from hyperpod_ext.jobs.kubernetes.imports.compare import additions, differences, groups_of, renamed
 from hyperpod_ext.jobs.kubernetes.imports.import_pod import is_machine, read_pod
 from hyperpod_ext.jobs.kubernetes.imports.shape import Shape, fields_in
-from hyperpod_ext.jobs.kubernetes.imports.trainer import trainer_pod
+from hyperpod_ext.jobs.kubernetes.own_words import mappings
 
 _OF_THE_COMMAND = (
     "a line of the shell",
@@ -292,11 +291,7 @@ def _still_says(job: JobConfig, target: str, found: Mapping[str, Any]) -> bool:
 
 def _first_containers(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for _name, _path, group in groups_of(found):
-        yield from _list(((group.get("template") or {}).get("spec") or {}).get("containers"))[:1]
-
-
-def _list(value: Any) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+        yield from mappings(((group.get("template") or {}).get("spec") or {}).get("containers"))[:1]
 
 
 class _Reader:

@@ -16,21 +16,8 @@ from hyperpod_ext.jobs.imports.how import HOW
 from hyperpod_ext.jobs.kubernetes.imports.command import expanded, read_words
 from hyperpod_ext.jobs.kubernetes.imports.raw_command import STARTS_NO_PYTHON, raw_command, starts_no_python
 from hyperpod_ext.jobs.kubernetes.imports.volumes_by_name import take_named
+from hyperpod_ext.jobs.kubernetes.sizes import size_of
 
-_BYTES = {
-    "": 1 / 2**20,
-    "Ki": 1 / 1024,
-    "k": 1e3 / 2**20,
-    "Mi": 1,
-    "Gi": 1024,
-    "Ti": 2**20,
-    "M": 1e6 / 2**20,
-    "G": 1e9 / 2**20,
-    "T": 1e12 / 2**20,
-    "P": 1e15 / 2**20,
-    "Pi": 2**30,
-    "m": 1e-3 / 2**20,
-}
 _OLD_INSTANCE_TYPE = "beta.kubernetes.io/instance-type"
 
 
@@ -293,20 +280,18 @@ def _resources(resources: dict[str, Any], document: dict[str, Any], left_out: li
 
 def amount(text: str, name: str) -> float:
     """Parse a quantity, `500m` or `4`."""
-    match = re.fullmatch(r"([0-9.]+)(m|k|)", text)
     try:
-        return float(match[1] if match else text) * {"m": 1e-3, "k": 1e3}.get(match[2] if match else "", 1)
-    except ValueError:
-        raise ConfigError([Problem(f"{text[:40]!r} is no amount", path=f"resources.{name}")]) from None
+        return size_of(text)
+    except ValueError as error:
+        raise ConfigError([Problem(str(error), path=f"resources.{name}")]) from None
 
 
 def mebibytes(text: str) -> int:
     """Parse a quantity, `32Gi`, as MiB, at least 1."""
-    match = re.fullmatch(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]*)", text)
     try:
-        return max(int(float(match[1]) * _BYTES[match[2]]), 1) if match else 1
-    except (ValueError, KeyError):
-        raise ConfigError([Problem(f"{text[:40]!r} is no amount of memory", path="resources")]) from None
+        return max(int(size_of(text) / 2**20), 1)
+    except (ValueError, OverflowError) as error:
+        raise ConfigError([Problem(f"{text[:40]!r} is no amount of memory", path="resources")]) from error
 
 
 _OURS = (labels.ADDRESSES_VOLUME, labels.SECRET_VOLUME, labels.DISK_VOLUME)

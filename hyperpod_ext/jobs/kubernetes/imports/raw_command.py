@@ -13,14 +13,13 @@ from typing import Any
 from hyperpod_ext.errors import ConfigError, Problem
 from hyperpod_ext.jobs.imports.how import HOW
 from hyperpod_ext.jobs.imports.placeholders import names_in
+from hyperpod_ext.jobs.kubernetes.imports.command import REFERENCE, SHELLS, expanded
 
 STARTS_NO_PYTHON = "the command starts no Python file by a launcher"
 _OPERATOR_PORT = 23456
 """Kubeflow's default port for the rendezvous."""
 _PORT_NAME = "pytorchjob-port"
-_SHELLS = ("sh", "bash", "dash", "zsh")
 _IN_EVERY_POD = {"HOME", "HOSTNAME", "PATH", "PWD", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "USER"}
-_REFERENCE = re.compile(r"\$\$|\$\((\w+)\)")
 
 
 def raw_command(container: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -35,10 +34,10 @@ def raw_command(container: Mapping[str, Any]) -> dict[str, Any] | None:
     words = command + [str(word) for word in container.get("args") or []]
     variables = {str(one.get("name")): one for one in container.get("env") or []}
     known = {name: str(one.get("value", "")) for name, one in variables.items() if not one.get("valueFrom")}
-    if any(match[1] in variables.keys() - known.keys() for word in words for match in _REFERENCE.finditer(word)):
+    if any(match[1] in variables.keys() - known.keys() for word in words for match in REFERENCE.finditer(word)):
         return None  # the cluster has the value
-    words = [_REFERENCE.sub(lambda found: _filled(found, known), word) for word in words]
-    shell = len(words) > 2 and words[0].rpartition("/")[2] in _SHELLS and re.fullmatch("-[a-z]*c", words[1])
+    words = [expanded(word, known) for word in words]
+    shell = len(words) > 2 and words[0].rpartition("/")[2] in SHELLS and re.fullmatch("-[a-z]*c", words[1])
     if missing := list(dict.fromkeys(_placeholders(words[2:3] if shell else words, variables.keys(), bool(shell)))):
         text = "the command needs a value for {name}"
         raise ConfigError(
@@ -52,10 +51,6 @@ def raw_command(container: Mapping[str, Any]) -> dict[str, Any] | None:
 def starts_no_python(error: ConfigError) -> bool:
     """Whether `error` only says that the command starts no Python file."""
     return [problem.message for problem in error.problems] == [STARTS_NO_PYTHON]
-
-
-def _filled(found: re.Match[str], known: Mapping[str, str]) -> str:
-    return "$" if found[0] == "$$" else known.get(found[1], found[0])
 
 
 def _placeholders(words: list[str], variables: Any, shell: bool) -> list[str]:

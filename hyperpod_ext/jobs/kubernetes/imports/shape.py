@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from hyperpod_ext.config.files.document import Document, Path
@@ -122,16 +121,6 @@ class Shape:
             self._document.problem(at, f"the template needs a value for {name}", HOW.format(name=name))
             for name in names
         ]
-
-
-def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Every single value and where it is."""
-    below = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
-    if below is None or not value:
-        yield path, value
-        return
-    for key, one in below:
-        yield from leaves(one, (*path, key))
 
 
 def fields_in(value: Any) -> int:

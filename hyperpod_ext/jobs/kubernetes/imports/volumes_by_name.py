@@ -12,6 +12,7 @@ from typing import Any
 from hyperpod_ext.catalog import labels
 from hyperpod_ext.config.job.pods.fields import fits
 from hyperpod_ext.jobs.kubernetes.mounts import is_ours
+from hyperpod_ext.jobs.kubernetes.own_words import mapping, mappings
 
 Items = list[dict[str, Any]]
 _PLAIN = {
@@ -36,14 +37,14 @@ def take_named(pod: Mapping[str, Any], ours: bool) -> tuple[Items, Items]:
         ours: whether hp-ext rendered the file, so that names identify `volumes`.
     """
     first, *others = pod.get("containers") or [{}]
-    volumes = _items(pod.get("volumes"))
+    volumes = mappings(pod.get("volumes"))
     elsewhere = {
         str(mount.get("name"))
-        for container in [*others, *_items(pod.get("initContainers"))]
-        for mount in _items(_mapping(container).get("volumeMounts"))
+        for container in [*others, *mappings(pod.get("initContainers"))]
+        for mount in mappings(mapping(container).get("volumeMounts"))
     }
-    devices = {str(one.get("name")) for one in _items(first.get("volumeDevices"))}
-    mounts = _items(first.get("volumeMounts"))
+    devices = {str(one.get("name")) for one in mappings(first.get("volumeDevices"))}
+    mounts = mappings(first.get("volumeMounts"))
     kept: Items = []
     for volume in volumes:
         name = str(volume.get("name"))
@@ -62,7 +63,7 @@ def _is_plain(volume: Mapping[str, Any], mounts: Items) -> bool:
     if len(kinds) != 1 or kinds[0] not in _PLAIN or not mounts:
         return False
     (kind,) = kinds
-    source = _mapping(volume[kind])
+    source = mapping(volume[kind])
     if not source.keys() <= _PLAIN[kind] or source.get("defaultMode", _OWNER_ONLY) != _OWNER_ONLY:
         return False
     if source.get("readOnly") and not all(mount.get("readOnly") for mount in mounts):
@@ -70,11 +71,3 @@ def _is_plain(volume: Mapping[str, Any], mounts: Items) -> bool:
     if kind == "secret" and "defaultMode" not in source and volume["name"] != labels.SECRET_VOLUME:
         return False  # rendered secrets are readable by their owner only
     return all(mount.keys() <= _PLAIN_MOUNT.get(kind, {"name", "mountPath"}) for mount in mounts)
-
-
-def _items(value: Any) -> Items:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

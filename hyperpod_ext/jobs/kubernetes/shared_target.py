@@ -1,0 +1,69 @@
+"""Functions that both targets on Kubernetes share. They import the client of the API on use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from hyperpod_ext.jobs.kubernetes.kinds import kind_for
+
+if TYPE_CHECKING:
+    from hyperpod_ext.config.job.job import JobConfig
+    from hyperpod_ext.jobs.contract.handle import JobHandle
+    from hyperpod_ext.jobs.contract.job_status import JobStatus, StatusUpdate
+    from hyperpod_ext.jobs.contract.plan_type import Plan
+
+
+def warnings(job: JobConfig) -> Iterator[str]:
+    """Yield nothing."""
+    del job
+    return iter(())
+
+
+def submit(plan: Plan) -> JobHandle:
+    """Create the objects of the plan, and the job's secret if it is missing."""
+    from hyperpod_ext.jobs.kubernetes import jobs
+
+    return jobs.submit(kind_for(plan.target, plan.job), plan.job, plan.files)
+
+
+def rehearse(plan: Plan) -> None:
+    """Check the objects of the plan on the server without creating them."""
+    from hyperpod_ext.jobs.kubernetes import jobs
+
+    jobs.submit(kind_for(plan.target, plan.job), plan.job, plan.files, dry_run=True)
+
+
+def status(handle: JobHandle) -> JobStatus:
+    """Return the status that the operator reports."""
+    from hyperpod_ext.jobs.kubernetes import jobs
+
+    return jobs.status(jobs.kind_of(handle), handle)
+
+
+def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[StatusUpdate]:
+    """Yield an update every two seconds."""
+    from hyperpod_ext.jobs.kubernetes import jobs
+
+    return jobs.watch(jobs.kind_of(handle), handle, with_lines)
+
+
+def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> Iterator[str]:
+    """Yield the output of the pods."""
+    from hyperpod_ext.jobs.kubernetes import jobs
+
+    return jobs.logs(jobs.kind_of(handle), handle, rank, follow)
+
+
+def cancel(handle: JobHandle) -> JobStatus:
+    """Delete the job."""
+    from hyperpod_ext.jobs.kubernetes import jobs
+
+    return jobs.cancel(jobs.kind_of(handle), handle)
+
+
+def result(handle: JobHandle) -> Mapping[str, Any]:
+    """Return the operator's status of an ended job."""
+    from hyperpod_ext.jobs.kubernetes import jobs
+
+    return jobs.result(jobs.kind_of(handle), handle)
