@@ -8,6 +8,9 @@ from typing import Any
 
 from hyperpod_ext.files import open_regular
 
+_TAIL_BYTES = 16384
+"""Bytes at the end of an event log that are read for the newest step."""
+
 
 class Tail:
     """A growing file. Each call of `lines` returns the complete lines added since the call before."""
@@ -59,7 +62,19 @@ def read_event(line: bytes | str) -> dict[str, Any]:
     return event if isinstance(event, dict) else {}
 
 
-def tells_step(event: dict[str, Any]) -> bool:
+def last_step(events: Path) -> dict[str, Any]:
+    """Return the newest event with progress from the end of an event log; {} if there is none."""
+    try:
+        with open_regular(events) as opened:
+            opened.seek(max(opened.seek(0, 2) - _TAIL_BYTES, 0))
+            lines = opened.read().split(b"\n")
+    except FileNotFoundError:
+        return {}
+    found = (read_event(line) for line in reversed(lines[:-1]) if b'"step"' in line)
+    return next((event for event in found if has_progress(event)), {})
+
+
+def has_progress(event: dict[str, Any]) -> bool:
     """Whether an event has the job's progress: a completed step, or the step that a rank continues from."""
     match event:
         case {"event": "step" | "begun", "step": int()}:

@@ -99,6 +99,8 @@ class TargetPart(Generic[P]):
     name: str
     missing: str
     """Error message for a target that lacks the part; `{}` becomes `jobs of target NAME`."""
+    hint: str = "use another --target"
+    """Its hint, unless the target's INSTEAD has one."""
 
     def offered(self, target: str) -> bool:
         """Whether the target has the part."""
@@ -114,7 +116,7 @@ class TargetPart(Generic[P]):
         module = get_target(target)
         if self.name in module.PARTS:
             return cast(P, importlib.import_module(module.PARTS[self.name]))
-        hint = module.INSTEAD.get(self.name, "use another --target")
+        hint = module.INSTEAD.get(self.name, self.hint)
         raise UnsupportedError([Problem(self.missing.format(f"jobs of target {target}"), hint=hint)])
 
 
@@ -228,5 +230,11 @@ LEFTOVERS: TargetPart[Leftovers] = TargetPart("leftovers", "{} leave no objects"
 DETAILS: TargetPart[Details] = TargetPart("details", "{} have no details")
 SHELL: TargetPart[Shell] = TargetPart("shell", "nothing can be run in {}")
 PORTS: TargetPart[Ports] = TargetPart("ports", "{} have no pods")
-FAULTS: TargetPart[Faults] = TargetPart("faults", "no faults can be ordered in {}")
-REHEARSAL: TargetPart[Rehearsal] = TargetPart("rehearsal", "no server checks {} without submitting")
+FAULTS: TargetPart[Faults] = TargetPart(
+    "faults",
+    "no faults can be ordered in {}",
+    "write `chaos.inject` with `on_clusters: true` in the spec, or rehearse with --target local",
+)
+REHEARSAL: TargetPart[Rehearsal] = TargetPart(
+    "rehearsal", "no server checks {} without submitting", "`--dry-run` shows what would be submitted"
+)

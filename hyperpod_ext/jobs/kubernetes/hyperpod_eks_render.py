@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from hyperpod_ext.catalog import labels
 from hyperpod_ext.catalog.images import checkpointless_image, with_registry
+from hyperpod_ext.config.base import Config
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.scheduling import NodeGroup
 from hyperpod_ext.jobs.contract.launcher_text import RANKED_LINES, words_for_torchrun
 from hyperpod_ext.jobs.contract.render import render as fill
-from hyperpod_ext.jobs.contract.spec_annotation import note_of
 from hyperpod_ext.jobs.kubernetes.overlays.apply import with_overlay
 from hyperpod_ext.jobs.kubernetes.pod import (
     Start,
     agent_environment,
     filled,
-    object_labels,
+    job_metadata,
     pod_template,
     runtime_environment,
     topology_annotations,
@@ -31,6 +31,38 @@ if TYPE_CHECKING:
 LOG_DIR = "/tmp/hyperpod"
 """Folder of the logs that the operator's log rules read."""
 _CLEAN = {"all": "All", "completed": "OnlyComplete", "none": "None"}
+LOG_RULE = {
+    "name": "name",
+    "logPattern": "pattern",
+    "stopPattern": "stop_pattern",
+    "expectedStartCutOffInSeconds": "first_within_s",
+    "expectedRecurringFrequencyInSeconds": "every_s",
+    "metricThreshold": "threshold",
+    "operator": "operator",
+    "metricEvaluationDataPoints": "data_points",
+    "faultOnMatch": "fault_on_match",
+}
+"""Fields of the operator's log rules, and of a spec's."""
+ELASTIC = {
+    "minReplicas": "min_nodes",
+    "maxReplicas": "max_nodes",
+    "replicaIncrementStep": "step",
+    "replicaDiscreteValues": "sizes",
+    "scalingTimeoutInSeconds": "scaling_timeout_s",
+    "gracefulShutdownTimeoutInSeconds": "graceful_shutdown_s",
+    "faultyScaleDownTimeoutInSeconds": "faulty_scale_down_s",
+}
+"""Fields of elasticPolicy, and of `elastic`."""
+RESTARTS = {
+    "evalPeriodSeconds": "window_s",
+    "numRestartBeforeFullJobRestart": "after_restarts",
+    "maxFullJobRestarts": "max_times",
+    "maxNumRepeatOffendersToAvoid": "avoid_nodes",
+    "scaleUpSnoozeTimeInSeconds": "scale_up_pause_s",
+}
+"""Fields of restartPolicy, and of `relaunch`."""
+LIMITS = {"activeDeadlineSeconds": "run_s", "startupDeadlineSeconds": "start_s", "faultDeadlineSeconds": "fault_s"}
+"""Fields of runPolicy, and of `timeouts`."""
 _CHECKPOINTLESS_PORTS = (9000, 9001, 9002, 9003, 9004, 9005)
 _CHECKPOINTLESS_ENV = {
     "HPCT_USE_CONN_DATA": "1",
@@ -61,7 +93,7 @@ def render_files(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str
     text = fill(
         "hyperpod_eks/job.yaml.j2",
         title=title(job),
-        metadata=metadata(job),
+        metadata=job_metadata(job, topology_annotations(job)),
         workers_per_node=job.workers_per_node,
         run_policy=run_policy(job),
         elastic_policy=elastic_policy(job),
@@ -75,18 +107,6 @@ def title(job: JobConfig) -> str:
     """Return the first line of the file, a comment for readers."""
     ranks = f"{job.nodes} x {job.workers_per_node} = {job.world_size} ranks"
     return f"{job.name}: {ranks}; written by hp-ext, which can write it again from the spec in the annotations."
-
-
-def metadata(job: JobConfig) -> dict[str, Any]:
-    """Return name, labels and annotations of the job."""
-    return filled(
-        {
-            "name": job.name,
-            "namespace": job.kubernetes.namespace,
-            "labels": object_labels(job),
-            "annotations": topology_annotations(job) | dict(job.annotations) | note_of(job),
-        }
-    )
 
 
 def image_of(job: JobConfig, cluster: ClusterConfig | None) -> str:
@@ -177,23 +197,12 @@ def _replica_spec(name: str, replicas: int, most: int | None, spares: int, templ
 def run_policy(job: JobConfig) -> dict[str, Any]:
     """Return budgets, limits and log rules."""
     again, limits = job.relaunch, job.timeouts
-    restart = filled(
-        {
-            "evalPeriodSeconds": again.window_s,
-            "numRestartBeforeFullJobRestart": again.after_restarts,
-            "maxFullJobRestarts": again.max_times,
-            "maxNumRepeatOffendersToAvoid": again.avoid_nodes,
-            "scaleUpSnoozeTimeInSeconds": again.scale_up_pause_s,
-        }
-    )
     return filled(
         {
             "cleanPodPolicy": _CLEAN[job.kubernetes.clean_pods],
             "jobMaxRetryCount": again.max_process_restarts,
-            "restartPolicy": restart,
-            "activeDeadlineSeconds": limits.run_s,
-            "startupDeadlineSeconds": limits.start_s,
-            "faultDeadlineSeconds": limits.fault_s,
+            "restartPolicy": filled(_renamed(again, RESTARTS)),
+            **_renamed(limits, LIMITS),
             "ttlSecondsAfterFinished": _FOR_EVER if limits.keep_s is None else limits.keep_s,
             "suspend": job.kubernetes.suspend or None,
             "workloadMode": job.kubernetes.workload_mode,
@@ -205,19 +214,9 @@ def run_policy(job: JobConfig) -> dict[str, Any]:
 def log_rule(job: JobConfig, index: int) -> dict[str, Any]:
     """Return one rule about the output of rank 0."""
     rule = job.log_rules[index]
-    return filled(
-        {
-            "name": rule.name,
-            "logPattern": rule.pattern,
-            "stopPattern": rule.stop_pattern,
-            "expectedStartCutOffInSeconds": rule.first_within_s,
-            "expectedRecurringFrequencyInSeconds": rule.every_s,
-            "metricThreshold": rule.threshold,
-            "operator": rule.operator,
-            "metricEvaluationDataPoints": rule.data_points if rule.threshold is not None else None,
-            "faultOnMatch": rule.fault_on_match or None,
-        }
-    )
+    points = rule.data_points if rule.threshold is not None else None
+    more = {"metricEvaluationDataPoints": points, "faultOnMatch": rule.fault_on_match or None}
+    return filled(_renamed(rule, LOG_RULE) | more)
 
 
 def elastic_policy(job: JobConfig) -> dict[str, Any]:
@@ -225,14 +224,11 @@ def elastic_policy(job: JobConfig) -> dict[str, Any]:
     elastic = job.elastic
     if elastic is None:
         return {}
-    return filled(
-        {
-            "minReplicas": elastic.min_nodes,
-            "maxReplicas": elastic.max_nodes,
-            "replicaIncrementStep": None if elastic.sizes else elastic.step or 1,
-            "replicaDiscreteValues": list(elastic.sizes),
-            "scalingTimeoutInSeconds": elastic.scaling_timeout_s,
-            "gracefulShutdownTimeoutInSeconds": elastic.graceful_shutdown_s,
-            "faultyScaleDownTimeoutInSeconds": elastic.faulty_scale_down_s,
-        }
-    )
+    step = None if elastic.sizes else elastic.step or 1
+    return filled(_renamed(elastic, ELASTIC) | {"replicaIncrementStep": step})
+
+
+def _renamed(section: Config, names: dict[str, str]) -> dict[str, Any]:
+    """Return the fields of a section of the spec under the operator's names."""
+    values = {theirs: getattr(section, ours) for theirs, ours in names.items()}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}

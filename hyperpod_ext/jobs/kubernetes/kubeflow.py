@@ -33,7 +33,6 @@ PARTS = {
     "shell": "hyperpod_ext.jobs.kubernetes.details",
 }
 INSTEAD = {
-    "faults": "write `chaos.inject` with `on_clusters: true` in the spec, or rehearse with --target local",
     "move": "its jobs have no spares: drain the node, and the pod comes back on another one",
     "resize": "submit it again with other `nodes`; it goes on from its newest durable checkpoint",
 }

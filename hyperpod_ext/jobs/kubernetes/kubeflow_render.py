@@ -8,14 +8,13 @@ from hyperpod_ext.catalog import labels
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.jobs.contract.launcher_text import RANKED_LINES, without_launcher, words_for_torchrun
 from hyperpod_ext.jobs.contract.render import render as fill
-from hyperpod_ext.jobs.contract.spec_annotation import note_of
 from hyperpod_ext.jobs.kubernetes.hyperpod_eks_render import title
 from hyperpod_ext.jobs.kubernetes.overlays.apply import with_overlay
 from hyperpod_ext.jobs.kubernetes.pod import (
     Start,
     agent_environment,
     filled,
-    object_labels,
+    job_metadata,
     pod_template,
     topology_annotations,
 )
@@ -62,17 +61,6 @@ def start_of(job: JobConfig) -> Start:
     return Start(script, job.image or "", environment)
 
 
-def _metadata(job: JobConfig, **annotations: str) -> dict[str, Any]:
-    return filled(
-        {
-            "name": job.name,
-            "namespace": job.kubernetes.namespace,
-            "labels": object_labels(job),
-            "annotations": annotations | dict(job.annotations) | note_of(job),
-        }
-    )
-
-
 def _pytorch_job(job: JobConfig) -> str:
     again = job.relaunch.max_times
     resume = {} if again is None else {labels.AUTO_RESUME: "true", labels.MAX_RETRIES: str(again)}
@@ -80,7 +68,7 @@ def _pytorch_job(job: JobConfig) -> str:
     return fill(
         "kubeflow/pytorchjob.yaml.j2",
         title=title(job),
-        metadata=_metadata(job, **resume),
+        metadata=job_metadata(job, resume),
         # a command that starts its own processes gets the operator's default in PET_NPROC_PER_NODE
         workers_per_node="auto" if without_launcher(job) and job.mode == "plain" else job.workers_per_node,
         run_policy=_run_policy(job),
@@ -143,5 +131,5 @@ def _train_job(job: JobConfig) -> str:
         "suspend": job.kubernetes.suspend or None,
         "activeDeadlineSeconds": job.timeouts.run_s,
     }
-    metadata = _metadata(job, **topology_annotations(job))
+    metadata = job_metadata(job, topology_annotations(job))
     return fill("kubeflow/trainjob.yaml.j2", title=title(job), metadata=metadata, spec=filled(spec))

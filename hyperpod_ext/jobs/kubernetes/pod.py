@@ -16,6 +16,7 @@ from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.config.job.scheduling import NodeGroup
 from hyperpod_ext.config.job.secret_variables import secrets_last
 from hyperpod_ext.jobs.contract.efa import efa_environment
+from hyperpod_ext.jobs.contract.spec_annotation import note_of
 from hyperpod_ext.jobs.contract.yaml_text import literal
 from hyperpod_ext.jobs.kubernetes.mounts import Mounts, job_mounts
 from hyperpod_ext.jobs.kubernetes.own_words import both_affinities, with_limits
@@ -57,6 +58,18 @@ def object_labels(job: JobConfig) -> dict[str, str]:
     """Return the labels of the job and all its objects."""
     ours = {labels.MANAGED_BY: "hyperpod-ext", labels.JOB: job.name}
     return ours | queue_labels(job) | dict(job.labels)
+
+
+def job_metadata(job: JobConfig, annotations: Mapping[str, str]) -> dict[str, Any]:
+    """Return name, labels and annotations of the job."""
+    return filled(
+        {
+            "name": job.name,
+            "namespace": job.kubernetes.namespace,
+            "labels": object_labels(job),
+            "annotations": dict(annotations) | dict(job.annotations) | note_of(job),
+        }
+    )
 
 
 def queue_labels(job: JobConfig) -> dict[str, str]:

@@ -38,7 +38,6 @@ PARTS = {
 INSTEAD = {
     "leftovers": "files of a job are in the folder that `hp-ext status` shows",
     "ports": "its processes are on this machine, and so are its ports",
-    "rehearsal": "`--dry-run` shows what would be submitted",
     "shell": "its processes are on this machine: `hp-ext status` shows the folder of their files",
 }
 _CANCEL_TIMEOUT_S = 60.0

@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from hyperpod_ext.files import open_regular
 from hyperpod_ext.jobs.contract.job_status import JobStatus, StatusUpdate
-from hyperpod_ext.jobs.contract.run_files import LogReader, Tail, read_event, tells_step
+from hyperpod_ext.jobs.contract.run_files import LogReader, Tail, last_step, read_event
 from hyperpod_ext.jobs.local.result import lost_result
 from hyperpod_ext.jobs.local.store import Submission
 from hyperpod_ext.scratch import end_abandoned
@@ -54,7 +52,7 @@ def read_job_status(submission: Submission, running: bool) -> JobStatus:
         _end_as_lost(submission)
     known = submission.read_status()
     run = "undisturbed" if known["state"] == "comparing" else "main"
-    step = _last_step(submission.run_dir(run) / "events.jsonl")
+    step = last_step(submission.run_dir(run) / "events.jsonl")
     return JobStatus(
         name=submission.name,
         handle=submission.handle,
@@ -75,17 +73,3 @@ def _end_as_lost(submission: Submission) -> None:
     message = "the job's engine was killed before the job was over"
     log, ends = str(submission.engine_log), submission.node_ends()
     submission.end(lost_result(submission.name, submission.handle, message, log, ends))
-
-
-def _last_step(events: Path) -> dict[str, Any]:
-    """Return the newest event with progress, from the end of the file."""
-    try:
-        with open_regular(events) as opened:
-            opened.seek(max(opened.seek(0, 2) - 16384, 0))
-            lines = opened.read().split(b"\n")
-    except FileNotFoundError:
-        return {}
-    for line in reversed(lines[:-1]):
-        if b'"step"' in line and tells_step(event := read_event(line)):
-            return event
-    return {}

@@ -35,6 +35,7 @@ from hyperpod_ext.jobs.sagemaker.request import (
     DEFAULT_RUN_S,
     Request,
     experiment,
+    given,
     tags,
     training_job_request,
 )
@@ -89,7 +90,7 @@ def estimator_kwargs(job: JobConfig, boto_session: Any = None) -> Kwargs:
         if started and len(made) > 1:
             # the SDK takes exactly one group, and the same object; the image runs torchrun on the nodes of that one
             started["instance_groups"] = made[:1]
-    return groups | _given(
+    return groups | given(
         distribution=started,
         role=options.role,
         image_uri=job.image,
@@ -144,7 +145,7 @@ def fit_kwargs(job: JobConfig) -> Kwargs:
                 input_mode=channel.mode,
                 s3_data_type=channel.data,
             )
-    return _given(inputs=found or None, experiment_config=experiment(job))
+    return given(inputs=found or None, experiment_config=experiment(job))
 
 
 def model_trainer_kwargs(job: JobConfig, source_dir: str = ".", boto_session: Any = None) -> Kwargs:
@@ -163,11 +164,11 @@ def model_trainer_kwargs(job: JobConfig, source_dir: str = ".", boto_session: An
     _secret(job, boto_session)
     options, request = job.sagemaker, training_job_request(job)
     plain = job.mode == "plain"
-    return _given(
+    return given(
         role=options.role,
         base_job_name=job.name,
         training_image=job.image,
-        source_code=_given(
+        source_code=given(
             source_dir=source_dir,
             command=None if plain else trainer_command(job),
             entry_script=job.script if plain else None,
@@ -175,7 +176,7 @@ def model_trainer_kwargs(job: JobConfig, source_dir: str = ".", boto_session: An
         ),
         distributed=_trainer_torchrun(job) if plain else None,
         compute=_snake(request["ResourceConfig"])
-        | _given(
+        | given(
             enable_managed_spot_training=options.spot or None,
         ),
         stopping_condition=_snake(request["StoppingCondition"]),
@@ -185,7 +186,7 @@ def model_trainer_kwargs(job: JobConfig, source_dir: str = ".", boto_session: An
         ]
         or None,
         checkpoint_config=_snake(request["CheckpointConfig"]) if "CheckpointConfig" in request else None,
-        networking=_given(
+        networking=given(
             subnets=list(options.vpc.subnets) if options.vpc else None,
             security_group_ids=list(options.vpc.security_groups) if options.vpc else None,
             enable_network_isolation=options.network_isolation or None,
@@ -321,7 +322,3 @@ def _snake(members: Request) -> Kwargs:
 def _snake_name(name: str) -> str:
     name = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name)
     return re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", name).lower()
-
-
-def _given(**arguments: Any) -> Kwargs:
-    return {name: value for name, value in arguments.items() if value is not None}

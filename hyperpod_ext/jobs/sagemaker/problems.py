@@ -12,13 +12,13 @@ from hyperpod_ext.jobs.sagemaker import overlay
 from hyperpod_ext.jobs.sagemaker.container import (
     LONGEST_ARGUMENT,
     LONGEST_VARIABLE,
+    MOST_VARIABLES,
     arguments_of,
     entrypoint_of,
     environment_of,
 )
 from hyperpod_ext.jobs.sagemaker.request import plain_request
 
-_MOST_VARIABLES = 100
 _MOST_RETRIES = 30
 _MOST_GROUPS = 5
 _LONGEST_RUN_S = 28 * 86400
@@ -86,8 +86,8 @@ def _limits(job: JobConfig) -> Iterator[Problem]:
             yield Problem(
                 f"SageMaker's variables have at most {LONGEST_VARIABLE} characters", path=f"env.{name}", hint=hint
             )
-    if len(environment_of(job)) > _MOST_VARIABLES:
-        yield Problem(f"SageMaker takes at most {_MOST_VARIABLES} variables", path="env", hint="use fewer")
+    if len(environment_of(job)) > MOST_VARIABLES:
+        yield Problem(f"SageMaker takes at most {MOST_VARIABLES} variables", path="env", hint="use fewer")
     if len({**job.labels, **job.sagemaker.tags}) > 49:
         yield Problem(
             "labels and tags together are more than the 49 tags that a job has room for",

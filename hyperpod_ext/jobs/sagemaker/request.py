@@ -2,7 +2,7 @@
 
 The container starts as SageMaker's framework images expect: hyperparameters, each a JSON value, name the script
 (`sagemaker_program`) and its archive (`sagemaker_submit_directory`). Estimators of sagemaker 2.x send the same members.
-sagemaker 3.x sends the code as channels (`as_model_trainer_sends_it`).
+sagemaker 3.x sends the code as channels.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ ARCHIVE = "sourcedir.tar.gz"
 CODE_CHANNEL = "code"
 DEFAULT_RUN_S = 86400
 _LOG_LEVEL = "20"
-_TRAINER_SCRIPT = "/opt/ml/input/data/sm_drivers/sm_train.sh"
 
 
 def training_job_request(job: JobConfig, job_name: str | None = None) -> Request:
@@ -45,13 +44,13 @@ def plain_request(job: JobConfig, job_name: str | None = None) -> Request:
         "AlgorithmSpecification": _algorithm(job),
         "HyperParameters": hyperparameters(job, name),
         "InputDataConfig": _channels(job, name),
-        "OutputDataConfig": _given(
+        "OutputDataConfig": given(
             S3OutputPath=options.output,
             KmsKeyId=options.output_kms_key,
             CompressionType=None if options.compress_output else "NONE",
         ),
         "ResourceConfig": _resources(job),
-        "StoppingCondition": _given(
+        "StoppingCondition": given(
             MaxRuntimeInSeconds=job.timeouts.run_s or DEFAULT_RUN_S,
             MaxWaitTimeInSeconds=_wait_s(job),
             MaxPendingTimeInSeconds=options.max_pending_s,
@@ -91,40 +90,6 @@ def submitted_as(request: Mapping[str, Any], job_name: str) -> Request:
     return changed
 
 
-def as_model_trainer_sends_it(request: Mapping[str, Any], job: JobConfig, job_name: str, inputs: str) -> Request:
-    """Return `request` in the form of sagemaker 3.x: with its entry point, and the code as channels.
-
-    Args:
-        job_name: ModelTrainer's name, from `base_job_name` and the time.
-        inputs: S3 prefix of its channels.
-    """
-    changed: Request = copy.deepcopy(dict(request))
-    changed["TrainingJobName"] = job_name
-    changed["HyperParameters"] = dict(arguments_of(job)) if job.mode == "plain" else {}
-    changed["AlgorithmSpecification"] |= {
-        "ContainerEntrypoint": ["/bin/bash"],
-        "ContainerArguments": ["-c", f"chmod +x {_TRAINER_SCRIPT} && {_TRAINER_SCRIPT}"],
-    }
-    own = [
-        {
-            "ChannelName": name,
-            "DataSource": {
-                "S3DataSource": {
-                    "S3DataType": "S3Prefix",
-                    "S3Uri": f"{inputs}/{name}",
-                    "S3DataDistributionType": "FullyReplicated",
-                }
-            },
-            "InputMode": "File",
-        }
-        for name in (CODE_CHANNEL, "sm_drivers")
-    ]
-    given = [one for one in changed.get("InputDataConfig", []) if one["ChannelName"] != CODE_CHANNEL]
-    changed["InputDataConfig"] = [*given, *own]
-    changed.pop("ProfilerConfig", None)
-    return changed
-
-
 def code_uri(output: str, job_name: str) -> str:
     """Return the S3 URI for the code of a training job."""
     return f"{output.rstrip('/')}/{job_name}/source/{ARCHIVE}"
@@ -158,8 +123,8 @@ def tags(job: JobConfig) -> list[dict[str, str]]:
 
 def vpc(job: JobConfig) -> Request | None:
     """Return subnets and security groups."""
-    given = job.sagemaker.vpc
-    return None if given is None else {"Subnets": list(given.subnets), "SecurityGroupIds": list(given.security_groups)}
+    asked = job.sagemaker.vpc
+    return None if asked is None else {"Subnets": list(asked.subnets), "SecurityGroupIds": list(asked.security_groups)}
 
 
 def checkpoint(job: JobConfig) -> Request | None:
@@ -170,32 +135,32 @@ def checkpoint(job: JobConfig) -> Request | None:
 
 def experiment(job: JobConfig) -> Request | None:
     """Return the experiment of the job."""
-    given = job.sagemaker.experiment
-    return None if given is None else _given(ExperimentName=given.name, TrialName=given.trial, RunName=given.run)
+    asked = job.sagemaker.experiment
+    return None if asked is None else given(ExperimentName=asked.name, TrialName=asked.trial, RunName=asked.run)
 
 
-def channel(given: S3Channel | FileSystemChannel) -> Request:
+def channel(asked: S3Channel | FileSystemChannel) -> Request:
     """Return an input channel without its name."""
-    if given.kind == "file-system":
+    if asked.kind == "file-system":
         source = {
             "FileSystemDataSource": {
-                "FileSystemId": given.id,
-                "FileSystemAccessMode": given.access,
-                "FileSystemType": given.type,
-                "DirectoryPath": given.directory,
+                "FileSystemId": asked.id,
+                "FileSystemAccessMode": asked.access,
+                "FileSystemType": asked.type,
+                "DirectoryPath": asked.directory,
             }
         }
         return {"DataSource": source}
     source = {
-        "S3DataSource": {"S3DataType": given.data, "S3Uri": given.uri, "S3DataDistributionType": given.distribution}
+        "S3DataSource": {"S3DataType": asked.data, "S3Uri": asked.uri, "S3DataDistributionType": asked.distribution}
     }
-    form = _given(InputMode=given.mode, ContentType=given.content_type, CompressionType=given.compression)
+    form = given(InputMode=asked.mode, ContentType=asked.content_type, CompressionType=asked.compression)
     return {"DataSource": source, **form}
 
 
 def _algorithm(job: JobConfig) -> Request:
     metrics = [{"Name": metric.name, "Regex": metric.regex} for metric in job.sagemaker.metrics]
-    return _given(
+    return given(
         TrainingImage=job.image,
         TrainingInputMode="File",
         MetricDefinitions=metrics or None,
@@ -204,7 +169,7 @@ def _algorithm(job: JobConfig) -> Request:
 
 
 def _channels(job: JobConfig, job_name: str) -> list[Request]:
-    found = [{"ChannelName": name, **channel(given)} for name, given in job.sagemaker.channels.items()]
+    found = [{"ChannelName": name, **channel(asked)} for name, asked in job.sagemaker.channels.items()]
     if job.sagemaker.network_isolation:
         source = {
             "S3DataType": "S3Prefix",
@@ -226,7 +191,7 @@ def _resources(job: JobConfig) -> Request:
         for group in job.node_groups
     ]
     instances = {} if groups else {"InstanceType": job.resources.instance_type, "InstanceCount": job.nodes}
-    return instances | _given(
+    return instances | given(
         InstanceGroups=groups or None,
         VolumeSizeInGB=options.volume_gib or 30,
         VolumeKmsKeyId=options.volume_kms_key,
@@ -245,5 +210,6 @@ def _code(job: JobConfig, job_name: str) -> str:
     return job.sagemaker.code or code_uri(job.sagemaker.output or "", job_name)
 
 
-def _given(**members: Any) -> Request:
+def given(**members: Any) -> Request:
+    """Return the members that have a value."""
     return {name: value for name, value in members.items() if value is not None}

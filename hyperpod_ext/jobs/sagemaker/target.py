@@ -41,11 +41,9 @@ if TYPE_CHECKING:
 NAME = "sagemaker"
 PARTS: dict[str, str] = {}
 INSTEAD = {
-    "faults": "write `chaos.inject` with `on_clusters: true` in the spec, or rehearse with --target local",
     "leftovers": "SageMaker keeps training jobs for ever; their files are below sagemaker.output",
     "move": "a training job keeps the instances that it began with, and has no spares",
     "ports": "with sagemaker.remote_debug, Session Manager forwards ports",
-    "rehearsal": "`--dry-run` shows what would be submitted",
     "resize": "a training job keeps the instances that it began with: submit it again with other `nodes`; "
     "it goes on from its newest durable checkpoint",
     "shell": "with sagemaker.remote_debug: `aws ssm start-session --target sagemaker-training-job:NAME_algo-1`",

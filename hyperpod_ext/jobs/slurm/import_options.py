@@ -14,10 +14,10 @@ from hyperpod_ext.errors import ConfigError, Problem
 from hyperpod_ext.jobs.imports.report import Report
 from hyperpod_ext.jobs.slurm.script import NEVER, OWN_OPTIONS, REFUSED_OF_BATCH
 
-_SHORT = {"J": "job-name", "N": "nodes", "p": "partition", "q": "qos", "t": "time", "A": "account", "o": "output"}
-_SHORT |= {"c": "cpus-per-task", "w": "nodelist", "x": "exclude", "C": "constraint", "d": "dependency", "D": "chdir"}
-_SHORT |= {"e": "error", "i": "input", "a": "array", "L": "licenses", "m": "distribution", "n": "ntasks", "G": "gpus"}
-_SHORT |= {
+SHORT = {"J": "job-name", "N": "nodes", "p": "partition", "q": "qos", "t": "time", "A": "account", "o": "output"}
+SHORT |= {"c": "cpus-per-task", "w": "nodelist", "x": "exclude", "C": "constraint", "d": "dependency", "D": "chdir"}
+SHORT |= {"e": "error", "i": "input", "a": "array", "L": "licenses", "m": "distribution", "n": "ntasks", "G": "gpus"}
+SHORT |= {
     "b": "begin",
     "M": "clusters",
     "F": "nodefile",
@@ -25,7 +25,7 @@ _SHORT |= {
     "B": "extra-node-info",
     "s": "oversubscribe",
 }
-_SHORT |= {"H": "hold", "k": "no-kill", "O": "overcommit", "Q": "quiet", "v": "verbose", "W": "wait", "h": "help"}
+SHORT |= {"H": "hold", "k": "no-kill", "O": "overcommit", "Q": "quiet", "v": "verbose", "W": "wait", "h": "help"}
 """Short options, from sbatch's manual."""
 _WORD, _PHRASE = TypeAdapter(SlurmWord), TypeAdapter(SlurmPhrase)
 _TO_SLURM = {"account": _WORD, "reservation": _WORD} | dict.fromkeys(("constraint", "exclude", "gres"), _PHRASE)
@@ -68,7 +68,7 @@ def options_of(text: str, report: Report) -> list[Option]:
             if word.startswith("--"):
                 name, equals, value = word[2:].partition("=")
             else:
-                name, equals, value = _SHORT.get(word[1:2], word[1:2]), word[2:], word[2:]
+                name, equals, value = SHORT.get(word[1:2], word[1:2]), word[2:], word[2:]
             if not equals and words and not words[0].startswith("-"):
                 value = words.pop(0)
             if name in found:

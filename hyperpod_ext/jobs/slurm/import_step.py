@@ -12,13 +12,11 @@ from hyperpod_ext.jobs.imports.launch import Launch, launcher_in, parse_launch
 from hyperpod_ext.jobs.imports.placeholders import names_in
 from hyperpod_ext.jobs.imports.shell_values import Script
 from hyperpod_ext.jobs.kubernetes.imports.command import SHELLS, Started, read_words
+from hyperpod_ext.jobs.slurm.import_options import SHORT
 
-_LONG = {"n": "ntasks", "N": "nodes", "c": "cpus-per-task", "w": "nodelist", "x": "exclude", "p": "partition"}
-_LONG |= {"t": "time", "J": "job-name", "o": "output", "e": "error", "i": "input", "r": "relative", "G": "gpus"}
-_LONG |= {"m": "distribution", "C": "constraint", "A": "account", "q": "qos", "D": "chdir", "l": "label"}
-_LONG |= {"u": "unbuffered", "K": "kill-on-bad-exit", "v": "verbose", "Q": "quiet", "O": "overcommit", "k": "no-kill"}
-_LONG |= {"s": "oversubscribe", "X": "disable-status", "E": "preserve-env", "W": "wait", "d": "dependency"}
-"""Short options, from srun's manual."""
+_SHORT = SHORT | {"E": "preserve-env", "K": "kill-on-bad-exit", "X": "disable-status"}
+_SHORT |= {"l": "label", "r": "relative", "u": "unbuffered"}
+"""Short options of srun, which has sbatch's, too."""
 _FLAGS = {"label", "unbuffered", "exclusive", "overlap", "kill-on-bad-exit", "verbose", "pty", "quiet", "overcommit"}
 _FLAGS |= {"no-kill", "oversubscribe", "disable-status", "preserve-env", "contiguous", "spread-job", "exact"}
 _FLAGS |= {
@@ -109,7 +107,7 @@ def _take_options(rest: list[str], options: list[tuple[str, str]]) -> None:
             name, equals, value = word[2:].partition("=")
             name = name.replace("_", "-")  # spelling of older manuals
         else:
-            name, equals, value = _LONG.get(word[1], word[1]), word[2:], word[2:].removeprefix("=")
+            name, equals, value = _SHORT.get(word[1], word[1]), word[2:], word[2:].removeprefix("=")
             if name in _FLAGS and name != "kill-on-bad-exit" and value:  # several letters, `-lu`
                 rest.insert(0, f"-{value}")
                 value = ""

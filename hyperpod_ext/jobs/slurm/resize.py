@@ -11,7 +11,7 @@ RUNS/NAME/JOBID/0.0/hosts/3      Slurm's name of node 3 of the job's own allocat
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,11 +24,10 @@ from hyperpod_ext.jobs.contract import resize
 from hyperpod_ext.jobs.contract.handle import JobHandle
 from hyperpod_ext.jobs.contract.render import check_shell
 from hyperpod_ext.jobs.contract.run_files import Tail, read_event
-from hyperpod_ext.jobs.contract.spec_annotation import parse_note
 from hyperpod_ext.jobs.slurm import client as slurm
 from hyperpod_ext.jobs.slurm import runs as hyperpod_slurm_runs
 from hyperpod_ext.jobs.slurm import target as hyperpod_slurm
-from hyperpod_ext.jobs.slurm.script import NOTE, nodes_script
+from hyperpod_ext.jobs.slurm.script import nodes_script, spec_in
 
 Answer = TypeVar("Answer")
 _ASK_EVERY_S = 2.0
@@ -79,7 +78,7 @@ def order(handle: JobHandle, nodes: int) -> PendingResize:
     if problem := resize.refusal(spec, nodes):
         raise ConfigError([problem])
     start = training_start(job, handle)
-    if waiting := [one for one in _joining(job) if slurm.task_states(one) & {"starting"}]:
+    if waiting := [one for one in hyperpod_slurm.more_jobs(job.job_dir) if slurm.task_states(one) & {"starting"}]:
         hint = f"wait for them, or drop them with `scancel {waiting[0]}`"
         raise ConflictError(f"{job.name} waits for nodes already, job {waiting[0]} of the queue", hint=hint)
     events = Tail(start / "events.jsonl")
@@ -208,12 +207,11 @@ def _send_for(job: hyperpod_slurm.Submitted, spec: JobConfig, name: str, order: 
     script = nodes_script(spec, job.id, name, order.joining, order.model_dump_json(), job.folder)
     check_shell("nodes.sbatch", script)
     array, _ = slurm.submit(script, job.folder)
-    write_atomically(job.job_dir / hyperpod_slurm.MORE, "".join(f"{one}\n" for one in (*_joining(job), array)))
+    write_atomically(
+        job.job_dir / hyperpod_slurm.MORE,
+        "".join(f"{one}\n" for one in (*hyperpod_slurm.more_jobs(job.job_dir), array)),
+    )
     return array
-
-
-def _joining(job: hyperpod_slurm.Submitted) -> Sequence[str]:
-    return hyperpod_slurm.more_jobs(job.job_dir)
 
 
 def spec_of(job: hyperpod_slurm.Submitted) -> JobConfig:
@@ -224,10 +222,9 @@ def spec_of(job: hyperpod_slurm.Submitted) -> JobConfig:
         NotFoundError: the file has no spec that this version can read.
     """
     try:
-        lines = (job.job_dir / "job.sbatch").read_text().splitlines()
+        spec = spec_in((job.job_dir / "job.sbatch").read_text())
     except FileNotFoundError:
         raise ConflictError(f"{job.name} has not begun yet", hint=f"`squeue -j {job.id}` says why") from None
-    spec = next((parse_note(line.removeprefix(NOTE)) for line in lines if line.startswith(NOTE)), None)
     if spec is None:
         hint = "was it changed after it was written, or made by another version?"
         raise NotFoundError(f"{job.job_dir}/job.sbatch holds no spec", hint=hint)

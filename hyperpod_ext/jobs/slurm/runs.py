@@ -16,7 +16,7 @@ from typing import Any
 
 from hyperpod_ext.errors import ConfigError
 from hyperpod_ext.jobs.contract.job_status import FINAL_STATES
-from hyperpod_ext.jobs.contract.run_files import LogReader, Tail, read_event, tells_step
+from hyperpod_ext.jobs.contract.run_files import LogReader, Tail, last_step, read_event
 from hyperpod_ext.jobs.job_files.job_report import ReportOutput
 from hyperpod_ext.jobs.job_files.json_files import read_checked
 from hyperpod_ext.jobs.local.result import EMPTY_REPORT, JobReport
@@ -64,13 +64,9 @@ class JobReader:
             yield from (line for line in tail.lines() if line.startswith(mark))
 
 
-def last_step(job_dir: Path) -> dict[str, Any]:
+def newest_step(job_dir: Path) -> dict[str, Any]:
     """Return the newest event with the job's progress."""
-    for start in reversed(starts(job_dir)):
-        for event in reversed(_events(start)):
-            if tells_step(event):
-                return dict(event)
-    return {}
+    return next((event for start in reversed(starts(job_dir)) if (event := last_step(start / "events.jsonl"))), {})
 
 
 def make_result(job_dir: Path, batch_log: Path, state: str, cause: str) -> JobReport:

@@ -15,7 +15,7 @@ from hyperpod_ext.errors import HyperpodExtError, Problem
 from hyperpod_ext.jobs.contract.launcher_text import RANKED_LINES, without_launcher, words_for_torchrun
 from hyperpod_ext.jobs.contract.rank_variables import changes_ranks
 from hyperpod_ext.jobs.contract.render import check_shell, render
-from hyperpod_ext.jobs.contract.spec_annotation import note_text
+from hyperpod_ext.jobs.contract.spec_annotation import note_text, parse_note
 
 NOTE = "# spec: "
 """Prefix of the job's spec in the file, which `hp-ext import` reads."""
@@ -105,9 +105,14 @@ def job_script(job: JobConfig) -> str:
         elastic=elastic,
         warned=_warned(job),
         requeue=job.slurm.requeue and not plain,
-        folder=_quoted(job.working_dir) if job.working_dir else '"$HPX_SOURCE_DIR"',
+        folder=shlex.quote(job.working_dir) if job.working_dir else '"$HPX_SOURCE_DIR"',
         command=words if plain and not alone else job.words,
     )
+
+
+def spec_in(script: str) -> JobConfig | None:
+    """Return the spec in a rendered file, or None if this version can read none."""
+    return next((parse_note(line.removeprefix(NOTE)) for line in script.splitlines() if line.startswith(NOTE)), None)
 
 
 def nodes_script(job: JobConfig, job_id: str, order: str, numbers: Sequence[int], text: str, folder: Path) -> str:
@@ -325,9 +330,9 @@ def _step_options(job: JobConfig) -> Iterator[str]:
     yield f"kill-on-bad-exit={int(job.mode == 'plain')}"
     yield "cpu-bind=none"
     for name, value in job.overlay.slurm.srun.items():
-        yield f"{name}={_quoted(value)}" if value else name
+        yield f"{name}={shlex.quote(value)}" if value else name
     if _container(job) == "pyxis":
-        yield f"container-image={_quoted(job.image or '')}"
+        yield f"container-image={shlex.quote(job.image or '')}"
         yield f"container-mounts={','.join(_mounts(job))}"
         yield "no-container-mount-home"
 
@@ -342,8 +347,8 @@ def _mounts(job: JobConfig) -> list[str]:
     volumes = [volume for volume in job.volumes if volume.kind == "host"]
     disks = [tier.mounted for tier in job.checkpoint.durable() if tier.on_node and tier.mounted]
     disks = [path for path in disks if not any(PurePosixPath(path).is_relative_to(v.path) for v in volumes)]
-    own += [_quoted(f"{path}:{path}") for path in disks]
-    return own + [_quoted(f"{v.host_path}:{v.path}{':ro' if v.read_only else ''}") for v in volumes]
+    own += [shlex.quote(f"{path}:{path}") for path in disks]
+    return own + [shlex.quote(f"{v.host_path}:{v.path}{':ro' if v.read_only else ''}") for v in volumes]
 
 
 def _time(seconds: int | None) -> str | None:
@@ -352,7 +357,3 @@ def _time(seconds: int | None) -> str | None:
         return None
     minutes = math.ceil(seconds / 60)
     return f"{minutes // 1440}-{minutes // 60 % 24:02d}:{minutes % 60:02d}:00"
-
-
-def _quoted(text: str) -> str:
-    return shlex.quote(text)

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import ConflictError, HyperpodExtError, NotFoundError, UnreachableError
 from hyperpod_ext.jobs.contract import records
@@ -21,7 +19,7 @@ from hyperpod_ext.jobs.contract.targets import running_node
 from hyperpod_ext.jobs.job_files.job_report import SlurmRecord
 from hyperpod_ext.jobs.slurm import client as slurm
 from hyperpod_ext.jobs.slurm import runs
-from hyperpod_ext.jobs.slurm.script import COMMENT, NOTE, job_script
+from hyperpod_ext.jobs.slurm.script import COMMENT, job_script, spec_in
 from hyperpod_ext.jobs.slurm.script import problems as problems
 from hyperpod_ext.jobs.slurm.script import warnings as warnings
 
@@ -37,10 +35,8 @@ PARTS = {
     "shell": "hyperpod_ext.jobs.slurm.target",
 }
 INSTEAD = {
-    "faults": "write `chaos.inject` with `on_clusters: true` in the spec, or rehearse with --target local",
     "leftovers": "Slurm forgets a job by itself; its files are in the folder that `hp-ext status` shows",
     "ports": "ssh -L HERE:HOST:THERE, to the host that `squeue` shows",
-    "rehearsal": "`--dry-run` shows what would be submitted",
 }
 FILE = "job.sbatch"
 _TICK_S = 0.2
@@ -171,7 +167,7 @@ def status(handle: JobHandle) -> JobStatus:
     if state == "failed":
         cause = f"job {job.id} is {word}" + (f" ({reason})" if reason else "")
         error = runs.make_result(job.job_dir, job.batch_log, state, cause)["error"]
-    step = runs.last_step(job.job_dir)
+    step = runs.newest_step(job.job_dir)
     return JobStatus(
         name=job.name,
         handle=str(handle),
@@ -277,15 +273,8 @@ def more_jobs(job_dir: Path) -> list[str]:
 def submission(handle: JobHandle) -> Submitted:
     """Return the newest submission of the name."""
     record = _record(handle.name)
-    return Submitted(
-        name=handle.name,
-        id=record["id"],
-        cluster=record["cluster"],
-        folder=Path(record["folder"]),
-        runs=record["runs"],
-        world_size=record["world_size"],
-        submitted_at=record["submitted_at"],
-    )
+    fields = {name: record[name] for name in SlurmRecord.model_fields}
+    return Submitted(handle.name, **fields | {"folder": Path(record["folder"])})
 
 
 def _newest_of_ours() -> dict[str, slurm.Queued]:
@@ -308,14 +297,9 @@ def _record_of(queued: slurm.Queued) -> dict[str, Any]:
     except HyperpodExtError as error:
         hint = f"ask on the machine that submitted it, or look at `scontrol show job {queued.id}`"
         raise NotFoundError(f"the file of job {queued.id} cannot be had: {error.message}", hint=hint) from None
-    notes = [line.removeprefix(NOTE) for line in text.splitlines() if line.startswith(NOTE)]
-    if not notes:
-        raise NotFoundError(f"the file of job {queued.id} holds no spec", hint="was it changed after it was written?")
-    try:
-        job = JobConfig.model_validate_json(notes[0])
-    except ValidationError:
-        hint = "ask on the machine that submitted it"
-        raise NotFoundError(f"the file of job {queued.id} holds a spec of another version", hint=hint) from None
+    if (job := spec_in(text)) is None:
+        hint = "was it changed after it was written, or made by another version?"
+        raise NotFoundError(f"the file of job {queued.id} holds no spec", hint=hint)
     return {
         "id": queued.id,
         "cluster": slurm.cluster_name(),

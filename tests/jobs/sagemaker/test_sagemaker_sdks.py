@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,14 @@ from sdk_venvs import python_of
 from training_jobs import CASES, V2_ALONE, V3_ALONE
 
 from hyperpod_ext.config.job.job import JobConfig
-from hyperpod_ext.jobs.sagemaker.request import as_model_trainer_sends_it, training_job_request
+from hyperpod_ext.jobs.sagemaker.container import arguments_of
+from hyperpod_ext.jobs.sagemaker.request import CODE_CHANNEL, Request, training_job_request
 from hyperpod_ext.jobs.sagemaker.strict import check_request
 
 pytestmark = [pytest.mark.sdks, pytest.mark.timeout(600)]
 
 ALL = CASES | V2_ALONE | V3_ALONE
+TRAINER_SCRIPT = "/opt/ml/input/data/sm_drivers/sm_train.sh"
 REFUSED_BY = {"v2": V3_ALONE, "v3": V2_ALONE}
 
 
@@ -50,6 +54,40 @@ def sdk(
 @pytest.fixture(scope="module")
 def root() -> Path:
     return Path(__file__).resolve().parents[3]
+
+
+def as_model_trainer_sends_it(request: Mapping[str, Any], job: JobConfig, job_name: str, inputs: str) -> Request:
+    """Return `request` in the form of sagemaker 3.x: with its entry point, and the code as channels.
+
+    Args:
+        job_name: ModelTrainer's name, from `base_job_name` and the time.
+        inputs: S3 prefix of its channels.
+    """
+    changed: Request = copy.deepcopy(dict(request))
+    changed["TrainingJobName"] = job_name
+    changed["HyperParameters"] = dict(arguments_of(job)) if job.mode == "plain" else {}
+    changed["AlgorithmSpecification"] |= {
+        "ContainerEntrypoint": ["/bin/bash"],
+        "ContainerArguments": ["-c", f"chmod +x {TRAINER_SCRIPT} && {TRAINER_SCRIPT}"],
+    }
+    own = [
+        {
+            "ChannelName": name,
+            "DataSource": {
+                "S3DataSource": {
+                    "S3DataType": "S3Prefix",
+                    "S3Uri": f"{inputs}/{name}",
+                    "S3DataDistributionType": "FullyReplicated",
+                }
+            },
+            "InputMode": "File",
+        }
+        for name in (CODE_CHANNEL, "sm_drivers")
+    ]
+    given = [one for one in changed.get("InputDataConfig", []) if one["ChannelName"] != CODE_CHANNEL]
+    changed["InputDataConfig"] = [*given, *own]
+    changed.pop("ProfilerConfig", None)
+    return changed
 
 
 @pytest.mark.parametrize("name", ALL)

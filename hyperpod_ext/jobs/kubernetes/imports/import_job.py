@@ -18,6 +18,7 @@ from hyperpod_ext.jobs.contract.spec_annotation import ANNOTATION
 from hyperpod_ext.jobs.contract.yaml_text import read_all
 from hyperpod_ext.jobs.imports.placeholders import fill
 from hyperpod_ext.jobs.imports.report import Imported
+from hyperpod_ext.jobs.kubernetes.hyperpod_eks_render import ELASTIC, LIMITS, LOG_RULE, RESTARTS
 from hyperpod_ext.jobs.kubernetes.imports.carry import carried, is_carried, trainer_pod, with_job_fields
 from hyperpod_ext.jobs.kubernetes.imports.changed import read_changed, recorded_in
 from hyperpod_ext.jobs.kubernetes.imports.compare import additions, differences, groups_of, renamed
@@ -393,12 +394,9 @@ class _Reader:
         again: dict[str, Any] = document.setdefault("relaunch", {})
         timeouts: dict[str, Any] = {}
         for holder, into, names in (
-            (restart, again, {"evalPeriodSeconds": "window_s", "numRestartBeforeFullJobRestart": "after_restarts"}),
-            (restart, again, {"maxFullJobRestarts": "max_times", "maxNumRepeatOffendersToAvoid": "avoid_nodes"}),
-            (restart, again, {"scaleUpSnoozeTimeInSeconds": "scale_up_pause_s"}),
+            (restart, again, RESTARTS),
             (policy, again, {"jobMaxRetryCount": "max_process_restarts", "backoffLimit": "max_times"}),
-            (policy, timeouts, {"activeDeadlineSeconds": "run_s", "startupDeadlineSeconds": "start_s"}),
-            (policy, timeouts, {"faultDeadlineSeconds": "fault_s", "ttlSecondsAfterFinished": "keep_s"}),
+            (policy, timeouts, LIMITS | {"ttlSecondsAfterFinished": "keep_s"}),
             (policy, kubernetes, {"suspend": "suspend", "workloadMode": "workload_mode"}),
         ):
             for theirs, ours in names.items():
@@ -408,7 +406,10 @@ class _Reader:
             del timeouts["keep_s"]
         if clean := policy.pop("cleanPodPolicy", default_clean):
             kubernetes["clean_pods"] = _CLEAN.get(str(clean), str(clean))
-        rules = [_log_rule(one) for one in policy.pop("logMonitoringConfiguration", None) or []]
+        rules = [
+            {LOG_RULE[key]: value for key, value in rule.items() if key in LOG_RULE}
+            for rule in policy.pop("logMonitoringConfiguration", None) or []
+        ]
         for name, value in (("relaunch", again), ("timeouts", timeouts), ("log_rules", rules)):
             if name != "timeouts":
                 document.pop(name, None)
@@ -416,16 +417,7 @@ class _Reader:
                 document[name] = value
 
     def _elastic(self, policy: dict[str, Any], document: dict[str, Any]) -> None:
-        names = {
-            "minReplicas": "min_nodes",
-            "maxReplicas": "max_nodes",
-            "replicaIncrementStep": "step",
-            "replicaDiscreteValues": "sizes",
-            "scalingTimeoutInSeconds": "scaling_timeout_s",
-            "gracefulShutdownTimeoutInSeconds": "graceful_shutdown_s",
-            "faultyScaleDownTimeoutInSeconds": "faulty_scale_down_s",
-        }
-        found = {ours: policy.pop(theirs) for theirs, ours in names.items() if theirs in policy}
+        found = {ours: policy.pop(theirs) for theirs, ours in ELASTIC.items() if theirs in policy}
         if found:
             document["elastic"] = found
         if "maxRestarts" in policy:
@@ -481,18 +473,3 @@ def _group(group: Mapping[str, Any]) -> dict[str, Any]:
     if not is_machine(found["instance_type"]):
         del found["instance_type"]
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _log_rule(rule: Mapping[str, Any]) -> dict[str, Any]:
-    names = {
-        "name": "name",
-        "logPattern": "pattern",
-        "stopPattern": "stop_pattern",
-        "expectedStartCutOffInSeconds": "first_within_s",
-        "expectedRecurringFrequencyInSeconds": "every_s",
-        "metricThreshold": "threshold",
-        "operator": "operator",
-        "metricEvaluationDataPoints": "data_points",
-        "faultOnMatch": "fault_on_match",
-    }
-    return {names[key]: value for key, value in rule.items() if key in names}
