@@ -12,10 +12,10 @@ from typing import Any
 
 from hyperpod_ext.catalog import labels
 from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.job.resources import Libraries
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.config.job.scheduling import NodeGroup
 from hyperpod_ext.config.job.secret_variables import secrets_last
-from hyperpod_ext.jobs.contract.efa import efa_environment
 from hyperpod_ext.jobs.contract.spec_annotation import note_of
 from hyperpod_ext.jobs.contract.yaml_text import literal
 from hyperpod_ext.jobs.kubernetes.mounts import Mounts, job_mounts
@@ -157,6 +157,33 @@ def environment(job: JobConfig, start: Start, share: NodeShare) -> list[dict[str
         reference = {"secretKeyRef": {"name": entry.secret, "key": entry.key}}
         entries.append({"name": entry.name, "valueFrom": reference})
     return entries
+
+
+def efa_environment(libraries: Libraries, *, on_host: bool, hugepages: bool) -> dict[str, str]:
+    """Return the variables for a job whose nodes communicate over EFA.
+
+    RDMAV_FORK_SAFE is not among them, because it does harm with current libfabric.
+
+    Args:
+        on_host: workers use the node's network, not a pod's.
+        hugepages: huge pages are reserved for EFA. Otherwise EFA must not use them: its process could not fork.
+    """
+    variables: dict[str, str] = {}
+    if not hugepages:
+        variables["FI_EFA_USE_HUGE_PAGE"] = "0"
+    if _older(libraries.libfabric, (1, 18)) or _older(libraries.ofi_nccl, (1, 6)):
+        variables["FI_PROVIDER"] = "efa"
+    if _older(libraries.ofi_nccl, (1, 6)):
+        variables["NCCL_PROTO"] = "simple"
+    if _older(libraries.ofi_nccl, (1, 7)):
+        variables["FI_EFA_USE_DEVICE_RDMA"] = "1"
+    # a pod's network is eth0; a host has many interfaces, some without a route
+    variables["NCCL_SOCKET_IFNAME"] = "^docker,lo,veth,eth" if on_host else "^lo"
+    return variables
+
+
+def _older(version: str | None, than: tuple[int, int]) -> bool:
+    return version is not None and tuple(int(part) for part in version.split(".")[:2]) < than
 
 
 def runtime_environment(job: JobConfig) -> dict[str, str]:
