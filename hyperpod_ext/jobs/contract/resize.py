@@ -126,7 +126,7 @@ def outcome(
         if why:
             raise ConflictError(why)
         if deadline is not None and time.monotonic() > deadline:
-            hint = f"it may come yet; `hp-ext status {job}` and its events tell"
+            hint = f"it may still be resized: `hp-ext status {job}` and its events show it"
             raise WaitTimeoutError(f"{job} has not been resized within {timeout_s:g} s", hint=hint)
         time.sleep(_TICK_S)
 
@@ -159,6 +159,6 @@ def wait_until_left(job: JobConfig, start: Path, leaving: Mapping[int, str], run
         if not runs():
             return
         if time.monotonic() > deadline:
-            message = f"{job.name} goes on without node {late[0]}, but {leaving[late[0]]} does not end"
+            message = f"{job.name} continues without node {late[0]}, but {leaving[late[0]]} does not end"
             raise HyperpodExtError(message, hint=f"see {start}/logs/node{late[0]}.log")
         time.sleep(_TICK_S)

@@ -125,7 +125,9 @@ def _of_ports(job: JobConfig) -> Iterator[Problem]:
     }
     for path, port in ports.items():
         if port == labels.AGENT_PORT:
-            message = f"port {port} is where the operator gives orders to pods, and nobody else may reach it"
+            message = (
+                f"port {port} is reserved: the operator calls pods there, and the NetworkPolicy closes it to others"
+            )
             yield Problem(message, path=path, hint=f"write another one, as {port + 1}")
 
 

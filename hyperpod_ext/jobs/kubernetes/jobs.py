@@ -180,7 +180,7 @@ def _until_ended(kind: Kind, client: Client, handle: JobHandle) -> Iterator[JobS
         except NotFoundError:
             if not seen:
                 raise
-            hint = f"somebody ran `hp-ext cancel {handle}`, or its time to be kept was over"
+            hint = "it was cancelled, or its time to be kept has ended"
             raise NotFoundError(f"{handle.name} was deleted while it was watched", hint=hint) from None
         seen = True
         now = _status(kind, client, found)
@@ -202,7 +202,7 @@ def cancel(kind: Kind, handle: JobHandle, poll_s: float = POLL_S) -> JobStatus:
     while left := pods.pods():
         if time.monotonic() > deadline:
             names = ", ".join(pod["metadata"]["name"] for pod in left)
-            hint = f"kubectl describe pod {left[0]['metadata']['name']} tells what holds it"
+            hint = f"kubectl describe pod {left[0]['metadata']['name']} shows why it does not end"
             raise HyperpodExtError(f"{handle.name} is deleted, but its pods do not end: {names}", hint=hint)
         time.sleep(poll_s)
     with suppress(NotFoundError):  # the spec may disable it

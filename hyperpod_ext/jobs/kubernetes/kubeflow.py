@@ -34,7 +34,7 @@ PARTS = {
 }
 INSTEAD = {
     "move": "its jobs have no spares: drain the node, and the pod comes back on another one",
-    "resize": "submit it again with other `nodes`; it goes on from its newest durable checkpoint",
+    "resize": "submit it again with other `nodes`; it continues from its newest durable checkpoint",
 }
 
 

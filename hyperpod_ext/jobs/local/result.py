@@ -162,7 +162,7 @@ def without_supervisor(report: JobReport) -> JobReport:
     if report["state"] != "cancelled":
         return report  # it ended before the keeper
     message = "the process that looks after the job's engine was killed, and the job was ended with it"
-    hint = "submit it again: it goes on from its newest durable checkpoint, where it has one"
+    hint = "submit it again: it continues from its newest durable checkpoint, if there is one"
     return report | {"state": "failed", "error": {"code": "JobFailedError", "message": message, "hint": hint}}
 
 

@@ -23,7 +23,7 @@ def budgets_are_in_order(context: Context) -> Iterator[Finding]:
         message = f"the job has failed after {again.max_process_restarts} restarts, before these {again.after_restarts}"
         yield Finding(("relaunch", "after_restarts"), message, f"write at most {again.max_process_restarts}")
     if again.after_restarts and again.max_times == 0:
-        message = "the whole job is to be started anew, but at most 0 times"
+        message = "the whole job may be restarted 0 times, so that these restarts never lead to one"
         yield Finding(("relaunch", "after_restarts"), message, "write max_times: 1, or remove it")
 
 
@@ -72,7 +72,7 @@ def log_rules_do_something(context: Context) -> Iterator[Finding]:
     "HPX164",
     "error",
     "two log rules of one name",
-    "The operator tells faults apart by the names of their rules.",
+    "The operator identifies faults by the names of their rules.",
     "Give each rule a name of its own.",
     reads=("log_rules",),
 )

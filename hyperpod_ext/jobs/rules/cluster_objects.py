@@ -71,7 +71,7 @@ def pod_names_fit(context: Context) -> Iterator[Finding]:
     "HPX144",
     "warning",
     "a NetworkPolicy that protects nothing",
-    "Pods on the node's own network are outside of every NetworkPolicy: whoever reaches the node can stop the job.",
+    "Pods on the node's network are outside every NetworkPolicy: any host that reaches the node can stop the job.",
     "Leave host_network out, or guard the nodes with security groups.",
     targets=KUBERNETES,
 )
@@ -140,8 +140,8 @@ def _instead_of_memory(path: Path, place: str) -> Iterator[Finding]:
     "HPX129",
     "error",
     "a volume over the addresses that hyperpodrun keeps",
-    "hyperpodrun keeps what the operator tells it of addresses at /opt/ml/input/config, each pod its own. On a claim "
-    "or a folder of the node, pods would share one file, and take themselves for each other.",
+    "hyperpodrun stores its pod's addresses from the operator at /opt/ml/input/config. On a claim or a folder of the "
+    "node, pods would share one file, and each would read the address of another.",
     "Choose another path, or mount a volume of kind scratch there.",
 )
 def addresses_are_each_pods_own(context: Context) -> Iterator[Finding]:
@@ -158,7 +158,7 @@ def addresses_are_each_pods_own(context: Context) -> Iterator[Finding]:
     "HPX146",
     "warning",
     "a privileged container",
-    "Whoever gets into the container owns the node, and with it every job on it.",
+    "An attacker in the container controls the node and every job on it.",
     "Leave kubernetes.privileged out; nothing here needs it.",
     targets=KUBERNETES,
 )
@@ -276,8 +276,8 @@ def own_labels_are_left_alone(context: Context) -> Iterator[Finding]:
     "HPX153",
     "warning",
     "auto-resume works only in some namespaces",
-    "HyperPod resumes PyTorchJobs in namespace kubeflow and in those that begin with hyperpod; elsewhere relaunch is "
-    "only the operator's back-off limit.",
+    "HyperPod resumes PyTorchJobs only in namespace kubeflow and in namespaces that begin with hyperpod; elsewhere "
+    "relaunch is the operator's back-off limit.",
     "Use such a namespace, or leave relaunch.max_times to the back-off limit.",
 )
 def auto_resume_has_its_namespace(context: Context) -> Iterator[Finding]:

@@ -48,7 +48,7 @@ def elastic_with_our_runtime(context: Context) -> Iterator[Finding]:
     "HPX103",
     "error",
     "numbers of an elastic job contradict each other",
-    "The operator refuses a job whose first number of nodes, or whose sizes, lie outside of its bounds.",
+    "The operator refuses a job whose first number of nodes, or whose sizes, are outside its bounds.",
     "Have min_nodes <= nodes <= max_nodes, and all sizes between the two, `nodes` among them.",
     reads=("nodes", "elastic.min_nodes", "elastic.max_nodes", "elastic.sizes"),
 )
@@ -63,7 +63,7 @@ def elastic_bounds(context: Context) -> Iterator[Finding]:
         yield Finding(("nodes",), f"an elastic job cannot begin with {job.nodes} nodes", hint)
     for index, size in enumerate(elastic.sizes):
         if not elastic.min_nodes <= size <= elastic.max_nodes:
-            yield Finding(("elastic", "sizes", index), f"{size} lies outside of min_nodes and max_nodes", "remove it")
+            yield Finding(("elastic", "sizes", index), f"{size} is outside min_nodes and max_nodes", "remove it")
     if elastic.sizes and list(elastic.sizes) != sorted(set(elastic.sizes)):
         listed = ", ".join(map(str, sorted(set(elastic.sizes))))
         yield Finding(("elastic", "sizes"), "sizes go from small to large, each once", f"write [{listed}]")
@@ -90,8 +90,8 @@ def spares_need_a_queue(context: Context) -> Iterator[Finding]:
     "HPX127",
     "error",
     "spares that no group has",
-    "The operator keeps spares group by group. Where the nodes are in groups, it is told only of those of each group, "
-    "and spares of the job as a whole would be lost without a word.",
+    "The operator keeps spares per group. If the nodes are in groups, only spares of groups are rendered, and spares "
+    "of the whole job would be lost silently.",
     "Write spares in the groups that are to have them.",
     targets={"hyperpod-eks"},
 )
@@ -129,7 +129,7 @@ def checkpointless_needs_replicas(context: Context) -> Iterator[Finding]:
 def checkpoint_is_read(context: Context) -> Iterator[Finding]:
     job = context.job
     if job.mode != "ours" and job.checkpoint != type(job).model_fields["checkpoint"].default:
-        yield Finding(("checkpoint",), f"is not read in mode {job.mode}", "the script must save by itself")
+        yield Finding(("checkpoint",), f"is not read in mode {job.mode}", "the script must save its own checkpoints")
 
 
 @rule(
@@ -167,8 +167,8 @@ def cluster_has_the_managed_tier(context: Context) -> Iterator[Finding]:
     "HPX126",
     "error",
     "checkpointless training on a cluster that replaces no nodes",
-    "Checkpointless training goes on without a checkpoint once a faulty node is replaced. With node_recovery None "
-    "nobody replaces it: the job waits on machines that are paid.",
+    "Checkpointless training continues without a checkpoint when a faulty node has been replaced. With node_recovery "
+    "None it is not replaced, and the job waits on paid machines.",
     "Set node_recovery: Automatic of the cluster (`hp-ext update-cluster`), or use another mode.",
 )
 def checkpointless_needs_node_recovery(context: Context) -> Iterator[Finding]:

@@ -107,7 +107,7 @@ def efa_is_known(context: Context) -> Iterator[Finding]:
     "warning",
     "EFA for nothing, or not all of it",
     "One node alone sends nothing over EFA; and a job that has all accelerators of a node but not all EFA interfaces "
-    "leaves bandwidth unused that nobody else can have.",
+    "leaves bandwidth unused that no other job can use.",
     "Leave resources.efa out: it then follows from the instance type and the number of nodes.",
 )
 def efa_is_used(context: Context) -> Iterator[Finding]:
@@ -131,7 +131,7 @@ def efa_is_used(context: Context) -> Iterator[Finding]:
     "more CPU or memory than pods can have",
     "Kubernetes and the daemons of a node keep a share for themselves; a pod that asks for all of the machine is never "
     "placed.",
-    "Ask for what is left, or leave cpus and memory_mib out: they then follow from the instance type.",
+    "Ask for the rest of the machine, or leave cpus and memory_mib out: they then follow from the instance type.",
     reads=_OF_A_NODE,
 )
 def cpu_and_memory_fit(context: Context) -> Iterator[Finding]:
@@ -159,7 +159,7 @@ def hugepages_need_memory(context: Context) -> Iterator[Finding]:
     share = node_share(context.job)
     if share.hugepages_mib and share.cpus is None and share.memory_mib is None:
         hint = "add resources.memory_mib, or resources.instance_type"
-        yield Finding(("resources", "hugepages_mib"), "huge pages need a request of CPU or memory beside them", hint)
+        yield Finding(("resources", "hugepages_mib"), "huge pages need a request of CPU or memory, too", hint)
 
 
 @rule(
@@ -167,7 +167,7 @@ def hugepages_need_memory(context: Context) -> Iterator[Finding]:
     "warning",
     "an instance type that is not known here",
     "Nothing about it can be checked, and no default follows from it.",
-    "Correct the name, or go on if it is newer than this version.",
+    "Correct the name, or ignore this if the type is newer than this version.",
 )
 def instance_type_is_known(context: Context) -> Iterator[Finding]:
     job = context.job

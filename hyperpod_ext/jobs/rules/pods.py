@@ -63,7 +63,7 @@ def what_is_named_is_there(context: Context) -> Iterator[Finding]:
     "HPX156",
     "error",
     "a pod without what the job relies on",
-    "The launcher tells ranks who they are by variables, reads the job's secret from a volume, and writes below /tmp.",
+    "The launcher identifies ranks by variables, reads the job's secret from a volume, and writes below /tmp.",
     "Remove the field, or write what the hint says.",
     reads=("kubernetes.container", "kubernetes.pod", "overlay.kubernetes.pod", "mode", "volumes"),
 )
@@ -147,7 +147,7 @@ def amounts_fit(context: Context) -> Iterator[Finding]:
     "HPX165",
     "error",
     "less time to end than the newest step needs",
-    "checkpoint.grace_s is the time to bring the newest step to the durable tiers; Kubernetes kills it before.",
+    "checkpoint.grace_s is the time to save the newest step to the durable tiers; Kubernetes kills the pod before.",
     "Raise kubernetes.termination_grace_s, or leave it out: it then follows from checkpoint.grace_s.",
     targets=KUBERNETES,
 )
@@ -168,8 +168,8 @@ _POD_IS_THERE_S, _POD_COMES_S = 60.0, 300.0
     "warning",
     "a lost pod is waited for too shortly",
     "Under AWS's operator with launcher `ours`, the others wait restart.node_wait_s for the pod in the place of a "
-    "lost one, and the job has failed after that. A spare is there once the operator has noticed; a new pod has to be "
-    "scheduled and to fetch its image, and a machine may have to be replaced first.",
+    "lost one, and the job has failed after that. A spare takes over when the operator has noticed the loss; a new "
+    "pod must be scheduled and pull its image, and a machine may have to be replaced first.",
     "Remove restart.node_wait_s, which is then long enough, or write a larger one.",
 )
 def a_pod_is_waited_for(context: Context) -> Iterator[Finding]:
@@ -302,7 +302,7 @@ def _pause(job: JobConfig) -> Iterator[Finding]:
     "warning",
     "a job that AWS's `hyp` cannot read",
     "sagemaker-hyperpod (3.12.0) reads all jobs of a namespace and stops at the first that has one of these fields: "
-    "`hyp list` and `hyp get` then fail for everybody there. The operator itself takes them.",
+    "`hyp list` and `hyp get` then fail for all users of the namespace. The operator itself takes them.",
     "Leave the field out if others in the namespace use `hyp`: whole numbers as thresholds, `scheduling.spread` in "
     "place of rules about pods, `volumes` of kind secret in place of a secret by name.",
 )

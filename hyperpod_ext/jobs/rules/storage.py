@@ -34,8 +34,8 @@ class _Place:
     "HPX128",
     "error",
     "a durable tier on what goes with its pod",
-    "A tier of kind file is there for the loss of every node, one of kind disk for the loss of every pod. A folder "
-    "on no volume, or on one of the pod alone, is lost with the pod; on one that is read-only nothing can be saved.",
+    "A tier of kind file must survive the loss of every node, a tier of kind disk the loss of every pod. A folder on "
+    "no volume, or on a volume of the pod, is lost with the pod; on a read-only volume nothing can be saved.",
     "Mount storage that all nodes share, as `{kind: claim, path: /fsx, claim: fsx-claim}` in volumes, and have the "
     "tier's path below it.",
 )

@@ -56,7 +56,7 @@ def variables_of_ranks_are_left_alone(context: Context) -> Iterator[Finding]:
     "HPX152",
     "error",
     "text that no process can be given",
-    "A NUL character ends every text of a process: what comes after it would be lost.",
+    "A NUL character ends every text of a process: the rest would be lost.",
     "Remove the character.",
     reads=("args", "command", "env", "script"),
 )

@@ -258,7 +258,7 @@ def _problems_alone(job: JobConfig) -> list[Problem]:
     """Return the parts of the job that `distribution=` alone cannot express and that it needs to start."""
     hint = "leave it out, and add **estimator_kwargs(job) to PyTorch, or **model_trainer_kwargs(job) to ModelTrainer"
     if job.mode != "plain":
-        message = "distribution= alone starts no agent: each node would run the script once, by itself"
+        message = "distribution= alone starts no agent: each node would run the script once, on its own"
         return [Problem(message, path="mode", hint=f"{hint}; or write mode: plain, which torchrun starts")]
     if job.node_groups:
         return [Problem("distribution= alone does not have its groups", path="node_groups", hint=hint)]
@@ -269,7 +269,7 @@ def _code_problems(job: JobConfig, who: str) -> list[Problem]:
     if job.sagemaker.code is None:
         return []
     hint = "remove it, and give it as source_dir"
-    return [Problem(f"{who} brings the code itself, and would ignore this", path="sagemaker.code", hint=hint)]
+    return [Problem(f"{who} uploads the code itself, and would ignore this", path="sagemaker.code", hint=hint)]
 
 
 def _overlay_problems(job: JobConfig) -> list[Problem]:

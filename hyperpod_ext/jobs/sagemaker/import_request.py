@@ -174,7 +174,7 @@ def _container(given: Fields, options: Object, document: Object, report: Report)
     output = str(given.below("OutputDataConfig").take("S3OutputPath", ""))
     if where.startswith("s3://"):
         if where == code_uri(output, str(given.take("TrainingJobName"))):
-            report.notes.append(values.says("sagemaker_submit_directory", "a submission brings the code there"))
+            report.notes.append(values.says("sagemaker_submit_directory", "a submission uploads the code there"))
         else:
             options["code"] = where
     if not is_ours and found.get("script"):

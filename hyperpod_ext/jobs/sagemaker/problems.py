@@ -71,9 +71,7 @@ def _missing(job: JobConfig) -> Iterator[Problem]:
 def _limits(job: JobConfig) -> Iterator[Problem]:
     if (job.relaunch.max_times or 0) > _MOST_RETRIES:
         hint = f"write at most {_MOST_RETRIES}"
-        yield Problem(
-            f"SageMaker starts a job anew at most {_MOST_RETRIES} times", path="relaunch.max_times", hint=hint
-        )
+        yield Problem(f"SageMaker restarts a job at most {_MOST_RETRIES} times", path="relaunch.max_times", hint=hint)
     if (job.timeouts.run_s or 0) > _LONGEST_RUN_S:
         yield Problem(
             "SageMaker runs a job for 28 days at most", path="timeouts.run_s", hint=f"at most {_LONGEST_RUN_S}"
@@ -82,7 +80,7 @@ def _limits(job: JobConfig) -> Iterator[Problem]:
         yield Problem(f"SageMaker has at most {_MOST_GROUPS} groups of nodes", path="node_groups", hint="merge some")
     for name, value in job.env.items():
         if len(value) > LONGEST_VARIABLE or len(name) > LONGEST_VARIABLE:
-            hint = "put the value in a file beside the script"
+            hint = "put the value in a file next to the script"
             yield Problem(
                 f"SageMaker's variables have at most {LONGEST_VARIABLE} characters", path=f"env.{name}", hint=hint
             )
@@ -157,9 +155,11 @@ def _arguments(job: JobConfig) -> Iterator[Problem]:
             )
     for index, text in enumerate(job.args):
         if len(text) > LONGEST_ARGUMENT or "\n" in text:
-            hint = "put it in a file beside the script"
+            hint = "put it in a file next to the script"
             yield Problem(
                 f"arguments have one line of at most {LONGEST_ARGUMENT} characters", path=f"args.{index}", hint=hint
             )
     if len(job.args) > 100:
-        yield Problem("SageMaker takes at most 100 arguments", path="args", hint="put them in a file beside the script")
+        yield Problem(
+            "SageMaker takes at most 100 arguments", path="args", hint="put them in a file next to the script"
+        )

@@ -45,7 +45,7 @@ INSTEAD = {
     "move": "a training job keeps the instances that it began with, and has no spares",
     "ports": "with sagemaker.remote_debug, Session Manager forwards ports",
     "resize": "a training job keeps the instances that it began with: submit it again with other `nodes`; "
-    "it goes on from its newest durable checkpoint",
+    "it continues from its newest durable checkpoint",
     "shell": "with sagemaker.remote_debug: `aws ssm start-session --target sagemaker-training-job:NAME_algo-1`",
 }
 FILE = "create_training_job.json"
@@ -236,7 +236,7 @@ def _status(handle: JobHandle, described: Mapping[str, Any]) -> JobStatus:
         state = "starting"
     error = None
     if state == "failed":
-        hint = f"hp-ext logs {handle} shows what was printed"
+        hint = f"`hp-ext logs {handle}` shows its output"
         error = {
             "code": "JobFailedError",
             "message": described.get("FailureReason", "it does not say why"),

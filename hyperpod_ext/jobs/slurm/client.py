@@ -134,7 +134,7 @@ def _queued_despite(error: UnreachableError, script: str, known: set[int]) -> st
                     return job_id
         except HyperpodExtError as other:
             hint = "`squeue --me` shows whether; submit again if it is not there"
-            message = f"{error.message}; the job may have been queued all the same ({other.message})"
+            message = f"{error.message}; the job may have been queued anyway ({other.message})"
             raise UnknownOutcomeError(message, hint=hint) from None
         time.sleep(delay)
         delay *= 2

@@ -190,10 +190,10 @@ def _take(document: dict[str, Any], name: str, value: str, report: Report, line:
                     document.setdefault("env", {})[variable] = text
             others = [variable for variable, equals, _text in pairs if not equals and variable != "ALL"]
             if value == "ALL":
-                report.note("--export=ALL: so sbatch has it without a word", line)
+                report.note("--export=ALL: this is sbatch's default", line)
                 return
             if value == "NONE":
-                report.lost("--export=NONE: the job has the variables of whoever submits it, too", line)
+                report.lost("--export=NONE: the job also has the variables of its submission", line)
                 return
             why = (
                 f"of the submitter's variables, {', '.join(others)} alone are passed there" if others else "in env now"

@@ -65,7 +65,7 @@ def take_launch(launch: Launch, tasks: str | None, document: dict[str, Any], rep
     again = launch.options.get("max-restarts", "0")  # default of torchrun and accelerate
     if launch.launcher in ("torchrun", "accelerate", "hyperpodrun") and again.isdecimal():
         if launch.options.pop("max-restarts", None) == "0":
-            report.note(f"--max-restarts=0: {launch.launcher} has it so without a word", line)
+            report.note(f"--max-restarts=0: this is {launch.launcher}'s default", line)
         document["restart"] = {"max_restarts": int(again)}
     if launch.launcher == "python" and not launch.program:
         report.lost(f"{launch.script} is started by its own first line; the spec renders to python3", line)
@@ -88,7 +88,7 @@ def take_launch(launch: Launch, tasks: str | None, document: dict[str, Any], rep
         report.lost(f"workers_per_node: {workers} depends on the node; {count} is taken", line)
     elif launch.launcher == "torchrun":
         document["workers_per_node"] = 1
-        report.note("workers_per_node: 1, as torchrun has it without --nproc-per-node", line)
+        report.note("workers_per_node: 1, torchrun's default without --nproc-per-node", line)
     else:
         on_node = set_by_slurm(document).get("SLURM_GPUS_ON_NODE", "1")
         count = document.setdefault("workers_per_node", int(on_node))

@@ -129,7 +129,7 @@ def raw_step(steps: Sequence[Step], script: Script, nodes: int, tasks: str | Non
         raise _no_step(script, nodes, source)
     step = steps[-1]
     if (launcher := launcher_in(step.program)) is not None and (missing := _unset_names(step.program)):
-        what = f"{launcher} starts no file that can be told: nothing in the file sets {{name}}"
+        what = f"{launcher} starts an unknown file: nothing in the file sets {{name}}"
         raise ConfigError(
             [
                 Problem(what.format(name=name), source=source, line=step.line, hint=HOW.format(name=name))
@@ -144,7 +144,7 @@ def raw_step(steps: Sequence[Step], script: Script, nodes: int, tasks: str | Non
         step.launch = module
         return step
     if not step.is_srun or not step.program:
-        why = "it starts no Python file that can be told"
+        why = "it starts no known Python file"
     elif len(steps) > 1:
         first = "; ".join(one.shown() for one in steps)
         why = f"it has {len(steps)} steps, of which none starts a Python file ({first}), and a spec has one"

@@ -155,7 +155,7 @@ def problems(job: JobConfig) -> Iterator[Problem]:
     """Yield a problem for each setting that Slurm cannot provide."""
     for name in job.slurm.sbatch:
         if name in OWN_OPTIONS:
-            hint = "remove it: the spec's own fields say what it would"
+            hint = "remove it, and use the spec's own fields"
             yield Problem(f"--{name} is set by the rendered file itself", path=f"slurm.sbatch.{name}", hint=hint)
         elif name in NEVER:
             why, hint = REFUSED_OF_BATCH[name]
@@ -196,7 +196,7 @@ def _problems_at_limit(job: JobConfig) -> Iterator[Problem]:
         return
     path = "slurm.requeue_at_limit"
     if job.mode == "plain":
-        yield Problem("nobody saves a plain script before the limit", path=path, hint="use mode: ours")
+        yield Problem("a plain script is not saved before the limit", path=path, hint="use mode: ours")
     elif not job.checkpoint.durable():
         hint = "add a tier of kind file or s3"
         yield Problem("no durable tier: a job that is queued again would begin from step 0", path=path, hint=hint)

@@ -35,7 +35,7 @@ PARTS = {
     "shell": "hyperpod_ext.jobs.slurm.target",
 }
 INSTEAD = {
-    "leftovers": "Slurm forgets a job by itself; its files are in the folder that `hp-ext status` shows",
+    "leftovers": "Slurm forgets old jobs; their files are in the folder that `hp-ext status` shows",
     "ports": "ssh -L HERE:HOST:THERE, to the host that `squeue` shows",
 }
 FILE = "job.sbatch"

@@ -113,7 +113,7 @@ def test_who_hears_of_the_time_limit_depends_on_what_follows() -> None:
     [
         ({"timeouts": {"run_s": 60}}, "no durable tier"),
         ({}, "there is no time limit"),
-        ({"timeouts": {"run_s": 60}, "mode": "plain"}, "nobody saves"),
+        ({"timeouts": {"run_s": 60}, "mode": "plain"}, "is not saved before the limit"),
         ({"timeouts": {"run_s": 60}, "slurm": {"requeue": False, "requeue_at_limit": True}}, "forbids it"),
     ],
 )

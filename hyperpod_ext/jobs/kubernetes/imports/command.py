@@ -102,7 +102,7 @@ def _of_script(text: str, known: Mapping[str, str]) -> Started:
     chosen = (launchers or trains)[-1]
     _words, line, started = steps[chosen]
     launch = started.launch
-    not_run = "a line of the shell beside the launcher is not run"
+    not_run = "a line of the shell next to the launcher is not run"
     for name, (value, _line) in script.exports.items():
         if re.search(r"\$[\w({]|`", value):
             started.left_out.append(f"export {name}={value[:80]}: is worked out when the job runs")

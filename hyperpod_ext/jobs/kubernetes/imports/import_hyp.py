@@ -176,7 +176,7 @@ def _read(fields: Fields, config: _AsJob) -> Iterator[Problem]:
         if _is_true(fields.take(passed)):
             config.put((*_SELECTOR, labels.DEEP_HEALTH), "Passed", (passed,))
         else:
-            yield fields.problem(passed, "false: hyp has it so without a word")
+            yield fields.problem(passed, "false: this is hyp's default")
     _resources(fields, config)
     if "replicas" in config.job["spec"]["replicaSpecs"][0] and "elasticPolicy" in config.job["spec"]:
         replicas = config.job["spec"]["replicaSpecs"][0]["replicas"]

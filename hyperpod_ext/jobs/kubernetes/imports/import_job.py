@@ -106,7 +106,7 @@ def import_job(text: str, source: str, values: Mapping[str, Any] | None = None) 
             name = (one.get("metadata") or {}).get("name") if isinstance(one.get("metadata"), dict) else None
             message = f"{one.get('kind')} {name}: another object of the file ({fields_in(one)} fields)"
             where = other.location(at).line
-            imported.left_out.append(f"{source}:{where}: {message}; a spec is one job, so apply it beside it")
+            imported.left_out.append(f"{source}:{where}: {message}; a spec is one job, so apply the object separately")
     return imported
 
 

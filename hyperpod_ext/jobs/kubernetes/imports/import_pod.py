@@ -142,7 +142,7 @@ def read_command(
     command = container.pop("command", None) or []
     words = [str(word) for word in [*command, *(container.pop("args", None) or [])]]
     if not words:
-        raise _not_read("names no command: the image starts by itself, and a spec names a script", "")
+        raise _not_read("has no command: the image starts its own program, but a spec needs a script", "")
     nodes = str(document.get("nodes", 1))
     known = {"NNODES": nodes, "PET_NNODES": nodes, "WORLD_SIZE": nodes, **document.get("env", {})}
     if "working_dir" in document:
@@ -177,7 +177,7 @@ def read_command(
     if found.python_options:
         left_out.append(f"the launcher's interpreter has options {shlex.join(found.python_options)}: not so in a spec")
     if "/" in found.program and not found.is_module:
-        left_out.append(f"the launcher: {found.program} here; the spec renders to the one that PATH finds")
+        left_out.append(f"the launcher: {found.program} here; the rendered job uses the one in PATH")
     if found.launcher not in ("torchrun", "hyperpodrun"):
         left_out.append(
             f"the launcher: {found.launcher} here; the spec renders to torchrun, or the operator's hyperpodrun"

@@ -73,7 +73,7 @@ def problems(job: JobConfig, container: str, render: Render, check_object: Check
         yield Problem(f"{where}{problem.message}", path=path, hint=problem.hint)
     if not unknown and _relied_on(before) != _relied_on(after):
         message = "would change the job's command, its variables, its secret or its number of ranks"
-        yield Problem(message, path="overlay.kubernetes", hint="`hp-ext render` without it shows what they are")
+        yield Problem(message, path="overlay.kubernetes", hint="`hp-ext render` without the overlay shows them")
 
 
 def _place(overlay: KubernetesOverlay, path: str) -> str:

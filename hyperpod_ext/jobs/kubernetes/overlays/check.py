@@ -112,7 +112,7 @@ def _promises_of_container(patch: Mapping[str, Any], path: str, own: bool) -> It
     yield from _refused({k: v for k, v in REFUSED_OF_CONTAINER.items() if own or k != "name"}, patch, path)
     for field in ("env", "volumeMounts", "ports", "resources"):
         if field in patch and patch[field] is None:
-            yield Problem("cannot be removed: what the job relies on is in it", path=f"{path}.{field}")
+            yield Problem("cannot be removed: the job relies on its content", path=f"{path}.{field}")
     for index, one in _items(patch, "env"):
         name = str(one.get("name", ""))
         if one == {DIRECTIVE: "replace"}:
@@ -135,14 +135,16 @@ def _promises_of_pod(job: JobConfig, patch: Mapping[str, Any], container: str) -
     yield from _secret_unread(job, patch)
     for field in ("containers", "volumes"):
         if field in patch and patch[field] is None:
-            yield Problem("cannot be removed: what the job relies on is in it", path=f"{path}.{field}")
+            yield Problem("cannot be removed: the job relies on its content", path=f"{path}.{field}")
     for index, one in _items(patch, "containers"):
         if one.get("name") == container:
             yield from _promises_of_container(one, f"{path}.containers.{index}", own=False)
         elif one == {DIRECTIVE: "replace"}:
             yield Problem("would remove the container that trains", path=f"{path}.containers.{index}")
         elif DIRECTIVE not in one and "image" not in one:
-            yield Problem("a container beside the one that trains needs an image", path=f"{path}.containers.{index}")
+            yield Problem(
+                "a container next to the training container needs an image", path=f"{path}.containers.{index}"
+            )
     for index, one in _items(patch, "volumes"):
         if one == {DIRECTIVE: "replace"} or (one.get("name") == labels.SECRET_VOLUME and job.mode == "ours"):
             yield Problem("would change or remove the job's secret", path=f"{path}.volumes.{index}")
