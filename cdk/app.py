@@ -3,7 +3,7 @@
     cdk synth -c cluster=../cluster.yaml            no machines yet
     cdk synth -c cluster=../cluster.yaml -c scale=true
 
-Mistakes are told with file, line and field, and nothing is synthesised.
+A cluster file with mistakes is refused with their lines and fields, before any stack is synthesised.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def load_cluster(path: str) -> ClusterConfig:
 
 
 def context() -> dict[str, Any]:
-    """What the CDK's command line hands to an app: in a variable, and in a file what is too long for one.
+    """Return the context that the CDK's command line passes: in a variable, or in a file if it is too long for one.
 
     Raises:
-        ConfigError: one of them is not what that command line writes.
+        ConfigError: the variable or the file holds no JSON object.
     """
     variable, overflow = "CDK_CONTEXT_JSON", "CONTEXT_OVERFLOW_LOCATION_ENV"
     try:

@@ -1,4 +1,4 @@
-"""`hp-ext`: each command is a module of its own, in the folder of its section, loaded when it is called.
+"""`hp-ext`: each command is a module in the folder of its section, loaded when it is called.
 
 `hp-ext --help` therefore costs no more than click; keep imports of the library inside functions.
 """
@@ -17,18 +17,18 @@ SECTIONS = [
         f"{__name__}.job",
         {
             "init": "Write a job spec and a training script to start from.",
-            "validate": "Check a job spec, and tell every mistake at once.",
+            "validate": "Check a job spec, and report all mistakes at once.",
             "render": "Show or write the files that would be submitted.",
-            "diff": "Show what a spec would change in a job on Kubernetes.",
-            "create-job": "Submit a job, and wait for its result if asked to.",
+            "diff": "Show the changes of a spec to a job on Kubernetes.",
+            "create-job": "Submit a job; with --wait, wait for its result.",
             "wait": "Wait until a job has ended, and show its result.",
             "list": "List the jobs of a target.",
             "status": "Show one job, or all.",
-            "logs": "Show what the workers of a job print.",
-            "cancel": "End a job, and leave nothing of it running.",
-            "resize": "Have a job that runs go on with more or fewer nodes.",
-            "move": "Have the ranks of a node go to a spare, and the node end.",
-            "chaos": "Inflict a fault on a job that runs, to see what it does.",
+            "logs": "Show the output of a job's workers.",
+            "cancel": "Stop a job, and wait until its processes have ended.",
+            "resize": "Resize a running job to more or fewer nodes.",
+            "move": "Move the ranks of a node to a spare, and stop the node.",
+            "chaos": "Inject a fault into a running job, to test its recovery.",
             "import": "Turn a job for Kubernetes into a spec.",
         },
     ),
@@ -37,27 +37,27 @@ SECTIONS = [
         f"{__name__}.cluster_jobs",
         {
             "describe": "Show one job on one screen: pods, why they wait, events.",
-            "exec": "Run a command on a node of a job, beside its workers.",
-            "port-forward": "Bring ports of a job's pod to this machine.",
-            "delete": "Delete what a job left on Kubernetes when it had ended.",
+            "exec": "Run a command on a node of a running job.",
+            "port-forward": "Forward ports of a job's pod to this machine.",
+            "delete": "Delete an ended job's objects on Kubernetes.",
         },
     ),
     Section(
         "Before a job",
         f"{__name__}.plan",
         {
-            "plan": "Tell what a job's state weighs, how often to save it, and what that costs.",
-            "simulate": "Run a job through a month of drawn failures, in seconds.",
-            "scales": "Show how well a global batch divides on each number of nodes.",
+            "plan": "Show the size of a job's state, the best save intervals, and their cost.",
+            "simulate": "Simulate a month of a job with random failures, in seconds.",
+            "scales": "Show how evenly a global batch divides on each number of nodes.",
         },
     ),
     Section(
         "What happens to a job",
         f"{__name__}.report",
         {
-            "report": "Show what happened to a job, and what it cost.",
-            "top": "Follow a job that runs: step, goodput, faults, ranks.",
-            "dashboards": "Write a Grafana dashboard and alert rules for jobs that show their numbers.",
+            "report": "Show a job's faults and their cost.",
+            "top": "Follow a running job: step, goodput, faults, ranks.",
+            "dashboards": "Write a Grafana dashboard and alert rules for jobs with metrics.",
         },
     ),
     Section(
@@ -73,8 +73,8 @@ SECTIONS = [
         f"{__name__}.clusters",
         {
             "create-cluster": "Create a HyperPod cluster from its spec.",
-            "update-cluster": "Show what a spec would change in a cluster, and change it.",
-            "cluster": "Make a cluster with all around it; list, show and delete clusters.",
+            "update-cluster": "Show the changes of a spec to a cluster, and make them.",
+            "cluster": "Make a cluster with network and storage; list, show and delete clusters.",
             "node": "Reboot, replace and drain nodes of a cluster.",
         },
     ),
@@ -83,11 +83,11 @@ SECTIONS = [
         f"{__name__}.reference",
         {
             "schema": "Print the JSON schema of a spec, of an output, or of events.",
-            "explain": "Tell what a rule or a field means.",
-            "instances": "List instance types, and what pods can have of each.",
-            "templates": "List, show and hand over the templates of what is submitted.",
-            "doctor": "Tell what is installed and reachable.",
-            "completion": "Print what a shell needs to complete commands.",
+            "explain": "Explain a rule, a field or a name of AWS's.",
+            "instances": "List instance types, with CPUs and memory for pods.",
+            "templates": "List, show, compare and copy the templates of submitted files.",
+            "doctor": "Check the installation and reachable services.",
+            "completion": "Print a shell's completion script.",
         },
     ),
 ]

@@ -1,4 +1,4 @@
-"""What all commands share: how errors end, and the options that come again and again."""
+"""Error handling and options that all commands share."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Command(click.Command):
-    """Turns the library's errors, and places that cannot be written, into a message and an exit code.
+    """A command that turns the library's errors, and OSErrors with a file, into a message and an exit code.
 
-    Other exceptions are faults of the program, and keep their traceback.
+    Other exceptions are bugs, and keep their traceback.
     """
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -38,7 +38,7 @@ class Command(click.Command):
 
 
 def output_option(*more: str) -> Callable[[F], F]:
-    """`-o table|json|yaml`, and `more`."""
+    """Add `-o table|json|yaml`, and the forms `more`."""
     return click.option(
         "-o",
         "--output",
@@ -55,11 +55,11 @@ class TargetName(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     name = "target"
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        """All targets, as in `[local|kubeflow]`."""
+        """Return all targets, as in `[local|kubeflow]`."""
         return f"[{'|'.join(self._names())}]"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Targets that begin with what is written."""
+        """Return the targets that begin with `incomplete`."""
         from click.shell_completion import CompletionItem
 
         return [CompletionItem(name) for name in self._names() if name.startswith(incomplete)]
@@ -74,13 +74,13 @@ TARGET = TargetName()
 
 
 def target_option(function: F) -> F:
-    """`--target`, for jobs that are named without a URL."""
+    """Add `--target`, for jobs that are named without a URL."""
     help = "Target to search if the job is named without its URL."
     return click.option("--target", type=TARGET, default="local", show_default=True, help=help)(function)
 
 
 def spec_options(function: F) -> F:
-    """The job's spec as option or argument, `--cluster`, `--set`, `--strict` and `--ignore`."""
+    """Add the job's spec as option or argument, `--cluster`, `--set`, `--strict` and `--ignore`."""
     for decorate in (
         click.option(
             "--ignore", "ignored", multiple=True, metavar="HPX101", help="Leave this rule out; may come again."
@@ -96,7 +96,7 @@ def spec_options(function: F) -> F:
 
 
 def spec_path(file: str | None, spec: str | None) -> str:
-    """The one file that was named, by option or by argument."""
+    """Return the spec's path, given either as option or as argument."""
     if (file is None) == (spec is None):
         raise click.UsageError("Name one spec, as in: -f job.yaml")
     return file or spec or ""

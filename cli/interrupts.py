@@ -1,4 +1,4 @@
-"""Ctrl-C, kept until it can be acted on."""
+"""Delays Ctrl-C and SIGTERM until they can be handled."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Raise Ctrl-C, and SIGTERM as if it were that, when the block is over instead of in it. Programs started meanwhile
-    are not affected."""
+    """Raise KeyboardInterrupt for Ctrl-C or SIGTERM after the block, not in it. Programs started in the block are not
+    affected."""
     came = False
 
     def note(_signum: int, _frame: object) -> None:
@@ -30,9 +30,9 @@ def held_back() -> Iterator[None]:
 
 @contextmanager
 def remembered() -> Iterator[Callable[[], None]]:
-    """Have SIGINT and SIGTERM raise KeyboardInterrupt in the block, and remember it: what is yielded raises it again.
+    """Raise KeyboardInterrupt for SIGINT and SIGTERM in the block. The yielded function raises it again if it was lost.
 
-    Python ignores what a handler raises where nobody can catch it, as in the callbacks of imports and in `__del__`.
+    Python ignores exceptions of signal handlers in some places, such as callbacks of imports and `__del__`.
     """
     came = False
 
@@ -53,7 +53,7 @@ def remembered() -> Iterator[Callable[[], None]]:
 
 
 def _handled_by(handler: Callable[[int, FrameType | None], object]) -> dict[int, Any]:
-    """Both signals, with who had them before."""
+    """Set `handler` for both signals, and return the handlers before."""
     return {signum: signal.signal(signum, handler) for signum in (signal.SIGINT, signal.SIGTERM)}
 
 

@@ -1,4 +1,4 @@
-"""The event log of a job, found by its folder: what it has so far, and the nodes that it has now."""
+"""The event log in a job's folder, and the job's present nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def events_in(folder: str) -> Path | None:
-    """The event log of the newest start of a job whose files are in `folder`; None: it has none there."""
+    """Return the event log of the job's newest start; None if the folder has none."""
     from hyperpod_ext.jobs.slurm.runs import starts
 
     if not folder:
@@ -22,7 +22,7 @@ def events_in(folder: str) -> Path | None:
 
 
 def read_events_of(folder: str) -> Events:
-    """What the newest start of a job has logged so far, in the order of time; none where it has no log."""
+    """Return the events of the job's newest start, by time; none if it has no log."""
     from hyperpod_ext.runtime.events.event import Events
     from hyperpod_ext.runtime.events.reading import read_events
 
@@ -31,7 +31,7 @@ def read_events_of(folder: str) -> Events:
 
 
 def nodes_in(events: Events) -> JobNodes:
-    """Nodes of a job after these events; none of both where they do not tell."""
+    """Return the job's nodes after these events. Both fields are empty if the events do not have them."""
     from hyperpod_ext.jobs.contract.resize import nodes_of_job
     from hyperpod_ext.runtime.events.of_nodes import NodeJoined, NodeLeft, NodeLost, RanksReassigned
     from hyperpod_ext.runtime.events.of_training import JobStarted
@@ -41,7 +41,7 @@ def nodes_in(events: Events) -> JobNodes:
 
 
 def in_time(log: LogRead) -> Events:
-    """All events of a log, in the order of time."""
+    """Return all events of a log, by time."""
     from hyperpod_ext.runtime.events.event import Events
 
     return Events(sorted(log.all_events(), key=lambda event: event.t))

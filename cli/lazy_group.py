@@ -13,7 +13,7 @@ from hyperpod_ext.terminal import escape_output
 
 
 class Section(NamedTuple):
-    """Commands that stand under one heading in `--help`, and in one package."""
+    """Commands under one heading in `--help`, and in one package."""
 
     heading: str
     package: str
@@ -22,7 +22,7 @@ class Section(NamedTuple):
 
 
 class LazyGroup(click.Group):
-    """Loads `create-job` from the module `create_job` of its section's package, where it is called `command`."""
+    """Loads the command `create-job` as `command` from the module `create_job` of its section's package."""
 
     def __init__(self, *arguments: Any, sections: Sequence[Section], **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -31,16 +31,16 @@ class LazyGroup(click.Group):
         self._packages = {name: section.package for section in sections for name in section.help}
 
     def main(self, *arguments: Any, **options: Any) -> Any:
-        """Run a command. All that it prints from here on, errors too, is free of control characters."""
+        """Run a command, with control characters escaped in all its output."""
         escape_output()
         return super().main(*arguments, **options)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order of the sections."""
+        """Return the names in the order of the sections."""
         return list(self._help)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, imported now."""
+        """Import the command."""
         if cmd_name not in self._help:
             return None
         name = cmd_name.replace("-", "_")
@@ -54,7 +54,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does it, but a name that is not there comes with the nearest one."""
+        """Resolve a command as click does, and suggest the nearest name for an unknown one."""
         import difflib
 
         if args[0] not in self._help and (near := difflib.get_close_matches(args[0], self._help, n=1)):
@@ -62,7 +62,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The lists in `--help`, from the table alone."""
+        """Write the lists of `--help` without importing commands."""
         width = max(map(len, self._help))
         for section in self._sections:
             with formatter.section(section.heading):

@@ -1,4 +1,4 @@
-"""Results go to stdout, in the form that was asked for; everything else goes to stderr."""
+"""Prints results to stdout in the chosen form, and everything else to stderr."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 def say(text: str) -> None:
-    """A message for a person."""
+    """Print a message on stderr."""
     click.echo(escape(text), err=True)
 
 
 def console(stream: TextIO) -> rich.console.Console:
-    """For progress bars and live tables, whose own terminal sequences must not be escaped; the text in them must."""
+    """Make a console for progress bars and live tables. Their terminal sequences are not escaped; escape their text."""
     from rich.console import Console
 
     return Console(file=drawing(stream))
 
 
 def print_result(result: Mapping[str, object] | Sequence[object], output: str, table: str) -> None:
-    """`result` as JSON or YAML, or else `table`."""
+    """Print `result` as JSON or YAML, or `table`."""
     match output:
         case "json":
             _print(json.dumps(result, indent=2))
@@ -51,7 +51,7 @@ def _print(text: str, *, nl: bool = True) -> None:
 
 
 def print_error(error: HyperpodExtError, output: str | None) -> None:
-    """The message on stderr; scripts that read stdout find the same there as an object."""
+    """Print an error on stderr, and as an object on stdout for `-o json` and `yaml`."""
     from hyperpod_ext.errors import ConfigError
 
     say(str(error) if isinstance(error, ConfigError) else f"error: {error}")
@@ -60,7 +60,7 @@ def print_error(error: HyperpodExtError, output: str | None) -> None:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Rows under one another, as wide as they need to be."""
+    """Align rows in columns."""
     rows = [[escape(cell).replace("\n", "\\n") for cell in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return "\n".join(

@@ -1,4 +1,4 @@
-"""Reads what a command is asked to work on: the job, its cluster, and what options change in them."""
+"""Reads the job's and the cluster's specs of a command, with changes by options."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class Specs:
-    """The loaded files of one command.
+    """The specs of one command.
 
     Raises:
-        ConfigError: with the problems of both files.
+        ConfigError: the specs have problems; it has those of both.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class Specs:
         if loaded is not None and of_cluster:
             problems += loaded.check(self._spec_checks())
         if problems or of_cluster or loaded is None:
-            more = "" if self._all_checked else "more may follow when these are mended"
+            more = "" if self._all_checked else "Fix these first; some checks could not run."
             raise ConfigError([*problems, *of_cluster], hint=more)
         self._loaded = loaded
         self.job = loaded.config
 
     def _spec_checks(self) -> list[Check]:
-        """What would be found once single fields are right, told beside their mistakes."""
+        """Return the checks of whole specs, to run next to those of single fields."""
         from hyperpod_ext.config.files.checks import Check
         from hyperpod_ext.jobs.plan import draft_checks
 
@@ -86,12 +86,12 @@ class Specs:
         return [*checks, Check(((),), self._note_that_all_ran)] if self._cluster_is_known else checks
 
     def _note_that_all_ran(self, _job: JobConfig, _files: object) -> Iterator[Finding]:
-        """The last check: it reads everything, so that it runs where all others do."""
+        """Record that all checks ran. This check reads every field, so it is skipped if any other one is."""
         self._all_checked = True
         return iter(())
 
     def _fill(self, document: Document) -> None:
-        """What a spec leaves to the cluster that it names."""
+        """Fill in fields from the cluster that the spec names."""
         if not (isinstance(document.data, dict) and document.data.get("cluster")):
             return
         from hyperpod_ext.clusters.cdk.jobs import fill, outputs_for
@@ -102,10 +102,10 @@ class Specs:
         fill(document, self._outputs)
         if kept:
             name, age = self._outputs.name, self._outputs.age()
-            say(f"cluster {name}: as it was read {age}; `hp-ext cluster outputs {name}` reads it anew")
+            say(f"cluster {name}: outputs read {age}; `hp-ext cluster outputs {name}` reads them again")
 
     def job_on(self, target: str | None) -> JobConfig:
-        """The job, with what its cluster settles for this target."""
+        """Return the job with its cluster's values for this target."""
         return self._with_outputs(self.job, target)
 
     def _with_outputs(self, job: JobConfig, target: str | None) -> JobConfig:
@@ -116,7 +116,7 @@ class Specs:
         return on_cluster(job, self._outputs, target)
 
     def check(self, target: str | None) -> None:
-        """What job, cluster and target together show, with the lines of the job's file."""
+        """Check job, cluster and target together, and report problems with lines."""
         from hyperpod_ext.errors import UnsupportedError
         from hyperpod_ext.jobs.plan import find_problems
 
@@ -127,13 +127,13 @@ class Specs:
             raise UnsupportedError(self._loaded.locate(problems))
 
     def warnings(self, target: str | None) -> list[Problem]:
-        """What will work, and is probably not what was meant; each with its line."""
+        """Return probable mistakes in a valid spec, with lines."""
         from hyperpod_ext.jobs.plan import find_warnings
 
         return self._loaded.locate(find_warnings(self.job_on(target), self.cluster, target, self._ignored))
 
     def plan(self, target: str, templates: str | None = None) -> Plan:
-        """The checked plan; its warnings are printed.
+        """Check and plan the job, and print warnings.
 
         Args:
             templates: a folder with templates of the user's own.
@@ -160,10 +160,10 @@ class Specs:
             raise ConfigError(found)
 
     def check_templates(self, target: str | None, folder: str) -> None:
-        """Have templates of the user's own read, and for a target filled and what they render parsed.
+        """Check the user's own templates; for a target, also render them and parse the result.
 
         Raises:
-            ConfigError: one cannot be read or filled, or would never be used.
+            ConfigError: a template cannot be read or rendered, or is never used.
         """
         from hyperpod_ext.jobs.contract.render import own_templates
         from hyperpod_ext.jobs.plan import make_plan
@@ -176,14 +176,14 @@ class Specs:
             read_back(make_plan(self.job_on(target), self.cluster, target, Path(self._file).parent, self._ignored))
 
     def without_faults(self) -> None:
-        """Rehearse nothing; a comparison stays one."""
+        """Remove the job's faults. A comparison stays."""
         if self.job.chaos is not None:
             without_faults = self.job.chaos.model_copy(update={"faults": (), "inject": ()})
             self.job = self.job.model_copy(update={"chaos": without_faults})
 
 
 def _known(ignored: Sequence[str]) -> tuple[str, ...]:
-    """Ids of rules, each checked: a misspelt one would ignore nothing, and nobody would notice."""
+    """Check ids of rules: an unknown one would have no effect."""
     if not ignored:
         return ()
     from hyperpod_ext.jobs.rules import REGISTRY
@@ -192,7 +192,7 @@ def _known(ignored: Sequence[str]) -> tuple[str, ...]:
 
 
 def known_ids(registry: Registry[Any], ids: Sequence[str]) -> tuple[str, ...]:
-    """Ids of a registry's rules; an unknown one is wrong usage."""
+    """Return ids of a registry's rules, or raise BadParameter for an unknown one."""
     import click
 
     try:

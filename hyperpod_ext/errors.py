@@ -1,4 +1,4 @@
-"""Every error a user can see. One root, one exit code each; nothing here imports anything heavy.
+"""Every error that a user can see, with its exit code. Imports nothing heavy.
 
     HyperpodExtError            1
     ├── ConfigError             3   a file or option is wrong; carries every problem found
@@ -8,15 +8,15 @@
     ├── ConflictError           5   the name or the port is in use
     ├── NotFoundError           6   no such job, run or file
     ├── JobFailedError          7   the job ran and failed
-    │   ├── MemoryTierFullError     the memory tier cannot hold what it is asked to
+    │   ├── MemoryTierFullError     the memory tier has no room
     │   ├── NoCheckpointError       no step that every rank can restore
     │   ├── CorruptSnapshotError    bytes that do not match their manifest
     │   ├── NonFiniteError          a loss or gradients that are not finite
     │   ├── ReplicasDifferError     ranks that should hold the same state do not
     │   ├── CorruptSegmentError     a file of a token store does not match its checksum
-    │   ├── DatasetChangedError     the data is not what the run, or the store, began with
-    │   ├── UnknownLengthError      a source that still grows was asked how long it is
-    │   ├── DiskFullError           no room for data; what was written before is whole
+    │   ├── DatasetChangedError     the data changed since the run, or the store, began
+    │   ├── UnknownLengthError      a growing source has no length yet
+    │   ├── DiskFullError           no room for data; earlier data is intact
     │   └── StaleGenerationError    a writer of an older generation was refused
     ├── WaitTimeoutError        8   the job is still running, the wait is over
     └── UserInterruptError    130   the user pressed Ctrl-C
@@ -34,10 +34,10 @@ from hyperpod_ext.terminal import escape
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with what the user wrote, and where."""
+    """One mistake in the user's input, and its place."""
 
     message: str
-    """What is wrong, as a sentence without the place."""
+    """The mistake, as a sentence without the place."""
     path: str = ""
     """Dotted path of the field, `checkpoint.tiers.1.every_steps`."""
     source: str = ""
@@ -45,9 +45,9 @@ class Problem:
     line: int | None = None
     """1-based line in `source`."""
     hint: str = ""
-    """What to do next: the nearest valid name, a value that works."""
+    """How to fix it: the nearest valid name, or a valid value."""
     rule: str = ""
-    """Id of the rule that found it; `hp-ext explain HPX101` tells more."""
+    """Id of the rule that found it; `hp-ext explain HPX101` explains it."""
 
     def __str__(self) -> str:
         where = ":".join(str(part) for part in (self.source, self.line) if part not in ("", None))
@@ -57,7 +57,7 @@ class Problem:
 
 
 class HyperpodExtError(Exception):
-    """Root of the tree. `hint` says what to do next. Both may quote what strangers wrote: see `escape`."""
+    """Root of all errors. `hint` says what to do next. Both texts are escaped, because they may quote foreign input."""
 
     exit_code = 1
 
@@ -69,7 +69,7 @@ class HyperpodExtError(Exception):
         return f"{self.message}\n{self.hint}" if self.hint else self.message
 
     def to_json(self) -> dict[str, object]:
-        """The error as scripts read it under `-o json`."""
+        """Return the error as JSON, for `-o json`."""
         return {
             "code": type(self).__name__,
             "exit_code": self.exit_code,
@@ -79,7 +79,7 @@ class HyperpodExtError(Exception):
 
 
 class ConfigError(HyperpodExtError):
-    """What the user wrote is wrong; holds all problems, never only the first."""
+    """The user's input is wrong; has all its problems."""
 
     exit_code = 3
 
@@ -100,7 +100,7 @@ class UnreachableError(HyperpodExtError):
 
 
 class UnknownOutcomeError(UnreachableError):
-    """A request that creates something was sent and its answer was lost: it may have been done."""
+    """The answer to a request was lost, so it is unknown whether it was carried out."""
 
 
 class ConflictError(HyperpodExtError):
@@ -116,7 +116,7 @@ class JobFailedError(HyperpodExtError):
 
 
 class MemoryTierFullError(JobFailedError):
-    """The memory tier cannot hold what it is asked to; nothing already held was touched."""
+    """The memory tier has no room for a snapshot; existing snapshots are intact."""
 
 
 class NoCheckpointError(JobFailedError):
@@ -140,15 +140,15 @@ class CorruptSegmentError(JobFailedError):
 
 
 class DatasetChangedError(JobFailedError):
-    """The data is not what the run, or the store, began with."""
+    """The data changed since the run, or the store, began."""
 
 
 class UnknownLengthError(JobFailedError):
-    """A source that still grows, or is endless, was asked how long it is."""
+    """A growing or endless source has no length."""
 
 
 class DiskFullError(JobFailedError):
-    """There is no room for data; what was written before is whole."""
+    """There is no room for data; earlier data is intact."""
 
 
 class StaleGenerationError(JobFailedError):

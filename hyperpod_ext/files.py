@@ -1,4 +1,4 @@
-"""Files that readers see whole or not at all, that only their owner reads, and that strangers may have put there.
+"""Atomic writes, private files, and safe reads of files that others may have put in place.
 
 Standard library only; shared by the laptop side and the container.
 """
@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import IO, Any
 
 LARGEST_TEXT = 64 << 20
-"""Most bytes of a file that is read as a whole."""
+"""Most bytes of a file that is read whole."""
 
 
 _ROOM = "reserved"
-"""File of a folder that holds room for what must be written there last."""
+"""File that reserves room in a folder for last writes."""
 _ROOM_BYTES = 64 << 10
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 def write_atomically(file: Path, text: str, *, last: bool = False) -> None:
-    """Replace `file`, which only this user can read: readers see all of the old text or all of the new.
+    """Replace `file` atomically. Only this user can read it.
 
     Args:
-        last: if the disk is full, take the room that `reserve_room` has kept in its folder.
+        last: if the disk is full, use the room that `reserve_room` has reserved in its folder.
     """
     try:
         _write_atomically(file, text)
@@ -38,7 +38,7 @@ def write_atomically(file: Path, text: str, *, last: bool = False) -> None:
 
 def _write_atomically(file: Path, text: str) -> None:
     partial = file.with_name(f"{file.name}.{os.getpid()}")
-    with suppress(FileNotFoundError):  # a link that somebody put there would be followed
+    with suppress(FileNotFoundError):  # a link in its place would be followed
         partial.unlink()
     try:
         with open_private(partial, "x") as written:
@@ -47,11 +47,11 @@ def _write_atomically(file: Path, text: str) -> None:
     except OSError as error:
         with suppress(OSError):
             partial.unlink()
-        raise OSError(error.errno, error.strerror, str(file)) from None  # which file, a write alone does not say
+        raise OSError(error.errno, error.strerror, str(file)) from None  # errors of writes lack the file
 
 
 def reserve_room(folder: Path) -> None:
-    """Keep room in `folder` for what is written there last, until `release_room`.
+    """Reserve room in `folder` for last writes, until `release_room`.
 
     Raises:
         OSError: the disk is full, or cannot be written.
@@ -65,7 +65,7 @@ def reserve_room(folder: Path) -> None:
 
 
 def release_room(folder: Path) -> bool:
-    """Give up the room that was kept in `folder`; returns whether there was any."""
+    """Release the reserved room in `folder`, and return whether there was any."""
     try:
         (folder / _ROOM).unlink()
     except OSError:
@@ -74,7 +74,7 @@ def release_room(folder: Path) -> bool:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a folder that only this user can enter, and those above it that are missing. An existing one is kept."""
+    """Make a folder that only this user can enter, with missing parents. Existing folders are not changed."""
     if not folder.is_dir():
         make_private_folder(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -91,7 +91,7 @@ def _only_ours(path: str, flags: int) -> int:
 
 
 def open_regular(file: Path) -> IO[bytes]:
-    """Open a file that others may have put there, to read it. Never waits, as opening a pipe does.
+    """Open a file that others may have put in place, for reading. Does not block, as opening a pipe would.
 
     Raises:
         OSError: it does not exist, or is a pipe, a device, a socket or a folder.
@@ -107,7 +107,7 @@ def open_regular(file: Path) -> IO[bytes]:
 
 
 def json_files(folder: Path) -> list[Path]:
-    """JSON files in a folder, by name. A folder that is missing, or cannot be read now, has none."""
+    """Return the JSON files of a folder, by name; none if it is missing or cannot be read."""
     try:
         return sorted(folder.glob("*.json")) if folder.is_dir() else []
     except OSError:
@@ -115,7 +115,7 @@ def json_files(folder: Path) -> list[Path]:
 
 
 def read_regular(file: Path, limit: int = LARGEST_TEXT) -> bytes:
-    """All of a file that others may have put there.
+    """Read all of a file that others may have put in place.
 
     Raises:
         OSError: as `open_regular`, or the file has more than `limit` bytes.
@@ -128,7 +128,7 @@ def read_regular(file: Path, limit: int = LARGEST_TEXT) -> bytes:
 
 
 def sync_directory(path: Path) -> None:
-    """Without this the name of a new file, unlike its bytes, may be lost with the power."""
+    """Sync a directory, so that names of new files survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Names that a package offers and that are loaded on first use."""
+"""Loads the names of a package on first use."""
 
 from __future__ import annotations
 

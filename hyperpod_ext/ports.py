@@ -1,4 +1,4 @@
-"""Ports of this machine that a process started later can listen on. Standard library only."""
+"""Free ports of this machine. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _LOWEST, _TRIES = 10000, 100
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port of `host` that nobody listens on.
+    """Return a free port of `host`.
 
-    It lies below those that the kernel gives to connections, which could take it before whoever is told of it listens.
+    It is below the kernel's range for outgoing connections, which could otherwise take it before its user listens.
     """
     for _ in range(_TRIES):
         port = random.randrange(_LOWEST, max(_lowest_of_the_kernel(), _LOWEST + 1))
@@ -24,7 +24,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def family_of(host: str) -> socket.AddressFamily:
-    """Family of a numeric address, IPv4 or IPv6; of a name, IPv4."""
+    """Return the family of a numeric address, IPv4 or IPv6; for a name, IPv4."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 

@@ -1,4 +1,4 @@
-"""Linux process care: nothing that this project starts may outlive what started it by accident.
+"""Linux processes: started processes must not outlive their starter by accident.
 
 Standard library only; shared by the laptop side's local engine and the container's agent.
 """
@@ -26,12 +26,12 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _REMOVERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 _DIES_S = 10.0
-"""How long the end of a process that was killed is waited for, if it waits for a disk."""
+"""Seconds to wait for the end of a killed process, which may wait for a disk."""
 _not_dying: set[int] = set()
-"""Processes that were killed and were alive after that time."""
+"""Killed processes that were still alive after that time."""
 _REMOVING_S = 10.0
-"""How long those may take, once all others have ended that are known. They begin when the last process has that may use
-what they remove: torch's DataLoader workers look every 5 s whether who started them lives."""
+"""Seconds that _REMOVERS may take after all other processes have ended. They start when the last user of shared memory
+has ended, and torch's DataLoader workers check only every 5 s whether their parent lives."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -42,7 +42,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
-    """Have the kernel send `signum` to this process when its parent dies.
+    """Let the kernel send `signum` to this process when its parent dies.
 
     Called in the child. Exits at once if `parent_pid` is no longer the parent: the kernel only
     reports deaths that come after the call.
@@ -53,16 +53,16 @@ def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
 
 
 def become_subreaper() -> None:
-    """Make orphaned descendants children of this process, so that it can wait for them and end them."""
+    """Make orphaned descendants children of this process, so that it can wait for them and kill them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def take_signals_from(
     loop: AbstractEventLoop, handler: Callable[[int, FrameType | None], object] | signal.Handlers
 ) -> None:
-    """From here on `handler` has the signals that ask this process to end, and no more its event loop.
+    """Move SIGTERM and SIGINT from the event loop to `handler`.
 
-    A loop that closes leaves them to the kernel: one that came then ended the process before it had cleaned up.
+    A closing loop restores the default handlers, so that a signal would end the process before it has cleaned up.
     """
     signums = (signal.SIGTERM, signal.SIGINT)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signums)
@@ -73,10 +73,10 @@ def take_signals_from(
 
 
 def collect_seldom() -> None:
-    """Have this process, whose imports are done, look for cycles of dead objects after 100,000 new ones, not after 700.
+    """Let the garbage collector run after 100,000 new objects instead of 700. Call it after all imports.
 
-    A fault of a large job is tens of thousands of small messages at once, none of which is part of a cycle: an eighth
-    of what they cost the coordinator was looking for some.
+    A fault of a large job causes tens of thousands of small messages without cycles, and garbage collection took an
+    eighth of the coordinator's time for them.
     """
     gc.freeze()
     gc.set_threshold(100_000, 20, 20)
@@ -85,7 +85,7 @@ def collect_seldom() -> None:
 def allow_open_files(count: int) -> bool:
     """Raise this process's soft limit of open files to `count`, as far as its hard limit goes. Children inherit it.
 
-    Returns whether `count` files may be open now.
+    Return whether `count` files may be open now.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= count:
@@ -96,7 +96,7 @@ def allow_open_files(count: int) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """Process ids of the children of `pid`, those that have ended and were not reaped among them."""
+    """Return process ids of the children of `pid`, also of ended ones that were not reaped."""
     found: list[int] = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process ended while it was looked at
         for each in Path(f"/proc/{pid}/task").glob("*/children"):
@@ -106,7 +106,7 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int, *, spare: Collection[int] = ()) -> list[int]:
-    """Process ids of all living children of `pid`, and theirs, parents before children; none of `spare`."""
+    """Return process ids of all descendants of `pid`, parents before children, without `spare`."""
     found: list[int] = []
     queue = [pid]
     while queue:
@@ -123,22 +123,22 @@ def send_signal(pid: int, signum: int = signal.SIGKILL) -> None:
 
 
 def kill_descendants(pid: int, *, spare: Collection[int] = ()) -> list[int]:
-    """SIGKILL every descendant of `pid`, until none is left; returns the ids that were killed.
+    """SIGKILL every descendant of `pid` until none is left, and return the killed ids.
 
-    Only reliable in a subreaper (or when `pid` is one): elsewhere orphans escape to init. What has ended before is
-    reaped.
+    Only reliable if this process or `pid` is a subreaper: otherwise orphans become children of init. Ended children
+    are reaped.
 
     Args:
-        spare: children of `pid` that stay, with all that is theirs.
+        spare: children of `pid` that stay, with their descendants.
     """
     return _kill_all(lambda: [child for child in descendants(pid, spare=spare) if not _reaped(child)])
 
 
 def _kill_all(find: Callable[[], list[int]]) -> list[int]:
-    """SIGKILL the processes that `find` gives, until it gives none; returns the ids that were killed.
+    """SIGKILL the processes of `find` until it returns none, and return the killed ids.
 
-    Those that remove what dead processes left in shared memory are the last, and have a moment for it. A process that
-    waits for a disk ends when that answers, which may be never: it is left alone after some seconds.
+    Processes that remove segments of shared memory are killed last, and have some seconds to finish. A process that
+    waits for a disk may never end, and is left alone after some seconds.
     """
     killed: list[int] = []
     until: float | None = None
@@ -162,7 +162,7 @@ def _kill_all(find: Callable[[], list[int]]) -> list[int]:
 
 
 def _waits_for_ever(pid: int) -> bool:
-    """Whether it was killed long ago, and waits for a disk still."""
+    """Return whether a process was killed long ago, and still waits for a disk."""
     return pid in _not_dying and process_state(pid) == _STATES["D"]
 
 
@@ -170,7 +170,7 @@ _STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "waiting for a dis
 
 
 def process_state(pid: int) -> str:
-    """State of a process in words: of its threads, the first that is not running or waiting as usual."""
+    """Return the state of a process as text: that of its first thread in an unusual state."""
     states = ""
     with contextlib.suppress(OSError):
         for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
@@ -179,9 +179,9 @@ def process_state(pid: int) -> str:
 
 
 def kill_group(leader: int) -> None:
-    """SIGKILL a process group: a process and what it has forked, while it ends or after it has.
+    """SIGKILL a process group, also after its leader has ended.
 
-    Those that remove what dead processes left in shared memory stay: they end by themselves.
+    Processes that remove segments of shared memory stay: they end by themselves.
     """
     seen: set[int] = set()
     while found := {pid for pid in _members(leader) if not _removes_leftovers(pid)} - seen:
@@ -191,7 +191,7 @@ def kill_group(leader: int) -> None:
 
 
 def _members(group: int) -> set[int]:
-    """Processes of a group, whoever their parents are by now."""
+    """Return the processes of a group, with any parent."""
     pids = {int(name) for name in os.listdir("/proc") if name.isdecimal()}  # noqa: PTH208  (half the time)
     return {pid for pid in pids if _group_of(pid) == group}
 
@@ -204,14 +204,13 @@ def _group_of(pid: int) -> int:
 
 
 def kill_started_for(folder: Path) -> None:
-    """SIGKILL every process that was started with a variable `HPX_...` that names `folder`, or a path in it, until none
-    is left."""
+    """SIGKILL every process with a variable `HPX_...` that names `folder` or a path in it, until none is left."""
     variable = re.compile(rb"HPX_\w+=" + re.escape(os.fsencode(folder)) + rb"(/|$)")
     _kill_all(lambda: _started_with(variable))
 
 
 def _started_with(variable: re.Pattern[bytes]) -> list[int]:
-    """Living processes, but for this one, with an environment variable whose name and value begin so."""
+    """Return other living processes with an environment variable that matches."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
@@ -223,7 +222,7 @@ def _started_with(variable: re.Pattern[bytes]) -> list[int]:
 
 
 def describe_exit(status: int) -> str:
-    """`os.wait` status in words: `killed by SIGKILL (9)`, `exit code 3`."""
+    """Return an `os.wait` status as text: `killed by SIGKILL (9)`, `exit code 3`."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         return f"killed by {signal.Signals(number).name} ({number})"
@@ -231,7 +230,7 @@ def describe_exit(status: int) -> str:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether it runs: a process that has ended and waits to be reaped does not."""
+    """Return whether a process runs. An ended one that was not reaped does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -239,7 +238,7 @@ def is_alive(pid: int) -> bool:
 
 
 def _reaped(pid: int) -> bool:
-    """Whether it does not run any more. A child of ours that has ended is reaped."""
+    """Return whether a process has ended, and reap it if it is our child."""
     if is_alive(pid):
         return False
     with contextlib.suppress(ChildProcessError):  # not ours: its parent reaps it
@@ -248,7 +247,7 @@ def _reaped(pid: int) -> bool:
 
 
 def _removes_leftovers(pid: int) -> bool:
-    """Whether it is a process of Python or torch that removes segments of shared memory whose owners were killed."""
+    """Return whether this is Python's or torch's process that removes segments of shared memory of killed owners."""
     try:
         return any(name in Path(f"/proc/{pid}/cmdline").read_bytes() for name in _REMOVERS)
     except (FileNotFoundError, ProcessLookupError):
@@ -256,7 +255,7 @@ def _removes_leftovers(pid: int) -> bool:
 
 
 def _wait_gone(pid: int, limit_s: float | None = None) -> None:
-    """Block until `pid` has died; reaps it when it is our own child."""
+    """Wait until `pid` has ended, and reap it if it is our child."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:

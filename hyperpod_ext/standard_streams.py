@@ -1,4 +1,4 @@
-"""Standard streams of our processes: open in each of them, and in those of a job no reason to end."""
+"""Keeps standard streams open, and writes to them from raising."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, TextIO
 
 
 class _LossyFile(io.FileIO):
-    """A file of output. Text that a full or broken disk does not take is lost, and raises nothing."""
+    """An output file that drops text on write errors, such as a full disk, instead of raising."""
 
     _lost, _why = 0, ""
-    """Bytes that were lost since the last write, and why."""
+    """Bytes lost since the last write, and the reason."""
 
     def write(self, data: Any) -> int:
-        """Write `data`. The first write after a loss adds a line that names it."""
+        """Write `data`. The first write after a loss also reports the loss."""
         try:
             if self._lost:
                 super().write(f"\nhyperpod_ext: {self._lost} bytes of output were lost here: {self._why}\n".encode())
@@ -27,9 +27,9 @@ class _LossyFile(io.FileIO):
 
 
 def open_standard_streams() -> None:
-    """Open the closed ones, as after `command >&-`, on nothing.
+    """Open closed standard streams on /dev/null, as after `command >&-`.
 
-    Otherwise the next file or socket would have the number of a closed one, and what is printed would go there.
+    Otherwise the next file or socket would get the number of a closed stream, and receive its output.
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -40,7 +40,7 @@ def open_standard_streams() -> None:
 
 
 def lose_unwritable_output() -> None:
-    """Keep `print` from raising in this process and its forks, as on a full disk: a job does not end for a log."""
+    """Keep `print` from raising in this process and its forks, so that a full disk does not end a job."""
     open_standard_streams()
     sys.stdout = sys.__stdout__ = _lossy(sys.stdout)  # type: ignore[assignment,misc]  # typed as if Python alone set them
     sys.stderr = sys.__stderr__ = _lossy(sys.stderr)  # type: ignore[assignment,misc]

@@ -1,4 +1,4 @@
-"""Text from strangers, made harmless: names, manifests, exceptions and log lines may hold control sequences.
+"""Escapes control sequences in foreign text, such as names, manifests, exceptions and log lines.
 
 Standard library only; shared by the command line, the laptop side and the container.
 """
@@ -15,16 +15,16 @@ _CONTROL = re.compile(
     "\u2028\u2029\ud800-\udfff]"  # other ends of lines, and bytes of a name that are no text
 )
 _SHOWN = 120
-"""Characters of a stranger's value that a message shows."""
+"""Most characters of a foreign value in a message."""
 
 
 def escape(text: str) -> str:
-    """`text` with control characters as Python writes them: `\\x1b` for the one that begins terminal sequences."""
+    """Return `text` with control characters escaped as in Python, such as `\\x1b`."""
     return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def quote(value: object) -> str:
-    """A value from a stranger as one short line of a message."""
+    """Return a foreign value as one short line for a message."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits, or nested too deep
@@ -33,7 +33,7 @@ def quote(value: object) -> str:
 
 
 class _Escaping:
-    """A text stream that escapes control characters; all else is the stream's own."""
+    """A text stream that escapes control characters, and otherwise behaves like `stream`."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -49,16 +49,16 @@ class _Escaping:
             self.write(line)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "buffer":  # there is no way around
+        if name == "buffer":  # it would bypass the escaping
             raise AttributeError(name)
         return getattr(self._stream, name)
 
 
 def escape_output() -> None:
-    """Escape all that this process prints from here on, tracebacks included; `drawing` gets around it."""
+    """Escape all later output of this process, tracebacks included. `drawing` returns the plain stream."""
     sys.stdout, sys.stderr = (_Escaping(drawing(stream)) for stream in (sys.stdout, sys.stderr))
 
 
 def drawing(stream: TextIO) -> TextIO:
-    """The stream for a program's own terminal sequences, as progress bars need them."""
+    """Return the stream without escaping, for progress bars and other terminal sequences."""
     return stream._stream if isinstance(stream, _Escaping) else stream

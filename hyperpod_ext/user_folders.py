@@ -1,4 +1,4 @@
-"""Folders of this user. Containers often run as a user id without an entry in /etc/passwd, and without HOME.
+"""Folders of this user. Containers often run with a user id without an entry in /etc/passwd, and without HOME.
 
 Standard library only: a local job's engine imports this first.
 """
@@ -13,19 +13,19 @@ from hyperpod_ext.errors import HyperpodExtError
 
 
 def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """$XDG_STATE_HOME, or ~/.local/state. Raises HyperpodExtError as `home_folder` does."""
+    """Return $XDG_STATE_HOME, or ~/.local/state. Raises HyperpodExtError as `home_folder` does."""
     given = environ.get("XDG_STATE_HOME")
     return Path(given) if given else home_folder("XDG_STATE_HOME", environ) / ".local" / "state"
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """$XDG_CACHE_HOME, or ~/.cache. Raises HyperpodExtError as `home_folder` does."""
+    """Return $XDG_CACHE_HOME, or ~/.cache. Raises HyperpodExtError as `home_folder` does."""
     given = environ.get("XDG_CACHE_HOME")
     return Path(given) if given else home_folder("XDG_CACHE_HOME", environ) / ".cache"
 
 
 def home_folder(instead: str, environ: Mapping[str, str] = os.environ) -> Path:
-    """$HOME, or the home folder in /etc/passwd.
+    """Return $HOME, or the home folder in /etc/passwd.
 
     Args:
         instead: the variable that names the wanted folder itself, for the hint of the error.
@@ -45,7 +45,7 @@ def home_folder(instead: str, environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
-    """`path` with the home folder in place of a leading `~`.
+    """Return `path` with the home folder in place of a leading `~`.
 
     Raises:
         HyperpodExtError: it begins with `~`, and that user has no home folder.

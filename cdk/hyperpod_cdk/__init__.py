@@ -1,4 +1,4 @@
-"""A HyperPod cluster and what is around it, as CloudFormation: one stack a part. Reads ClusterConfig."""
+"""CloudFormation stacks of a HyperPod cluster, its network, storage, EKS and add-ons. Reads ClusterConfig."""
 
 from hyperpod_cdk.build import build
 

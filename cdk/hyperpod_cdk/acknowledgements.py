@@ -1,4 +1,4 @@
-"""Findings of validators that are as they should be, each with its reason, beside what causes them."""
+"""Acknowledgements of validator findings, each with its reason and next to the resource that causes it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _NAG = "AwsSolutions::AwsSolutions-"
 
 
 def accept(scope: IConstruct, finding: str, because: str) -> None:
-    """Acknowledge one finding, by its whole id, in `scope` and what is inside."""
+    """Acknowledge a finding by its full id, for `scope` and all constructs inside it."""
     cdk.Validations.of(scope).acknowledge(cdk.Acknowledgment(id=finding, reason=because))
 
 
 def accept_nag(scope: IConstruct, finding: str, because: str) -> None:
-    """The same, for a finding of cdk-nag: `EKS1`."""
+    """Acknowledge a finding of cdk-nag, such as `EKS1`."""
     accept(scope, f"{_NAG}{finding}", because)
 
 
@@ -32,7 +32,7 @@ def allow(role: iam.Role, because: str = "", **statement: Any) -> None:
 
 
 def accept_managed_policy(scope: IConstruct, arn: str, because: str) -> None:
-    """A policy that AWS keeps, and may change."""
+    """Acknowledge the use of an AWS managed policy."""
     accept_nag(scope, f"IAM4[Policy::{as_text(cdk.Stack.of(scope).resolve(arn))}]", because)
 
 

@@ -1,4 +1,4 @@
-"""What runs in EKS beside jobs. Its pods need nodes: without any, an add-on waits 20 minutes and fails."""
+"""EKS add-ons. Their pods need nodes: without any, an add-on waits 20 minutes and fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GOVERNANCE = "amazon-sagemaker-hyperpod-taskgovernance"
 
 
 def has_addons(config: ClusterConfig) -> bool:
-    """Whether there is anything to install: a stack cannot be empty."""
+    """Return whether any add-on is installed: a stack cannot be empty."""
     assert config.infrastructure is not None
     wanted = config.infrastructure.add_ons
     switches = (wanted.cert_manager, wanted.training_operator, wanted.task_governance)
@@ -51,7 +51,7 @@ class AddonsStack(StackBase):
         return made
 
     def _operator_role(self) -> eks.CfnPodIdentityAssociation:
-        """Apart from the add-on: it refuses an association of its own."""
+        """Make the role outside of the add-on, which refuses an association of its own."""
         arn = managed_policy("AmazonSageMakerHyperPodTrainingOperatorAccess")
         role = iam.Role(
             self,
@@ -101,7 +101,7 @@ class AddonsStack(StackBase):
             accept(quota, "CloudFormation-Validate::F3006", "newer than the validator's list; cfn-lint knows the type")
 
     def _resource(self, name: str, kind: str, after: cdk.CfnResource, **properties: object) -> cdk.CfnResource:
-        """A type that the CDK has no construct for in every release."""
+        """Make a resource of a type that some CDK releases have no construct for."""
         made = cdk.CfnResource(self, name, type=kind, properties=properties)
         made.add_resource_dependency(after)
         return made

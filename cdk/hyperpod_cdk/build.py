@@ -1,4 +1,4 @@
-"""The stacks of one cluster, and what each needs of the others."""
+"""Builds the stacks of one cluster, with their dependencies."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from hyperpod_ext.config.clusters.cluster import ClusterConfig
 
 
 def build(app: cdk.App, config: ClusterConfig, *, scale: bool = False) -> dict[str, StackBase]:
-    """Stacks by part, in the order in which they are deployed.
+    """Return the stacks by part, in the order in which they are deployed.
 
     Args:
-        config: a cluster that `deployment.problems` has nothing to say against.
-        scale: give groups the machines that the config asks for. Without it they have none yet, and the stacks whose
-            pods need nodes (`addons`, `observability`) are left out.
+        config: a cluster in which `deployment.problems` finds nothing.
+        scale: give groups their configured machines. Otherwise they have none, and the stacks whose pods need nodes
+            (`addons`, `observability`) are left out.
     """
     made = config.infrastructure
     assert made is not None, "deployment.problems refuses this"

@@ -47,14 +47,14 @@ class ClusterStack(StackBase):
             lifecycle_script=LIFECYCLE_SCRIPT if stored.lifecycle else None,
         )
         request = create_cluster_request(bound(config, self.bindings, scale=scale))
-        # typed constructs refuse dictionaries and accept wrong values; the request was checked against AWS's own model
+        # typed constructs refuse dictionaries and accept wrong values; AWS's API model has checked this request
         self.cluster = cdk.CfnResource(self, "Cluster", type="AWS::SageMaker::Cluster", properties=request)
         self._accept_what_is_newer()
         for child in self.node.find_all():
             if isinstance(child, cdk.CfnResource) and child.cfn_resource_type == "AWS::IAM::Policy":
                 self.cluster.add_resource_dependency(child)  # no property of the cluster mentions it
         arn = self.cluster.get_att("ClusterArn")
-        # exported always: a stack cannot take back what another uses, when it is deployed without machines again
+        # always exported: without machines another stack may still use it, and CloudFormation refuses to drop it
         self.arn = str(self.export_value(arn)) if eks is not None else arn.to_string()
         self._pods(stored, eks)
         self.output("ClusterName", config.name, "The HyperPod cluster")
@@ -65,7 +65,7 @@ class ClusterStack(StackBase):
         self.output("EksClusterName", eks and eks.name, "The EKS cluster that it is part of")
 
     def _accept_what_is_newer(self) -> None:
-        """What AWS's schemas have and the CDK's validator has not yet; cfn-lint, and our own check, know it."""
+        """Acknowledge properties that AWS's schemas have and the CDK's validator lacks. cfn-lint checks them."""
         groups = self.config.instance_groups
         if any(group.image_release for group in groups):
             accept(self.cluster, "CloudFormation-Validate::F3002", "its schema has no ImageReleaseVersion yet")

@@ -1,4 +1,4 @@
-"""Who may do what: roles of machines, of HyperPod itself, and of the pods of jobs.
+"""IAM roles of machines, of HyperPod itself, and of the pods of jobs.
 
 A pod of a job reads data and writes below the folders of its own job. Machines of EKS clusters touch no checkpoint;
 those of Slurm do, as jobs there run with the role of their machine.
@@ -29,7 +29,7 @@ _GRANTS = [
 
 
 def machine_role(stack: StackBase, places: SubnetPlacement, stored: Stored, cluster: Eks | None) -> iam.Role:
-    """The role that machines of the cluster have."""
+    """Make the role of the cluster's machines."""
     policy = managed_policy("AmazonSageMakerClusterInstanceRolePolicy")
     role = iam.Role(
         stack,
@@ -57,7 +57,7 @@ def machine_role(stack: StackBase, places: SubnetPlacement, stored: Stored, clus
 
 
 def hyperpod_role(stack: StackBase, stored: Stored) -> iam.Role:
-    """The role with which HyperPod adds and removes machines for Karpenter."""
+    """Make the role with which HyperPod adds and removes machines for Karpenter."""
     role = iam.Role(
         stack,
         "HyperPodRole",
@@ -89,7 +89,7 @@ def hyperpod_role(stack: StackBase, stored: Stored) -> iam.Role:
 
 
 def pod_role(stack: StackBase, name: str, wanted: JobRole, stored: Stored, cluster: Eks) -> iam.Role:
-    """The role of the pods of one service account, and what gives it to them."""
+    """Make the role of one service account's pods, and its association."""
     trusted = iam.ServicePrincipal(
         "pods.eks.amazonaws.com",
         conditions={
@@ -167,7 +167,7 @@ def _use_key(role: iam.Role, sid: str, key: KeyGrant) -> None:
 
 
 def _read_scripts(role: iam.Role, stack: StackBase) -> None:
-    """Lifecycle scripts of groups with this role. AWS's own policy reads buckets called sagemaker-... only."""
+    """Allow reading the groups' lifecycle scripts. AWS's own policy covers buckets called sagemaker-... only."""
     sources = {group.lifecycle.source for group in own_groups(stack.config) if group.lifecycle is not None}
     for place, source in enumerate(sorted(sources), 1):
         bucket, _, prefix = source.removeprefix("s3://").partition("/")
@@ -191,7 +191,7 @@ def _pull_images(role: iam.Role, stack: StackBase) -> None:
 
 
 def _use_interfaces(role: iam.Role, stack: StackBase, places: SubnetPlacement) -> None:
-    """What machines and the VPC CNI do with network interfaces, in our subnets and groups only."""
+    """Allow machines and the VPC CNI to manage network interfaces, in our subnets and security groups only."""
     new = "interfaces of machines that are not there yet"
     groups = [stack.arn_of("ec2", f"security-group/{group}") for group in places.all_security_groups]
     interfaces, machines = stack.arn_of("ec2", "network-interface/*"), stack.arn_of("ec2", "instance/*")

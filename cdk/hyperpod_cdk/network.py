@@ -27,17 +27,17 @@ _ONLY_EKS = ("eks-auth",)
 
 @dataclass(frozen=True)
 class SubnetPlacement:
-    """Where things are; ids or tokens."""
+    """Network, subnets and security groups of a cluster, as ids or tokens."""
 
     vpc_id: str
     machine_subnets: tuple[str, ...]
-    """Of the cluster; the first zone's. Its VpcConfig can never change, so further zones are for groups."""
+    """Subnets of the cluster, in the first zone. VpcConfig cannot be updated, so other zones are set per group."""
     control_subnets: tuple[str, ...]
-    """In two zones or more, for EKS."""
+    """Subnets of the EKS control plane, in two zones or more."""
     security_groups: tuple[str, ...]
-    """Of machines."""
+    """Security groups of machines."""
     group_subnets: Mapping[str, str] = field(default_factory=dict)
-    """Of groups in another zone, by name."""
+    """Subnet of each group in another zone, by the group's name."""
     named: tuple[Vpc, ...] = ()
     """Networks that groups name for themselves."""
 
@@ -56,7 +56,7 @@ class SubnetPlacement:
 
 
 def existing_places(config: ClusterConfig) -> SubnetPlacement:
-    """A network that is there: the config names all of it."""
+    """Return the placement in an existing network, which the config names."""
     assert config.infrastructure is not None
     assert config.vpc is not None
     network = config.infrastructure.network
@@ -107,7 +107,7 @@ class NetworkStack(StackBase):
         )
 
     def _gateways(self, cidrs: list[str]) -> dict[int, str | None]:
-        """The NAT gateway of each zone, counted from 1."""
+        """Return the NAT gateway of each zone, counted from 1."""
         network = self.made.network
         if network.nat == "none":
             return dict.fromkeys(range(1, len(cidrs) + 1))
@@ -158,10 +158,10 @@ class NetworkStack(StackBase):
         return subnet.ref
 
     def _machine_group(self) -> str:
-        """EFA traffic is matched by no range of addresses: the rules must name the group itself, both ways.
+        """Make the security group of machines. EFA traffic matches only rules that name the group itself, both ways.
 
-        The rules stand alone: a group cannot name itself in its own definition, and without a rule for egress there
-        it would be given one that EFA does not match.
+        The rules are separate resources because a group's own definition cannot refer to it. AWS's default egress rule
+        does not match EFA traffic.
         """
         group = ec2.CfnSecurityGroup(
             self,
@@ -187,7 +187,7 @@ class NetworkStack(StackBase):
             vpc_id=self._vpc.ref,
             vpc_endpoint_type="Gateway",
             service_name=f"com.amazonaws.{region}.s3",
-            route_table_ids=self._tables,  # all of them: one that is missed sends checkpoints through the NAT gateway
+            route_table_ids=self._tables,  # subnets of a missing table would send checkpoints through the NAT gateway
         )
         if not self.made.network.private_endpoints:
             return
@@ -216,7 +216,7 @@ class NetworkStack(StackBase):
             )
 
     def _services(self) -> Iterator[str]:
-        """Services that machines, and pods of add-ons, reach without the internet."""
+        """Yield the services that machines and add-on pods reach without the internet."""
         yield from ENDPOINTS
         if self.config.orchestrator == "eks":
             yield from _ONLY_EKS

@@ -1,4 +1,4 @@
-"""What all stacks share: where they are, what they are called, their tags and their outputs."""
+"""Base of all stacks: account, region, name, tags and outputs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StackBase(cdk.Stack):
             cdk.Tags.of(self).add(key, value)
 
     def output(self, name: str, value: str | None, about: str) -> None:
-        """What `hp-ext` reads after a deployment; None: there is no such thing here."""
+        """Add an output that `hp-ext` reads after a deployment, unless `value` is None."""
         if value is not None:
             cdk.CfnOutput(self, name, value=value, description=about)
 

@@ -1,4 +1,4 @@
-"""What outlives the cluster: the key, the buckets, the file system. Deleting the stack leaves the buckets."""
+"""Key, buckets and file system, which outlive the cluster. Deleting the stack leaves the buckets."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class BucketLocation:
 
 @dataclass(frozen=True)
 class Stored:
-    """What other stacks need of it."""
+    """Parts of the storage stack that other stacks use."""
 
     key: kms.IKey
     checkpoints: BucketLocation
@@ -96,12 +96,12 @@ class StorageStack(StackBase):
         self.output("FileSystemMount", mount and mount.mount_name, "Mount name of the file system")
 
     def _place(self, bucket: s3.IBucket) -> BucketLocation:
-        """Exported by name at once: a policy's wildcards are acknowledged by the ARN they are of."""
+        """Return a bucket's ARN, exported now: wildcards of policies are acknowledged by ARN."""
         made_here = bucket.node.find_all()[1:]
         return BucketLocation(str(self.export_value(bucket.bucket_arn)) if made_here else bucket.bucket_arn)
 
     def _named_lifecycle(self) -> Bucket:
-        """HyperPod wants the prefix; a name that AWS chooses could not have it."""
+        """Name the lifecycle bucket `sagemaker-...`, the prefix that HyperPod requires."""
         wanted = self.made.buckets.lifecycle
         if wanted.name or wanted.existing:
             return wanted
@@ -109,7 +109,7 @@ class StorageStack(StackBase):
         return Bucket.model_construct(name=name, existing=None)
 
     def _kept(self) -> list[s3.LifecycleRule]:
-        """Rules of every bucket; none of them touches what is current."""
+        """Return the lifecycle rules of every bucket. They delete no current object."""
         buckets = self.made.buckets
         return [
             s3.LifecycleRule(
@@ -124,7 +124,7 @@ class StorageStack(StackBase):
     def _bucket(self, name: str, wanted: Bucket, rules: list[s3.LifecycleRule], logs: s3.IBucket | None) -> s3.IBucket:
         if wanted.existing is not None:
             return s3.Bucket.from_bucket_name(self, name, wanted.existing)
-        plain = logs is None  # the bucket of logs itself: S3 cannot deliver them where a key of ours is needed
+        plain = logs is None  # the log bucket itself: S3 cannot deliver access logs to a bucket with a KMS key
         bucket = s3.Bucket(
             self,
             name,
@@ -147,7 +147,7 @@ class StorageStack(StackBase):
         return bucket
 
     def _only_our_key(self, bucket: s3.Bucket) -> None:
-        """A write that names no key gets ours; one that names another way to encrypt is refused."""
+        """Refuse writes that ask for another key or encryption. Writes that name none are encrypted with our key."""
         how = "s3:x-amz-server-side-encryption"
         for sid, header, wanted in (
             ("OnlyKms", how, "aws:kms"),
@@ -160,7 +160,7 @@ class StorageStack(StackBase):
                     principals=[iam.AnyPrincipal()],
                     actions=["s3:PutObject"],
                     resources=[bucket.arn_for_objects("*")],
-                    # without Null, a write that names nothing would be refused too: what is not there is not equal
+                    # StringNotEquals also matches a missing header; Null exempts writes without one
                     conditions={"StringNotEquals": {header: wanted}, "Null": {how: "false"}},
                 )
             )
@@ -174,7 +174,7 @@ class StorageStack(StackBase):
             file_system_type="LUSTRE",
             file_system_type_version="2.15",
             storage_capacity=wanted.size_gib,
-            subnet_ids=[places.machine_subnets[0]],  # beside the machines: traffic between zones costs
+            subnet_ids=[places.machine_subnets[0]],  # in the machines' zone: traffic between zones costs money
             security_group_ids=[self._lustre_group(places)],
             kms_key_id=self._key.key_arn,
             lustre_configuration=fsx.CfnFileSystem.LustreConfigurationProperty(
@@ -192,7 +192,7 @@ class StorageStack(StackBase):
         return Mount(system.attr_dns_name, system.attr_lustre_mount_name, wanted.path)
 
     def _lustre_group(self, places: SubnetPlacement) -> str:
-        """Machines and file servers reach the servers on Lustre's ports, and nobody else does."""
+        """Make the file system's security group, which lets in machines and file servers on Lustre's ports only."""
         group = ec2.CfnSecurityGroup(
             self,
             "FileSystemGroup",

@@ -1,4 +1,4 @@
-"""How a range of addresses is divided among zones. Pure."""
+"""Divides a range of addresses among zones. Pure."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class ZonePlan:
 
 
 def plan_subnets(cidr: str, zones: Sequence[str]) -> list[ZonePlan]:
-    """Three quarters of `cidr` are for machines of up to three zones, sixteenths of the last for the rest.
+    """Divide `cidr`: a quarter for the machines of each of up to three zones, sixteenths of the last for the rest.
 
-    A zone's ranges depend on its place in the list alone: one that is added at the end moves no other.
+    A zone's ranges depend only on its index, so appending a zone moves no other zone's ranges.
     """
     *quarters, rest = ipaddress.ip_network(cidr).subnets(prefixlen_diff=2)
     small = list(rest.subnets(prefixlen_diff=4))

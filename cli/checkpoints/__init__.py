@@ -1,4 +1,4 @@
-"""`hp-ext checkpoints`: what lies in the tiers, one file a subcommand."""
+"""`hp-ext checkpoints`: checkpoints in the tiers, one file a subcommand."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import click
 from ..lazy_group import LazyGroup, Section
 
 COMMANDS = {
-    "list": "Show what lies in each tier, newest first.",
-    "show": "Show what one checkpoint holds, and how to load it.",
-    "verify": "Read every byte, and compare it with what was saved.",
+    "list": "List the checkpoints of each tier, newest first.",
+    "show": "Show the content of one checkpoint, and how to load it.",
+    "verify": "Read every byte, and compare checksums and signatures.",
     "copy": "Copy checkpoints to another place, verified on the way.",
     "prune": "Delete checkpoints that need not be kept.",
 }
@@ -25,7 +25,7 @@ Examples:
   hp-ext checkpoints copy s3://bucket/prefix/my-job ./my-job --step 1000
 
 \b
-PLACE is where the checkpoints of one job lie, s3://bucket/prefix/my-job or a directory such as
+PLACE is the folder of one job's checkpoints, s3://bucket/prefix/my-job or a directory such as
 /fsx/checkpoints/my-job, or the name of a local job.""",
 )
 def command() -> None:

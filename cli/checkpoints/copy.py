@@ -36,7 +36,7 @@ one at a time. The copy is signed with the secret of the job that wrote it.""",
 def command(place: str, dest: str, secret_file: str | None, step: int | None, all_steps: bool, output: str) -> None:
     """Copy checkpoints from PLACE to DEST, a directory or s3://..., verified on the way.
 
-    The manifest goes last: the copy is whole, or it does not count. Other checkpoints are never overwritten.
+    The manifest is copied last: an unfinished copy is never restored. Other checkpoints are never overwritten.
     """
     from .verify import need_checksums
 

@@ -49,7 +49,7 @@ def command(
     secret_file: str | None,
     output: str,
 ) -> None:
-    """Show what lies in each tier, newest first. A running local job's memory is shown, too."""
+    """List the checkpoints of each tier, newest first, and snapshots in a running local job's memory."""
     places, submission = find_places(place, file, overrides)
     memory = ask_memory(submission) if submission is not None else None
     found: list[dict[str, Any]] = []
@@ -109,7 +109,7 @@ def _table(places: Sequence[Mapping[str, Any]], memory: Mapping[str, Any] | None
     rows = [(*row[:-1], "", row[-1]) for row in (snapshot_rows(memory) if memory else [])]
     rows += [_row(place["tier"], one) for place in places for one in place["checkpoints"]]
     if not any(row[-2] for row in rows):
-        rows = [(*row[:-2], row[-1]) for row in rows]  # nobody said what is to be kept
+        rows = [(*row[:-2], row[-1]) for row in rows]  # no tier has a policy
     head = _HEAD if rows and len(rows[0]) == len(_HEAD) else (*_HEAD[:-1], "KEPT", _HEAD[-1])
     parts = [columns([head, *rows])] if rows else []
     parts += [f"{shown(place['url'])}: none yet" for place in places if not place["checkpoints"] and not place["error"]]

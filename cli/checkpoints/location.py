@@ -1,4 +1,4 @@
-"""From what the user wrote to the places that hold checkpoints, and the one checkpoint that is meant."""
+"""Finds checkpoint folders from PLACE or a spec, and one checkpoint in them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hyperpod_ext.runtime.storage.object_store import ObjectStore
 
 _TIMEOUT_S = 30.0
-"""A person waits; the job's own tiers try for ten minutes."""
+"""Shorter than the ten minutes of a job's own tiers, because a person waits."""
 _MOST_FOLDERS = 50
 
 
@@ -30,11 +30,11 @@ class CheckpointLocation:
 
     store: ObjectStore
     job: str | None = None
-    """Whose they must be, if that is known."""
+    """Job that the checkpoints must belong to, if known."""
     tier: DurableTier | None = None
-    """What the spec says of it: how many it keeps."""
+    """The tier in the job's spec, with its retention."""
     secret_file: Path | None = None
-    """Of a local job, whose secret lies beside its folders."""
+    """Secret of a local job."""
 
     @property
     def kind(self) -> str:
@@ -45,22 +45,23 @@ class CheckpointLocation:
 
     @property
     def shown(self) -> str:
-        """As people write it."""
+        """The URL, or the path of a directory."""
         return shown(self.store.url)
 
     def secret(self, named: str | None) -> bytes | None:
-        """The job's secret, from the file that was named or where a local job has it; None: nobody knows it."""
+        """Return the job's secret, from the file `named` or a local job's folder; None if there is neither."""
         from hyperpod_ext.runtime.ipc.environment import read_secret
 
         file = Path(named) if named is not None else self.secret_file
         return None if file is None else read_secret(file)
 
     def inventory(self, secret: bytes | None = None, *, lenient: bool = False) -> Inventory:
-        """What is there. `lenient`: a damaged claim of a generation is told on stderr, and is no error.
+        """List the checkpoints.
 
         Raises:
-            NotFoundError: nothing that looks like a job's checkpoints, with what may have been meant.
-            CorruptSnapshotError: a claim is damaged, so it is not known which checkpoints count.
+            NotFoundError: the folder holds no checkpoints of a job. The hint suggests another folder.
+            CorruptSnapshotError: a generation's claim is damaged, so valid checkpoints are unknown. With `lenient`, it
+                is reported on stderr instead.
         """
         from hyperpod_ext.runtime.storage.inventory import take_inventory
 
@@ -73,12 +74,12 @@ class CheckpointLocation:
 
 
 def shown(url: str) -> str:
-    """A store's URL as people write it: a directory is a path."""
+    """Return a store's URL, or the path of a directory."""
     return unquote(urlsplit(url).path) if url.startswith("file:") else url
 
 
 def open_place(url: str) -> CheckpointLocation:
-    """The place at a URL or path."""
+    """Open the checkpoint folder at a URL or path."""
     from hyperpod_ext.runtime.storage.open import open_store
 
     return CheckpointLocation(open_store(url, deadline_s=_TIMEOUT_S))
@@ -87,10 +88,10 @@ def open_place(url: str) -> CheckpointLocation:
 def find_places(
     text: str | None, file: str | None, overrides: Sequence[str]
 ) -> tuple[list[CheckpointLocation], Submission | None]:
-    """What PLACE or `-f` stands for: durable tiers, and a local job where it names one.
+    """Return the durable tiers that PLACE or `-f` names, and the local job if it names one.
 
     Raises:
-        ConfigError, NotFoundError: nothing that can be looked at.
+        ConfigError, NotFoundError: there is no such place or job.
     """
     if (text is None) == (file is None):
         raise click.UsageError("Name one place, as in: s3://bucket/prefix/my-job, or: -f job.yaml")
@@ -107,7 +108,7 @@ def find_places(
 
 
 def durable_places(text: str | None, file: str | None, overrides: Sequence[str]) -> list[CheckpointLocation]:
-    """`find_places` for commands that need a durable tier.
+    """Return `find_places`, for commands that need a durable tier.
 
     Raises:
         NotFoundError: the job has none.
@@ -124,7 +125,7 @@ def durable_places(text: str | None, file: str | None, overrides: Sequence[str])
 
 
 def _local_job(text: str) -> Submission | None:
-    """The job that a bare name stands for; None for a path. A directory of the same name is written ./name."""
+    """Return the local job of this name; None for a path. `./name` always means a directory."""
     from hyperpod_ext.config.files.nearest import suggest
     from hyperpod_ext.errors import NotFoundError
     from hyperpod_ext.jobs.local import store as local_store
@@ -149,7 +150,7 @@ def _places_of_local(submission: Submission) -> list[CheckpointLocation]:
 
 
 def places_of(policy: CheckpointPolicy, job: str) -> list[CheckpointLocation]:
-    """The durable tiers of a job that all nodes see, nearest first. A disk is named by its path, on its node."""
+    """Return the job's shared durable tiers, nearest first. Disks of nodes are not among them."""
     from hyperpod_ext.runtime.storage.open import open_tier
 
     return [CheckpointLocation(open_tier(tier, job, deadline_s=_TIMEOUT_S), job, tier) for tier in policy.shared()]
@@ -166,7 +167,7 @@ def _explain_empty(place: CheckpointLocation) -> None:
     folders = list(place.store.folders())[:_MOST_FOLDERS]
     if jobs := [f"{where}/{folder}" for folder in folders if _holds_checkpoints(place.store, folder)]:
         raise NotFoundError(f"{where} is no checkpoint folder", hint=f"did you mean {' or '.join(jobs[:5])}?")
-    hint = "Checkpoints of a job lie under the tier's place and the job's name, as in s3://bucket/prefix/my-job."
+    hint = "Checkpoints of a job are in a folder of its name below the tier's, as in s3://bucket/prefix/my-job."
     if parent not in ("", "s3:/"):
         above = open_place(parent).store
         others = [other for other in above.folders() if _holds_checkpoints(above, other)][:_MOST_FOLDERS]
@@ -180,7 +181,7 @@ def _holds_checkpoints(store: ObjectStore, folder: str) -> bool:
 
 
 def damaged_fences(inventory: Inventory) -> list[dict[str, Any]]:
-    """For scripts: generations of which it cannot be told which steps they gave up."""
+    """Return the generations whose claims are damaged, as JSON."""
     from hyperpod_ext.runtime.storage.names import fence_name
 
     return [
@@ -190,10 +191,10 @@ def damaged_fences(inventory: Inventory) -> list[dict[str, Any]]:
 
 
 def choose(inventory: Inventory, step: int | None) -> InventoryEntry:
-    """The checkpoint of one step; by default the newest that counts.
+    """Return the checkpoint of one step. Default: the newest complete or damaged one.
 
     Raises:
-        NotFoundError: there is none, with the nearest steps.
+        NotFoundError: there is no such checkpoint. The hint has the nearest steps.
     """
     from hyperpod_ext.errors import NotFoundError
 

@@ -1,4 +1,4 @@
-"""The memory tier of a local job that runs: asked of each node's memory server."""
+"""Reads the memory tier of a running local job from each node's memory server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHOWN = ("rank", "step", "generation", "state", "replica", "nbytes", "saved_at"
 
 
 def ask_memory(submission: Submission) -> dict[str, Any] | None:
-    """What each node holds; None when the job does not run, and its memory is gone with it."""
+    """Return the snapshots of each node; None if the job does not run, because its memory is then gone."""
     scratch = submission.read_status().get("scratch")
     if not submission.is_running() or scratch is None:
         return None
@@ -28,7 +28,7 @@ def ask_memory(submission: Submission) -> dict[str, Any] | None:
 
 
 def nodes_of(submission: Submission) -> list[int]:
-    """Nodes that are there now: spares and those that came for others among them, and not those that were lost."""
+    """Return the job's present nodes: also spares and replacements, without lost ones."""
     from ..job_events import nodes_in, read_events_of
 
     members = nodes_in(read_events_of(str(submission.folder))).members
@@ -65,7 +65,7 @@ def _ask(node: int, scratch: Path) -> dict[str, Any]:
 
 
 def snapshot_rows(memory: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """One row for each step: which ranks hold it, and how far each has come."""
+    """Return one row for each step, with its ranks and their states."""
     groups: dict[tuple[int, int, bool], list[Mapping[str, Any]]] = {}
     for node in memory["nodes"]:
         for one in node["snapshots"]:
@@ -82,7 +82,7 @@ def snapshot_rows(memory: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _piece_rows(memory: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """One row for each step that has parity: of which ranks the nodes keep pieces."""
+    """Return one row for each step with parity, with the ranks whose pieces are kept."""
     groups: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
     for node in memory["nodes"]:
         for one in node.get("pieces", ()):
@@ -107,7 +107,7 @@ def _states(group: Sequence[Mapping[str, Any]]) -> str:
 
 
 def copying_table(memory: Mapping[str, Any]) -> str:
-    """How the copying to other tiers goes, one row a node and tier; empty where there are none."""
+    """Return the progress of copies to other tiers, one row for each node and tier; empty if there is none."""
     rows: list[tuple[str, ...]] = [("NODE", "COPIES TO", "STEP", "SENT", "DONE", "SUPERSEDED", "SKIPPED", "FAILED")]
     problems = []
     for node in memory["nodes"]:

@@ -11,7 +11,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def place_options(function: F) -> F:
-    """Where the checkpoints lie: PLACE, or the spec of the job; and the job's secret."""
+    """Add PLACE, `-f`, `--set` and `--secret-file`."""
     for decorate in (
         secret_option,
         click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Change a field of the spec."),
@@ -25,7 +25,7 @@ def place_options(function: F) -> F:
 
 
 def secret_option(function: F) -> F:
-    """`--secret-file`."""
+    """Add `--secret-file`."""
     return click.option(
         "--secret-file",
         envvar="HPX_SECRET_FILE",
@@ -37,12 +37,12 @@ def secret_option(function: F) -> F:
 
 
 def step_option(function: F) -> F:
-    """`--step`."""
+    """Add `--step`."""
     return click.option("--step", type=click.IntRange(min=0), help="Which checkpoint. Default: the newest.")(function)
 
 
 def keep_options(function: F) -> F:
-    """What retention leaves."""
+    """Add `--keep`, `--keep-every` and `--keep-step`."""
     for decorate in (
         click.option("--keep-step", "keep_steps", multiple=True, type=int, metavar="S", help="Keep step S, too."),
         click.option("--keep-every", type=click.IntRange(min=1), metavar="N", help="Keep multiples of N, too."),

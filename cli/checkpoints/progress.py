@@ -1,4 +1,4 @@
-"""How far a transfer is, on stderr: a bar on a terminal, and in a log a line now and then when it is long."""
+"""Progress of a transfer, on stderr: a bar on a terminal, a line every 30 seconds in a log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LINE_S = 30.0
 
 @contextmanager
 def transfer(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """What is called gets bytes; any thread may call it."""
+    """Show progress of a transfer. Yields a function to call, from any thread, with the bytes just transferred."""
     if not sys.stderr.isatty():
         yield _Lines(label, total).count
         return

@@ -26,8 +26,8 @@ Examples:
   hp-ext checkpoints prune -f job.yaml --yes
 
 \b
-The newest complete checkpoint and what came after it are never deleted, whatever the options say.
-With -f, what the spec says holds where an option is not given.""",
+The newest complete checkpoint and everything after it are never deleted. With -f, options that are
+not given are taken from the spec.""",
 )
 @place_options
 @keep_options
@@ -50,7 +50,7 @@ def command(
     yes: bool,
     output: str,
 ) -> None:
-    """Delete checkpoints that need not be kept, and what was left unfinished before the newest."""
+    """Delete checkpoints beyond the retention policy, and unfinished ones older than the newest."""
     chosen: list[tuple[Inventory, list[InventoryEntry]]] = []
     for each in durable_places(place, file, overrides):
         secret = each.secret(secret_file)
@@ -75,7 +75,7 @@ def command(
     if not yes:
         say(_table(chosen, "will go"))
         if not sys.stdin.isatty():
-            raise click.UsageError("Nobody is here to be asked; say --yes, or --dry-run.")
+            raise click.UsageError("There is no terminal to ask on: give --yes, or --dry-run.")
         click.confirm("Delete them?", abort=True, err=True)
     _delete(chosen)
     print_result({"deleted": result, "would_delete": []}, output, _table(chosen, "deleted"))

@@ -37,7 +37,7 @@ def command(
     step: int | None,
     output: str,
 ) -> None:
-    """Show what one checkpoint holds, and how to load it without hyperpod_ext."""
+    """Show the content of one checkpoint, and how to load it without hyperpod_ext."""
     found = []
     for each in durable_places(place, file, overrides):
         secret = each.secret(secret_file)
@@ -85,7 +85,7 @@ def _describe(inventory: Inventory, seen: InventoryEntry, secret: bytes | None) 
 
 
 def _holds(plans: Iterable[Plan]) -> dict[str, dict[str, Any]]:
-    """By the first part of their names: how many tensors and elements over all ranks, and of which types."""
+    """Count tensors, elements and types over all ranks, by the first part of the tensors' names."""
     tensors = {item.fqn: item for plan in plans for item in plan.items}
     found: dict[str, dict[str, Any]] = {}
     for name, item in tensors.items():
@@ -120,7 +120,7 @@ def _text(one: Mapping[str, Any]) -> str:
 
 
 def _rank_rows(one: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """One row a file: ranks that hold bit for bit the same share theirs."""
+    """Return one row for each file. Ranks with identical state share a file."""
     rows: list[tuple[str, ...]] = [("RANKS", "FILE", "SIZE", "CRC64-NVME", "PLAN")]
     by_file: dict[str, list[Mapping[str, Any]]] = {}
     for each in one["ranks"]:

@@ -1,4 +1,4 @@
-"""Sizes, ages and rows, as people read them. Pure."""
+"""Sizes, ages, counts and ranks as text. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ _AGES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 
 def size(nbytes: float) -> str:
-    """In the unit that leaves at most four digits."""
+    """Return bytes in the largest unit above 1."""
     for unit in _UNITS:
         if nbytes < 1024 or unit == _UNITS[-1]:
             break
@@ -16,7 +16,7 @@ def size(nbytes: float) -> str:
 
 
 def age(seconds: float | None) -> str:
-    """In its largest unit."""
+    """Return seconds in the largest unit above 2."""
     if seconds is None:
         return "-"
     for length, unit in _AGES:
@@ -26,7 +26,7 @@ def age(seconds: float | None) -> str:
 
 
 def ranks(numbers: list[int]) -> str:
-    """0-3,5"""
+    """Return ranks as `0-3,5`."""
     runs: list[tuple[int, int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:
@@ -37,5 +37,5 @@ def ranks(numbers: list[int]) -> str:
 
 
 def count(number: int, what: str) -> str:
-    """1 file, 2 files"""
+    """Return `1 file` or `2 files`."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"

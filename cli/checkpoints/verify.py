@@ -26,7 +26,7 @@ Examples:
   hp-ext checkpoints verify -f job.yaml --all --secret-file secret
 
 \b
-Exits with 7 if any checkpoint is damaged, or a claim: what says at which step a generation began.""",
+Exits with 7 if a checkpoint is damaged, or a generation's claim, which records its first step.""",
 )
 @place_options
 @step_option
@@ -43,7 +43,7 @@ def command(
     all_steps: bool,
     output: str,
 ) -> None:
-    """Read every byte, and compare it with the manifest. Everything wrong is told, not only the first."""
+    """Read every byte, compare it with the manifest, and report all damage."""
     from hyperpod_ext.errors import CorruptSnapshotError, NotFoundError
 
     if all_steps and step is not None:
@@ -69,10 +69,10 @@ def command(
 
 
 def need_checksums() -> None:
-    """Say what is missing on a machine that cannot compute CRC64-NVME or MACs.
+    """Check that the packages that compute CRC64-NVME and MACs are installed.
 
     Raises:
-        HyperpodExtError: with the command that installs it.
+        HyperpodExtError: one is missing. The hint has the command that installs it.
     """
     from hyperpod_ext.errors import HyperpodExtError
 
@@ -91,7 +91,7 @@ def _all(inventory: Inventory) -> Sequence[InventoryEntry]:
 
 
 def check(inventory: Inventory, seen: InventoryEntry, secret: bytes | None) -> dict[str, Any]:
-    """What verifying one checkpoint has shown."""
+    """Verify one checkpoint."""
     from hyperpod_ext.runtime.storage.mac import UNBOUND
     from hyperpod_ext.runtime.storage.verify import verify
 

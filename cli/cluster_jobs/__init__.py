@@ -1,4 +1,4 @@
-"""Commands on one job of a cluster: what is around it, inside of it, and left of it."""
+"""Commands on one job of a cluster: describe, exec, port-forward and delete."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def run(command: Sequence[str]) -> int:
-    """Run a command here, with this terminal; returns its exit code.
+    """Run a command here, on this terminal, and return its exit code.
 
     Raises:
         UnreachableError: the program is not on this machine.

@@ -17,14 +17,14 @@ Examples:
 )
 @click.argument("job", metavar="NAME|URL")
 @target_option
-@click.option("--with-secret", is_flag=True, help="Its secret too: its checkpoints can then be verified by nobody.")
+@click.option("--with-secret", is_flag=True, help="Delete its secret, too: its checkpoints can then not be verified.")
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted, and stop.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @output_option()
 def command(job: str, target: str, with_secret: bool, dry_run: bool, yes: bool, output: str) -> None:
-    """Delete what a job left on Kubernetes when it had ended: itself, its pods and its network policy.
+    """Delete an ended job's objects on Kubernetes: the job, its pods and its network policy.
 
-    Its secret stays, and so do checkpoints: they are signed with it, and the next job of this name reads them.
+    Its checkpoints stay, and its secret, which signs them: the next job of this name reads them.
     """
     from hyperpod_ext.jobs.contract.handle import JobHandle
     from hyperpod_ext.jobs.contract.targets import LEFTOVERS

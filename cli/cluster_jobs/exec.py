@@ -27,9 +27,9 @@ Examples:
 def command(
     target: str, node: int, terminal: bool, dry_run: bool, output: str, job: str, words: tuple[str, ...]
 ) -> None:
-    """Run a command on a node of a job, beside its workers: with kubectl on Kubernetes, with srun on Slurm.
+    """Run a command on a node of a running job: with kubectl on Kubernetes, with srun on Slurm.
 
-    Options stand before the job. The exit code is the command's own.
+    Write options before the job. The exit code is the command's own.
     """
     import shlex
 

@@ -22,7 +22,7 @@ Examples:
 @click.option("--dry-run", is_flag=True, help="Show what would be run, and stop.")
 @output_option()
 def command(job: str, ports: tuple[str, ...], target: str, node: int, dry_run: bool, output: str) -> None:
-    """Bring ports of a job's pod to this machine, with kubectl, until Ctrl-C: metrics, a profiler, TensorBoard."""
+    """Forward ports of a job's pod to this machine, with kubectl, until Ctrl-C: metrics, a profiler, TensorBoard."""
     import shlex
 
     from hyperpod_ext.jobs.contract.handle import JobHandle

@@ -1,4 +1,4 @@
-"""`hp-ext cluster`: a cluster with everything around it, one file a subcommand. CDK runs in a process of its own."""
+"""`hp-ext cluster`: a cluster with its network, storage and EKS, one file a subcommand."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import click
 from ..lazy_group import LazyGroup, Section
 
 COMMANDS = {
-    "synth": "Write the templates, and tell what they make and cost.",
-    "diff": "Show what would change, and what would be replaced.",
-    "deploy": "Make the cluster, or bring it to its file.",
-    "outputs": "Read what jobs need to know of a cluster.",
+    "synth": "Write the templates, and show their resources and cost.",
+    "diff": "Show changes to deployed stacks, and what would be replaced.",
+    "deploy": "Create or update the cluster from its file.",
+    "outputs": "Read the outputs of a cluster that jobs use.",
     "list": "List the clusters of a region.",
     "describe": "Show one cluster: its status and its groups.",
     "nodes": "List the nodes of a cluster.",
@@ -30,8 +30,8 @@ Examples:
   hp-ext cluster nodes research
 
 \b
-A new cluster has no machines: `--scale` brings the counts of its file, as a step of its own.
-A job then names it, `cluster: NAME`, and has its bucket, role, queue and subnets.""",
+A new cluster has no machines: `--scale` adds those of its file in a second step. A job with
+`cluster: NAME` in its spec then uses its bucket, role, queue and subnets.""",
 )
 def command() -> None:
-    """Network, buckets, EKS, roles and the cluster itself, with CDK, from one file."""
+    """Make network, buckets, EKS, roles and the cluster itself with CDK, from one file."""

@@ -1,4 +1,4 @@
-"""Reads a cluster's spec, and gives the library's problems its lines."""
+"""Reads a cluster's spec, and adds its lines to the library's problems."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def read_cluster(file: str, overrides: Sequence[str]) -> Loaded[ClusterConfig]:
-    """The spec, with the places of its values."""
+    """Read the spec, with the lines of its values."""
     from hyperpod_ext.config.clusters.cluster import ClusterConfig
     from hyperpod_ext.config.files.load import read
 
@@ -27,7 +27,7 @@ def read_cluster(file: str, overrides: Sequence[str]) -> Loaded[ClusterConfig]:
 
 
 def ignore_option(function: F) -> F:
-    """`--ignore`, checked: a misspelt id would ignore nothing, and nobody would notice."""
+    """Add `--ignore`. An unknown id is refused, because it would have no effect."""
     return click.option(
         "--ignore",
         "ignored",
@@ -47,7 +47,7 @@ def _known(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def say_warnings(loaded: Loaded[ClusterConfig], ignored: Sequence[str]) -> None:
-    """What the checks warn of, on stderr, and facts about AWS that they go by and that are old."""
+    """Print warnings of the checks, and of outdated facts about AWS, on stderr."""
     from datetime import UTC, datetime
 
     from hyperpod_ext.catalog.age import stale
@@ -62,7 +62,7 @@ def say_warnings(loaded: Loaded[ClusterConfig], ignored: Sequence[str]) -> None:
 
 @contextmanager
 def with_lines(loaded: Loaded[ClusterConfig]) -> Iterator[None]:
-    """Problems raised inside name only fields; outside, the file and the line too."""
+    """Add file and line to problems that are raised in the block with fields only."""
     from hyperpod_ext.errors import UnsupportedError
 
     try:

@@ -23,9 +23,9 @@ Examples:
 @click.option(
     "--check-account",
     is_flag=True,
-    help="Ask AWS for subnets, plans, quotas and scripts first, and check against them.",
+    help="First read subnets, plans, quotas and scripts from AWS, and check the spec against them.",
 )
-@click.option("--wait", is_flag=True, help="Return when the cluster is there, or has failed.")
+@click.option("--wait", is_flag=True, help="Return when the cluster is in service, or has failed.")
 @click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer; it goes on.")
 @ignore_option
 @output_option()
@@ -39,7 +39,7 @@ def command(
     ignored: tuple[str, ...],
     output: str,
 ) -> None:
-    """Create a HyperPod cluster. Its spec is checked whole before AWS is asked."""
+    """Create a HyperPod cluster. The whole spec is checked before a request is sent."""
     import json
     from dataclasses import replace
 

@@ -18,7 +18,7 @@ Examples:
 )
 @click.argument("name", metavar="NAME|ARN")
 @region_option
-@click.option("--dry-run", is_flag=True, help="Show what would end, and stop.")
+@click.option("--dry-run", is_flag=True, help="Show the nodes that would be deleted, and stop.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--wait", is_flag=True, help="Return when the cluster is gone, or its deletion has failed.")
 @click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer; it goes on.")
@@ -28,7 +28,7 @@ def command(
 ) -> None:
     """Delete a HyperPod cluster with all its nodes. Shows them, and asks.
 
-    Buckets, network and EKS cluster stay; those that `hp-ext cluster deploy` made go with their stacks.
+    Buckets, network and EKS cluster stay. To delete those of `hp-ext cluster deploy`, delete their stacks.
     """
     from hyperpod_ext.clusters import existing
 

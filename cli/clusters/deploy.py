@@ -32,9 +32,9 @@ Examples:
 )
 @file_options
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--allow-replace", is_flag=True, help="Go on where something that is there is replaced or deleted.")
+@click.option("--allow-replace", is_flag=True, help="Deploy even if existing resources are replaced or deleted.")
 @click.option("--chart", type=click.Path(), metavar="DIR", help="Install HyperPod's Helm chart from there into EKS.")
-@click.option("--chart-installed", is_flag=True, help="HyperPod's Helm chart is in EKS: go on to the cluster.")
+@click.option("--chart-installed", is_flag=True, help="HyperPod's Helm chart is installed in EKS: continue.")
 @click.option("--bootstrap", is_flag=True, help="Prepare account and region for CDK first, if they are not.")
 @output_option()
 def command(
@@ -50,10 +50,10 @@ def command(
     bootstrap: bool,
     output: str,
 ) -> None:
-    """Make the cluster and everything around it, or bring it to its file. Shows what it does and costs, and asks.
+    """Create or update a cluster, its network, storage and EKS. Shows changes and costs, and asks.
 
-    A new cluster has no machines; --scale brings them, in a step of its own. What would be replaced is refused. What
-    is there already stays as it is, so that a deployment that stopped half-way goes on where it stopped.
+    A new cluster has no machines; --scale adds them in a second step. Changes that would replace a resource are
+    refused. A deployment that stopped half-way is resumed by the same command.
     """
     import tempfile
     from pathlib import Path
@@ -139,8 +139,8 @@ def _refuse_replacing(changes: Sequence[ResourceChange], allowed: bool) -> None:
     if not any(change.breaks for change in changes) or allowed:
         return
     say_what_breaks(changes)
-    say(f"error: {len(replaced_fields(changes))} things that are there would be replaced or deleted")
-    say("Put the fields back; or, if that is meant, give --allow-replace.")
+    say(f"error: {len(replaced_fields(changes))} existing things would be replaced or deleted")
+    say("Undo the changes of these fields, or allow them with --allow-replace.")
     raise click.exceptions.Exit(BREAKS)
 
 
@@ -180,7 +180,7 @@ def _run(
                 pass
             case MakeStacks(names=names):
                 say(f"deploying {', '.join(names)} ...")
-                # without change sets of its own: what changes was shown, and agreed to, above
+                # no CDK change sets: the changes were shown and confirmed above
                 options = ("--exclusively", "--require-approval", "never", "--method", "direct", "--progress", "events")
                 run_cdk(program, environment, cluster.region, "deploy", *names, "--app", str(assembly.folder), *options)
             case InstallChart() if chart is not None:
@@ -195,9 +195,9 @@ def _stop_for_chart(cluster: ClusterConfig, step: InstallChart) -> None:
     from hyperpod_ext.errors import HyperpodExtError
 
     commands = "\n".join(f"  {command}" for command in step.commands)
-    message = f"EKS is there; before the cluster itself, HyperPod's Helm chart must be in it:\n{commands}"
+    message = f"EKS is ready. HyperPod's Helm chart must be installed in it before the cluster is made:\n{commands}"
     raise HyperpodExtError(
-        message, hint="then give the same command with --chart-installed, or with --chart DIR at once"
+        message, hint="then run the same command with --chart-installed; or let --chart DIR install it"
     )
 
 

@@ -23,7 +23,7 @@ Examples:
 @region_option
 @output_option()
 def command(name: str, region: str | None, output: str) -> None:
-    """Show one HyperPod cluster: its status, what runs on it, and its groups of nodes."""
+    """Show one HyperPod cluster: its status, orchestrator and groups of nodes."""
     from hyperpod_ext.clusters.existing import describe, summary
 
     found = summary(describe(name, region))
@@ -31,7 +31,7 @@ def command(name: str, region: str | None, output: str) -> None:
 
 
 def text(found: Mapping[str, Any]) -> str:
-    """The cluster on one screen."""
+    """Return the cluster on one screen."""
     head = [(key, str(found[key])) for key in ("name", "status", "failure", "orchestrator") if found[key]]
     head += [(key.replace("_", " "), str(found[key])) for key in ("node_recovery", "created_at", "arn") if found[key]]
     if found["eks_cluster_arn"]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 BREAKS, CHANGES = 10, 11
 
 ENDS = ("network", "storage", "eks", "cluster", "addons", "observability")
-"""What the names of a cluster's stacks end in."""
+"""Last parts of the names of a cluster's stacks."""
 
 
 @click.command(
@@ -31,7 +31,7 @@ Examples:
   hp-ext cluster diff -f cluster.yaml --against cdk.out --exit-code -o json
 
 \b
-Exit codes: 0 nothing that is there goes away, 10 something would be replaced or deleted;
+Exit codes: 0 nothing is replaced or deleted, 10 something would be replaced or deleted;
 with --exit-code also 11: there are changes, and all are made in place.""",
 )
 @file_options
@@ -48,7 +48,7 @@ def command(
     exit_code: bool,
     output: str,
 ) -> None:
-    """Compare the file with what is deployed, field by field, and exit with 10 if something would be replaced."""
+    """Compare the file with the deployed stacks, field by field. Exits with 10 if a resource would be replaced."""
     import tempfile
     from pathlib import Path
 
@@ -75,7 +75,7 @@ def command(
 
 
 def templates_there(cluster: ClusterConfig, against: str | None) -> Mapping[str, Template]:
-    """Of the account, or of a folder."""
+    """Return the deployed templates from the account, or from the folder `against`."""
     from pathlib import Path
 
     from hyperpod_ext.clusters.cdk.assembly import read_assembly
@@ -87,12 +87,12 @@ def templates_there(cluster: ClusterConfig, against: str | None) -> Mapping[str,
 
 
 def as_deployed(scale: bool | None, there: Mapping[str, Template]) -> bool:
-    """Whether machines are wanted: as it was said, or else as it is."""
+    """Return whether to deploy machines: as `scale` says, or as now deployed if it is None."""
     return has_machines(there) if scale is None else scale
 
 
 def replaced_fields(changes: Sequence[ResourceChange]) -> list[str]:
-    """Fields whose change takes something away, as STACK.RESOURCE.FIELD; a resource that goes has no field."""
+    """Return the fields whose change replaces or deletes a resource, as STACK.RESOURCE.FIELD, or STACK.RESOURCE."""
     found = []
     for change in changes:
         stuck = [field for field in change.fields if field.effect != "update"]
@@ -103,7 +103,7 @@ def replaced_fields(changes: Sequence[ResourceChange]) -> list[str]:
 
 
 def say_what_breaks(changes: Sequence[ResourceChange]) -> None:
-    """Each resource that would go, and the fields that are why."""
+    """Print each resource that would be replaced or deleted, and the fields that cause it."""
     for change in changes:
         if not change.breaks:
             continue

@@ -19,7 +19,7 @@ Examples:
 @region_option
 @output_option()
 def command(region: str | None, output: str) -> None:
-    """List the HyperPod clusters of a region, whoever created them."""
+    """List all HyperPod clusters of a region."""
     from hyperpod_ext.clusters.existing import list_clusters
 
     found = list_clusters(region)

@@ -1,4 +1,4 @@
-"""`hp-ext node`: what is done to nodes of a cluster, one file a subcommand."""
+"""`hp-ext node`: commands on nodes of a cluster, one file a subcommand."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from ..lazy_group import LazyGroup, Section
 
 COMMANDS = {
     "reboot": "Reboot nodes; their disks stay.",
-    "replace": "Have nodes replaced by other machines.",
-    "drain": "Have the scheduler leave nodes out, and take them again.",
+    "replace": "Replace nodes by other machines.",
+    "drain": "Stop scheduling work on nodes, or allow it again.",
 }
 
 

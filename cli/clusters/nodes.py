@@ -24,7 +24,7 @@ Examples:
 @region_option
 @output_option()
 def command(name: str, group: str | None, region: str | None, output: str) -> None:
-    """List the nodes of a HyperPod cluster, with their ids and what is wrong with them."""
+    """List the nodes of a HyperPod cluster, with their ids and error messages."""
     from hyperpod_ext.clusters.existing import describe, nodes, summary
     from hyperpod_ext.config.files.nearest import suggest
     from hyperpod_ext.errors import NotFoundError
@@ -38,7 +38,7 @@ def command(name: str, group: str | None, region: str | None, output: str) -> No
 
 
 def text(found: Sequence[Mapping[str, Any]]) -> str:
-    """One line a node."""
+    """Return one line for each node."""
     rows = [("NODE", "GROUP", "TYPE", "STATUS", "HOST", "")]
     for node in found:
         wrong = node["message"] if node["status"] != "Running" else None

@@ -1,4 +1,4 @@
-"""What the subcommands share: their options, the cluster's file, and the templates made from it."""
+"""Options that the subcommands share, and the cluster's file and templates."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def region_option(function: F) -> F:
-    """`--region`, for clusters that are named without a file."""
+    """Add `--region`, for clusters that are named without a file."""
     help = "AWS region. Default: that of the credentials, as for `aws`."
     return click.option("--region", metavar="REGION", help=help)(function)
 
 
 def file_options(function: F) -> F:
-    """`-f`, `--set`, `--app`, `--scale` and `--ignore`."""
+    """Add `-f`, `--set`, `--app`, `--scale` and `--ignore`."""
     for decorate in (
         ignore_option,
         click.option(
@@ -46,7 +46,7 @@ def file_options(function: F) -> F:
 
 
 def read_checked(file: str, overrides: tuple[str, ...], ignored: tuple[str, ...]) -> Loaded[ClusterConfig]:
-    """The cluster's file, after everything that can be checked without CDK."""
+    """Read the cluster's file, and run every check that needs no CDK."""
     from hyperpod_ext.clusters.deployment import problems
     from hyperpod_ext.errors import UnsupportedError
 
@@ -58,7 +58,7 @@ def read_checked(file: str, overrides: tuple[str, ...], ignored: tuple[str, ...]
 
 
 def make_templates(loaded: Loaded[ClusterConfig], out: Path, app: str | None, scale: bool) -> Assembly:
-    """Run the app."""
+    """Run the CDK app."""
     from hyperpod_ext.clusters.cdk.synth import synthesise
 
     region = loaded.config.region
@@ -66,7 +66,7 @@ def make_templates(loaded: Loaded[ClusterConfig], out: Path, app: str | None, sc
 
 
 def has_machines(templates: Mapping[str, Template]) -> bool:
-    """Whether a cluster in these templates has any."""
+    """Return whether a cluster in these templates has machines."""
     from hyperpod_ext.clusters.cdk.assembly import resources_of
     from hyperpod_ext.clusters.cdk.changes import CLUSTER
 

@@ -17,15 +17,15 @@ Examples:
   hp-ext cluster outputs research --out .hyperpod_ext/clusters/research.json
 
 \b
-A file .hyperpod_ext/clusters/NAME.json beside a job's spec comes before what this machine has read.""",
+A file .hyperpod_ext/clusters/NAME.json next to a job's spec takes precedence over this machine's copy.""",
 )
 @click.argument("name")
-@click.option("--region", metavar="REGION", help="Where it is. Default: that of the AWS configuration.")
-@click.option("--cached", is_flag=True, help="Show what was read before; ask no account.")
-@click.option("--out", type=click.Path(dir_okay=False), metavar="FILE", help="Write it there, for others.")
+@click.option("--region", metavar="REGION", help="Region of the cluster. Default: that of the AWS configuration.")
+@click.option("--cached", is_flag=True, help="Show the stored outputs, without a request to AWS.")
+@click.option("--out", type=click.Path(dir_okay=False), metavar="FILE", help="Write the outputs to this file, too.")
 @output_option()
 def command(name: str, region: str | None, cached: bool, out: str | None, output: str) -> None:
-    """Read the outputs of a cluster's stacks, and keep them: jobs that say `cluster: NAME` take them from there."""
+    """Read the outputs of a cluster's stacks, and store them for jobs with `cluster: NAME`."""
     from pathlib import Path
 
     from hyperpod_ext.clusters.cdk.outputs import fetch, keep, recall, to_json

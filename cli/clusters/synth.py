@@ -17,7 +17,9 @@ Examples:
   hp-ext cluster synth -f cluster.yaml --scale --out cdk.out -o json""",
 )
 @file_options
-@click.option("--out", default="cdk.out", show_default=True, type=click.Path(), metavar="DIR", help="Where they go.")
+@click.option(
+    "--out", default="cdk.out", show_default=True, type=click.Path(), metavar="DIR", help="Folder of the templates."
+)
 @output_option()
 def command(
     file: str,
@@ -28,9 +30,9 @@ def command(
     out: str,
     output: str,
 ) -> None:
-    """Write the CloudFormation templates. Needs no network and no account, but node and CDK's Python library.
+    """Write the CloudFormation templates. Needs node and CDK's Python library, but no network and no account.
 
-    Tells how many resources of which kind are in which stack, and what an hour costs, as far as that is known.
+    Shows the resources of each stack and the cost of an hour, as far as prices are known.
     """
     from pathlib import Path
 

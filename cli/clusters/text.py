@@ -1,4 +1,4 @@
-"""What is made, what it costs and what changes, as people read it."""
+"""Text of a cluster's resources, costs and changes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NOTES = {
 
 
 def contents(assembly: Assembly) -> dict[str, dict[str, int]]:
-    """How many resources of which kind are in which stack."""
+    """Count the resources of each type, by stack."""
     return {
         stack.name: dict(sorted(Counter(one["Type"] for one in stack.resources.values()).items()))
         for stack in assembly.stacks
@@ -31,7 +31,7 @@ def contents(assembly: Assembly) -> dict[str, dict[str, int]]:
 
 
 def contents_text(assembly: Assembly) -> str:
-    """`contents`, a line a stack."""
+    """Return `contents`, one line for each stack."""
     rows = [("STACK", "RESOURCES")]
     for stack, kinds in contents(assembly).items():
         rows.append((stack, _counted(kinds)))
@@ -43,7 +43,7 @@ def _counted(kinds: dict[str, int]) -> str:
 
 
 def estimate_text(estimate: Estimate, scale: bool) -> str:
-    """The costs of an hour, without machines and with."""
+    """Return the costs of an hour, without machines and with them."""
     heads = ("NOW", "SCALED") if not scale else ("", "AN HOUR")
     rows: list[tuple[str, ...]] = [("USD AN HOUR", "EACH", *heads, "")]
     rows += [_line(line, scale) for line in estimate.items]
@@ -78,7 +78,7 @@ def _missing(estimate: Estimate) -> str:
 
 
 def changes_text(changes: Sequence[ResourceChange]) -> str:
-    """Each change; new resources by kind and stack, all others one by one with their fields."""
+    """Return the changes: new resources counted by type and stack, all others one by one with their fields."""
     new: dict[str, Counter[str]] = {}
     lines = []
     for change in changes:

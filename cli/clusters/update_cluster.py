@@ -23,9 +23,9 @@ Examples:
 )
 @click.option("-f", "--file", "file", required=True, type=click.Path(), metavar="FILE", help="The cluster's spec.")
 @click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Change a field; may come again.")
-@click.option("--dry-run", is_flag=True, help="Show what would change, and stop.")
+@click.option("--dry-run", is_flag=True, help="Show the changes, and stop.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--delete-groups", is_flag=True, help="Delete groups that the spec does not name.")
+@click.option("--delete-groups", is_flag=True, help="Delete groups that are not in the spec.")
 @click.option("--wait", is_flag=True, help="Return when the update is done, or has failed.")
 @click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer; it goes on.")
 @ignore_option
@@ -41,9 +41,9 @@ def command(
     ignored: tuple[str, ...],
     output: str,
 ) -> None:
-    """Bring a HyperPod cluster to its spec. Shows what would change, and asks.
+    """Update a HyperPod cluster to its spec. Shows the changes, and asks.
 
-    A change that UpdateCluster cannot make is refused with the reason: only a new cluster, or a new group, has it.
+    Changes that UpdateCluster cannot make, because they need a new cluster or group, are refused.
     """
     from hyperpod_ext.clusters import service
     from hyperpod_ext.clusters.changes import update_cluster_request

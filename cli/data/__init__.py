@@ -7,9 +7,9 @@ import click
 from ..lazy_group import LazyGroup, Section
 
 COMMANDS = {
-    "build": "Convert a dataset to a token store, or go on with it.",
-    "inspect": "Show a store, a dataset as it lies there, or all stores of a place.",
-    "verify": "Read every byte, and compare it with its checksum.",
+    "build": "Convert a dataset to a token store, or resume that.",
+    "inspect": "Show a store, a dataset's file, or all stores of a folder.",
+    "verify": "Read every byte, and compare checksums.",
 }
 
 
@@ -23,4 +23,4 @@ Examples:
   hp-ext data verify /nvme/data/wiki-0123456789abcdef""",
 )
 def command() -> None:
-    """Datasets as memory-mapped tokens: converted once a node, read by all ranks, still there after a fault."""
+    """Convert datasets to memory-mapped tokens: once per node, read by all ranks, kept after a fault."""

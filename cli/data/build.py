@@ -19,12 +19,12 @@ _UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
 
 class Size(click.ParamType):  # type: ignore[type-arg]  # older clicks have no argument here
-    """200GiB, 512 MiB, 1000000"""
+    """A size: 200GiB, 512 MiB, 1000000."""
 
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Bytes."""
+        """Return the size in bytes."""
         if isinstance(value, int):
             return value
         text = str(value).replace(" ", "").upper()
@@ -47,8 +47,8 @@ Examples:
 
 \b
 SOURCE is a file, a folder or a pattern: .jsonl, .json, .txt (also .gz), .parquet, .arrow. Megatron's .bin/.idx need no
-conversion, nor do tokens in most Arrow files: see `hp-ext data inspect FILE`. A command that was interrupted, or
-killed, goes on where it ended when it is given again.""",
+conversion, nor do tokens in most Arrow files: see `hp-ext data inspect FILE`. An interrupted or killed conversion
+is resumed by the same command.""",
 )
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @click.option(
@@ -90,7 +90,7 @@ def command(
     output: str,
     **options: Any,
 ) -> None:
-    """Convert a dataset to a token store, once; a store that is there already is only shown."""
+    """Convert a dataset to a token store, once; an existing store is only shown."""
     if whole_documents and sequence_length is None:
         raise click.UsageError("--whole-documents needs --sequence-length")
     need_packages()
@@ -135,7 +135,7 @@ def _convert(prepared: Prepared, budget: int | None) -> None:
 
 
 def _tell_mappable(prepared: Prepared) -> None:
-    """A store of such tokens is smaller, and checked; but nobody has to wait for it."""
+    """Say that the dataset can also be read without conversion. A store is smaller, and has checksums."""
     from .files import is_mappable
 
     recipe, path = prepared.recipe, prepared.files[0]

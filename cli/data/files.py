@@ -1,4 +1,4 @@
-"""Datasets as they lie there: which are mapped in place, and which are converted, and why."""
+"""Files of datasets: mapped in place or converted, and why."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ IN_PLACE, CONVERTED = "mapped in place", "converted"
 
 
 def is_dataset(path: Path) -> bool:
-    """Whether it is a file that `hp-ext data build` reads."""
+    """Return whether `path` is a file that `hp-ext data build` reads."""
     from hyperpod_ext.runtime.data.token_store.sources import kind_of
 
     return path.is_file() and kind_of(path) is not None
 
 
 def is_mappable(path: Path, field: str) -> bool:
-    """Whether this column of it is mapped in place."""
+    """Return whether a column of the file is mapped in place."""
     from hyperpod_ext.runtime.data.token_store.arrow import columns_of
     from hyperpod_ext.runtime.data.token_store.sources import kind_of
 
@@ -31,10 +31,10 @@ def is_mappable(path: Path, field: str) -> bool:
 
 
 def store_in(path: Path, field: str | None) -> ArrowStore | None:
-    """The rows of an Arrow file that can be mapped: of the column `field`, or of the only one that can be.
+    """Map the column `field` of an Arrow file. Default: its only mappable column; None if it has none or several.
 
     Raises:
-        ConfigError: `field` cannot be.
+        ConfigError: `field` cannot be mapped.
     """
     from hyperpod_ext.runtime.data.token_store.arrow import ArrowStore, columns_of
     from hyperpod_ext.runtime.data.token_store.sources import kind_of
@@ -46,7 +46,7 @@ def store_in(path: Path, field: str | None) -> ArrowStore | None:
 
 
 def of_file(path: Path, store: ArrowStore | None) -> dict[str, Any]:
-    """A dataset's file, as scripts get it; with the numbers of the column that was opened."""
+    """Return a dataset's file as JSON, with the counts of the mapped column."""
     from hyperpod_ext.runtime.data.token_store.arrow import columns_of
     from hyperpod_ext.runtime.data.token_store.sources import kind_of
 
@@ -72,7 +72,7 @@ def of_file(path: Path, store: ArrowStore | None) -> dict[str, Any]:
 
 
 def text_of_file(found: Mapping[str, Any]) -> str:
-    """The same for people."""
+    """Return the file as text."""
     lines = [("path", found["path"]), ("size", size(found["nbytes"]))]
     if "columns" not in found:
         lines.append(("read", f"{CONVERTED}, by `hp-ext data build`"))

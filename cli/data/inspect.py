@@ -78,7 +78,7 @@ def _show_file(path: Path, document: int | None, field: str | None, output: str)
 
 
 def of_store(store: TokenStore) -> dict[str, Any]:
-    """A store, as scripts get it."""
+    """Return a store as JSON."""
     infos = [segment.info for segment in store.segments]
     done = store.done or {}
     return {
@@ -99,7 +99,7 @@ def of_store(store: TokenStore) -> dict[str, Any]:
 
 
 def of_megatron(store: MegatronStore) -> dict[str, Any]:
-    """A Megatron dataset in the same words."""
+    """Return a Megatron dataset as JSON, with the fields of a store."""
     return {
         "kind": "megatron",
         "path": str(store.prefix),
@@ -113,7 +113,7 @@ def of_megatron(store: MegatronStore) -> dict[str, Any]:
 
 
 def text_of(found: Mapping[str, Any]) -> str:
-    """The same for people."""
+    """Return a store or a Megatron dataset as text."""
     lines = [("path", found["path"]), ("state", found["state"])]
     lines += [("fingerprint", found["fingerprint"] or "-"), ("documents", f"{found['documents']:,}")]
     lines += [("tokens", f"{found['tokens']:,} {found['dtype']}")]

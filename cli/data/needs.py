@@ -1,4 +1,4 @@
-"""What the commands need from outside, said before they begin."""
+"""Packages that the data commands need."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import importlib.util
 
 
 def need_packages() -> None:
-    """Say what is missing on a machine that cannot read or write stores.
+    """Check that the packages that read and write stores are installed.
 
     Raises:
-        HyperpodExtError: with the command that installs it.
+        HyperpodExtError: one is missing. The hint has the command that installs it.
     """
     from hyperpod_ext.errors import HyperpodExtError
 

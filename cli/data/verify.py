@@ -24,17 +24,17 @@ Examples:
   hp-ext data verify STORE --drop-damaged
 
 \b
-Exits with 7 if the store is damaged, or its source is not what was converted.""",
+Exits with 7 if the store is damaged, or its source has changed.""",
 )
 @click.argument("store", type=click.Path(), metavar="STORE")
-@click.option("--source", is_flag=True, help="Look, too, whether the dataset is still what was converted.")
+@click.option("--source", is_flag=True, help="Also check that the dataset has not changed since it was converted.")
 @click.option(
     "--drop-damaged", is_flag=True, help="Remove the first damaged segment and all after it, to be built again."
 )
 @output_option()
 @click.pass_context
 def command(ctx: click.Context, store: str, source: bool, drop_damaged: bool, output: str) -> None:
-    """Read every byte of a store, and compare it with its checksum. Everything wrong is told, not only the first."""
+    """Read every byte of a store, compare checksums, and report all damage."""
     need_packages()
     from hyperpod_ext.errors import CorruptSegmentError
     from hyperpod_ext.runtime.data.convert.check import check, drop_from, nbytes_of_segments

@@ -18,7 +18,7 @@ Example:
 @target_option
 @output_option()
 def command(job: str, target: str, output: str) -> None:
-    """End a job. Returns when nothing of it is left; a job that had ended stays as it was."""
+    """Stop a job, and wait until all its processes have ended. A job that has ended is left alone."""
     from hyperpod_ext.jobs.contract.handle import JobHandle
     from hyperpod_ext.jobs.contract.targets import get_target
 

@@ -11,10 +11,10 @@ _KINDS = {
     "exception": "The training function raises.",
     "sigkill": "The process dies, or all processes of the node.",
     "sigsegv": "The process crashes.",
-    "hang": "The process goes on no more, see --how.",
+    "hang": "The process hangs, see --how.",
     "slow": "The rank takes --seconds longer for each phase, for --steps steps.",
     "oom": "The rank asks for more memory than it may have.",
-    "cut-network": "Its connections to other ranks end; of a node, its agent's line.",
+    "cut-network": "The rank's connections to other ranks close, or the node's to the coordinator.",
     "corrupt-memory": "A bit flips in the rank's snapshots in memory.",
     "corrupt-weights": "A bit flips in the rank's first parameter.",
 }
@@ -38,18 +38,18 @@ Examples:
 )
 @click.argument("job", metavar="NAME|URL")
 @_kinds
-@click.option("--rank", type=click.IntRange(min=0), metavar="R", help="Rank that it strikes.")
-@click.option("--node", type=click.IntRange(min=0), metavar="N", help="Node that it strikes, as a whole.")
-@click.option("--step", type=click.IntRange(min=1), metavar="S", help="In this step. Default: at once.")
+@click.option("--rank", type=click.IntRange(min=0), metavar="R", help="Rank that gets the fault.")
+@click.option("--node", type=click.IntRange(min=0), metavar="N", help="Node that gets the fault, as a whole.")
+@click.option("--step", type=click.IntRange(min=1), metavar="S", help="Step of the fault. Default: at once.")
 @click.option(
     "--phase",
     type=click.Choice(["data", "forward", "backward", "optimizer", "rest", "checkpoint"]),
-    help="At this place of the step. Default: its beginning.",
+    help="Phase of the step. Default: its beginning.",
 )
 @click.option("--how", type=click.Choice(["stop", "deadlock", "loop", "gil"]), help="Of --hang. Default: stop.")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Of --slow. Default: 0.2.")
 @click.option("--steps", type=click.IntRange(min=1), help="Of --slow. Default: 1.")
-@click.option("--yes", is_flag=True, help="Do not ask, where machines cost money.")
+@click.option("--yes", is_flag=True, help="Do not ask on targets that cost money.")
 @output_option()
 def command(
     job: str,
@@ -64,7 +64,7 @@ def command(
     yes: bool,
     output: str,
 ) -> None:
-    """Inflict a fault on a job that runs, to see what it does: on target local, and on hyperpod-eks, with kubectl."""
+    """Inject a fault into a running job, to test its recovery: on target local, and on hyperpod-eks with kubectl."""
     from hyperpod_ext.config.fault_injection import InjectedFault, NodeFault
     from hyperpod_ext.jobs.contract.handle import JobHandle
     from hyperpod_ext.jobs.contract.targets import FAULTS, get_target

@@ -31,16 +31,22 @@ Examples:
 )
 @spec_options
 @click.option("--target", type=TARGET, default="local", show_default=True, help="Where the job runs.")
-@click.option("--templates", type=click.Path(), metavar="DIR", help="Take templates from there, where it has them.")
+@click.option(
+    "--templates", type=click.Path(), metavar="DIR", help="Use templates of this folder before the shipped ones."
+)
 @click.option("--dry-run", is_flag=True, help="Show the plan, and stop.")
-@click.option("--server-dry-run", is_flag=True, help="Have the target's server check it all, and stop.")
+@click.option("--server-dry-run", is_flag=True, help="Let the target's server check the job, and stop.")
 @click.option("--wait", is_flag=True, help="Show progress until the job has ended, then its result.")
 @click.option("--follow", is_flag=True, help="Show what the workers print, too. Implies --wait.")
 @click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer; the job goes on.")
 @click.option(
-    "--kill", "kills", multiple=True, metavar="rank=R@step=S|node=N@step=S", help="Rehearse this fault, not the spec's."
+    "--kill",
+    "kills",
+    multiple=True,
+    metavar="rank=R@step=S|node=N@step=S",
+    help="Inject this fault instead of the spec's.",
 )
-@click.option("--no-kill", is_flag=True, help="Rehearse no fault.")
+@click.option("--no-kill", is_flag=True, help="Inject no fault.")
 @output_option("name")
 def command(
     spec: str | None,
@@ -94,7 +100,7 @@ def command(
 
 
 def _say_what_goes(name: str) -> None:
-    """Old runs on this machine are removed when a name is used again; nobody should miss one without a word."""
+    """Print the old runs of this name that are removed now."""
     from hyperpod_ext.jobs.local.store import KEPT, removed_by_next
 
     for old in removed_by_next(name):
@@ -102,7 +108,7 @@ def _say_what_goes(name: str) -> None:
 
 
 def _faults(kills: tuple[str, ...]) -> list[Override]:
-    """`--kill` as changes to the spec, so that a rank that is not there is told like any other mistake."""
+    """Return `--kill` as changes to the spec, so that a wrong rank is reported like other mistakes in it."""
     from hyperpod_ext.config.fault_injection import KillFault
     from hyperpod_ext.config.files.overrides import Override
 
@@ -120,7 +126,7 @@ def _faults(kills: tuple[str, ...]) -> list[Override]:
 
 
 def _submit_and_wait(plan: Plan, output: str, timeout: float | None, follow: bool) -> None:
-    """Submit, and wait for the end. Ctrl-C cancels the job, whenever it comes; so does SIGTERM."""
+    """Submit the job, and wait for its end. Ctrl-C and SIGTERM cancel it."""
     from hyperpod_ext.errors import UserInterruptError
     from hyperpod_ext.jobs.contract.targets import get_target
     from hyperpod_ext.jobs.submit import submit
@@ -139,7 +145,7 @@ def _submit_and_wait(plan: Plan, output: str, timeout: float | None, follow: boo
 
 
 def _is_command(handle: JobHandle) -> bool:
-    """Whether a local job runs something else than a script: it makes no steps."""
+    """Return whether a local job runs a command, which makes no steps."""
     from hyperpod_ext.jobs.local.store import latest
 
     found = latest(handle.name) if handle.target == "local" else None
@@ -147,8 +153,8 @@ def _is_command(handle: JobHandle) -> bool:
 
 
 def wait_for_end(handle: JobHandle, output: str, timeout: float | None, follow: bool) -> None:
-    """Show progress until the job has ended, then its result; a job that failed is an exit code."""
-    # a CI's or a scheduler's "end now" means the job too, as Ctrl-C does
+    """Show progress until the job has ended, then its result. Exits with 7 if it failed."""
+    # SIGTERM of a CI or a scheduler cancels the job, as Ctrl-C does
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with remembered() as check:
         from hyperpod_ext.errors import JobFailedError
@@ -172,7 +178,7 @@ def wait_for_end(handle: JobHandle, output: str, timeout: float | None, follow: 
 
 
 def _show_progress(handle: JobHandle, timeout: float | None, follow: bool, check: Callable[[], None]) -> str:
-    """Watch the job to its end; returns the folder of its files. `check` raises where the user has asked to end it."""
+    """Watch the job until it ends, and return the folder of its files. `check` raises a lost KeyboardInterrupt."""
     from hyperpod_ext.errors import WaitTimeoutError
     from hyperpod_ext.jobs.contract.targets import get_target
 
@@ -192,7 +198,7 @@ def _show_progress(handle: JobHandle, timeout: float | None, follow: bool, check
 
 
 def _exit_as_failed(result: Mapping[str, Any], folder: str) -> None:
-    """The result is on stdout already; stderr says why, and where to look."""
+    """Print why the job failed, and where its logs are, on stderr, and exit."""
     from hyperpod_ext.errors import JobFailedError
 
     error = result["error"] or {"message": f"the job was {result['state']}", "hint": ""}

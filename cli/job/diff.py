@@ -36,7 +36,7 @@ def command(
     exit_code: bool,
     output: str,
 ) -> None:
-    """Show what a spec would change, field by field. What a server adds by itself is no difference."""
+    """Show the changes that a spec would make to a job, field by field, without fields that the server adds."""
     from hyperpod_ext.jobs.contract.differences import differences
     from hyperpod_ext.jobs.contract.yaml_text import read_all
 
@@ -47,7 +47,7 @@ def command(
         raise click.UsageError(f"diff compares jobs on Kubernetes; {target} has none.")
     (wanted,) = read_all(plan.files["job.yaml"])
     there = _file(other, wanted["kind"]) if other else _live(target, plan.job)
-    for one in (wanted, there):  # what people read is the fields, not the copy of the spec
+    for one in (wanted, there):  # the copy of the spec repeats the fields
         (one["metadata"].get("annotations") or {}).pop("hyperpod-ext/spec", None)
     found = list(differences(wanted, there))
     listed = [{"path": one.path, "there": one.there, "wanted": one.wanted} for one in found]

@@ -17,7 +17,7 @@ Examples:
   hp-ext import job.yaml-template --set NUM_NODES=4 --env-file values.env > job.yaml
   hp-ext import train.sbatch --set PWD=/fsx/job --set 1=7b > job.yaml    # submitted there, with an argument
   helm template NAME CHART | hp-ext import - > job.yaml
-  hp-ext import jobs/ -o json                 # of a folder: carried, named and refused
+  hp-ext import jobs/ -o json                 # all files of a folder
   kubectl get hyperpodpytorchjob NAME -o yaml | hp-ext import -""",
 )
 @click.argument("file", type=click.Path(allow_dash=True), metavar="FILE|DIR")
@@ -26,8 +26,8 @@ Examples:
 @click.option("--env-file", type=click.Path(), metavar="FILE", help="Values of placeholders, NAME=VALUE a line.")
 @output_option()
 def command(file: str, sets: tuple[str, ...], values: str | None, env_file: str | None, output: str) -> None:
-    """Turn somebody else's job into a spec, and tell what is lost: a job for Kubernetes, a config.yaml of AWS's hyp, an
-    sbatch file or a CreateTrainingJob request."""
+    """Convert a job for Kubernetes, a config.yaml of AWS's hyp, an sbatch file or a CreateTrainingJob request to a
+    spec. Parts that the spec lacks are listed on stderr."""
     from pathlib import Path
 
     from hyperpod_ext.config.files.load import text_of

@@ -20,12 +20,12 @@ Examples:
 @click.option(
     "--kept",
     metavar="PLACE",
-    help="Those whose events lie in this place, above their checkpoints, instead; pods may be gone.",
+    help="List jobs whose events are stored under PLACE instead, even after their pods are gone.",
 )
 @output_option()
 def command(target: str, kept: str | None, output: str) -> None:
-    """List the jobs of a target, from whichever machine they were submitted: on Kubernetes those in the namespace of
-    the current context, on Slurm your own, on SageMaker those of the region. On local: those of this machine."""
+    """List the jobs of a target: on Kubernetes all in the namespace of the current context, on Slurm your own, on
+    SageMaker all of the region, on local those of this machine."""
     from hyperpod_ext.jobs.contract.targets import get_target
 
     from .status import table

@@ -21,16 +21,16 @@ Examples:
 )
 @click.argument("job", metavar="NAME|URL")
 @target_option
-@click.option("--node", required=True, metavar="N", help="Its number in the job; on Slurm also its name.")
-@click.option("--drain/--no-drain", default=True, help="Have Slurm start nothing more there. Default: --drain.")
-@click.option("--wait/--no-wait", default=True, help="Return when the node has ended. Default: --wait.")
+@click.option("--node", required=True, metavar="N", help="Number of the node in the job; on Slurm also its name.")
+@click.option("--drain/--no-drain", default=True, help="Let Slurm start no other job on the node. Default: --drain.")
+@click.option("--wait/--no-wait", default=True, help="Wait until the node has stopped. Default: --wait.")
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Wait no longer.")
 @output_option()
 def command(job: str, target: str, node: str, drain: bool, wait: bool, timeout: float | None, output: str) -> None:
-    """Have the ranks of a node go to a spare between two steps, and the node end.
+    """Move the ranks of a node to a spare between two steps, and stop the node.
 
-    For maintenance, a node with warnings, or one that will be taken away. No step is lost, and no fault counted.
-    The job needs a spare. With --no-wait nobody drains the node.
+    Use it for maintenance, or before a node is taken away. No step is lost, and no fault is counted. The job needs a
+    spare. With --no-wait the node is not drained.
     """
     from hyperpod_ext.jobs.contract.handle import JobHandle
     from hyperpod_ext.jobs.contract.targets import MOVE
@@ -49,7 +49,7 @@ def command(job: str, target: str, node: str, drain: bool, wait: bool, timeout: 
 
 def _sentence(name: str, done: Mapping[str, Any]) -> str:
     pause = f"after step {done['step']}, {done['pause_s']:.2f} s without a step"
-    if done["to"] is None:  # it was to leave by itself as well, and no spare was left
+    if done["to"] is None:  # no spare was left, and the node left the job anyway
         parts = [f"{name}: node {done['node']} has left, {done['of']} -> {done['nodes']} nodes {pause}"]
     else:
         parts = [f"{name}: node {done['to']} has the ranks of node {done['node']} {pause}"]
@@ -57,7 +57,7 @@ def _sentence(name: str, done: Mapping[str, Any]) -> str:
     if done.get("drain"):
         parts.append(f"{done['drain']} is drained")
     if done.get("why_no_drain"):
-        parts.append(f"Slurm was not told to drain it: {done['why_no_drain']}")
+        parts.append(f"Slurm does not drain it: {done['why_no_drain']}")
     if done.get("given_back"):
         parts.append(f"{', '.join(done['given_back'])} went back")
     if done.get("kept"):

@@ -1,4 +1,4 @@
-"""Progress of a job on stderr: a live bar on a terminal, a line now and then in a log."""
+"""Progress of a job on stderr: a live bar on a terminal, some lines in a log."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _LINES_A_RUN = 8
 
 
 class ProgressDisplay(Protocol):
-    """Shows moments."""
+    """Shows updates of a job."""
 
     def show(self, update: StatusUpdate) -> None:
-        """Show what is new."""
+        """Show one update."""
 
 
 @contextmanager
 def make_progress() -> Iterator[ProgressDisplay]:
-    """What fits where stderr goes."""
+    """Make a display for a terminal or for a log."""
     if not sys.stderr.isatty():
         yield PlainProgress()
         return
@@ -42,14 +42,14 @@ def make_progress() -> Iterator[ProgressDisplay]:
 
 
 class PlainProgress:
-    """Whole lines only, a few for each run."""
+    """Whole lines, a few for each run."""
 
     def __init__(self) -> None:
         self._event_text = EventText()
         self._shown = (self._event_text.run, 0)
 
     def show(self, update: StatusUpdate) -> None:
-        """Say the events, and the step now and then."""
+        """Print the events, and some of the steps."""
         for line in update.lines:
             say(line)
         for event in update.events:
@@ -68,7 +68,7 @@ class PlainProgress:
 
 
 class BarProgress:
-    """One bar a run; events scroll by above it."""
+    """One bar for each run, with the events above it."""
 
     def __init__(self, bar: rich.progress.Progress) -> None:
         self._bar = bar
@@ -76,7 +76,7 @@ class BarProgress:
         self._tasks: dict[str, rich.progress.TaskID] = {}
 
     def show(self, update: StatusUpdate) -> None:
-        """Print what is worth a line, and move the bar."""
+        """Print the events, and move the bar."""
         for line in update.lines:
             self._bar.console.print(escape(line), markup=False, highlight=False)
         for event in update.events:

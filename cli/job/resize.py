@@ -21,12 +21,12 @@ Examples:
 )
 @click.argument("job", metavar="NAME|URL")
 @target_option
-@click.option("--nodes", type=click.IntRange(min=1), required=True, metavar="N", help="Nodes that it goes on with.")
-@click.option("--wait/--no-wait", default=True, help="Return when it trains on that many. Default: --wait.")
+@click.option("--nodes", type=click.IntRange(min=1), required=True, metavar="N", help="New number of nodes.")
+@click.option("--wait/--no-wait", default=True, help="Wait until it trains on them. Default: --wait.")
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Wait no longer.")
 @output_option()
 def command(job: str, target: str, nodes: int, wait: bool, timeout: float | None, output: str) -> None:
-    """Have a job that runs go on with more or fewer nodes, without starting it again."""
+    """Resize a running job to more or fewer nodes, without a restart."""
     from hyperpod_ext.jobs.contract.handle import JobHandle
     from hyperpod_ext.jobs.contract.targets import RESIZE
 
@@ -48,7 +48,7 @@ def _sentence(name: str, done: Mapping[str, Any]) -> str:
     parts = [f"{name}: {done['of']} -> {done['nodes']} nodes"]
     if "step" in done:
         parts[0] += f" after step {done['step']}, {done['pause_s']:.2f} s without a step"
-        parts.append("those that stay kept their processes" if done["pids_kept"] else "a process was replaced")
+        parts.append("remaining nodes kept their processes" if done["pids_kept"] else "a process was replaced")
     if done.get("given_back"):
         parts.append(f"{', '.join(done['given_back'])} went back")
     if done.get("kept"):

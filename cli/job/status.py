@@ -50,7 +50,7 @@ def command(job: str | None, target: str, output: str) -> None:
 
 
 def table(jobs: list[JobStatus]) -> str:
-    """One line a job."""
+    """Return one line for each job."""
     rows = [("NAME", "STATE", "STEP", "SUBMITTED", "URL")]
     for job in jobs:
         step = "-" if job.step is None else f"{job.step}/{job.of or '?'}"

@@ -21,7 +21,7 @@ Examples:
 @spec_options
 @click.option("--target", type=TARGET, help="Also check that this target can run it.")
 @click.option(
-    "--templates", type=click.Path(), metavar="DIR", help="Check these templates, too, or alone; with --target filled."
+    "--templates", type=click.Path(), metavar="DIR", help="Check templates of this folder; with --target, render them."
 )
 @output_option()
 def command(
@@ -35,7 +35,7 @@ def command(
     templates: str | None,
     output: str,
 ) -> None:
-    """Check a job's spec. Every mistake is told at once, with its line and what to write instead."""
+    """Check a job's spec. Reports all mistakes at once, with their lines and corrections."""
     from ..spec import Specs
 
     if templates is not None and spec is None and file is None and target is None:
@@ -63,7 +63,7 @@ def command(
 
 
 def _templates_alone(folder: str, output: str) -> None:
-    """Whether the templates of a folder can be read, without a spec to fill them with."""
+    """Check the templates of a folder without rendering them."""
     from pathlib import Path
 
     from hyperpod_ext.errors import ConfigError
@@ -72,5 +72,5 @@ def _templates_alone(folder: str, output: str) -> None:
     if found := list(template_problems(Path(folder))):
         raise ConfigError(found)
     names = [one.name for one in template_differences(Path(folder))]
-    text = f"{folder}: {len(names)} templates can be read; with a spec and --target they are filled, too"
+    text = f"{folder}: {len(names)} templates can be read; give a spec and --target to render them, too"
     print_result({"valid": True, "templates": names}, output, text)

@@ -1,1 +1,1 @@
-"""`hp-ext node`: what is done to nodes of a cluster, one file a subcommand."""
+"""`hp-ext node`: commands on nodes of a cluster, one file a subcommand."""

@@ -24,18 +24,18 @@ Examples:
     show_default=True,
     help="Whose nodes: of the kubeconfig's context, or of the Slurm of this machine.",
 )
-@click.option("--reason", default="hp-ext node drain", show_default=True, help="Why; Slurm shows it.")
-@click.option("--undo", is_flag=True, help="Have the scheduler take the nodes again.")
-@click.option("--dry-run", is_flag=True, help="Show what would be evicted, and stop.")
+@click.option("--reason", default="hp-ext node drain", show_default=True, help="Reason that Slurm shows.")
+@click.option("--undo", is_flag=True, help="Allow work on the nodes again.")
+@click.option("--dry-run", is_flag=True, help="Show the pods or jobs, and stop.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @output_option()
 def command(
     names: tuple[str, ...], target: str, reason: str, undo: bool, dry_run: bool, yes: bool, output: str
 ) -> None:
-    """Have the scheduler leave nodes out. Shows what runs there, and asks.
+    """Stop scheduling work on nodes. Shows their pods or jobs, and asks.
 
-    On EKS the pods are evicted, those of jobs too; pods of daemon sets stay. On Slurm jobs that run there go on to
-    their end.
+    On EKS, pods are evicted, pods of jobs too, except those of daemon sets. On Slurm, running jobs continue until
+    they end.
     """
     on_target = _on_slurm if target == "hyperpod-slurm" else _on_kubernetes
     on_target(names, reason, undo, dry_run, yes, output)

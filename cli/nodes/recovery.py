@@ -1,4 +1,4 @@
-"""What `reboot` and `replace` share: their options, the question, and the outcome of each node."""
+"""Options, confirmation and outcomes of `hp-ext node reboot` and `replace`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def recovery_options(function: F) -> F:
-    """The cluster, its nodes, `--region`, `--dry-run`, `--yes` and `-o`."""
+    """Add the arguments for the cluster and its nodes, `--region`, `--dry-run`, `--yes` and `-o`."""
     for decorate in (
         output_option(),
         click.option("--yes", is_flag=True, help="Do not ask."),
@@ -41,7 +41,7 @@ def run(
     yes: bool,
     output: str,
 ) -> None:
-    """Show the nodes, ask, send, and tell which nodes were refused; the exit code says why the first was."""
+    """Show the nodes, ask, send the requests, and report refused nodes. The first refusal decides the exit code."""
     from hyperpod_ext.clusters import node_recovery
 
     from ..clusters.nodes import text

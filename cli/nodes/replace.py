@@ -17,9 +17,9 @@ Examples:
 )
 @recovery_options
 def command(cluster: str, names: tuple[str, ...], region: str | None, dry_run: bool, yes: bool, output: str) -> None:
-    """Have nodes of a HyperPod cluster replaced by other machines. Shows them, and asks.
+    """Replace nodes of a HyperPod cluster by other machines. Shows them, and asks.
 
-    Everything on the node is lost: checkpoints in memory, local disks, and its instance id.
+    Everything on a node is lost: checkpoints in memory, local disks, and its instance id.
     """
     warning = "a job that runs there loses these nodes, with their memory and all their disks hold"
     run("replace", warning, cluster, names, region, dry_run, yes, output)

@@ -52,12 +52,12 @@ class ResourceChanged(Output):
 
 
 class DiffOutput(Output):
-    """Differences between a file and what is deployed."""
+    """Differences between a file and the deployed stacks."""
 
     name: str
     changes: list[ResourceChanged]
     replaces: list[str]
-    """Fields whose change takes something away, as STACK.RESOURCE.FIELD."""
+    """Fields whose change replaces or deletes a resource, as STACK.RESOURCE.FIELD."""
 
 
 class CostItem(Output):
@@ -69,7 +69,7 @@ class CostItem(Output):
     now: int
     """Number of existing items."""
     scaled: int
-    """How many there are with `--scale`."""
+    """Number of items with `--scale`."""
     note: str
     usd_now: float | None
     usd_scaled: float | None
@@ -98,7 +98,7 @@ class SynthOutput(Output):
     """Their folder."""
     scale: bool
     stacks: dict[str, dict[str, int]]
-    """By stack: how many resources of each type."""
+    """Number of resources of each type, by stack."""
     costs: Costs
 
 

@@ -1,1 +1,1 @@
-"""What a job will cost, before it runs."""
+"""Plans a job before it runs: its cost and its best intervals."""

@@ -13,7 +13,7 @@ _SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
 class Positive(click.ParamType):  # type: ignore[type-arg]  # older clicks have no argument here
-    """A number above 0. Infinity only where it is allowed."""
+    """A number above 0; infinity only if `infinite`."""
 
     name = "number"
 
@@ -21,7 +21,7 @@ class Positive(click.ParamType):  # type: ignore[type-arg]  # older clicks have 
         self._infinite, self._suffixes = infinite, suffixes
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number; `70B` is 70e9 where suffixes are allowed."""
+        """Return the number; with `suffixes`, `70B` is 70e9."""
         text, factor = str(value).strip().lower(), 1.0
         if self._suffixes and text[-1:] in _SUFFIXES:
             text, factor = text[:-1], _SUFFIXES[text[-1]]
@@ -35,11 +35,11 @@ class Positive(click.ParamType):  # type: ignore[type-arg]  # older clicks have 
 
 
 def planning_options(function: F) -> F:
-    """The job, its state, and how often it fails."""
+    """Add the options for the job, its state, and its failures."""
     number, share = Positive(), click.IntRange(min=1)
     for decorate in (
         click.option(
-            "--repair-hours", type=number, default=0.5, show_default=True, help="Until a lost node is back, on average."
+            "--repair-hours", type=number, default=0.5, show_default=True, help="Mean time until a lost node is back."
         ),
         click.option(
             "--spares",
@@ -47,17 +47,17 @@ def planning_options(function: F) -> F:
             help="Nodes that wait for one to fail.  [default: the spec's; without a spec 2 % of the nodes]",
         ),
         click.option("--region", default="us-west-2", show_default=True, help="Where prices are looked up."),
-        click.option("--usd-per-node-hour", type=number, help="Price of a node, where none is known here."),
+        click.option("--usd-per-node-hour", type=number, help="Price of a node, if none is known here."),
         click.option(
             "--job-s", type=number, help="Seconds to start the whole job again.  [default: 600, more with many nodes]"
         ),
         click.option(
-            "--node-s", type=number, help="Seconds to go on after a lost node.  [default: 30, more with many nodes]"
+            "--node-s", type=number, help="Seconds to resume after a lost node.  [default: 30, more with many nodes]"
         ),
         click.option(
             "--process-s",
             type=number,
-            help="Seconds to go on after a dead process.  [default: 5, more with many nodes]",
+            help="Seconds to resume after a dead process.  [default: 5, more with many nodes]",
         ),
         click.option("--durable-gbs", type=number, help="GB/s of one node to S3 or a shared directory."),
         click.option("--disk-gbs", type=number, help="GB/s of one node to its own disk.  [default: 2]"),
@@ -68,9 +68,9 @@ def planning_options(function: F) -> F:
             type=share,
             default=4,
             show_default=True,
-            help="Nodes a rack has: those that fail together.",
+            help="Nodes of a rack, which fail together.",
         ),
-        click.option("--racks", "domains", is_flag=True, help="Copies lie in another failure domain."),
+        click.option("--racks", "domains", is_flag=True, help="Copies are stored in another failure domain."),
         click.option(
             "--history",
             metavar="PATH",
@@ -105,12 +105,12 @@ def planning_options(function: F) -> F:
             "format_name",
             default="mixed",
             show_default=True,
-            help="What is kept of each parameter, with its bytes: weights (2), bf16 (6), fp32+bf16-adam (8), "
+            help="State of each parameter, with its bytes: weights (2), bf16 (6), fp32+bf16-adam (8), "
             "bf16+fp32-adam (10), fp32 (12), mixed (14), mixed+ema (18).",
         ),
-        click.option("--state-gb", type=number, help="The state in GB, where it is known: one copy, all ranks."),
+        click.option("--state-gb", type=number, help="Size of the state in GB: one copy, all ranks."),
         click.option("--params", type=Positive(suffixes=True), help="Parameters, 70B for example."),
-        click.option("--model", metavar="NAME", help="A model that is known here, llama3-70b for example."),
+        click.option("--model", metavar="NAME", help="A known model, llama3-70b for example."),
         click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Change a field of the spec."),
         click.option("-f", "--file", type=click.Path(), metavar="FILE", help="The job's spec."),
     ):

@@ -28,7 +28,7 @@ Examples:
 @click.option("--plot", type=click.Path(), metavar="FILE", help="Draw it, too: .svg or .png. Needs matplotlib.")
 @output_option()
 def command(plot: str | None, output: str, **options: Any) -> None:
-    """Tell what a job's state weighs, how often each tier should get it, and what goodput and cost follow."""
+    """Show the size of a job's state, the best interval of each tier, and the expected goodput and cost."""
     from hyperpod_ext.planner.costs import memory_per_node
     from hyperpod_ext.planner.estimate import look_ahead, without_each
 
@@ -73,7 +73,7 @@ def command(plot: str | None, output: str, **options: Any) -> None:
 
 
 def _settings(question: Question, estimate: GoodputEstimate) -> list[str]:
-    """The best intervals as changes of the spec."""
+    """Return the best intervals as values of `--set`."""
     every = estimate.every()
     kinds = [tier.level for tier in question.policy.tiers]
     return [f"checkpoint.tiers.{index}.every_steps={every[kind]}" for index, kind in enumerate(kinds) if kind in every]
@@ -102,7 +102,7 @@ def _describe(
 
 
 def _advice(estimates: dict[str, GoodputEstimate]) -> list[str]:
-    """Where less would keep more."""
+    """Name the features without which goodput would be higher."""
     planned = estimates["as planned"].goodput
     return [
         f"{name} keeps more: at these speeds and rates that tier costs more than it saves"
@@ -138,7 +138,7 @@ def _compared(named: dict[str, GoodputEstimate], usd_per_hour: float | None) -> 
 
 
 def _table(rows: list[tuple[str, ...]]) -> str:
-    """Rows under a head, as a table that fits its content."""
+    """Return rows under a head as a table that fits its content."""
     import io
 
     from rich.box import SIMPLE_HEAD
@@ -156,7 +156,7 @@ def _table(rows: list[tuple[str, ...]]) -> str:
 
 
 def _time(seconds: float) -> str:
-    """In the unit that people would use."""
+    """Return seconds in a readable unit."""
     for limit, size, unit in ((1e-3, 1e-6, "us"), (1.0, 1e-3, "ms"), (120.0, 1.0, "s"), (7200.0, 60.0, "min")):
         if seconds < limit:
             return f"{seconds / size:.3g} {unit}" if seconds else "0"

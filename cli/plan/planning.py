@@ -1,4 +1,4 @@
-"""What `plan` and `simulate` are asked, and what was not said: the job that the options describe."""
+"""Reads the job that the options of `plan` and `simulate` describe, and fills in defaults."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ if TYPE_CHECKING:
 
 _STEP_S = 10.0
 _ROOM_GIB = 80.0
-"""Of an accelerator, where the machine is not said."""
+"""Memory of an accelerator, if the instance type is not given."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """What was asked, as the planner wants it."""
+    """The job, as the planner takes it."""
 
     scenario: Scenario
     size: StateSize
     policy: CheckpointPolicy
     usd_per_hour: float | None
-    """Of all nodes."""
+    """Price of all nodes."""
     notes: tuple[str, ...]
-    """What was assumed, and where numbers come from."""
+    """Assumptions, and sources of numbers."""
     warnings: tuple[str, ...]
     written: dict[str, int] | None
-    """Steps between saves as the spec has them; None without a spec, or where one is `auto` or goes by time."""
+    """Steps between saves in the spec; None without a spec, or if an interval is `auto` or in seconds."""
     describes: str
 
 
 def read_question(options: dict[str, Any]) -> Question:
-    """The question behind the options.
+    """Read the job that the options describe.
 
     Raises:
-        ConfigError: they do not fit one another, or describe no job.
-        NotFoundError: a file, model or type that is not there.
+        ConfigError: options contradict one another, or describe no job.
+        NotFoundError: there is no such file, model or instance type.
     """
     from hyperpod_ext.errors import ConfigError, Problem
 
@@ -57,7 +57,7 @@ def read_question(options: dict[str, Any]) -> Question:
 
 
 class _Reader:
-    """Fills in what was not said, and notes it."""
+    """Fills in defaults, and notes them."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._o = options
@@ -123,7 +123,7 @@ class _Reader:
         )
 
     def _spares(self, job: JobConfig | None, nodes: int) -> int | None:
-        """Nodes that wait for one to fail; None: the job continues with fewer nodes and waits for none."""
+        """Return the number of spares; None if the job continues with fewer nodes and waits for none."""
         given: int | None = self._o["spares"]
         if given is None and job is not None and job.elastic is not None and not job.spares_in_all:
             self._notes.append("the job is elastic: it continues with fewer nodes, and nothing is counted for that")
@@ -192,7 +192,7 @@ class _Reader:
         return Spread(size.nbytes, nodes, workers, together, self._o["trained_share"])
 
     def _fewest(self, size: StateSize, workers: int) -> int:
-        """Nodes where nobody said how many: a power of two, or what one copy needs."""
+        """Return the default number of nodes: a power of two, or the fewest for one copy."""
         room = (self._machine.accelerator_memory_mib if self._machine else 0) / 1024 or _ROOM_GIB
         together: int | None = self._o["ranks_per_copy"]
         if together is not None:
@@ -290,7 +290,7 @@ class _Reader:
         return price.usd * nodes
 
     def _check_room(self, spread: Spread, policy: CheckpointPolicy) -> None:
-        """What does not fit is told; the rest of the answer holds all the same."""
+        """Warn if the state does not fit into memory. The other results are still valid."""
         from hyperpod_ext.catalog.instances import usable_memory_mib
         from hyperpod_ext.planner.costs import memory_per_node
 
@@ -311,7 +311,7 @@ class _Reader:
 
 
 def _written(policy: CheckpointPolicy) -> dict[str, int] | None:
-    """The spec's own intervals, where they are steps."""
+    """Return the spec's intervals in steps; None if one is in seconds."""
     found: dict[str, int] = {}
     for tier in policy.tiers:
         if getattr(tier, "auto", False) or getattr(tier, "every_seconds", None) is not None:

@@ -1,4 +1,4 @@
-"""The plan as a picture: what each tier costs by its interval, and what is lost without each feature."""
+"""Plot of the plan: cost of each tier by its interval, and losses without each feature."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _POINTS = 200
 
 
 def draw(file: str, scenario: Scenario, estimates: Mapping[str, GoodputEstimate]) -> None:
-    """Write the picture to `file`, .svg or .png by its name.
+    """Write the plot to `file`, .svg or .png by its name.
 
     Raises:
         NotFoundError: matplotlib is not installed.

@@ -45,9 +45,9 @@ def command(
     at_least: float,
     output: str,
 ) -> None:
-    """Show how well a job's global batch divides on each number of nodes, and which are worth running on.
+    """Show how evenly a job's global batch divides on each number of nodes, and which are efficient.
 
-    The last line is what `elastic.sizes` of the spec takes, and the operator as replicaDiscreteValues.
+    The last line is the value for `elastic.sizes` of the spec, and for replicaDiscreteValues of the operator.
     """
     from dataclasses import asdict
 
@@ -71,7 +71,7 @@ def command(
 
 
 def _scales(job: JobConfig, path: str, micro_batch_size: int | None, nodes: str | None) -> tuple[Scale, ...]:
-    """The rows. Raises ConfigError for a spec that does not say enough, or numbers that do not divide."""
+    """Return the rows. Raises ConfigError if the spec lacks a field, or numbers do not divide."""
     from hyperpod_ext.config.elastic import BatchPolicy
     from hyperpod_ext.config.scales import plan_scales, sizes_of
     from hyperpod_ext.errors import ConfigError, Problem
@@ -104,7 +104,7 @@ def _scales(job: JobConfig, path: str, micro_batch_size: int | None, nodes: str 
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """`2,4,8` or `1-16` as numbers, smallest first."""
+    """Parse `2,4,8` or `1-16` into numbers, smallest first."""
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")

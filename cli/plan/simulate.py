@@ -25,9 +25,9 @@ Examples:
 @planning_options
 @click.option("--runs", type=click.IntRange(1, 10_000), default=10, show_default=True, help="Simulated jobs.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed, the same jobs.")
-@click.option("--best", is_flag=True, help="The planner's intervals, whatever the spec says.")
+@click.option("--best", is_flag=True, help="Use the planner's intervals instead of the spec's.")
 @click.option(
-    "--whole", "every_rank", is_flag=True, help="Every rank takes part in every decision: slow, decides the same."
+    "--whole", "every_rank", is_flag=True, help="Simulate every rank in every decision: slower, with equal results."
 )
 @output_option()
 def command(
@@ -38,7 +38,7 @@ def command(
     output: str,
     **options: Any,
 ) -> None:
-    """Run the job through failures that are drawn, with the code that decides in a real one. Nothing is started."""
+    """Simulate the job with random failures, using the decision code of real jobs. Starts nothing."""
     from hyperpod_ext.planner.estimate import look_ahead
     from hyperpod_ext.runtime.simulator.engine import Simulation
     from hyperpod_ext.runtime.simulator.settings import simulated
@@ -72,7 +72,7 @@ def command(
 
 
 def _mean(values: list[float]) -> tuple[float, float | None]:
-    """Their mean, and half its 95 % confidence interval; None where one value tells nothing of it."""
+    """Return the mean and half of its 95 % confidence interval; None for a single value."""
     import statistics
 
     mean = statistics.fmean(values)
@@ -83,7 +83,7 @@ def _mean(values: list[float]) -> tuple[float, float | None]:
 
 
 def _amount(gb: float) -> str:
-    """In the unit that people would use."""
+    """Return gigabytes in a readable unit."""
     for unit in ("GB", "TB"):
         if gb < 1000:
             return f"{gb:,.1f} {unit}"

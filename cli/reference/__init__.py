@@ -1,1 +1,1 @@
-"""What is there to be used: rules, fields, instance types, templates, this machine."""
+"""Reference of rules, fields, instance types, templates and this machine."""

@@ -18,7 +18,7 @@ Examples:
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def command(ctx: click.Context, shell: str) -> None:
-    """Print the script with which a shell completes commands and options."""
+    """Print a shell's completion script for commands and options."""
     from click.shell_completion import get_completion_class
 
     completion = get_completion_class(shell)

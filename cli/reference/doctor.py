@@ -17,13 +17,13 @@ Examples:
   hp-ext doctor --job tiny-gpt""",
 )
 @click.option("--context", metavar="NAME", help="Context of the kubeconfig. Default: its current one.")
-@click.option("--offline", is_flag=True, help="Ask no server.")
-@click.option("--job", metavar="JOB", help="Of a local job: what is saved, its last fault, and what of the next.")
+@click.option("--offline", is_flag=True, help="Send no requests.")
+@click.option("--job", metavar="JOB", help="Show a local job's checkpoints, last fault, and next fault.")
 @output_option()
 def command(context: str | None, offline: bool, job: str | None, output: str) -> None:
-    """Tell what is installed and reachable, and whether the cluster's operator takes what is rendered here.
+    """Check the installation, reachable services, and whether the cluster's operator accepts rendered jobs.
 
-    With --job: what is saved of a job and where, what its last fault was, and what would happen at the next.
+    With --job: show a local job's checkpoints, its last fault, and the expected outcome of the next one.
     """
     if job is not None:
         from .doctor_job import describe_job, look_at_job

@@ -1,4 +1,4 @@
-"""What a stranger asks first of a job that does not go as expected, answered from what is there."""
+"""Diagnosis of a local job: its state, checkpoints, last fault, and the outcome of the next one."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from .next_fault import Held
 
 _ABOUT_FAULTS = frozenset({"lost-steps", "hangs", "nearer-tier", "spare-needed", "bad-node"})
-"""Advice that a fault is a reason for."""
+"""Rules of advice about faults."""
 
 _SEALED = frozenset({"sealed", "replicated", "durable"})
 """States of a snapshot that can be restored."""
 
 
 def look_at_job(job: str) -> dict[str, Any]:
-    """State, what is saved and held, the last fault, and what the next would lead to.
+    """Return the job's state, checkpoints, last fault and next faults.
 
     Raises:
         NotFoundError: there is no such job, or its files are not on this machine.
@@ -73,7 +73,7 @@ def look_at_job(job: str) -> dict[str, Any]:
 
 
 def what_is_kept(events: Events) -> dict[str, Any]:
-    """What snapshots hold of the training, and what was seen to change and is in none."""
+    """Return the objects in snapshots, and changing objects that are in none."""
     from hyperpod_ext.runtime.events.of_training import Kept
     from hyperpod_ext.runtime.events.report import in_no_snapshot
 
@@ -86,7 +86,7 @@ def what_is_kept(events: Events) -> dict[str, Any]:
 
 
 def the_last_fault(events: Events, result: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The newest fault: first cause, chain, what was tried, and what to do."""
+    """Return the newest fault, with advice."""
     from hyperpod_ext.planner.advice import advise
 
     from ..report.last_fault import last_fault
@@ -102,7 +102,7 @@ def the_last_fault(events: Events, result: Mapping[str, Any]) -> dict[str, Any] 
 
 
 def _tiers(spec: Mapping[str, Any], places: Sequence[Any]) -> list[tuple[Mapping[str, Any], Any]]:
-    """Each tier as the spec has it, and of a durable one what the place is known by."""
+    """Return each tier of the spec, with the policy of its place if it is durable."""
     known = {place.tier.kind: place.tier for place in places if place.tier is not None}
     return [(tier, known.get(tier["kind"])) for tier in spec["checkpoint"]["tiers"]]
 
@@ -139,7 +139,7 @@ def _held(
 
 
 def newest_of_all(nodes: Iterable[Mapping[str, Any]], ranks: int, *, replica: bool, parity: bool = False) -> int | None:
-    """Newest step that this memory has of every rank. `parity`: of which each rank's node keeps its piece."""
+    """Return the newest step that memory has of every rank; with `parity`, of every rank's pieces."""
     found: dict[int, set[int]] = {}
     for node in nodes:
         for one in node.get("pieces", ()) if parity else ():
@@ -151,7 +151,7 @@ def newest_of_all(nodes: Iterable[Mapping[str, Any]], ranks: int, *, replica: bo
 
 
 def describe_job(found: Mapping[str, Any]) -> str:
-    """The same in words."""
+    """Return the diagnosis as text."""
     step = "" if found["step"] is None else f", step {found['step']} of {found['of']}"
     parts = [f"{found['job']}: {found['state']}{step}"]
     if found["error"]:
@@ -194,7 +194,7 @@ def _fault_lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 def _budget_lines(found: Mapping[str, Any]) -> Iterator[str]:
     left = found["budgets"]
-    if not any(what == "a process is killed" for what, _ in found["next"]):  # it has ended
+    if not any(what == "a process is killed" for what, _ in found["next"]):  # the job has ended
         return
     parts = [f"{left['restarts']} of {left['max_restarts']} faults (restart.max_restarts)"]
     if left["restarts_in_window"] is not None:

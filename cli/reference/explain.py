@@ -49,7 +49,7 @@ def command(what: str | None, output: str) -> None:
 
 
 def _terms_of(what: str) -> list[Term]:
-    """Names of AWS's checkpointless training: the one named `what`, in any case, or all of tier-N."""
+    """Return names of AWS's checkpointless training: the one called `what`, in any case, or all of tier-N."""
     from hyperpod_ext.catalog.aws_terms import terms
 
     return [one for one in terms() if what.lower() in (one.name.lower(), f"tier-{one.tier}")]
@@ -69,7 +69,7 @@ def _explain_terms(found: list[Term], output: str) -> None:
 
 
 def _checks() -> dict[str, Rule[Any]]:
-    """The checks of specs, as rules."""
+    """Return the checks of specs as rules."""
     from hyperpod_ext.config.files.check_texts import TEXTS
     from hyperpod_ext.config.files.rule import Rule
 

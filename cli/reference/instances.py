@@ -17,10 +17,10 @@ Examples:
   hp-ext instances ml.p5.48xlarge -o json""",
 )
 @click.argument("filters", nargs=-1, metavar="[TEXT]...")
-@click.option("--all", "everything", is_flag=True, help="Those without accelerators, too.")
+@click.option("--all", "everything", is_flag=True, help="Also list types without accelerators.")
 @output_option()
 def command(filters: tuple[str, ...], everything: bool, output: str) -> None:
-    """List instance types whose name or accelerator holds one of the TEXTs, with what pods can have of each."""
+    """List instance types whose name or accelerator contains a TEXT, with the CPUs and memory for pods."""
     from dataclasses import asdict
 
     from hyperpod_ext.catalog.instances import instances, usable_cpus, usable_memory_mib

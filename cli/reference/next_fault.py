@@ -1,4 +1,4 @@
-"""What the next fault of a job would lead to, asked of the rules that decide it in the job."""
+"""Predicts the outcome of a job's next fault with the rules of its membership."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Held = dict[str, Any]
 def what_next(
     spec: Mapping[str, Any], held: Sequence[Held], running: bool, events: Events, now: float
 ) -> list[tuple[str, str]]:
-    """What would come of the next fault, of each kind. Whether it ends the job is asked of what decides that there."""
+    """Return each kind of next fault with its outcome."""
     from hyperpod_ext.config.checkpoint.tier import Loss
 
     newest = {lost: _newest(held, lost) for lost in get_args(Loss)}
@@ -38,7 +38,7 @@ def what_next(
 
 
 def _state(events: Events, others_live: bool, from_tier: str) -> str:
-    """Where the state comes from: of a live rank, where ranks hold the same, else as `from_tier` says."""
+    """Return the source of the state: a live rank if ranks hold the same, otherwise `from_tier`."""
     if not others_live:
         return from_tier
     from hyperpod_ext.runtime.events.of_training import Begun
@@ -54,7 +54,7 @@ def _state(events: Events, others_live: bool, from_tier: str) -> str:
 
 
 class _Next:
-    """Asks the rules of a job's membership what a fault would lead to that has not struck."""
+    """Outcomes of a next fault, by the rules of the job's membership."""
 
     def __init__(self, spec: Mapping[str, Any], events: Events, now: float) -> None:
         from hyperpod_ext.runtime.events.report import committed_step
@@ -99,7 +99,7 @@ class _Next:
 
 
 def _newest(held: Sequence[Held], lost: Loss) -> Held | None:
-    """The newest step in a tier that survives this loss."""
+    """Return the tier with the newest step that survives this loss."""
     from hyperpod_ext.config.checkpoint import survivors
 
     kinds = survivors(lost)
@@ -112,7 +112,7 @@ def _from(newest: Held | None, go_on: str, anew: str) -> str:
 
 
 def earlier_faults(events: Events) -> list[Fault]:
-    """The faults of this start of the job, as its membership counts them: the loss of a node is one."""
+    """Return the faults since the job's start, as its membership counts them: the loss of a node is one."""
     from hyperpod_ext.runtime.events import of_faults
     from hyperpod_ext.runtime.membership.actions import EscalationLevel, Fault
 
@@ -148,7 +148,7 @@ def _budgets(spec: Mapping[str, Any]) -> Budgets:
 
 
 def budgets_left(spec: Mapping[str, Any], events: Events, now: float) -> dict[str, Any]:
-    """How many faults the job still recovers from. `now`: of the clock that its events have."""
+    """Return the faults that the job still recovers from. `now` is a time of its events' clock."""
     budgets = _budgets(spec)
     counted = [fault for fault in earlier_faults(events) if not fault.follows]
     recent = sum(now - fault.at < budgets.window_s for fault in counted)
@@ -165,7 +165,7 @@ def budgets_left(spec: Mapping[str, Any], events: Events, now: float) -> dict[st
 
 
 def spares_left(spec: Mapping[str, Any], events: Events) -> int:
-    """Nodes that wait to take the place of another one."""
+    """Return the number of waiting spares."""
     from ..job_events import nodes_in
 
     known = nodes_in(events)

@@ -1,1 +1,1 @@
-"""What happened to a job, while it runs and afterwards."""
+"""Reports on a job, while it runs and afterwards."""

@@ -1,6 +1,6 @@
-"""Charts as SVG, for a page that needs nothing else: no script, no font, no network. Pure.
+"""Charts as SVG, without scripts, fonts or network. Pure.
 
-Colours are classes of the page's style, so that a chart is light or dark with it.
+Colours are classes of the page's style, so that charts follow its light or dark mode.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Points = Sequence[tuple[float, float]]
 
 
 def stacked(shares: Mapping[str, Sequence[float]], part_s: float, height: int = 220) -> str:
-    """Shares of all time, from 0 to 1, one above the other in parts of `part_s` seconds."""
+    """Draw shares of time, from 0 to 1, stacked in parts of `part_s` seconds."""
     parts = max((len(each) for each in shares.values()), default=0)
     if not parts or part_s <= 0:
         return ""
@@ -35,7 +35,7 @@ def stacked(shares: Mapping[str, Sequence[float]], part_s: float, height: int = 
 
 
 def timeline(rows: Mapping[str, Sequence[tuple[str, float, float]]], seconds: float) -> str:
-    """A row for each rank, with its spans: phase, when it began, and how long it took, in seconds."""
+    """Draw a row for each rank with its spans: phase, start and duration in seconds."""
     if not rows or seconds <= 0:
         return ""
     row, gap = 20, 4
@@ -59,7 +59,7 @@ def lines(
     height: int = 240,
     from_zero: bool = True,
 ) -> str:
-    """Lines by class, and marks at places of the x axis. Values that are not finite are gaps."""
+    """Draw lines by class, and marks on the x axis. Values that are not finite are gaps."""
     known = [point for points in series.values() for point in points if math.isfinite(point[1])]
     if not known:
         return ""
@@ -78,7 +78,7 @@ def lines(
 
 
 def thinned(points: Points) -> list[tuple[float, float]]:
-    """Of many points in a row, the lowest and the highest, so that no spike is lost."""
+    """Reduce long series to the lowest and highest of neighbouring points, so that no spike is lost."""
     each = -(-2 * len(points) // _MOST_POINTS)
     if each <= 2:
         return list(points)
@@ -99,7 +99,7 @@ def _text(x: float, y: float, text: str, anchor: str) -> str:
 
 
 class _Frame:
-    """Axes, and where values are between them."""
+    """Axes, and positions of values between them."""
 
     def __init__(self, across: tuple[float, float], up: tuple[float, float], height: int) -> None:
         self._across, self._up, self._height = across, up, height
@@ -113,7 +113,7 @@ class _Frame:
         return self._height - BOTTOM - (value - low) / ((high - low) or 1.0) * (self._height - TOP - BOTTOM)
 
     def around(self, body: str, x_label: str, y_label: str, y_text: object) -> str:
-        """The whole picture: `body` between axes. Without `y_text` there are no ticks on the left."""
+        """Return the picture: `body` between axes. Without `y_text` there are no ticks on the left."""
         parts = [f'<svg viewBox="0 0 {WIDTH} {self._height}" role="img">']
         for tick in ticks(*self._across):
             x = self.x(tick)
@@ -134,7 +134,7 @@ class _Frame:
 
 
 def ticks(low: float, high: float, wanted: int = 8) -> list[float]:
-    """Round values from `low` to `high`, about as many as `wanted`."""
+    """Return about `wanted` round values from `low` to `high`."""
     if not high > low:
         return [low]
     rough = (high - low) / wanted

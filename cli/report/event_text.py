@@ -1,4 +1,4 @@
-"""A job's events as lines that tell what happens. Pure."""
+"""A job's events as lines of text. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hyperpod_ext.runtime.events.report import OWN_LOSS, unseeded_text
 
 _LONGEST_LINE = 160
 _STEPS_COMPARED = 16
-"""Steps by which ranks may be apart while their losses are compared."""
+"""Steps whose losses are kept to compare ranks."""
 
 
 class EventText:
-    """Remembers how far each run is, and says what is worth saying."""
+    """Tracks the progress of each run, and returns lines for notable events."""
 
     def __init__(self, run: str = "main") -> None:
         self._begin(run)
@@ -32,7 +32,7 @@ class EventText:
         self._differs = False
 
     def tell(self, entry: Mapping[str, Any]) -> list[str]:
-        """Take in one event, as it is in the log and with its run; returns the lines to show for it."""
+        """Add one event of the log, with its run, and return its lines."""
         lines = []
         if entry["run"] != self.run:
             self._begin(entry["run"])
@@ -60,7 +60,7 @@ class EventText:
             self.loss = made.logged.get("loss", self.loss)
 
     def _of_one_rank(self, made: of_training.Step) -> list[str]:
-        """A line, once a run, when ranks have logged different losses for one making of a step."""
+        """Return a warning, once in a run, if ranks log different losses for one attempt of a step."""
         if self._differs or "loss" not in made.logged:
             return []
         making, loss = (made.generation, made.step), made.logged["loss"]
@@ -72,7 +72,7 @@ class EventText:
 
 
 def _lines(event: Event) -> list[str]:
-    """What is worth saying of an event by itself."""
+    """Return the lines of an event that needs no context."""
     match event:
         case of_training.JobStarted():
             return [f"starting {event.world_size} ranks on {event.nodes} nodes"]
@@ -125,7 +125,7 @@ def _lines(event: Event) -> list[str]:
 
 
 def _still_to_come(event: of_checkpoints.Uploading, tier: of_checkpoints.LeftOver) -> str:
-    """A tier that lacks something of the last step."""
+    """Return the line of a tier that lacks a part of the last step."""
     what = f"{tier.left_bytes / (1 << 20):.1f} MiB are still to come" if tier.left_ranks else "all is sent"
     return f"node {event.node} brings its part to {tier.tier}, for {event.seconds_left:.0f} s at most: {what}"
 

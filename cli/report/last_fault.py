@@ -1,7 +1,7 @@
-"""The last word on a job's faults, from its events: what began it, what came of it, what was tried, how it ended. Pure.
+"""The newest fault of a job from its events: cause, consequences, attempts and outcome. Pure.
 
-A fault, and those that strike until all ranks go on, are one story: the first of them is the cause, unless it only says
-that a connection ended, which the death of the other end explains.
+Faults between two resumptions of training are one story. The first of them is the cause, unless it is a closed
+connection, which follows from the death of its other end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MET = {
     "process": "the process was replaced",
     "node": "another node was to have its ranks",
 }
-"""What is done at each level of escalation."""
+"""Reaction at each level of escalation."""
 _FROM = {
     "self": "",
     "live": ", one with the state of a live rank",
@@ -35,38 +35,38 @@ _FROM = {
     "durable": ", from a durable checkpoint",
     "fresh": ", which is the start",
 }
-"""Where the state came from that came from farthest."""
+"""Text of the farthest source of state."""
 _NEAREST_FIRST = tuple(_FROM)
 
 
 @dataclass(frozen=True, slots=True)
 class LastFault:
-    """The newest story, each part a sentence without its full stop."""
+    """The newest fault, each part a sentence without its full stop."""
 
     cause: str
     chain: tuple[str, ...]
-    """What came of it."""
+    """Consequences."""
     tried: tuple[str, ...]
-    """What was done about it, oldest first."""
+    """Reactions, oldest first."""
     outcome: str
     recovered: bool
-    """Whether training went on."""
+    """Whether training resumed."""
     kind: str
-    """Of the cause: a kind of faults, or `memory-server`."""
+    """Kind of the cause's fault, or `memory-server`."""
 
     @property
     def sentence(self) -> str:
-        """Cause and consequences."""
+        """Return cause and consequences."""
         return self.cause + (f". Then: {'; '.join(self.chain)}" if self.chain else "")
 
 
 def last_fault(events: Events) -> LastFault | None:
-    """What hits last; None: nothing has."""
+    """Return the newest fault; None if there was none."""
     hits = [index for index, event in enumerate(events) if isinstance(event, Fault | NodeLost | MemoryLost)]
     if not hits:
         return None
     newest = hits[-1]
-    if isinstance(events[newest], MemoryLost):  # training goes on beside it
+    if isinstance(events[newest], MemoryLost):  # it does not interrupt training
         return _of_memory_server(events, newest)
     begins = next((index + 1 for index in range(newest, -1, -1) if isinstance(events[index], Go)), 0)
     ends = next((index for index in range(newest, len(events)) if isinstance(events[index], Go)), len(events))
@@ -97,7 +97,7 @@ def _of_memory_server(events: Events, index: int) -> LastFault:
 
 
 def _is_repeated(event: Event, faults: Sequence[Event]) -> bool:
-    """Whether another line says the same: the loss of a node is one of all its ranks."""
+    """Return whether a NodeLost event covers this one."""
     lost = {other.node for other in faults if isinstance(other, NodeLost)}
     return isinstance(event, Fault) and event.kind == "lost" and event.node in lost
 

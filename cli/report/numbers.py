@@ -1,4 +1,4 @@
-"""Where `hp-ext top` has a job's numbers from: its target, its pods, or its events beside its checkpoints."""
+"""Sources of a job's numbers for `hp-ext top`: its target, its pods, or its events next to its checkpoints."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _POLL_S = 2.0
 
 
 class Source(Protocol):
-    """Gives the numbers of one job."""
+    """A source of one job's numbers."""
 
     def take(self, update: StatusUpdate) -> Mapping[str, Any]:
-        """As `runtime.metrics.summary` has them, with what `update` brings."""
+        """Return the numbers of `runtime.metrics.summary` after this update."""
 
 
 class FromTarget:
-    """Adds up the events that the target tells. The undisturbed run, where there is one, is counted by itself."""
+    """Counts events that the target reports. The undisturbed run is counted separately."""
 
     def __init__(self) -> None:
         self._run = ""
@@ -48,7 +48,7 @@ class FromTarget:
 
 
 class FromPods:
-    """Asks the pod that counts while the job runs, and reads what is kept of it else."""
+    """Asks the pod that serves metrics while the job runs, and reads stored events otherwise."""
 
     def __init__(self, pods: PodNumbers, kept: FromPlaces) -> None:
         self._pods, self._kept = pods, kept
@@ -60,12 +60,12 @@ class FromPods:
         found = self._kept.take(update)
         if self._pods.why and not self._kept.has_any and not self._warned:
             self._warned = True
-            say(f"warning: no pod tells numbers ({self._pods.why}), and no events are kept beside checkpoints")
+            say(f"warning: no pod serves metrics ({self._pods.why}), and no events are stored next to checkpoints")
         return found
 
 
 class FromPlaces:
-    """Adds up the events that lie beside the job's checkpoints: in the first of `places` that has any."""
+    """Counts the events next to the job's checkpoints, in the first of `places` with any."""
 
     def __init__(self, places: Sequence[CheckpointLocation]) -> None:
         from hyperpod_ext.runtime.events.kept import KeptReader
@@ -104,7 +104,7 @@ class FromPlaces:
                     say(f"warning: {error.message}")
                 continue
             if new:
-                self._readers = [reader]  # the others would only tell the same
+                self._readers = [reader]  # the other places have the same events
                 return new
         return []
 
@@ -120,7 +120,7 @@ class FromPlaces:
 
 
 def source_of(handle: JobHandle) -> Source:
-    """Where a job has its numbers from.
+    """Return the source of a job's numbers.
 
     Raises:
         NotFoundError: there is no such job.
@@ -135,10 +135,10 @@ def source_of(handle: JobHandle) -> Source:
 
 
 def updates_of_place(place: CheckpointLocation) -> Iterator[dict[str, Any]]:
-    """The numbers of a job of which only its events are known, until they say that it has ended.
+    """Yield the numbers of a job from its stored events, until it has ended.
 
     Raises:
-        NotFoundError: there are none.
+        NotFoundError: there are no events.
     """
     import time
 
@@ -160,7 +160,7 @@ def updates_of_place(place: CheckpointLocation) -> Iterator[dict[str, Any]]:
 
 
 def job_numbers(status: JobStatus, numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """One job's numbers, as scripts read them: what its status says of it, and `numbers`."""
+    """Return one job's numbers as JSON, merged with its status."""
     merged = {"name": status.name, "handle": status.handle, **numbers}
     merged["state"] = status.state if status.ended or numbers["state"] != "recovering" else numbers["state"]
     merged["step"] = numbers["step"] if numbers["step"] is not None else status.step

@@ -1,4 +1,4 @@
-"""The report as a page: one file that needs nothing else."""
+"""The report as a self-contained page."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _ORDER: tuple[str, ...] = (
     "restore",
 )
 _ORDER += ("startup", "idle")
-"""What was kept is lowest: its height is the goodput."""
+"""From the bottom up. Kept steps are lowest, so that their height is the goodput."""
 NOTHING_TO_CHANGE = "Nothing: no figure of this run asks for a change."
 _MOST_ROWS = 64
 _MOST_TIMELINES = 40
 
 
 def make_page(result: Mapping[str, Any]) -> str:
-    """HTML of a job's result, with its `advice`.
+    """Return HTML of a job's result, with its `advice`.
 
     Figures are `<data>` elements: `data-key` names the field, `value` is the JSON's.
     """
@@ -60,7 +60,7 @@ def make_page(result: Mapping[str, Any]) -> str:
 
 
 def _figures(result: Mapping[str, Any]) -> list[tuple[str, str, Any, str]]:
-    """Label, key, value and its text."""
+    """Return label, key, value and text of each figure."""
     seconds = result["seconds"]
     rows: list[tuple[str, str, Any, str]] = []
     rows.append(("goodput", "goodput", result["goodput"], f"{100 * result['goodput']:.2f} %"))
@@ -84,7 +84,7 @@ def _timeline(recovery: Mapping[str, Any]) -> str:
 def _loss(result: Mapping[str, Any]) -> str:
     series = {"own": _points(result["losses"])}
     if (undisturbed := result["undisturbed"]) is not None:
-        # of a run whose losses are the same, the report does not keep them twice
+        # the report omits the undisturbed run's losses if they are equal
         losses = result["losses"] if result["loss_equal"] else undisturbed.get("losses") or {}
         series = {"undisturbed": _points(losses), **series}
     marks: dict[float, str] = {}
@@ -99,7 +99,7 @@ def _points(losses: Mapping[str, float | None]) -> list[tuple[float, float]]:
 
 
 def _ages(tiers: list[Mapping[str, Any]]) -> str:
-    """The oldest copy of each tier; a line each would say the same a hundred times."""
+    """Draw the age of copies of up to six tiers."""
     series = {
         f"tier-{index % 6}": [(float(t), float(behind)) for t, behind in tier["behind"]]
         for index, tier in enumerate(tiers[:6])

@@ -1,4 +1,4 @@
-"""hp-ext report, and the result of a job as a table that people can read."""
+"""hp-ext report, and the result of a job as text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SOURCES = {
     "self": "each process itself",
     "fresh": "a fresh start",
 }
-"""Where a state can come back from; other sources are shown as they are."""
+"""Text of each source of state; other sources are shown unchanged."""
 _WHY = {
     "lost": "a node was lost",
     "leave": "a node left",
@@ -44,24 +44,24 @@ Examples:
 )
 @click.argument("run", metavar="[RUN]", required=False)
 @click.option(
-    "-f", "--file", type=click.Path(), metavar="FILE", help="A job's spec, for what lies in its durable tiers."
+    "-f", "--file", type=click.Path(), metavar="FILE", help="A job's spec, to read events from its durable tiers."
 )
-@click.option("--page", type=click.Path(dir_okay=False), metavar="FILE", help="Write it as one HTML page, too.")
+@click.option("--page", type=click.Path(dir_okay=False), metavar="FILE", help="Also write the report as one HTML page.")
 @click.option("--beside", "other", metavar="RUN", help="Another run to compare with, such as an undisturbed one.")
 @click.option(
     "--usd-per-hour",
     type=click.FloatRange(min=0, min_open=True),
     metavar="USD",
-    help="Price of the whole job: says what advice is worth in money.",
+    help="Price of the whole job, to show the value of advice.",
 )
 @output_option()
 def command(
     run: str | None, file: str | None, page: str | None, other: str | None, usd_per_hour: float | None, output: str
 ) -> None:
-    """Show what happened to a job that has ended: its faults, what they cost, and where the time went.
+    """Show an ended job's faults, their cost, and the use of its time.
 
-    RUN is a job's name or URL; or, with a slash or a suffix, a folder with its files, or one of them: result.json,
-    report.json, or the events.jsonl of a job that wrote no report; or where its checkpoints lie, as s3://bucket/prefix/JOB.
+    RUN is a job's name or URL; or a path with a slash or a suffix: a folder with its files, its result.json or
+    report.json, or the events.jsonl of a job without a report; or its checkpoint folder, s3://bucket/prefix/JOB.
     """
     from hyperpod_ext.planner.advice import advise
 
@@ -84,20 +84,19 @@ def command(
 
 
 def _last_word(result: Mapping[str, Any]) -> str:
-    """Why the job ended, and what to do, where it did not end well."""
+    """Return a failed job's error and hint."""
     error = result.get("error") or {}
     return "\n".join(str(error[part]) for part in ("message", "hint") if error.get(part))
 
 
 def warn(result: Mapping[str, Any]) -> None:
-    """Say what a job lacks that has ended, whatever else is shown of it."""
+    """Print the warnings of an ended job."""
     for warning in result.get("warnings") or ():
         say(f"warning: {warning}")
 
 
 def why_it_differs(result: Mapping[str, Any]) -> tuple[str, str] | None:
-    """What is wrong with a job that is not equal to its undisturbed run, and what to do; None: it is not compared, or
-    equal."""
+    """Return why a job differs from its undisturbed run, and a hint; None if it is equal or not compared."""
     if False not in (result.get("loss_equal"), result.get("weights_equal")):
         return None
     unsaved, unseeded = ", ".join(result.get("in_no_snapshot", ())), result.get("unseeded_loaders", ())
@@ -138,7 +137,7 @@ def why_it_differs(result: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def saving(advice: Mapping[str, Any]) -> str:
-    """What a piece of advice would have saved of the job at most, as far as that is known."""
+    """Return the most that a piece of advice would have saved, if known."""
     if not advice["gain_s"]:
         return ""
     money = f", ${advice['gain_usd']:,.2f}" if advice.get("gain_usd") else ""
@@ -146,7 +145,7 @@ def saving(advice: Mapping[str, Any]) -> str:
 
 
 def describe_result(result: Mapping[str, Any]) -> str:
-    """What happened when, what it cost, and whether it made a difference."""
+    """Return faults, their cost, and the comparison with the undisturbed run as text."""
     earlier, made = result.get("resumed_step", 0), f"{result['steps']} steps"
     if earlier:
         made = (
@@ -172,7 +171,7 @@ def describe_result(result: Mapping[str, Any]) -> str:
 
 
 def _last_fault(result: Mapping[str, Any]) -> str:
-    """The fault that ended the job, which no recovery tells of."""
+    """Return the fault that ended the job, which has no recovery."""
     faults = result.get("faults", [])
     if result["state"] != "failed" or not faults or len(faults) <= len(result["recoveries"]):
         return ""
@@ -234,7 +233,7 @@ def _figures(result: Mapping[str, Any]) -> str:
 
 
 def _phases(phases: Mapping[str, Mapping[str, float]]) -> str:
-    """Shares of all ranks' time; what is less than a thousandth is left out."""
+    """Return shares of all ranks' time, without those below a thousandth."""
     sums: dict[str, float] = {}
     for of_rank in phases.values():
         for phase, seconds in of_rank.items():

@@ -1,4 +1,4 @@
-"""What `hp-ext report` is given: the name or URL of a job, or files of a run that were copied from somewhere."""
+"""Reads the run that `hp-ext report` names: a job by name or URL, or files of a run."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ if TYPE_CHECKING:
     from ..checkpoints.location import CheckpointLocation
 
 _LONG_BYTES = 64 << 20
-"""A larger log takes seconds to read: how far it is, is shown."""
+"""A larger log takes seconds to read, so progress is shown."""
 _OWN = (
     *("name", "target", "handle", "state", "error", "starts", "slurm_job_id"),
     *("loss_equal", "weights_equal", "undisturbed"),
 )
-"""What a target says of a job itself, whatever the event log has."""
+"""Fields that come from the target, not from the event log."""
 _REPORTS = ("result.json", "report.json")
 KEPT_BY = (
-    "jobs on Kubernetes and SageMaker, and those that torchrun starts, keep theirs in the first durable tier: name it "
-    "with the job's name, as in s3://bucket/prefix/my-job"
+    "jobs on Kubernetes, SageMaker and torchrun store their events in the first durable tier: give its URL and the "
+    "job's name, as in s3://bucket/prefix/my-job"
 )
 
 
 def read_run(run: str) -> dict[str, Any]:
-    """The result of a job, with every field that a report shows.
+    """Return the result of a job, with every field that a report shows.
 
     Args:
         run: name or URL; or, with a slash or a suffix, a result.json, a report.json, an events.jsonl, or a folder that
-            has one of them, in this order; or where a job's checkpoints lie.
+            has one of them, in this order; or the folder of a job's checkpoints.
 
     Raises:
         NotFoundError: there is no such job or file, or the job has not ended.
-        ConfigError: a file cannot be read as what it should be.
+        ConfigError: a file cannot be read, or is invalid.
     """
     return _completed(run, _read(run))
 
@@ -51,7 +51,7 @@ def _completed(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compare(result: Mapping[str, Any], undisturbed: Mapping[str, Any]) -> dict[str, Any]:
-    """The result with what another run came to, and whether both had the same losses and weights."""
+    """Return the result with that of an undisturbed run, and whether losses and weights are equal."""
     from hyperpod_ext.jobs.local.result import same
 
     other = {key: undisturbed[key] for key in ("name", "state", "steps", "goodput", "losses")}
@@ -61,10 +61,10 @@ def compare(result: Mapping[str, Any], undisturbed: Mapping[str, Any]) -> dict[s
 
 
 def read_kept_run(file: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The result of the job of a spec, from the events beside its checkpoints.
+    """Return the result of a spec's job, from the events next to its checkpoints.
 
     Raises:
-        NotFoundError: none of its durable tiers has any.
+        NotFoundError: none of its durable tiers has events.
         ConfigError: the spec or the events cannot be read.
     """
     from hyperpod_ext.errors import NotFoundError
@@ -91,7 +91,7 @@ def _of_kept(place: CheckpointLocation) -> Mapping[str, Any]:
 
 
 def place_of_events(text: str) -> CheckpointLocation | None:
-    """The place that `text` names, where a job's events lie beside its checkpoints; None: it names something else."""
+    """Return the checkpoint folder that `text` names; None if it names something else."""
     if text.startswith(("s3://", "file://")) or ("/" in text and (Path(text) / "events").is_dir()):
         from ..checkpoints.location import open_place
 
@@ -110,8 +110,7 @@ def _read(run: str) -> Mapping[str, Any]:
 
 
 def read_result(handle: JobHandle) -> dict[str, Any]:
-    """The result of a job. Where its agents could write no report, as when all were killed, its figures come from its
-    event log.
+    """Return the result of a job. Without a report, as after all agents were killed, figures come from its event log.
 
     Raises:
         NotFoundError: there is no such job, or it has neither ended nor begun.
@@ -142,9 +141,9 @@ def read_result(handle: JobHandle) -> dict[str, Any]:
 
 
 def why_failed(handle: JobHandle, status: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The last word of a job, as `report` and `wait` have it. `status`: members of `JobStatus`."""
+    """Return a job's error, as `report` and `wait` show it. `status`: members of `JobStatus`."""
     error: dict[str, Any] | None = status["error"]
-    if status["state"] != "failed" or handle.target == "local":  # whose engine has put both together
+    if status["state"] != "failed" or handle.target == "local":  # its engine has merged both
         return error
     found: dict[str, Any] | None = read_result(handle)["error"]
     return found
@@ -153,14 +152,14 @@ def why_failed(handle: JobHandle, status: Mapping[str, Any]) -> dict[str, Any] |
 def _first_cause(
     handle: JobHandle, seen: dict[str, Any] | None, logged: dict[str, Any] | None
 ) -> dict[str, Any] | None:
-    """The scheduler saw the end, the log what began it."""
+    """Return the scheduler's error, preceded by the cause from the event log."""
     if not seen or not logged or handle.target == "local" or logged["message"] in seen["message"]:
         return seen
     return {**seen, "message": f"{logged['message']}. Then: {seen['message']}"}
 
 
 def _logged(handle: JobHandle, events: Path | None) -> Mapping[str, Any] | None:
-    """What the job's events come to, from its log here or beside its checkpoints; None: nobody knows where they are."""
+    """Return the result from the job's events, here or next to its checkpoints; None if there are none."""
     from hyperpod_ext.errors import NotFoundError, UnreachableError
     from hyperpod_ext.jobs.pod_numbers import spec_of
 
@@ -181,12 +180,11 @@ def _logged(handle: JobHandle, events: Path | None) -> Mapping[str, Any] | None:
 
 
 def read_run_history(text: str) -> JobHistory:
-    """What a run says of failures and steps, for the planner: `text` names an events.jsonl, the folder that has one, or
-    where the job's events lie beside its checkpoints.
+    """Return failures and steps of a run for the planner.
 
     Raises:
-        NotFoundError: there are none.
-        ConfigError: they cannot be read, or hold too little.
+        NotFoundError: there are no events.
+        ConfigError: the events cannot be read, or are too few.
     """
     from hyperpod_ext.runtime.events.history import history_of, read_history
     from hyperpod_ext.runtime.events.kept import read_kept
@@ -198,7 +196,7 @@ def read_run_history(text: str) -> JobHistory:
 
 
 def list_kept(url: str) -> list[JobStatus]:
-    """The jobs whose events lie below a durable tier's place, by name.
+    """Return the jobs with events below a durable tier's folder, by name.
 
     Raises:
         NotFoundError: there are none.
@@ -219,7 +217,7 @@ def list_kept(url: str) -> list[JobStatus]:
             events = read_kept(place.store).events
         except NotFoundError:
             continue
-        if not events:  # somebody else's file, or all of its lines are damaged
+        if not events:  # another program's file, or all of its lines are damaged
             continue
         meters = Meters()
         for event in events:
@@ -256,7 +254,7 @@ def _read_file(path: Path) -> Mapping[str, Any]:
 
 
 def _of_events(path: Path) -> Mapping[str, Any]:
-    """A report made here and now: of a job that could not write one, or still runs."""
+    """Make a report from the event log of a job that has none, or still runs."""
     from hyperpod_ext.files import open_regular
     from hyperpod_ext.runtime.events.reading import complete_lines, read_log
 
@@ -270,7 +268,7 @@ def _of_events(path: Path) -> Mapping[str, Any]:
 
 
 def _counted(lines: Iterable[bytes], count: Callable[[int], None]) -> Iterator[str]:
-    """The lines as text; `count` is called for each megabyte of them."""
+    """Yield the lines as text, and call `count` for each megabyte."""
     read = 0
     for line in lines:
         yield line.decode(errors="replace")

@@ -1,4 +1,4 @@
-"""hp-ext top: what every rank of a running job does now."""
+"""hp-ext top: the present state of every rank of a running job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..command import Command, output_option, target_option
 from ..output import columns, console, print_result
 
 _MOST_RANKS = 32
-"""Ranks that get a line of their own; of more, those that are behind come first."""
+"""Most ranks with a line of their own. If there are more, the slowest are shown."""
 
 
 @click.command(
@@ -28,14 +28,14 @@ Examples:
 )
 @click.argument("job", metavar="NAME|URL|PLACE")
 @target_option
-@click.option("--once", is_flag=True, help="Show how it stands now, and end. So it is without a terminal.")
+@click.option("--once", is_flag=True, help="Print once and exit (the default without a terminal).")
 @output_option()
 def command(job: str, target: str, once: bool, output: str) -> None:
-    """Follow a job that runs: step, goodput, faults, what each rank does. The numbers are those of `metrics`.
+    """Follow a running job: step, goodput, faults, and the phase of each rank.
 
-    JOB is a name or URL, or where its checkpoints lie, as s3://bucket/prefix/JOB. On Kubernetes the pod that counts is
-    asked through the API server, at the port of `metrics`; of other jobs, and once pods are gone, the events beside the
-    checkpoints are read.
+    JOB is a name or URL, or the folder of its checkpoints, s3://bucket/prefix/JOB. On Kubernetes the numbers come from
+    the pod that serves `metrics`, through the API server. For other jobs, and after pods are gone, they come from the
+    events next to the checkpoints.
     """
     from hyperpod_ext.jobs.contract.handle import JobHandle
     from hyperpod_ext.jobs.contract.targets import get_target
@@ -68,7 +68,7 @@ def _follow(moments: Iterable[dict[str, Any]]) -> None:
 
 
 def table(now: dict[str, Any]) -> str:
-    """The same for people."""
+    """Return the numbers as text."""
     parts = [_head(now)]
     if any(now["seconds"].values()):
         parts.append("time of all ranks: " + _shares(now["seconds"]))

@@ -1,1 +1,1 @@
-"""Facts as data, each file with its source, and the look-ups: instance types, images by region, labels."""
+"""Facts about AWS and Kubernetes as data files, each with its source, and look-ups in them."""

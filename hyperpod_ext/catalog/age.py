@@ -1,4 +1,4 @@
-"""How old the facts of the catalog are: AWS adds types, regions and versions all the time."""
+"""Age of the catalog's facts. AWS often adds types, regions and versions."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ class Age:
     file: str
     """`zones.json`."""
     dated: str
-    """Day that its oldest facts are of, 2026-11-24."""
+    """Day of its oldest facts, 2026-11-24."""
     days: int
     """Days between then and today."""
 
 
 def ages(today: date) -> Iterator[Age]:
-    """Every file of the catalog, by name."""
+    """Yield the age of every file of the catalog, by name."""
     for file in sorted(_FOLDER.glob("*.json")):
         dated = _dated(json.loads(file.read_text(encoding="utf-8")))
         yield Age(file.name, str(dated), (today - dated).days)
 
 
 def stale(today: date) -> list[Age]:
-    """Files whose facts are older than MOST_DAYS."""
+    """Return files whose facts are older than MOST_DAYS."""
     return [one for one in ages(today) if one.days > MOST_DAYS]
 
 
 def _dated(facts: dict[str, Any]) -> date:
-    """Of the file, or of the oldest of its sources."""
+    """Return the day of the file, or of its oldest source."""
     days = [facts["dated"]] if "dated" in facts else [source["dated"] for source in facts["sources"].values()]
     return min(date.fromisoformat(day) for day in days)

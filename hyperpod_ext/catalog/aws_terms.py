@@ -1,4 +1,4 @@
-"""Words of AWS's checkpointless training: the article's tier of each, and the counterpart in this project."""
+"""Terms of AWS's checkpointless training, with their tier and their counterpart in this project."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def _facts() -> Mapping[str, Any]:
 
 
 def tiers() -> Mapping[int, str]:
-    """Title of each tier of the article."""
+    """Return the title of each tier of the article."""
     return {int(number): title for number, title in _facts()["tiers"].items()}
 
 
 def terms() -> tuple[Term, ...]:
-    """All words, by tier."""
+    """Return all terms, by tier."""
     return tuple(Term(**{**one, "fields": tuple(one["fields"])}) for one in _facts()["terms"])
 
 
 def tiers_of(field: str) -> list[int]:
-    """Tiers that the field of a job spec corresponds to; `checkpoint.tiers.uri` belongs to `checkpoint.tiers`."""
+    """Return the tiers of a field of the job spec; `checkpoint.tiers.uri` belongs to `checkpoint.tiers`."""
     found = {one.tier for one in terms() if any(field == name or field.startswith(f"{name}.") for name in one.fields)}
     return sorted(found)

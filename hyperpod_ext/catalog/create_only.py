@@ -29,7 +29,7 @@ def _types() -> Mapping[str, Any]:
 
 
 def create_only(kind: str) -> CreateOnly | None:
-    """Of a CloudFormation type, or None for one that is not known here."""
+    """Return the create-only properties of a CloudFormation type; None for an unknown type."""
     if kind not in _types():
         return None
     fields = _types()[kind]

@@ -25,7 +25,7 @@ def _training() -> Mapping[str, Any]:
 
 
 def training_image(region: str) -> str | None:
-    """AWS's newest image for training with PyTorch in `region`, or None where the catalog knows of none."""
+    """Return AWS's newest image for training with PyTorch in `region`, or None if the catalog has none."""
     known = _training()
     account = known["accounts"].get(region)
     if account is None:
@@ -34,7 +34,7 @@ def training_image(region: str) -> str | None:
 
 
 def wrong_registry(image: str) -> str | None:
-    """The registry of AWS's own images in the region that `image` names, if `image` names an account of another."""
+    """Return AWS's registry for the region of `image`, if `image` uses the account of another region."""
     host, _, name = image.partition("/")
     region, accounts = region_of(image), _training()["accounts"]
     if region is None or region not in accounts or not name.startswith(f"{_training()['repository']}:"):
@@ -50,12 +50,12 @@ def _registry(account: str, region: str) -> str:
 
 
 def checkpointless_image(region: str) -> str | None:
-    """AWS's checkpointless container in `region`, or None where AWS names none."""
+    """Return AWS's checkpointless container in `region`, or None if AWS names none."""
     return with_registry(_short_name(_images()["checkpointless"]), region)
 
 
 def checkpointless_regions() -> list[str]:
-    """Regions that have it."""
+    """Return the regions with AWS's checkpointless container."""
     return sorted(_images()["checkpointless"]["accounts"])
 
 
@@ -85,7 +85,7 @@ def _checkpointless_images() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
 
 
 def region_of(image: str) -> str | None:
-    """The region of an ECR registry that `image` comes from, or None for other registries."""
+    """Return the region of the ECR registry of `image`, or None for other registries."""
     host = image.partition("/")[0]
     parts = host.split(".")
     return parts[3] if len(parts) >= 6 and parts[1:3] == ["dkr", "ecr"] else None

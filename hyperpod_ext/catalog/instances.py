@@ -1,4 +1,4 @@
-"""Instance types that HyperPod and SageMaker training offer, and what of one a pod can have."""
+"""Instance types of HyperPod and SageMaker training, and the CPUs and memory that pods can use."""
 
 from __future__ import annotations
 
@@ -22,42 +22,42 @@ class Instance:
     arch: str
     """x86_64 or arm64."""
     accelerator: str | None
-    """`H100`, or None where there is none."""
+    """`H100`; None: no accelerator."""
     accelerators: int
     """Accelerators of one machine."""
     accelerator_memory_mib: int
-    """Of each accelerator."""
+    """Memory of each accelerator."""
     accelerator_resource: str | None
-    """What Kubernetes calls them, `nvidia.com/gpu`."""
+    """Kubernetes' resource name, `nvidia.com/gpu`."""
     neuron_cores: int
     efa: int | None
     """EFA interfaces of one machine; None: not known for sure."""
     network: str | None
-    """As EC2 words it, `3200 Gigabit`; None: unknown."""
+    """EC2's description of the network, `3200 Gigabit`; None: unknown."""
     nvme_gb: int | None
     """Local disks, in GB together; None: unknown."""
 
     @property
     def unknown(self) -> list[str]:
-        """Facts that no source has, in words."""
+        """Names of facts that no source has."""
         facts = {"EFA interfaces": self.efa, "network": self.network, "local disks": self.nvme_gb}
         return [name for name, value in facts.items() if value is None]
 
 
 @functools.cache
 def instances() -> Mapping[str, Instance]:
-    """All types by name."""
+    """Return all types by name."""
     found = json.loads(_FILE.read_text())["types"]
     return {name: Instance(name=name, **fields) for name, fields in sorted(found.items())}
 
 
 def instance(name: str) -> Instance | None:
-    """The type of this name, or None for one that is not known here: AWS adds types all the time."""
+    """Return the type of this name; None if the catalog lacks it."""
     return instances().get(name)
 
 
 def usable_cpus(machine: Instance) -> float:
-    """CPUs that pods can have: the rest is for the kubelet and the daemons of the node.
+    """Return the CPUs that pods can use, without those of the kubelet and daemons.
 
     Kubernetes' usual reservation (6 % of the first core, 1 % of the second, 0.5 % of the next two, 0.25 % of
     the others) and one core for daemons, down to a tenth of a core.
@@ -68,11 +68,11 @@ def usable_cpus(machine: Instance) -> float:
 
 
 def usable_memory_mib(machine: Instance) -> int:
-    """Memory that pods can have, in MiB, by the usual reservation of Kubernetes.
+    """Return the memory that pods can use, in MiB, by the usual reservation of Kubernetes.
 
-    A machine has less than its nominal memory (Karpenter counts on 7.5 % less). Of the rest go 25 % of the first
-    4 GiB, 20 % of the next 4, 10 % of the next 8, 6 % of the next 112, 2 % of what is above, 100 MiB for eviction
-    and 1 GiB for daemons.
+    A machine has less than its nominal memory (Karpenter assumes 7.5 % less). Reserved are 25 % of the first 4 GiB,
+    20 % of the next 4, 10 % of the next 8, 6 % of the next 112, 2 % of the rest, 100 MiB for eviction and 1 GiB for
+    daemons.
     """
     there = machine.memory_gib * 0.925
     left, reserved = there, 0.0

@@ -1,15 +1,15 @@
-"""Labels, annotations, names and ports that HyperPod, Kueue, Kubernetes and our own objects give a meaning to."""
+"""Labels, annotations, names and ports that HyperPod, Kueue, Kubernetes and our objects use."""
 
 from __future__ import annotations
 
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
-"""Of a node; on HyperPod its value is `ml.p5.48xlarge`."""
+"""Label of a node, on HyperPod `ml.p5.48xlarge`."""
 NODE_HEALTH = "sagemaker.amazonaws.com/node-health-status"
 """Schedulable, Unschedulable, UnschedulablePendingReplacement or UnschedulablePendingReboot."""
 DEEP_HEALTH = "sagemaker.amazonaws.com/deep-health-check-status"
-"""InProgress, Passed or Failed; nodes that were not checked have none."""
+"""InProgress, Passed or Failed; missing on nodes without a check."""
 COMPUTE_TYPE = "sagemaker.amazonaws.com/compute-type"
-"""Of a node: `hyperpod`."""
+"""Label of a node, `hyperpod`."""
 
 QUEUE = "kueue.x-k8s.io/queue-name"
 PRIORITY = "kueue.x-k8s.io/priority-class"
@@ -21,13 +21,13 @@ TOPOLOGY_LEVELS = (
     "topology.k8s.aws/network-node-layer-2",
     "topology.k8s.aws/network-node-layer-3",
 )
-"""Labels that AWS puts on nodes, loosest last but for the ultraserver; layer 3 is the closest."""
+"""Labels of AWS on nodes. Layer 3 is the closest of the three layers."""
 
 AUTO_RESUME = "sagemaker.amazonaws.com/enable-job-auto-resume"
 MAX_RETRIES = "sagemaker.amazonaws.com/job-max-retry-count"
 
 HPJOB = "HPJob"
-"""Of the pods of a HyperPodPyTorchJob: its name."""
+"""Label of a HyperPodPyTorchJob's pods, with the job's name."""
 OPERATOR_NAMESPACE = "aws-hyperpod"
 OPERATOR_POD = "hp-training-control-plane"
 KUBEFLOW_JOB = "training.kubeflow.org/job-name"
@@ -35,19 +35,19 @@ KUBEFLOW_RANK = "training.kubeflow.org/replica-index"
 JOBSET = "jobset.sigs.k8s.io/jobset-name"
 MANAGED_BY = "app.kubernetes.io/managed-by"
 JOB = "hyperpod-ext/job"
-"""Ours, on everything that belongs to a job: its name."""
+"""Our label on all objects of a job, with the job's name."""
 DISK_VOLUME = "hyperpod-ext-disk"
-"""Name of a pod's volume with a folder of the node, for a tier on its disk; a number follows."""
+"""Prefix of volume names for disk tiers, before a number."""
 SECRET_VOLUME = "hyperpod-ext-secret"
-"""Of a pod: it has the job's secret."""
+"""Volume of a pod with the job's secret."""
 SECRET_DIR = "/var/run/hyperpod-ext"
-"""Where that is mounted."""
+"""Mount path of SECRET_VOLUME."""
 ADDRESSES_VOLUME = "hyperpod-ext-addresses"
-"""Of a pod: hyperpodrun keeps there what addresses the operator has told."""
+"""Volume of a pod in which hyperpodrun stores addresses from the operator."""
 ADDRESSES_DIR = "/opt/ml/input/config"
-"""Where hyperpodrun wants that; only root could make it in most images."""
+"""Mount path of ADDRESSES_VOLUME. In most images only root could make this folder."""
 AGENT_PORT = 8080
-"""Where hyperpodrun listens to its operator; it asks nobody who they are."""
+"""Port of hyperpodrun for its operator, without authentication."""
 
 EFA = "vpc.amazonaws.com/efa"
 HUGEPAGES = "hugepages-2Mi"

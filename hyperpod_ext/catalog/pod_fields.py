@@ -1,4 +1,4 @@
-"""What a pod may say: Kubernetes' own types and their fields, and the keys by which it merges lists."""
+"""Kubernetes' types of pods, their fields, and merge keys of lists."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 DIRECTIVE = "$patch"
 RETAIN = "$retainKeys"
-"""Keys of a strategic merge patch that are no fields."""
+"""Directives of a strategic merge patch."""
 
 MERGE_KEYS = {
     "containers": "name",
@@ -26,30 +26,30 @@ MERGE_KEYS = {
     "volumeMounts": "mountPath",
     "volumeDevices": "devicePath",
 }
-"""Field of a pod or container, and what tells the items of its list apart; all other lists are replaced as a whole.
-As the API reference of Kubernetes publishes them (`patch strategy: merge`, `patch merge key`)."""
+"""Merge keys of lists in pods and containers, as in Kubernetes' API reference (`patch strategy: merge`). All other
+lists are replaced as a whole."""
 
 
 def pod_types() -> dict[str, dict[str, str]]:
-    """Types by name, each with its fields: `string`, a type's name, `[]T` for a list of T, `{}T` for a mapping to T."""
+    """Return types by name with their fields: `string`, a type's name, `[]T` for a list of T, `{}T` for a mapping."""
     types: dict[str, dict[str, str]] = _read("pod_schema.json")["types"]
     return types
 
 
 def required_fields() -> dict[str, list[str]]:
-    """Fields that must be there, by the name of the type."""
+    """Return required fields, by type."""
     required: dict[str, list[str]] = _read("pod_schema.json")["required"]
     return required
 
 
 def choices() -> dict[str, list[str]]:
-    """Values of the fields that are a choice, by `Type.field`."""
+    """Return the values of enumerated fields, by `Type.field`."""
     found: dict[str, list[str]] = _read("pod_schema.json")["choices"]
     return found
 
 
 def field_text(kind: str, field: str) -> str:
-    """The first sentence of Kubernetes' own documentation of a field."""
+    """Return the first sentence of Kubernetes' documentation of a field."""
     return str(_read("pod_texts.json")["texts"].get(kind, {}).get(field, ""))
 
 

@@ -1,6 +1,6 @@
-"""What an hour costs, on demand: machines, and what stands around them. Dated, and with its source.
+"""On-demand prices of machines and resources for an hour, each with day and source.
 
-A price that is not known here is None, never 0: a sum then says what it leaves out.
+An unknown price is None, not 0, so that sums can list the missing items.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ class Price:
     """One price."""
 
     usd: float
-    """US dollars for one hour of one."""
+    """US dollars for one hour of one item."""
     source: str
-    """Where it is from; `sources()` tells more."""
+    """Key of the source in `sources()`."""
     dated: str
-    """Day the source speaks of, 2026-09-01."""
+    """Day of the price, 2026-09-01."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where prices are from."""
+    """A source of prices."""
 
     name: str
     dated: str
@@ -45,44 +45,44 @@ def _table() -> Mapping[str, Any]:
 
 @functools.cache
 def sources() -> Mapping[str, Source]:
-    """All sources by name."""
+    """Return all sources by name."""
     return {name: Source(name, **fields) for name, fields in _table()["sources"].items()}
 
 
 def regions() -> list[str]:
-    """Regions of which some prices are known."""
+    """Return the regions with some known prices."""
     return sorted(_table()["regions"])
 
 
 def machine_price(instance_type: str, region: str) -> Price | None:
-    """Of one machine of this type, or None where it is not known."""
+    """Return the price of one machine of a type; None if unknown."""
     return _find(region, "machines", instance_type)
 
 
 def why_no_price(instance_type: str) -> str:
-    """Why AWS has no on-demand price for a type; empty: it has one, or that is not known."""
+    """Return why AWS has no on-demand price for a type; empty if it has one, or the reason is unknown."""
     known = _table()["no_on_demand"]
     return str(known["text"]) if instance_type in known["types"] else ""
 
 
 def resource_price(kind: str, region: str) -> Price | None:
-    """Of one resource, by its CloudFormation type; of an interface endpoint, in one subnet."""
+    """Return the price of one resource of a CloudFormation type; for an interface endpoint, in one subnet."""
     return _find(region, "resources", kind)
 
 
 def lustre_price(gib: int, throughput: int, region: str) -> Price | None:
-    """Of an FSx for Lustre file system (PERSISTENT_2, SSD) of `gib`, at `throughput` MB/s for each TiB."""
+    """Return the price of an FSx for Lustre file system (PERSISTENT_2, SSD), at `throughput` MB/s for each TiB."""
     month = _find(region, "lustre_gb_month", str(throughput))
     return month and Price(month.usd * gib / _HOURS_A_MONTH, month.source, month.dated)
 
 
 def is_free(kind: str) -> bool:
-    """Whether a resource of this CloudFormation type costs nothing by being there."""
+    """Return whether resources of this CloudFormation type are free."""
     return kind in _table()["free"]
 
 
 def by_use(kind: str) -> str | None:
-    """What a resource of this CloudFormation type is paid by, where that is its use and not its time."""
+    """Return the unit of use that a resource of this CloudFormation type is paid by; None if it is paid by time."""
     found: str | None = _table()["by_use"].get(kind)
     return found
 

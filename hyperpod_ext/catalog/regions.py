@@ -1,4 +1,4 @@
-"""What of HyperPod each region has: instance types of clusters, and types of CloudFormation."""
+"""Instance types and CloudFormation types of HyperPod in each region."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ def _facts() -> Any:
 
 
 def known_regions() -> frozenset[str]:
-    """Regions whose instance types are known here; of others nothing can be said."""
+    """Return the regions whose instance types are known."""
     return frozenset(_facts()["instance_types"])
 
 
 def offered(region: str) -> frozenset[str]:
-    """Instance types that a cluster in `region` can have; empty for a region that is not known here."""
+    """Return the instance types of clusters in `region`; empty for an unknown region."""
     return frozenset(_facts()["instance_types"].get(region, ()))
 
 
 def regions_with(instance_type: str) -> Sequence[str]:
-    """Regions in which a cluster can have machines of this type."""
+    """Return the regions in which clusters can have machines of this type."""
     return [region for region, types in _facts()["instance_types"].items() if instance_type in types]
 
 
 def regions_of(part: ClusterFeature) -> Sequence[str]:
-    """Regions in which CloudFormation can make this."""
+    """Return the regions in which CloudFormation can make a feature."""
     return list(_facts()[part])
 
 
 def kubernetes_versions() -> tuple[tuple[int, int], tuple[int, int]]:
-    """Oldest and newest version of Kubernetes that HyperPod takes, as (1, 28)."""
+    """Return the oldest and newest version of Kubernetes that HyperPod supports, as (1, 28)."""
     found = _facts()["kubernetes"]
     return _version(found["oldest"]), _version(found["newest"])
 

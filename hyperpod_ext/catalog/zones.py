@@ -1,4 +1,4 @@
-"""Which zone of a region offers which machines with accelerators."""
+"""Zones that offer machines with accelerators."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def _facts() -> Any:
 
 
 def zones_with(instance_type: str, region: str) -> Sequence[str]:
-    """Ids of the zones that offer the type; empty where nothing is known of it in `region`."""
+    """Return ids of the zones of `region` that offer the type; empty if unknown."""
     return list(_facts()["zones"].get(instance_type, {}).get(region, ()))
 
 
 def zones_dated() -> str:
-    """Day on which that was read, 2026-11-24."""
+    """Return the day of these facts, 2026-11-24."""
     return str(_facts()["dated"])

@@ -1,1 +1,1 @@
-"""HyperPod clusters: CreateCluster and UpdateCluster requests, and what an update would change."""
+"""HyperPod clusters: CreateCluster and UpdateCluster requests, and changes by an update."""

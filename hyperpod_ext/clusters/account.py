@@ -1,4 +1,4 @@
-"""Reads from AWS what the checks of a cluster compare it with. Only describes and lists; nothing is changed."""
+"""Reads facts of an AWS account for the checks of a cluster. Changes nothing."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Group = InstanceGroup | RestrictedGroup
 
 
 def with_account(cluster: ClusterConfig) -> tuple[ClusterConfig, list[str]]:
-    """`cluster` with `account` as AWS tells it, and a sentence for each part that it did not tell.
+    """Fill `cluster.account` from AWS. Also returns one sentence for each part that could not be read.
 
-    What it did not tell is as stated.
+    Parts that could not be read keep the spec's values.
     """
     stated = cluster.account or AccountFacts()
     found: dict[str, Any] = {}
@@ -126,4 +126,4 @@ _READERS: dict[str, Callable[[ClusterConfig], Any]] = {
     "eks_version": _eks_version,
     "lifecycle_files": _lifecycle_files,
 }
-"""What is asked, by the field of AccountFacts that it fills."""
+"""Reader of each field of AccountFacts."""

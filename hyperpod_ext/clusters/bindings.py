@@ -1,7 +1,7 @@
-"""What only a deployment knows of a cluster: subnets, roles, file systems. Pure.
+"""Values of a cluster that only its deployment has: subnets, roles, file systems. Pure.
 
-These values may be tokens, which CloudFormation fills in: no pattern of ours fits them. So they are kept out of
-ClusterConfig, and put in its place unchecked, where the config leaves a field open. What the config says wins.
+Such values may be tokens of CloudFormation, which match no pattern of ClusterConfig. They are therefore filled into
+unset fields without validation.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Bindings:
-    """Values of a deployment; None or nothing where there is none."""
+    """Values of a deployment; None or empty if there is none."""
 
     subnets: tuple[str, ...] = ()
-    """Where the machines are."""
+    """Subnets of the machines."""
     security_groups: tuple[str, ...] = ()
     group_subnets: Mapping[str, str] = field(default_factory=dict)
-    """Subnet of each group that is in a zone of its own, by the group's name."""
+    """Subnet of each group with its own zone, by the group's name."""
     execution_role: str | None = None
     cluster_role: str | None = None
     eks_cluster_arn: str | None = None
@@ -42,7 +42,7 @@ class Bindings:
     lifecycle_source: str | None = None
     """`s3://` folder of the scripts that new nodes run."""
     lifecycle_script: str | None = None
-    """Which of them, once HyperPod's own set-up is done."""
+    """Script that runs after HyperPod's own set-up."""
 
 
 EXAMPLE = Bindings(
@@ -52,11 +52,11 @@ EXAMPLE = Bindings(
     cluster_role="arn:aws:iam::123456789012:role/hyperpod",
     eks_cluster_arn="arn:aws:eks:us-west-2:123456789012:cluster/x",
 )
-"""Stands in for a deployment where only the rest is checked."""
+"""Placeholder for a deployment while other fields are checked."""
 
 
 def bound(cluster: ClusterConfig, bindings: Bindings, *, scale: bool = True) -> ClusterConfig:
-    """`cluster` with what it leaves open filled in. Without `scale` every group has no machines yet."""
+    """Return `cluster` with unset fields filled in. Without `scale` all groups have no machines."""
     eks = cluster.orchestrator == "eks"
     scaling = cluster.auto_scaling is not None and cluster.auto_scaling.enabled
     network = _vpc(bindings.subnets, bindings.security_groups)

@@ -1,4 +1,4 @@
-"""Keys of buckets that exist already, as S3 has them."""
+"""KMS keys of existing buckets, read from S3."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hyperpod_ext.jobs.sagemaker.client import call, client
 
 
 def problems(cluster: ClusterConfig, unread: list[str]) -> Iterator[Problem]:
-    """Existing buckets that are encrypted with a key which the config does not name: no role could use it.
+    """Report existing buckets whose KMS key is not in the config, because no role could then use the key.
 
     Args:
-        unread: gets a sentence for each bucket whose encryption S3 does not show to this identity.
+        unread: receives a sentence for each bucket whose encryption could not be read.
     """
     made = cluster.infrastructure
     for field in ("checkpoints", "data", "lifecycle") if made is not None else ():

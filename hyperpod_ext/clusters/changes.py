@@ -1,7 +1,7 @@
-"""What an update would change: a ClusterConfig beside what DescribeCluster says. Pure.
+"""Changes by an update: a ClusterConfig compared with the answer of DescribeCluster. Pure.
 
-Only what the config states is compared: what it leaves open, AWS has chosen. UpdateCluster changes some members of a
-cluster; others only a new cluster, or a new group, can have, and those are told apart here.
+Only stated fields are compared: AWS has chosen the others. Some changes need a new cluster or group, because
+UpdateCluster cannot make them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OF_A_NEW_GROUP = frozenset(
         "NetworkInterface",
     }
 )
-"""Members that UpdateCluster leaves as they are in a group that exists."""
+"""Members that UpdateCluster cannot change in an existing group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class RequestChange:
     """One difference."""
 
     path: str
-    """In the API's words, `InstanceGroups.workers.InstanceCount`."""
+    """Path in the API's names, `InstanceGroups.workers.InstanceCount`."""
     before: Any
     after: Any
     effect: Effect
@@ -48,16 +48,16 @@ class RequestChange:
         return f"{sign} {self.path}: {_short(self.before)} -> {_short(self.after)}{note}"
 
     def to_json(self) -> dict[str, Any]:
-        """The change as scripts read it."""
+        """Return the change as JSON."""
         return asdict(self)
 
 
 def find_changes(cluster: ClusterConfig, described: Mapping[str, Any], tags: Mapping[str, str]) -> list[RequestChange]:
-    """Everything in which `cluster` differs from the one that is described.
+    """Return all differences between `cluster` and the described one.
 
     Args:
         described: the answer of DescribeCluster.
-        tags: the cluster's tags, which ListTags knows.
+        tags: the cluster's tags, from ListTags.
     """
     wanted, has = create_cluster_request(cluster), as_requested(described)
     found = list(_tags(cluster.tags, tags))
@@ -73,9 +73,9 @@ def find_changes(cluster: ClusterConfig, described: Mapping[str, Any], tags: Map
 
 
 def update_cluster_request(cluster: ClusterConfig, changes: list[RequestChange]) -> Request | None:
-    """The request that makes `changes`; None where UpdateCluster has nothing to do.
+    """Return the UpdateCluster request that makes `changes`; None if there is none to make.
 
-    Groups come whole, and only those that change: the service takes a group as it is sent.
+    Changed groups are sent whole, because the service replaces their settings.
     """
     mine = [change for change in changes if change.effect in ("update", "add", "delete group")]
     if not mine:
@@ -94,7 +94,7 @@ def update_cluster_request(cluster: ClusterConfig, changes: list[RequestChange])
 
 
 def as_requested(described: Mapping[str, Any]) -> Request:
-    """A described cluster in the words of a request: what is desired, not what is so at the moment."""
+    """Return a described cluster in the form of a request, with desired instead of current values."""
     found = {
         name: described[name]
         for name in ("VpcConfig", "Orchestrator", "NodeRecovery", "TieredStorageConfig", "NodeProvisioningMode")
@@ -149,7 +149,7 @@ def _group_as_requested(group: Mapping[str, Any]) -> Request:
 
 
 def _desired(members: Mapping[str, Any]) -> Request:
-    """`DesiredLabels` as `Labels`, and `CurrentLabels` where nothing else is desired."""
+    """Rename `DesiredLabels` to `Labels`, or `CurrentLabels` if there are none desired."""
     found = {name.removeprefix("Current"): value for name, value in members.items() if name.startswith("Current")}
     rest = {name.removeprefix("Desired"): value for name, value in members.items() if not name.startswith("Current")}
     return found | rest
@@ -172,7 +172,7 @@ def _groups(kind: str, wanted: list[Request], has: list[Request]) -> Iterator[Re
 
 
 def _members(path: str, before: Any, after: Any) -> Iterator[RequestChange]:
-    """One change for each member of a structure that differs, as deep as one can be updated alone."""
+    """Yield one change for each part that can be updated alone."""
     if _covers(before, after):
         return
     if path == "Orchestrator" and isinstance(after, Mapping):
@@ -195,7 +195,7 @@ def _tags(wanted: Mapping[str, str], has: Mapping[str, str]) -> Iterator[Request
 
 
 def _covers(has: Any, wanted: Any) -> bool:
-    """Whether everything that `wanted` states is so."""
+    """Return whether `has` has all values of `wanted`."""
     if isinstance(wanted, Mapping):
         return isinstance(has, Mapping) and all(_covers(has.get(name), value) for name, value in wanted.items())
     if isinstance(wanted, list):

@@ -1,4 +1,4 @@
-"""What of a cluster and what is made around it cannot be deployed, told before anything is made. Pure."""
+"""Checks of a cluster and its infrastructure before a deployment. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GOVERNANCE_NEEDS = (1, 30)
 
 
 def problems(cluster: ClusterConfig, ignore: Collection[str] = ()) -> Iterator[Problem]:
-    """Every reason why `cluster` cannot be deployed with CloudFormation; paths are fields of the config."""
+    """Yield every reason why `cluster` cannot be deployed with CloudFormation; paths are fields of the config."""
     yield from rules.problems(bound(cluster, EXAMPLE))
     yield from findings(cluster, "error", ignore)
     if not cluster.name[0].isalpha():
@@ -41,12 +41,12 @@ def problems(cluster: ClusterConfig, ignore: Collection[str] = ()) -> Iterator[P
 def _regions(cluster: ClusterConfig) -> Iterator[Problem]:
     region = cluster.region
     if region not in known_regions():
-        return  # nothing can be said of it
+        return  # the region's types are unknown
     if region not in regions_of("cluster"):
         hint = f"regions that can: {', '.join(regions_of('cluster'))}"
         yield Problem(f"CloudFormation cannot make HyperPod clusters in {region}", path="region", hint=hint)
     for path, name in named_types(cluster):
-        if not regions_with(name):  # what other regions have is told by HPX201
+        if not regions_with(name):  # HPX201 reports types of other regions
             hint = "take another type, or create the cluster with `hp-ext create-cluster`"
             yield Problem(f"CloudFormation has {name} in no region that is known here", path=path, hint=hint)
 
@@ -56,7 +56,7 @@ def _groups(cluster: ClusterConfig) -> Iterator[tuple[int, InstanceGroup]]:
 
 
 def _only_in_the_api(cluster: ClusterConfig) -> Iterator[Problem]:
-    """Members that CreateCluster has and CloudFormation has not; tests/cdk/test_drift.py knows them all."""
+    """Report members of CreateCluster that CloudFormation lacks; tests/cdk/test_drift.py lists all."""
     hint = "remove it, or create the cluster with `hp-ext create-cluster`"
     message = "CloudFormation does not have this"
     for index, group in _groups(cluster):

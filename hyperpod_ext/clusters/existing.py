@@ -1,4 +1,4 @@
-"""Clusters that exist, by name: listed, shown and deleted, whoever created them."""
+"""Lists, describes and deletes existing clusters by name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def list_clusters(region: str | None) -> list[dict[str, Any]]:
 
 
 def describe(name: str, region: str | None) -> Mapping[str, Any]:
-    """The answer of DescribeCluster.
+    """Return the answer of DescribeCluster.
 
     Raises:
         NotFoundError: the region has no such cluster.
@@ -93,10 +93,10 @@ def nodes(name: str, region: str | None, group: str | None = None) -> list[dict[
 
 
 def delete_request(name: str, region: str | None) -> tuple[Request, list[dict[str, Any]]]:
-    """The DeleteCluster request, and the nodes that would end with it.
+    """Return the DeleteCluster request, and the nodes that it would delete.
 
     Raises:
-        ConflictError: the cluster is being changed, and DeleteCluster would be refused.
+        ConflictError: the cluster is being changed, so DeleteCluster would be refused.
         NotFoundError: the region has no such cluster.
     """
     status = str(describe(name, region)["ClusterStatus"])
@@ -107,11 +107,11 @@ def delete_request(name: str, region: str | None) -> tuple[Request, list[dict[st
 
 
 def delete(request: Request, region: str | None) -> str:
-    """Send a DeleteCluster request; returns the cluster's ARN. The service goes on by itself."""
+    """Send a DeleteCluster request, and return the cluster's ARN. The deletion continues in the service."""
     service, name = client("sagemaker", region), str(request["ClusterName"])
 
     def existing() -> Mapping[str, Any]:
-        """The cluster that an attempt whose answer was lost deletes."""
+        """Return the cluster if an attempt with a lost answer deletes it."""
         described = describe(name, region)
         if described["ClusterStatus"] != "Deleting":
             raise NotFoundError(f"no deletion of {name} is under way")
@@ -122,10 +122,10 @@ def delete(request: Request, region: str | None) -> str:
 
 
 def wait_until_deleted(name: str, region: str | None, timeout_s: float | None) -> Iterator[str]:
-    """Each status that the cluster comes to, until the region does not have it any more.
+    """Yield each new status of the cluster until it is deleted.
 
     Raises:
-        WaitTimeoutError: it is still there.
+        WaitTimeoutError: it still exists.
         HyperpodExtError: the deletion has failed.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -142,7 +142,7 @@ def wait_until_deleted(name: str, region: str | None, timeout_s: float | None) -
         if status == "Failed":
             raise HyperpodExtError(f"{name}: {described.get('FailureMessage') or 'it does not say why'}")
         if deadline is not None and time.monotonic() > deadline:
-            hint = f"it goes on; `hp-ext cluster describe {name}` shows how far it is"
+            hint = f"the deletion continues; `hp-ext cluster describe {name}` shows its status"
             raise WaitTimeoutError(f"{name} is still {status} after {timeout_s:g} s", hint=hint)
         time.sleep(_ASK_EVERY_S)
 

@@ -1,4 +1,4 @@
-"""What of a network that is to be made, or used, cannot be. Pure."""
+"""Checks of a new or existing network. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LARGEST, _SMALLEST = 16, 20
 
 
 def network_problems(cluster: ClusterConfig, made: Infrastructure) -> Iterator[Problem]:
-    """Every reason why the network cannot be as `made` says."""
+    """Yield every reason why the network of `made` is invalid."""
     network = made.network
     yield from (_new if network.vpc_id is None else _existing)(cluster, network)
     yield from _addresses(cluster, made)
@@ -25,12 +25,12 @@ def network_problems(cluster: ClusterConfig, made: Infrastructure) -> Iterator[P
 
 
 def makes_eks(cluster: ClusterConfig) -> bool:
-    """Whether an EKS cluster is to be made."""
+    """Return whether a new EKS cluster is deployed."""
     return cluster.orchestrator == "eks" and cluster.eks_cluster_arn is None
 
 
 def zone_prefix(region: str) -> str:
-    """How ids of zones begin in `region`: `usw2` in us-west-2, `apne1` in ap-northeast-1."""
+    """Return the prefix of zone ids in `region`: `usw2` in us-west-2, `apne1` in ap-northeast-1."""
     first, *middle, last = region.split("-")
     sides = ("north", "south", "east", "west", "central")
     letters = "".join(
@@ -112,7 +112,7 @@ def _addresses(cluster: ClusterConfig, made: Infrastructure) -> Iterator[Problem
     for first, one in enumerate(paths):
         for other in paths[first + 1 :]:
             if one.startswith(f"{_AT}.connected") and other.startswith(f"{_AT}.connected"):
-                continue  # what they are to each other is their owner's business
+                continue  # two connected networks may overlap each other
             if networks[one].overlaps(networks[other]):
                 message = f"{used[other]} overlaps {used[one]} of {one}"
                 yield Problem(message, path=other, hint="take a range that is free in both networks")

@@ -1,4 +1,4 @@
-"""Nodes of a HyperPod cluster rebooted and replaced on order, by SageMaker's batch APIs."""
+"""Reboots and replaces nodes of a HyperPod cluster with SageMaker's batch APIs."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _ERRORS: Mapping[str, type[HyperpodExtError]] = {
 
 
 def find_nodes(cluster: str, region: str | None, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Nodes of the cluster, each once, by what users have of them: the instance id, the logical id, the name in
-    Kubernetes (`hyperpod-i-...`), or the host that Slurm knows.
+    """Return nodes of the cluster, each once, by instance id, logical id, name in Kubernetes (`hyperpod-i-...`) or host
+    name in Slurm.
 
     Raises:
-        NotFoundError: a name is no node's; nothing is done to the others.
+        NotFoundError: no node has one of the names.
     """
     known: dict[str, dict[str, Any]] = {}
     for node in nodes(cluster, region):
@@ -44,14 +44,14 @@ def find_nodes(cluster: str, region: str | None, names: Sequence[str]) -> list[d
 
 
 def recovery_requests(cluster: str, found: Sequence[Mapping[str, Any]]) -> list[Request]:
-    """Requests of either operation, none with more nodes than one takes."""
+    """Return the requests of either operation, each with at most MOST_IN_A_REQUEST nodes."""
     ids = [str(node["id"]) for node in found]
     starts = range(0, len(ids), MOST_IN_A_REQUEST)
     return [{"ClusterName": cluster, "NodeIds": ids[at : at + MOST_IN_A_REQUEST]} for at in starts]
 
 
 def recover(action: Action, requests: Sequence[Request], region: str | None) -> Iterator[dict[str, Any]]:
-    """Send the requests; yields each node with `accepted`, and where it was refused `code` and `message`."""
+    """Send the requests, and yield each node with `accepted`, and if it was refused `code` and `message`."""
     service, operation = client("sagemaker", region), _OPERATIONS[action]
     send = service.batch_reboot_cluster_nodes if action == "reboot" else service.batch_replace_cluster_nodes
     for request in requests:
@@ -64,6 +64,6 @@ def recover(action: Action, requests: Sequence[Request], region: str | None) -> 
 
 
 def exit_code(outcomes: Sequence[Mapping[str, Any]]) -> int:
-    """0 where every node was accepted; otherwise what the first refusal means."""
+    """Return 0 if every node was accepted, otherwise the exit code of the first refusal."""
     first = next((one for one in outcomes if not one["accepted"]), None)
     return 0 if first is None else _ERRORS.get(str(first["code"]), HyperpodExtError).exit_code

@@ -1,4 +1,4 @@
-"""From a ClusterConfig to CreateCluster: every member that the API has. Pure."""
+"""Makes CreateCluster requests, with every member of the API. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Request = dict[str, Any]
 
 
 def create_cluster_request(cluster: ClusterConfig) -> Request:
-    """The request that makes `cluster`, which `rules.problems` has nothing to say against."""
+    """Return the CreateCluster request of `cluster`, in which `rules.problems` finds nothing."""
     shared, tiered, scaling = cluster.restricted_environment, cluster.tiered_storage, cluster.auto_scaling
     return given(
         ClusterName=cluster.name,
@@ -50,7 +50,7 @@ def create_cluster_request(cluster: ClusterConfig) -> Request:
 
 
 def given(**members: Any) -> Request:
-    """Members that say something. False and 0 do."""
+    """Return the members that are not None and not empty. False and 0 stay."""
     return {name: value for name, value in members.items() if value not in (None, [], {}, ())}
 
 

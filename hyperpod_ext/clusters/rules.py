@@ -1,4 +1,4 @@
-"""What of a cluster only several fields together show to be wrong, before AWS is asked. Pure."""
+"""Checks across fields of a cluster that AWS would also make. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hyperpod_ext.errors import Problem
 
 
 def problems(cluster: ClusterConfig) -> Iterator[Problem]:
-    """Every reason why AWS would refuse `cluster`, or it would not be what was meant."""
+    """Yield every reason why AWS would refuse `cluster`, or why it is a probable mistake."""
     for problem in _problems(cluster):
         open_to_deploy = cluster.infrastructure is not None and problem.path.rpartition(".")[2] in _MADE
         if open_to_deploy and problem.message.startswith("is needed"):
@@ -80,7 +80,7 @@ def _on_slurm(cluster: ClusterConfig) -> Iterator[Problem]:
         yield Problem("is needed with slurm.accounting", path="continuous_provisioning", hint="write true")
     parts = [group.slurm.node_type if group.slurm else None for group in cluster.instance_groups]
     if not any(parts):
-        return  # lifecycle scripts say which group is what
+        return  # lifecycle scripts assign the node types
     for index, part in enumerate(parts):
         if part is None:
             hint = "write Controller, Login or Compute, as for the other groups"
@@ -119,7 +119,7 @@ def _shared(cluster: ClusterConfig) -> Iterator[Problem]:
 
 
 def _disks(group: InstanceGroup | RestrictedGroup, path: str) -> Iterator[Problem]:
-    """What AWS's own text of ClusterEbsVolumeConfig does not allow."""
+    """Check the rules in AWS's text of ClusterEbsVolumeConfig."""
     for root, what in ((True, "root disk"), (False, "further disk")):
         if sum(one.kind == "ebs" and one.root == root for one in group.storage) > 1:
             hint = f"keep one with root: {str(root).lower()}"
@@ -138,7 +138,7 @@ def _disks(group: InstanceGroup | RestrictedGroup, path: str) -> Iterator[Proble
 
 
 def _patches(cluster: ClusterConfig, group: InstanceGroup, path: str) -> Iterator[Problem]:
-    """What AWS's own text of ClusterAutoPatchConfig does not allow."""
+    """Check the rules in AWS's text of ClusterAutoPatchConfig."""
     patch = group.auto_patch
     if patch is None:
         return
@@ -157,7 +157,7 @@ def _patches(cluster: ClusterConfig, group: InstanceGroup, path: str) -> Iterato
 
 
 def _rollouts(group: InstanceGroup | RestrictedGroup, path: str) -> Iterator[Problem]:
-    """AWS takes a size for the way back only with one for the way there."""
+    """Check that a rollback batch size comes with a batch size."""
     update, patch = group.scheduled_update, getattr(group, "auto_patch", None)
     for field, owner in (("scheduled_update", update), ("auto_patch", patch)):
         rollout = owner.rollout if owner is not None else None

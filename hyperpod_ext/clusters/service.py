@@ -1,4 +1,4 @@
-"""Creates and updates clusters over the API."""
+"""Creates and updates clusters with SageMaker's API."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _MOVING = frozenset({"Creating", "Updating", "SystemUpdating", "RollingBack", "D
 
 
 def checked_create_request(cluster: ClusterConfig, ignore: Collection[str] = ()) -> Request:
-    """The CreateCluster request, after every check that needs no network but those in `ignore`.
+    """Return the CreateCluster request, after every check without network except those in `ignore`.
 
     Raises:
-        UnsupportedError: fields that are right one by one cannot be together.
-        ConfigError: the service's own model refuses the request.
+        UnsupportedError: a check across fields fails.
+        ConfigError: the API's model refuses the request.
     """
     if found := [*problems(cluster), *findings(cluster, "error", ignore)]:
         raise UnsupportedError(found)
@@ -40,18 +40,18 @@ def checked_create_request(cluster: ClusterConfig, ignore: Collection[str] = ())
 
 
 def checked(operation: str, request: Request) -> Request:
-    """`request`, if the service's own model has nothing against it."""
+    """Return `request`, or raise ConfigError if the API's model refuses it."""
     if found := check_request(operation, request):
         raise ConfigError(found)
     return request
 
 
 def create(cluster: ClusterConfig, request: Request) -> str:
-    """Send the request; returns the cluster's ARN.
+    """Send the request, and return the cluster's ARN.
 
     Raises:
-        ConflictError: there is a cluster of this name, and not by an attempt of this call whose answer was lost.
-        UnknownOutcomeError: an answer was lost, and AWS does not say whether the cluster exists.
+        ConflictError: there is a cluster of this name that no attempt of this call made.
+        UnknownOutcomeError: an answer was lost, and it is unknown whether the cluster exists.
     """
     service = client("sagemaker", cluster.region)
     doing = f"CreateCluster {cluster.name}"
@@ -64,7 +64,7 @@ def create(cluster: ClusterConfig, request: Request) -> str:
 
 
 def _as_asked(cluster: ClusterConfig) -> Mapping[str, Any]:
-    """The cluster, if it is as the config says. Members that DescribeCluster leaves out are not compared.
+    """Return the described cluster if it equals the config. Members that DescribeCluster omits are not compared.
 
     Raises:
         ConflictError: it differs.
@@ -78,10 +78,10 @@ def _as_asked(cluster: ClusterConfig) -> Mapping[str, Any]:
 
 
 def _updated(cluster: ClusterConfig, sent: Collection[str]) -> Mapping[str, Any]:
-    """The cluster, if nothing of `sent` is left to change.
+    """Return the described cluster if all changes of `sent` are made.
 
     Raises:
-        NotFoundError: UpdateCluster did not have these changes made.
+        NotFoundError: UpdateCluster has not made these changes.
     """
     described, left = changes(cluster)
     if paths := sorted({one.path for one in left} & set(sent)):
@@ -90,17 +90,17 @@ def _updated(cluster: ClusterConfig, sent: Collection[str]) -> Mapping[str, Any]
 
 
 def changes(cluster: ClusterConfig) -> tuple[Mapping[str, Any], list[RequestChange]]:
-    """The cluster as it is, and what the config would change."""
+    """Return the described cluster, and the changes by the config."""
     service, described = client("sagemaker", cluster.region), describe(cluster)
     arn, tags = described["ClusterArn"], {}
-    if cluster.tags:  # others are not compared
+    if cluster.tags:  # only stated tags are compared
         answer = call(f"ListTags {cluster.name}", lambda: service.list_tags(ResourceArn=arn))
         tags = {tag["Key"]: tag["Value"] for tag in answer["Tags"]}
     return described, find_changes(cluster, described, tags)
 
 
 def update(cluster: ClusterConfig, request: Request | None, arn: str, made: list[RequestChange]) -> None:
-    """Send what UpdateCluster does, and the tags."""
+    """Send the UpdateCluster request, and the tags."""
     service = client("sagemaker", cluster.region)
     if request is not None:
         doing, sent = f"UpdateCluster {cluster.name}", {one.path for one in made if one.effect != "tag"}
@@ -116,10 +116,10 @@ def describe(cluster: ClusterConfig) -> Mapping[str, Any]:
 
 
 def wait(cluster: ClusterConfig, timeout_s: float | None) -> Iterator[str]:
-    """Each status that the cluster comes to, until it rests.
+    """Yield each new status of the cluster until it is final.
 
     Raises:
-        WaitTimeoutError: it is still moving.
+        WaitTimeoutError: its status is not final yet.
         HyperpodExtError: it has failed.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -135,6 +135,6 @@ def wait(cluster: ClusterConfig, timeout_s: float | None) -> Iterator[str]:
         if status not in _MOVING:
             return
         if deadline is not None and time.monotonic() > deadline:
-            hint = "it goes on; the command may be given again with --wait"
+            hint = "the service continues; run the command again with --wait"
             raise WaitTimeoutError(f"{cluster.name} is still {status} after {timeout_s:g} s", hint=hint)
         time.sleep(_ASK_EVERY_S)

@@ -1,1 +1,1 @@
-"""What the user wants, as strict frozen pydantic models shared by laptop and container."""
+"""Specs of users as strict, frozen pydantic models, shared by laptop and container."""

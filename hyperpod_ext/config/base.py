@@ -1,4 +1,4 @@
-"""The base of every model a user writes: strict, frozen, and documented by its own docstrings."""
+"""Base of all models of specs: strict, frozen, and documented by docstrings."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from pydantic import BaseModel, ConfigDict
 
 
 class ContradictionError(ValueError):
-    """What validators of whole models raise: fields that are right one by one and not beside each other.
+    """Raised by validators of whole models for valid fields that contradict one another.
 
-    `field` is one without which the others stand, if there is one: `load` then goes on without it, and finds what else
-    is wrong.
+    `field` is a field without which the others are valid, if there is one: `load` removes it to find further mistakes.
     """
 
     def __init__(self, message: str, field: str | None = None) -> None:
@@ -18,10 +17,10 @@ class ContradictionError(ValueError):
 
 
 class Config(BaseModel):
-    """Unknown fields are errors, values are never coerced, instances never change.
+    """Refuses unknown fields, and does not coerce values. Instances are immutable.
 
-    The docstring under a field is its documentation: `field_docs` brings it to the JSON schema, and from there to
-    editors, to `hp-ext explain` and to errors.
+    The docstring under a field is its documentation: `field_docs` copies it to the JSON schema for editors, to
+    `hp-ext explain` and to errors.
     """
 
     model_config = ConfigDict(

@@ -1,4 +1,4 @@
-"""How often and how long: starts anew by the platform, time limits, and rules about what workers print."""
+"""Restarts by the platform, time limits, and rules about log lines."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from hyperpod_ext.config.base import Config
 
 
 class Relaunch(Config):
-    """When a fault cannot be mended inside the running job, the platform starts it anew, and how often.
+    """Restarts of the whole job by the platform, for faults that the running job cannot recover from.
 
-    `restart` says what is mended inside; this is the escalation level above it.
+    This is the escalation level above `restart`, which recovers inside the running job.
     """
 
     max_times: NonNegativeInt | None = None
-    """Times that the whole job is started anew before it has failed. Default: what the platform does."""
+    """Restarts of the whole job before it fails. Default: that of the platform."""
     after_restarts: PositiveInt | None = None
-    """Restarts of processes within `window_s` after which the whole job is started anew instead."""
+    """Restarts of processes within `window_s` after which the whole job is restarted instead."""
     window_s: PositiveInt = 3600
-    """Seconds over which restarts are counted; older ones are forgotten."""
+    """Seconds in which restarts are counted; older ones are ignored."""
     max_process_restarts: PositiveInt | None = None
-    """Restarts of processes by the platform, over the whole job, before it has failed."""
+    """Restarts of processes by the platform, over the whole job, before it fails."""
     avoid_nodes: NonNegativeInt | None = None
-    """Nodes that failed again and again which the next start does without, at most."""
+    """Most nodes with repeated failures that the next start excludes."""
     scale_up_pause_s: NonNegativeInt | None = None
-    """Seconds after a restart in which an elastic job takes no more nodes."""
+    """Seconds after a restart in which an elastic job does not grow."""
 
 
 class Timeouts(Config):
     """Limits on the time of the whole job."""
 
     run_s: PositiveInt | None = None
-    """Seconds that the job may run; then it is ended, and has failed."""
+    """Seconds that the job may run; then it is stopped, and fails."""
     start_s: PositiveInt | None = None
-    """Seconds from the first pod to the first step of all."""
+    """Seconds from the first pod to the first step."""
     fault_s: PositiveInt | None = None
     """Seconds that recovery from one fault may take."""
     keep_s: NonNegativeInt | None = None
@@ -43,24 +43,23 @@ class Timeouts(Config):
 
 
 class LogRule(Config):
-    """A pattern in the lines that rank 0 itself prints, by which a hang, a slow job or a fault is told."""
+    """A pattern in rank 0's own output that detects a hang, a slow job or a fault."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][-A-Za-z0-9_]{0,62}$", examples=["loss-is-printed"])]
-    """Name of the rule; it is in the cause of a fault."""
+    """Name of the rule, for the cause of a fault."""
     pattern: Annotated[str, Field(min_length=1, examples=[".*loss: ([0-9.]+).*"])]
-    """Regular expression (Python's, from the start of the line); its first group is the number that `threshold`
-    is about."""
+    """Regular expression (Python's, from the start of the line). Its first group is the number for `threshold`."""
     stop_pattern: Annotated[str, Field(min_length=1)] | None = None
-    """After a line that matches this, the rule is not applied any more."""
+    """The rule ends after a line that matches this."""
     first_within_s: PositiveInt | None = None
-    """Seconds from the start in which the first match must come, or the job hangs."""
+    """Seconds from the start until the first match; later, the job counts as hung."""
     every_s: PositiveInt | None = None
-    """Seconds in which the next match must follow, or the job hangs."""
+    """Seconds until the next match; later, the job counts as hung."""
     threshold: Annotated[float, Field(allow_inf_nan=False)] | None = None
     """Number that the first group of `pattern` is compared with."""
     operator: Literal["gt", "gteq", "lt", "lteq", "eq"] | None = None
     """The job is slow while the number is `gt`, `gteq`, `lt`, `lteq` or `eq` to `threshold`."""
     data_points: PositiveInt = 1
-    """Matches in a row that must be so."""
+    """Consecutive matches for which this must hold."""
     fault_on_match: bool = False
-    """A match is a fault by itself."""
+    """Treat a match as a fault."""

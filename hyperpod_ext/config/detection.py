@@ -1,4 +1,4 @@
-"""How faults are found out that do not end a process by themselves: hangs, numbers that are none, ill nodes."""
+"""Detection of faults that do not end a process: hangs, non-finite numbers, unhealthy nodes."""
 
 from __future__ import annotations
 
@@ -10,39 +10,38 @@ from hyperpod_ext.config.base import Config
 
 
 class HangPolicy(Config):
-    """When a worker that shows no sign of progress is ended and replaced as if it had died.
+    """When a worker without progress is killed and replaced.
 
-    The limit follows from the job's own steps: `factor` times what its steps take, and never less than
-    `floor_s`. What counts is the time since the last sign of progress, so an evaluation inside a step, which
-    calls the model again and again, is none.
+    The limit is `factor` times the duration of the job's steps, and at least `floor_s`. It applies to the time since
+    the last sign of progress, so an evaluation inside a step, which calls the model repeatedly, is not a hang.
     """
 
     enabled: bool = True
-    """Whether to look for hangs."""
+    """Whether to detect hangs."""
     floor_s: PositiveFloat = 30.0
-    """Seconds without progress that are never taken for a hang."""
+    """Lowest limit, in seconds without progress."""
     factor: Annotated[float, Field(gt=1)] = 10.0
-    """Slow steps, as the job has made them so far, times this is the limit."""
+    """The limit is the duration of the job's slow steps so far, times this."""
     first_step_s: PositiveFloat = 1800.0
-    """Limit for the first step of all, which may compile, and for what comes after the last one. The first step
-    after a fault has `factor` times what the slowest first step took."""
+    """Limit for the job's first step, which may compile, and for the time after the last one. The limit for the first
+    step after a fault is `factor` times the slowest first step."""
     heartbeat_s: PositiveFloat = 60.0
-    """Seconds that a process may be silent, at any time: stopped, or in a call that keeps Python's lock."""
+    """Seconds that a process may send no heartbeat: it is stopped, or in a call that keeps Python's lock."""
     dump_s: PositiveFloat = 2.0
-    """Seconds a worker has to write the stack of every thread to its log before it is ended."""
+    """Seconds for a worker to write the stack of every thread to its log before it is killed."""
 
 
 class NanPolicy(Config):
-    """What becomes of a step whose loss or gradients are not finite. All ranks do the same."""
+    """Action for a step whose loss or gradients are not finite. It is the same on all ranks."""
 
     action: Literal["off", "raise", "skip"] = "off"
-    """`raise`: the job ends, and says which step and rank. `skip`: the step changes nothing, and the next follows."""
+    """`raise`: the job fails, with the step and rank. `skip`: the step is skipped without changes."""
     max_skips: PositiveInt = 10
-    """Steps in a row that may be skipped before the job ends all the same."""
+    """Consecutive steps that may be skipped before the job fails."""
 
 
 class HealthPolicy(Config):
-    """What a node is asked before a worker is started on it. A node that fails is not used."""
+    """Checks of a node before a worker starts on it. A node that fails is not used."""
 
     checks: tuple[Annotated[str, Field(min_length=1, examples=["disk"])], ...] = (
         "shared-memory",
@@ -50,9 +49,9 @@ class HealthPolicy(Config):
         "network",
         "gpu",
     )
-    """Names of checks, or `module:function` of your own: called with a HealthContext, it returns why the node
-    is ill, or nothing."""
+    """Names of checks, or `module:function` of your own, which takes a HealthContext and returns why the node is
+    unhealthy, or None."""
     disk_mib: NonNegativeInt = 64
-    """Room that the run folder's disk, and every `file` tier's, must have."""
+    """Free space that the run folder's disk, and every `file` tier's, must have."""
     timeout_s: PositiveFloat = 10.0
-    """A check that takes longer has failed: a file system that does not answer is ill."""
+    """A check that takes longer fails, as with a file system that does not answer."""

@@ -1,4 +1,4 @@
-"""How a job may go on with fewer nodes, or take more."""
+"""Elastic jobs: training with fewer or more nodes."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from hyperpod_ext.config.names import AbsolutePath
 
 
 class ScaleConfig(Config):
-    """What is otherwise on exactly this many nodes."""
+    """Settings for exactly this number of nodes."""
 
     nodes: Annotated[PositiveInt, Field(examples=[4])]
-    """Number of nodes that this is for."""
+    """Number of nodes."""
     global_batch_size: PositiveInt | None = None
-    """Samples in one optimizer step there. Default: the job's."""
+    """Samples in one optimizer step. Default: the job's."""
     micro_batch_size: PositiveInt | None = None
-    """Samples that a rank computes at once there. Default: that of the policy."""
+    """Samples that a rank computes at once. Default: that of the policy."""
     learning_rate_factor: PositiveFloat | None = None
-    """What the learning rate is multiplied with there. Default: what `learning_rate` says."""
+    """Factor of the learning rate. Default: by `learning_rate`."""
 
 
 class BatchPolicy(Config):
-    """What a step is on each number of nodes. By itself the global batch stays the same, and the loss with it."""
+    """Batch of a step on each number of nodes. By default the global batch stays the same, and so does the loss."""
 
     micro_batch_size: PositiveInt | None = None
-    """Samples that a rank computes at once. The global batch is cut into micro-batches of this size, which any number
-    of ranks share: it need then not divide among the ranks."""
+    """Samples that a rank computes at once. The global batch is divided into micro-batches of this size, which any
+    number of ranks share, so it need not divide evenly among the ranks."""
     learning_rate: Literal["constant", "linear", "sqrt"] = "constant"
-    """How the learning rate follows the global batch where `scale_config` changes that: not at all, in proportion,
-    or with its square root."""
+    """How the learning rate follows a global batch that `scale_config` changes: not at all, in proportion, or with its
+    square root."""
     scale_config: tuple[ScaleConfig, ...] = ()
-    """Numbers of nodes on which something is otherwise."""
+    """Other settings for some numbers of nodes."""
 
     @model_validator(mode="after")
     def _each_size_once(self) -> Self:
@@ -54,7 +54,7 @@ class BatchPolicy(Config):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a step is on one number of nodes."""
+    """Batch of a step on one number of nodes."""
 
     global_batch_size: int
     micro_batch_size: int
@@ -62,7 +62,7 @@ class Batch:
 
 
 def batch_at(policy: BatchPolicy, nodes: int, global_batch_size: int, micro_batch_size: int | None = None) -> Batch:
-    """What a step is on `nodes` nodes, where the job asks for `global_batch_size`. Pure.
+    """Return the batch of a step on `nodes` nodes, for the job's `global_batch_size`. Pure.
 
     Raises:
         ValueError: there is no micro-batch size, or it does not divide the global batch.
@@ -80,43 +80,43 @@ def batch_at(policy: BatchPolicy, nodes: int, global_batch_size: int, micro_batc
 
 
 class Notices(Config):
-    """How a node under our agent hears that it will be taken away. It then leaves the job, which goes on without it."""
+    """Notices that a node will be taken away. A node under our agent then leaves the job, which continues."""
 
     ec2: bool | None = None
-    """Ask EC2's instance metadata whether a Spot instance is to be interrupted. Default: on machines of EC2."""
+    """Read Spot interruptions from EC2's instance metadata. Default: on EC2 machines."""
     file: Annotated[AbsolutePath, Field(examples=["/run/leave"])] | None = None
-    """A file of the node that says so by being there."""
+    """File on the node whose existence is a notice."""
     every_s: PositiveFloat = 5.0
-    """Seconds between two looks. EC2 tells of an interruption two minutes ahead."""
+    """Seconds between checks. EC2 announces an interruption two minutes before."""
 
 
 class Elastic(Config):
-    """Numbers of nodes that the job can run on, and how it goes from one to another."""
+    """Numbers of nodes that the job can run on, and changes between them."""
 
     min_nodes: Annotated[PositiveInt, Field(examples=[2])]
-    """Fewest nodes that the job goes on with; with fewer it waits."""
+    """Fewest nodes that the job runs on; with fewer it waits."""
     max_nodes: Annotated[PositiveInt, Field(examples=[8])]
-    """Most nodes that it takes when they are free. `nodes` is how many it starts with."""
+    """Most nodes that the job uses if they are free. It starts with `nodes`."""
     step: PositiveInt | None = None
-    """It grows and shrinks by this many nodes at once. Default 1, unless `sizes` are given."""
+    """Nodes by which the job grows and shrinks. Default 1, unless `sizes` are given."""
     sizes: tuple[PositiveInt, ...] = ()
-    """Instead of `step`: the only numbers of nodes that it runs on, smallest first."""
+    """Instead of `step`: the only numbers of nodes that the job runs on, smallest first."""
     scaling_timeout_s: PositiveInt | None = None
-    """Seconds that the engine waits for more nodes before it goes on with those it has."""
+    """Seconds that the engine waits for more nodes before it continues with the present ones."""
     graceful_shutdown_s: PositiveInt | None = None
-    """Seconds that workers have to save before they are ended for another number of nodes."""
+    """Seconds for workers to save before they are stopped for another number of nodes."""
     faulty_scale_down_s: PositiveInt | None = None
-    """Seconds that the engine waits for a replacement of a faulty node before the job goes on without it."""
+    """Seconds that the engine waits for a replacement of a faulty node before the job continues without it."""
     batch: BatchPolicy = BatchPolicy()
-    """What a step is on each number of nodes."""
+    """Batch of a step on each number of nodes."""
     notices: Notices = Notices()
-    """How nodes hear that they will be taken away."""
+    """Notices that nodes will be taken away."""
 
     @model_serializer(mode="wrap")
     def _without_what_is_understood(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         dumped: dict[str, Any] = dump(self)
         if self.notices == Notices():
-            del dumped["notices"]  # containers that are older do not know it
+            del dumped["notices"]  # older containers do not have the field
         return dumped
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Faults that a job inflicts on itself, to rehearse what it would do in a real one."""
+"""Injected faults, to test a job's recovery."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ InjectedKind = Literal[
 ]
 INJECTED_KINDS: tuple[str, ...] = get_args(InjectedKind)
 InjectedPhase = Literal["data", "forward", "backward", "optimizer", "rest", "checkpoint"]
-"""Places in a step: before the forward pass, at its beginning, when gradients begin to come, before the optimizer
-changes anything, after it has, and when the step is about to be committed."""
+"""Phases of a step: before the forward pass, at its beginning, at the first gradients, before the optimizer's update,
+after it, and before the step's commit."""
 ORDERS = "chaos/orders"
-"""Folder below a job's run folder where faults are ordered while it runs."""
+"""Folder in a job's run folder for orders of faults."""
 
 
 class KillFault(Config):
-    """`kill -9` of one worker, or of everything on one node, while a step is being made."""
+    """`kill -9` of one worker, or of all processes of a node, during a step."""
 
     kind: Literal["kill"] = "kill"
     rank: Annotated[NonNegativeInt, Field(examples=[0])] | None = None
     """Rank whose process is killed."""
     node: Annotated[NonNegativeInt, Field(examples=[1])] | None = None
-    """Or: node that is lost, its agent, memory and workers."""
+    """Or: node whose agent, memory server and workers are killed."""
     step: Annotated[PositiveInt, Field(examples=[10])]
-    """Step (counted from 1) that is being made when it happens."""
+    """Step of the kill, counted from 1."""
 
     @model_validator(mode="after")
     def _one_victim(self) -> Self:
@@ -56,33 +56,33 @@ class KillFault(Config):
 
 
 class InjectedFault(Config):
-    """A fault that a worker inflicts on itself at one place of one step."""
+    """A fault that a worker injects into itself at one phase of a step."""
 
     kind: Annotated[InjectedKind, Field(examples=["exception"])]
-    """`exception`: the training function raises. `sigkill`, `sigsegv`: the process dies. `hang`: it goes on no more,
-    see `how`. `slow`: it takes its time. `oom`: it asks for more memory than it may have. `cut-network`: its
-    connections to other ranks end. `corrupt-memory`: a bit flips in its snapshots in memory. `corrupt-weights`:
-    a bit flips in the first parameter."""
+    """`exception`: the training function raises. `sigkill`, `sigsegv`: the process dies. `hang`: it hangs, see `how`.
+    `slow`: its phases take longer. `oom`: it allocates more memory than it may have. `cut-network`: its connections to
+    other ranks close. `corrupt-memory`: a bit flips in its snapshots in memory. `corrupt-weights`: a bit flips in its
+    first parameter."""
     rank: Annotated[NonNegativeInt, Field(examples=[1])]
-    """Rank that it strikes."""
+    """Rank that gets the fault."""
     step: PositiveInt | None = None
-    """Step, counted from 1. Default: whichever it is making."""
+    """Step, counted from 1. Default: the current step."""
     phase: InjectedPhase | None = None
-    """Place in the step. Default: its beginning, or, without a step, whatever comes next."""
+    """Phase of the step. Default: its beginning; without a step, the next phase."""
     how: Literal["stop", "deadlock", "loop", "gil"] = "stop"
-    """Of a `hang`: stopped by SIGSTOP; waiting for a lock that nobody frees; in an endless loop; in a call that never
-    returns and keeps Python's lock."""
+    """Kind of `hang`: stopped by SIGSTOP, a deadlock, an endless loop, or a call that never returns and keeps Python's
+    lock."""
     seconds: PositiveFloat = 0.2
-    """Of `slow`: what each phase takes longer."""
+    """For `slow`: additional seconds of each phase."""
     steps: PositiveInt = 1
-    """Of `slow`: for how many steps."""
+    """For `slow`: number of slow steps."""
 
     @classmethod
     def parse(cls, text: str) -> InjectedFault:
-        """Read `KIND:rank=R,step=S,phase=P`, as HPX_CHAOS has it.
+        """Parse `KIND:rank=R,step=S,phase=P`, the form of HPX_CHAOS.
 
         Raises:
-            ValueError: the text has another form; says what is wrong with it.
+            ValueError: the text has another form.
         """
         kind, colon, rest = text.strip().partition(":")
         pairs = [pair.partition("=") for pair in rest.split(",")] if rest else []
@@ -98,16 +98,16 @@ class InjectedFault(Config):
             raise ValueError(f"{text!r}: {where}: {first['msg']}") from None
 
     def __str__(self) -> str:
-        """The form that `parse` reads."""
+        """Return the form that `parse` reads."""
         given = self.model_dump(exclude_defaults=True, exclude={"kind"})
         return f"{self.kind}:" + ",".join(f"{name}={value}" for name, value in given.items())
 
 
 def parse_injected(text: str) -> tuple[InjectedFault, ...]:
-    """Faults of HPX_CHAOS, separated by semicolons; none in an empty text or in `off`.
+    """Parse the faults of HPX_CHAOS, separated by semicolons; none in an empty text or in `off`.
 
     Raises:
-        ValueError: one of them has another form.
+        ValueError: a fault has another form.
     """
     if text.strip() in ("", "off"):
         return ()
@@ -118,26 +118,26 @@ class NodeFault(Config):
     """A fault of a whole node: its agent, its memory server and its workers."""
 
     kind: Annotated[Literal["sigkill", "hang", "cut-network"], Field(examples=["sigkill"])]
-    """`sigkill`: all its processes die. `hang`: they are stopped by SIGSTOP. `cut-network`: its agent loses its line
-    to the job's coordinator."""
+    """`sigkill`: all its processes die. `hang`: they are stopped by SIGSTOP. `cut-network`: its agent loses its
+    connection to the job's coordinator."""
     node: Annotated[NonNegativeInt, Field(examples=[1])]
     """Number of the node."""
 
 
 class ChaosOrder(Config):
-    """What `hp-ext chaos` leaves in the run folder of a job."""
+    """An order by `hp-ext chaos` in a job's run folder."""
 
     fault: InjectedFault | NodeFault
 
 
 class Chaos(Config):
-    """A rehearsal: which faults, and whether to check the result against a run without them."""
+    """Faults to inject, and a comparison with a run without them."""
 
     faults: tuple[KillFault, ...] = ()
-    """Each happens once, when the first process of that rank, or on that node, reaches the step."""
+    """Kills. Each happens once, when the first process of the rank or node reaches the step."""
     inject: tuple[InjectedFault, ...] = ()
-    """Faults that workers inflict on themselves. Each strikes once in a job."""
+    """Faults that workers inject into themselves. Each happens once in a job."""
     compare: bool = True
-    """Run the job once more without the faults, and compare every loss and the final weights. On target local."""
+    """Run the job again without the faults, and compare every loss and the final weights. Only on target local."""
     on_clusters: bool = False
-    """Inflict them on clusters, too, where machines cost money. Other targets than local refuse faults without."""
+    """Also inject faults on clusters, where machines cost money. Without it, only target local accepts faults."""

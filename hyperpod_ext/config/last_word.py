@@ -1,10 +1,10 @@
-"""What our agent leaves as its container's termination message, which Kubernetes keeps in the status of the pod."""
+"""Termination message of our agent's container, which Kubernetes stores in the pod's status."""
 
 from __future__ import annotations
 
 OF_JOB = "hyperpod_ext, the job: "
-"""Begins it where it is why the job failed."""
+"""Prefix of a job's error."""
 OF_NODE = "hyperpod_ext, node"
-"""The same, with the node's number and a colon after it, where it is why that node had to stop."""
+"""Prefix of a node's error, before its number and a colon."""
 HINT = "\nhint: "
-"""Between that and what to do."""
+"""Separator before the hint."""

@@ -1,4 +1,4 @@
-"""Names as engines and Kubernetes allow them: the types that several parts of a spec share."""
+"""Types of names in several parts of a spec, as engines and Kubernetes allow them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-# keys of dictionaries carry their own description: no field is there to have one
+# types of dictionary keys have a description, because no field documents them
 EnvName = Annotated[
     str,
     Field(
@@ -35,11 +35,11 @@ DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
 InstanceType = Annotated[str, Field(pattern=r"^ml\.[a-z0-9-]+\.[a-z0-9-]+$")]
 """SageMaker instance type, `ml.p5.48xlarge`."""
 AbsolutePath = Annotated[str, Field(pattern=r"^/[^\x00:]*$")]
-"""Path from the root, without colons: they part sources from targets in mounts."""
+"""Path from the root, without colons, which separate sources from targets in mounts."""
 
 
 def stays_below(text: str) -> str:
-    """A path without `..`, for AfterValidator."""
+    """Check that a path has no `..`, for AfterValidator."""
     if ".." in text.split("/"):
         raise ValueError(f"`{text}` leads out of the volume by `..`; write a path below it")
     return text

@@ -1,4 +1,4 @@
-"""Orders to resize a job that runs, or to move ranks in it: files in its run folder, all that both sides share."""
+"""Orders to resize a running job or to move ranks, as files in its run folder."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from hyperpod_ext.config.elastic import Elastic
 from hyperpod_ext.config.scales import sizes_of
 
 RESIZES = "resizes"
-"""Folder of orders in the run folder; each is a file that is written whole and never changed."""
+"""Folder of orders in the run folder. Each order is a file that is written atomically and not changed."""
 WANTED = "nodes_wanted.json"
-"""In the run folder: the numbers of the nodes that the job would have, for whoever starts nodes."""
+"""File in the run folder with the numbers of wanted nodes, for the starter of nodes."""
 LEFT = "node{}.left"
-"""In the run folder: nothing of this node is needed any more, and whoever lent it may have it back."""
+"""File in the run folder: the job has left this node, which may be returned."""
 
 
 class MoveOrder(Config):
-    """What `hp-ext move` leaves there."""
+    """An order by `hp-ext move`."""
 
     node: Annotated[NonNegativeInt, Field(examples=[1])]
-    """Number of the node whose ranks go to a spare."""
+    """Number of the node whose ranks move to a spare."""
 
 
 class ResizeOrder(Config):
-    """What `hp-ext resize` leaves there."""
+    """An order by `hp-ext resize`."""
 
     nodes: Annotated[PositiveInt, Field(examples=[3])]
-    """Nodes that the job goes on with, spares not counted."""
+    """New number of nodes, without spares."""
     joining: tuple[NonNegativeInt, ...] = ()
-    """Numbers of nodes that come for it; it waits for all of them, however long a queue may take."""
+    """Numbers of joining nodes. The job waits for all of them, also for a long time in a queue."""
 
 
 Order = ResizeOrder | MoveOrder
 
 
 def allowed_sizes(elastic: Elastic, nodes: int, workers_per_node: int, batch: int | None) -> tuple[int, ...]:
-    """Numbers of nodes that a job which began with `nodes` may have, smallest first; those that do not divide its
-    global batch are left out."""
+    """Return the allowed numbers of nodes of a job that started with `nodes`, smallest first, without numbers that do
+    not divide its global batch."""
     sizes = {*sizes_of(elastic), nodes}
     return tuple(sorted(size for size in sizes if batch is None or batch % (size * workers_per_node) == 0))
 
 
 def has_already(nodes: int) -> str:
-    """Why a resize to the number of nodes that a job has changes nothing: by this word it is no failure."""
+    """Return the reason of a resize without effect, which counts as success."""
     return f"the job has {nodes} nodes already"

@@ -1,4 +1,4 @@
-"""How well a global batch divides on each number of nodes: pure arithmetic, for the command line and for rules."""
+"""Division of a global batch on each number of nodes, for the command line and for rules. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hyperpod_ext.config.elastic import Batch, BatchPolicy, Elastic, batch_at
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """One number of nodes, and what a step is there."""
+    """One number of nodes, and the batch of a step on it."""
 
     nodes: int
     ranks: int
@@ -18,13 +18,13 @@ class Scale:
     global_batch_size: int
     micro_batch_size: int
     micro_batches: int
-    """Of one step, over all ranks."""
+    """Micro-batches of one step, over all ranks."""
     micro_batches_per_rank: int
-    """On the rank that has most; the others wait for it, or compute ghosts."""
+    """Micro-batches on the rank with the most. The others wait for it, or compute ghosts."""
     ghosts: int
-    """Micro-batches of a step that count for nothing."""
+    """Micro-batches of a step that are computed and ignored."""
     efficiency: float
-    """Share of the ranks' time that is spent on samples that count."""
+    """Share of the ranks' time for real samples."""
     learning_rate_factor: float
 
 
@@ -37,7 +37,7 @@ def plan_scales(
     ranks_per_copy: int = 1,
     policy: BatchPolicy | None = None,
 ) -> tuple[Scale, ...]:
-    """What a step is at each number of nodes; those that hold no whole copy of the model are left out.
+    """Return the batch of a step on each number of nodes, without numbers that do not fit whole copies of the model.
 
     Raises:
         ValueError: batch sizes that do not divide, from `batch_at`.
@@ -52,12 +52,12 @@ def plan_scales(
 
 
 def discrete_values(scales: Sequence[Scale], at_least: float) -> tuple[int, ...]:
-    """Numbers of nodes worth running on: what `replicaDiscreteValues` and `elastic.sizes` take."""
+    """Return efficient numbers of nodes, for `replicaDiscreteValues` and `elastic.sizes`."""
     return tuple(scale.nodes for scale in scales if scale.efficiency >= at_least)
 
 
 def sizes_of(elastic: Elastic) -> tuple[int, ...]:
-    """Every number of nodes that an elastic job may run on."""
+    """Return every number of nodes that an elastic job may run on."""
     return elastic.sizes or tuple(range(elastic.min_nodes, elastic.max_nodes + 1, elastic.step or 1))
 
 

@@ -1,4 +1,4 @@
-"""`@resilient` for training loops that are somebody else's, one file for each:
+"""`@resilient` for the training loops of other libraries, one file for each:
 
     from hyperpod_ext.integrations.lightning import ResilientTrainer
     from hyperpod_ext.integrations.lightning_checkpoint import HyperpodCheckpointIO
@@ -6,5 +6,5 @@
     from hyperpod_ext.integrations.accelerate import ResilientAccelerator
     from hyperpod_ext.integrations.titan import RunCheckpointer
 
-Nothing else imports these, and so nothing else needs the libraries.
+No other module imports these files, so their libraries are optional.
 """

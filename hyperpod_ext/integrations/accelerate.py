@@ -1,4 +1,4 @@
-"""Accelerate on a `Run`: `prepare` also brings the state to the step that the job goes on from.
+"""Accelerate on a `Run`: `prepare` also restores the job's state.
 
 @resilient
 def train(run: Run) -> None:
@@ -26,24 +26,24 @@ from hyperpod_ext.runtime.training.run import Run
 
 
 def see_world(run: Run) -> None:
-    """Let Accelerate see rank and world size as they are now; it asks once a process."""
+    """Update Accelerate's rank and world size, which it reads once per process."""
     known = dict(PartialState._shared_state)
     os.environ |= {"RANK": str(run.rank), "WORLD_SIZE": str(run.world_size), "LOCAL_RANK": str(run.local_rank)}
     if known and (known.get("process_index"), known.get("num_processes")) != (run.rank, run.world_size):
         AcceleratorState._reset_state(reset_partial_state=True)
-        PartialState(cpu=known["device"].type == "cpu")  # whoever holds the one before sees this one's values
+        PartialState(cpu=known["device"].type == "cpu")  # existing instances share its values
 
 
 class ResilientAccelerator(Accelerator):
-    """`Accelerator(**options)`, made anew in each call of the training function, before `prepare` is called once.
+    """`Accelerator(**options)`. Make a new one in each call of the training function, and call `prepare` once.
 
-    Models, optimizers and schedulers that are prepared, the loss scaler, and what was registered for checkpointing
-    before, make up the state. Give `run.keep` the model and the optimizer. Batches are yours: choose them from the
-    step's number, or by `ElasticDataLoader`; a DataLoader that is prepared begins anew after a fault.
+    The state is made up of prepared models, optimizers and schedulers, the loss scaler, and objects registered for
+    checkpointing before `prepare`. Give `run.keep` the model and the optimizer. Choose batches by the step's number,
+    or with `ElasticDataLoader`: a prepared DataLoader would start from its beginning after a fault.
     """
 
     def __init__(self, run: Run, **options: Any) -> None:
-        gc.collect()  # the one of the call before, and what it holds of the process group before
+        gc.collect()  # the accelerator of the call before, which holds the old process group
         see_world(run)
         self._run, self.prepared = run, False
         super().__init__(**options)
@@ -60,10 +60,10 @@ class ResilientAccelerator(Accelerator):
             )
 
     def prepare(self, *things: Any, **options: Any) -> Any:
-        """See Accelerator.prepare. Collective; after it `run.step` says what has been made.
+        """See Accelerator.prepare. Collective; then `run.step` is the newest step that was made.
 
         Raises:
-            JobFailedError: it is called twice, or something cannot be saved.
+            JobFailedError: it is called twice, or an object cannot be saved.
         """
         if self.prepared:
             raise JobFailedError(
@@ -84,10 +84,10 @@ class ResilientAccelerator(Accelerator):
     def prepare_data_loader(self, data_loader: Any, *_: Any, **__: Any) -> Any:
         """
         Raises:
-            JobFailedError: always: a loader's place is not in the state.
+            JobFailedError: always, because a loader's position is not in the state.
         """
         raise JobFailedError(
-            "prepare(): a DataLoader would begin anew after a fault, with samples that were used already",
+            "prepare(): a DataLoader would start from its beginning after a fault, and repeat samples",
             hint="Use hyperpod_ext.runtime.data.ElasticDataLoader, and register it for checkpointing.",
         )
 
@@ -95,7 +95,7 @@ class ResilientAccelerator(Accelerator):
         """See Accelerator.register_for_checkpointing.
 
         Raises:
-            JobFailedError: `prepare` was called, which restored all that was registered.
+            JobFailedError: `prepare` was called before, which restores registered objects.
         """
         if self.prepared:
             raise JobFailedError(
@@ -117,7 +117,7 @@ class ResilientAccelerator(Accelerator):
 
 
 def _name(thing: Any, used: dict[str, Any]) -> str:
-    """`model`, `optimizer`, `scheduler` or the type's name, and from the second on the first number that is free."""
+    """Return `model`, `optimizer`, `scheduler` or the type's name; for further ones with the first free number."""
     if isinstance(thing, torch.nn.Module):
         name = "model"
     elif isinstance(thing, torch.optim.Optimizer):

@@ -24,21 +24,20 @@ from hyperpod_ext.runtime.training.run import Run
 
 
 class ResilientTrainer(Trainer):
-    """`Trainer(**options)`, made anew in each call of the training function; the model comes from `run.keep`.
+    """`Trainer(**options)`. Make a new one in each call of the training function, with a model from `run.keep`.
 
-    Batches are those of the trainer's own `get_train_dataloader`. A trainer of another library takes it as its first
-    base: `class Mine(ResilientTrainer, GRPOTrainer)`. Attributes of such a class that change are part of the state.
+    Batches come from the trainer's own `get_train_dataloader`. For a trainer of another library, make it the first
+    base: `class Mine(ResilientTrainer, GRPOTrainer)`. Changing attributes of such a class are part of the state.
 
     Raises:
-        JobFailedError: the job's global_batch_size is another than that of `args`; a model that is not kept by
-            parallelism of ours (FSDP, DeepSpeed); data that cannot be read by position; a class whose methods hide
-            those of this one.
+        JobFailedError: the job's global_batch_size differs from that of `args`; `args` ask for FSDP or DeepSpeed; data
+            cannot be read by position; a class before this one hides its methods.
     """
 
     model: Any
 
     def __init__(self, run: Run, **options: Any) -> None:
-        gc.collect()  # the trainer of the call before, and what it holds of the process group before
+        gc.collect()  # the trainer of the call before, which holds the old process group
         see_world(run)
         self._run = run
         self._steps: Steps | None = None
@@ -57,10 +56,10 @@ class ResilientTrainer(Trainer):
         self.callback_handler.callbacks.insert(0, _Follow(self))
 
     def _refuse_hidden(self) -> None:
-        """A base that comes before this class and knows nothing of it would be asked instead of it.
+        """Refuse a base before this class whose methods would hide this class's.
 
         Raises:
-            JobFailedError: there is one.
+            JobFailedError: there is such a base.
         """
         ours = {name for name, value in vars(ResilientTrainer).items() if callable(value)}
         for kind in type(self).__mro__[: type(self).__mro__.index(ResilientTrainer)]:
@@ -72,13 +71,13 @@ class ResilientTrainer(Trainer):
                 )
 
     def train(self, *arguments: Any, **options: Any) -> Any:
-        """See Trainer. Where the job has state, that is what it goes on from, and not `resume_from_checkpoint`."""
+        """See Trainer. The job's state, if it has one, takes precedence over `resume_from_checkpoint`."""
         try:
             return super().train(*arguments, **options)
         finally:
             if self._steps is not None:
                 self._steps.__exit__(RuntimeError, RuntimeError(), None)
-            # whoever holds DDP holds hooks on the model's gradients, and sockets
+            # a reference to DDP would keep hooks on the model's gradients, and sockets
             self.model = self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
             self.model_wrapped = self.model
             self.accelerator.free_memory()
@@ -105,7 +104,7 @@ class ResilientTrainer(Trainer):
     def _init_training_state(
         self, max_steps: int, num_update_steps_per_epoch: int, num_train_epochs: int, *_: Any
     ) -> tuple[int, int]:
-        """Here the loop asks where it goes on."""
+        """Return where the loop starts: restore the job's state first."""
         super()._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, None, None)
         self.create_optimizer()
         self.create_scheduler(num_training_steps=max_steps)
@@ -136,13 +135,13 @@ class ResilientTrainer(Trainer):
         return self._batches.epoch, 0
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
-        """The optimizer's state in a checkpoint is older than what the job has restored."""
+        """Ignore a checkpoint's optimizer state if the job has restored a newer one."""
         checkpoint = None if self._run.step else resume_from_checkpoint
         return super()._prepare_for_training(max_steps, train_dataloader, checkpoint)
 
     def _run_epoch(self, **options: Any) -> None:
-        """One epoch; of the first, what is still to be made: the loop finds the last step by its number."""
-        options["resume_from_checkpoint"] = None  # it would skip batches that are skipped already
+        """Run one epoch, or the rest of the first one: the loop finds the last step by its number."""
+        options["resume_from_checkpoint"] = None  # it would skip batches a second time
         if options["epoch"] == self._batches.epoch and self._batches.made:
             made = self._batches.made
             options["steps_in_epoch"] -= made * self.args.gradient_accumulation_steps
@@ -152,7 +151,7 @@ class ResilientTrainer(Trainer):
     def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
         if not training or self.accelerator.unwrap_model(model, keep_torch_compile=False) is not model:
             return super()._wrap_model(model, training, dataloader)
-        prepared = self.accelerator.prepare_model(model, evaluation_mode=True)  # all but DDP: that is ours
+        prepared = self.accelerator.prepare_model(model, evaluation_mode=True)  # without DDP, which is ours
         handler = self.accelerator.ddp_handler
         options = handler.to_kwargs() if handler is not None else {}
         if self.args.device.type != "cpu":
@@ -167,13 +166,13 @@ class ResilientTrainer(Trainer):
 
 
 class _Follow(TrainerCallback):
-    """Tells the run of steps. First among the callbacks, so that all others see the right epoch."""
+    """Reports steps to the run. It is the first callback, so that all others see the right epoch."""
 
     def __init__(self, trainer: ResilientTrainer) -> None:
         self._trainer = trainer
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        assert self._trainer._steps is not None, "the loop has asked where it goes on"
+        assert self._trainer._steps is not None, "the loop has started"
         self._trainer._remembered.freeze()
         self._trainer._steps.begin()
 
@@ -197,7 +196,7 @@ _BEST = ("best_metric", "best_global_step", "best_model_checkpoint")
 
 
 def _callbacks_of(trainer: ResilientTrainer) -> dict[str, Any]:
-    """What callbacks remember, and the best model: equal on every rank."""
+    """Return the state of callbacks, and the best model: equal on every rank."""
     known = trainer.callback_handler.callbacks
     return {
         **{name: getattr(trainer.state, name) for name in _BEST},

@@ -26,14 +26,14 @@ from hyperpod_ext.runtime.training.run import Run
 
 
 class ResilientTrainer(Trainer):
-    """`Trainer(**options)`, made anew in each call of the training function; the module comes from `run.keep`.
+    """`Trainer(**options)`. Make a new one in each call of the training function, with a module from `run.keep`.
 
-    Its strategy, devices and nodes are the job's. The state of callbacks is part of the job's: their `state_dict`, and
-    modules that they hold. Hyperparameters and metrics of an unfinished epoch are not kept.
+    The job sets its strategy, devices and nodes. The state of callbacks is part of the job's: their `state_dict`, and
+    their modules. Hyperparameters and metrics of an unfinished epoch are not kept.
     """
 
     def __init__(self, run: Run, **options: Any) -> None:
-        gc.collect()  # the trainer of the call before, and what it holds of the process group before
+        gc.collect()  # the trainer of the call before, which holds the old process group
         reserved = sorted({"strategy", "devices", "num_nodes", "use_distributed_sampler"} & options.keys())
         if reserved:
             raise JobFailedError(f"ResilientTrainer: {reserved[0]} is the job's", hint=f"Leave {reserved[0]} out.")
@@ -48,11 +48,11 @@ class ResilientTrainer(Trainer):
         )
 
     def fit(self, model: Any, train_dataloaders: Any = None, *arguments: Any, **options: Any) -> None:
-        """See Trainer.fit. Where the job has state, that is what it goes on from.
+        """See Trainer.fit. Resumes from the job's state, if it has one.
 
         Raises:
-            JobFailedError: the loader is no ElasticDataLoader, or its steps are not those of this trainer; a module
-                that optimizes by itself, or has several optimizers; `ckpt_path`.
+            JobFailedError: the loader is no ElasticDataLoader, or its steps differ from the trainer's; a module with
+                manual optimization or several optimizers; `ckpt_path` is given.
         """
         follow = self._follow
         if options.get("ckpt_path") is not None or len(arguments) > 2:
@@ -68,14 +68,14 @@ class ResilientTrainer(Trainer):
 
 
 class ResilientStrategy(DDPStrategy):
-    """DDP over the job's process group. State is restored after optimizers are made and before DDP is."""
+    """DDP over the job's process group. State is restored between the optimizers' set-up and DDP's."""
 
     def __init__(self, run: Run, follow: _Follow, **options: Any) -> None:
         super().__init__(cluster_environment=_Environment(run), **options)
         self._run, self._follow = run, follow
 
     def _configure_launcher(self) -> None:
-        """Processes are the agent's."""
+        """Do nothing: the agent starts the processes."""
 
     def configure_ddp(self) -> None:
         super().setup_optimizers(self._follow.trainer)
@@ -83,13 +83,13 @@ class ResilientStrategy(DDPStrategy):
         super().configure_ddp()
 
     def setup_optimizers(self, trainer: Any) -> None:
-        """They are made already, in `configure_ddp`."""
+        """Do nothing: `configure_ddp` has made them."""
 
     def _setup_model(self, model: Any) -> Any:
         return self._run.data_parallel(model, device_ids=self.determine_ddp_device_ids(), **self._ddp_kwargs)
 
     def teardown(self) -> None:
-        """Let go of DDP. Module and optimizer stay on their device, for the next call: Lightning would move them."""
+        """Release DDP. Module and optimizer stay on their device for the next call, unlike in Lightning."""
         self.model = self.lightning_module
         if self._layer_sync and self.model is not None:
             self.model = self._layer_sync.revert(self.model)
@@ -99,14 +99,14 @@ class ResilientStrategy(DDPStrategy):
 
 
 class _Environment(ClusterEnvironment):
-    """Who this process is: what the run says."""
+    """Rank and world size of this process, from the run."""
 
     def __init__(self, run: Run) -> None:
         super().__init__()
         self._run = run
 
     creates_processes_externally = True
-    main_address, main_port = "127.0.0.1", 0  # nobody asks: the groups are open
+    main_address, main_port = "127.0.0.1", 0  # unused: the groups are open
 
     @staticmethod
     def detect() -> bool:
@@ -125,14 +125,14 @@ class _Environment(ClusterEnvironment):
         return self._run.rank // self._run.config.workers_per_node
 
     def set_world_size(self, size: int) -> None:
-        """It is the job's."""
+        """Do nothing: the job sets it."""
 
     def set_global_rank(self, rank: int) -> None:
-        """It is the job's."""
+        """Do nothing: the job sets it."""
 
 
 class _Follow(Callback):
-    """Tells the run of steps, and Lightning where to go on."""
+    """Reports steps to the run, and restores Lightning's position."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -143,15 +143,15 @@ class _Follow(Callback):
         self._callbacks = Remembered(self._states_of_callbacks, self._tell_callbacks)
 
     def attach(self, trainer: ResilientTrainer, model: Any, loader: Any) -> None:
-        """See whether `trainer` can make the steps of `loader`. Raises JobFailedError where it cannot."""
+        """Check that `trainer` can make the steps of `loader`. Raises JobFailedError if it cannot."""
         if not isinstance(loader, ElasticDataLoader):
             raise JobFailedError(
-                f"fit(train_dataloaders={type(loader).__name__}): after a fault its samples would begin anew",
+                f"fit(train_dataloaders={type(loader).__name__}): after a fault it would repeat samples",
                 hint="Give a hyperpod_ext.runtime.data.ElasticDataLoader.",
             )
         if not model.automatic_optimization:
             raise JobFailedError(
-                f"{type(model).__name__} optimizes by itself: what is one step, only it knows",
+                f"{type(model).__name__} uses manual optimization, so its steps cannot be counted",
                 hint="Use automatic optimization, or write the loop with run.steps.",
             )
         changes = [
@@ -185,7 +185,7 @@ class _Follow(Callback):
         self.trainer, self.batches, self._total = trainer, Batches(loader), min(totals)
 
     def restore(self, strategy: ResilientStrategy) -> None:
-        """Bring the state to the step that the job goes on from, and Lightning's counters to it."""
+        """Restore the job's state, and Lightning's counters."""
         assert self.batches is not None, "fit() has given it"
         if len(strategy.optimizers) != 1:
             raise JobFailedError(
@@ -229,7 +229,7 @@ class _Follow(Callback):
             module.on_load_checkpoint({"state_dict": module.state_dict(), **saved["module"]})
 
     def _of_module(self) -> dict[str, Any]:
-        """What the module adds to a checkpoint of its own accord."""
+        """Return the entries that the module itself adds to a checkpoint."""
         module = self.trainer.lightning_module
         if type(module).on_save_checkpoint is LightningModule.on_save_checkpoint:
             return {}
@@ -242,7 +242,7 @@ class _Follow(Callback):
         return [each for each in self.trainer.callbacks if each is not self]
 
     def close(self) -> None:
-        """Let go of the generation."""
+        """Close the steps of this generation."""
         if self._steps is not None:
             self._steps.__exit__(RuntimeError, RuntimeError(), None)
 
@@ -250,7 +250,7 @@ class _Follow(Callback):
 
     def on_train_start(self, trainer: Any, *_: Any) -> None:
         if self._loops and json.loads(self._loops)["epoch_loop.batch_progress"]["is_last_batch"]:
-            trainer.fit_loop.reset_restart_stage()  # it takes the new epoch for one that has begun
+            trainer.fit_loop.reset_restart_stage()  # otherwise it treats the new epoch as a started one
 
     def on_train_batch_start(self, *_: Any) -> None:
         assert self._steps is not None, "the strategy has restored"
@@ -269,7 +269,7 @@ class _Follow(Callback):
         self._steps.log_loss()
         self.batches.loader.ack(self.batches.now)
         loops = trainer.fit_loop.state_dict()  # as ModelCheckpoint would see it
-        # validation counts from zero each time; what is left of it depends on when it ran last
+        # validation counts from zero each time; its last counters depend on when it ran
         self._loops = json.dumps({name: value for name, value in loops.items() if ".val_loop." not in name})
         self._in_step = False
 

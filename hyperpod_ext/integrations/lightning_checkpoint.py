@@ -3,8 +3,8 @@
 trainer = Trainer(plugins=[HyperpodCheckpointIO()], callbacks=[ModelCheckpoint(...)])
 trainer.fit(model, loader, ckpt_path="last")
 
-When there is a checkpoint, and which stays, is Lightning's business as ever; here is what is at its path. In a job of
-ours, `lightning.ResilientTrainer` needs none of this to survive faults.
+Lightning decides when to save and which checkpoints to keep. Jobs with `lightning.ResilientTrainer` survive faults
+without these checkpoints.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from hyperpod_ext.runtime.memory_server.client.start import secret_file_of
 class HyperpodCheckpointIO(CheckpointIO):
     """Saves tensors as they are and everything else as JSON; a path is a folder, or an S3 prefix.
 
-    What is neither is refused, by its name in the checkpoint. A save that is broken off, by `kill -9` too, leaves what
-    the path had before.
+    Other objects are refused, with their name in the checkpoint. An interrupted save, also by `kill -9`, leaves the
+    previous checkpoint intact.
 
     Args:
-        job: who the checkpoints belong to; those of another job are refused.
-        secret_file: signs them; at least 16 bytes, closed to other users. Default: HPX_SECRET_FILE, or one that is
-            made in the user's state directory, which is enough for one machine.
+        job: owner of the checkpoints. Checkpoints of another job are refused.
+        secret_file: signs them; at least 16 bytes, closed to other users. Default: HPX_SECRET_FILE, or a new file in
+            the user's state directory, which is enough for one machine.
     """
 
     def __init__(self, job: str = "lightning", *, secret_file: str | os.PathLike[str] | None = None) -> None:
@@ -45,8 +45,8 @@ class HyperpodCheckpointIO(CheckpointIO):
         """See CheckpointIO; Lightning calls it on rank 0 alone.
 
         Raises:
-            JobFailedError: something in it is neither a tensor nor JSON, with its path.
-            UnsupportedError: storage options, which there are none of.
+            JobFailedError: an object is neither a tensor nor JSON; the error has its path.
+            UnsupportedError: storage options are given.
         """
         if storage_options is not None:
             raise UnsupportedError([Problem("trainer.save_checkpoint(storage_options=...)", hint="Leave it out.")])
@@ -55,13 +55,13 @@ class HyperpodCheckpointIO(CheckpointIO):
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """See CheckpointIO. `weights_only` makes no difference: no object is ever made from what is read.
+        """See CheckpointIO. `weights_only` makes no difference, because nothing is unpickled.
 
         Args:
-            map_location: a device; anything else leaves tensors on the CPU, from where Lightning moves them.
+            map_location: a device. Otherwise tensors stay on the CPU, and Lightning moves them.
 
         Raises:
-            NotFoundError: no whole checkpoint is there.
+            NotFoundError: the path has no complete checkpoint.
             CorruptSnapshotError: it is damaged, or signed with another secret.
         """
         loaded: dict[str, Any] = self._at(path).load()

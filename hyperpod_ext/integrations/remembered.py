@@ -1,6 +1,6 @@
-"""What a trainer, its subclasses and its callbacks remember from step to step, as plain values of a snapshot.
+"""State of a trainer, its subclasses and its callbacks, as plain values of a snapshot.
 
-Their attributes have any structure, and another one at each step: it is written as bytes, without a pickle.
+The structure of their attributes may change at each step, so they are written as bytes, without a pickle.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from hyperpod_ext.runtime.state.training_state import raw_bytes
 from hyperpod_ext.runtime.state.unsaved.reachable import is_of_script
 
 _DATA = 1 << 20
-"""Bytes of an attribute that probably holds data: it is compared in the first steps alone."""
+"""Larger attributes probably hold data, and are compared in the first steps only."""
 _COMPARED = 2
 _OF_REPORTS = frozenset({"log", "logs", "logger", "metric", "metrics", "stats", "time", "times", "timer", "seconds"})
-"""Words in the name of an attribute that describes training."""
+"""Words in names of attributes that only describe training."""
 
 
 class Remembered:
-    """Values that `read` gives, as they were when `freeze` was called last; `write` takes them back.
+    """Values of `read` at the last `freeze`; `write` restores them.
 
-    Steps are committed when the next one begins: what changes after that belongs to the next.
+    A step is committed when the next one begins, so later changes belong to the next step.
     """
 
     def __init__(self, read: Callable[[], Any], write: Callable[[Any], object]) -> None:
@@ -40,7 +40,7 @@ class Remembered:
         self._frozen = b""
 
     def freeze(self) -> None:
-        """The step that is committed next ends with what `read` gives now."""
+        """Read the values for the step that is committed next."""
         self._frozen = written(self._read())
 
     def state_dict(self) -> dict[str, Any]:
@@ -53,10 +53,10 @@ class Remembered:
 
 
 class OwnAttributes:
-    """Attributes that subclasses of `base` gave `owner`, a trainer or a callback: those that have changed since.
+    """Changed attributes of `owner`, a trainer or a callback, that subclasses of `base` have assigned.
 
-    Which those are follows from the code of `base`: attributes that its methods assign are its own. Those whose name
-    speaks of logs, metrics or times describe training, and are left out.
+    Attributes that methods of `base` assign are not included, and neither are those with names of logs, metrics or
+    times.
     """
 
     def __init__(self, owner: Any, base: type) -> None:
@@ -68,7 +68,7 @@ class OwnAttributes:
     def read(self) -> dict[str, Any]:
         """
         Raises:
-            JobFailedError: one that changes is too large to be written at each step.
+            JobFailedError: a changing attribute is too large to be written at each step.
         """
         self._reads += 1
         changed: dict[str, Any] = {}
@@ -108,7 +108,7 @@ class OwnAttributes:
 
 
 class OwnCallbacks:
-    """Attributes of those callbacks whose classes are the script's. Libraries say by themselves which are state."""
+    """Attributes of the script's own callbacks. Callbacks of libraries declare their state themselves."""
 
     def __init__(self, callbacks: Iterable[Any], base: type) -> None:
         own = [each for each in callbacks if is_of_script(type(each).__module__)]
@@ -123,7 +123,7 @@ class OwnCallbacks:
 
 
 def modules_of(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Modules that callbacks hold, such as averages of the weights: they change when the callback is called."""
+    """Return modules of callbacks, such as averages of the weights, which callbacks change."""
     found: dict[str, Any] = {}
     for one in callbacks:
         for name, value in getattr(one, "__dict__", {}).items():
@@ -136,7 +136,7 @@ def modules_of(callbacks: Iterable[Any]) -> dict[str, Any]:
 
 
 def assigned_by(kind: type) -> frozenset[str]:
-    """Names of attributes that methods of `kind` and of its bases assign, on whatever object."""
+    """Return names of attributes that methods of `kind` and of its bases assign, on any object."""
     functions = [inspect.unwrap(each) for one in kind.__mro__ for each in vars(one).values() if callable(each)]
     return frozenset(
         str(step.argval)
@@ -148,7 +148,7 @@ def assigned_by(kind: type) -> frozenset[str]:
 
 
 def like(example: Any, value: Any) -> Any:
-    """`value` in the containers that `example` has: a defaultdict stays one, and so does a deque."""
+    """Return `value` in containers of the types in `example`, such as defaultdict and deque."""
     if isinstance(example, dict) and isinstance(value, Mapping):
         made = copy.copy(example)
         made.clear()
@@ -160,7 +160,7 @@ def like(example: Any, value: Any) -> Any:
 
 
 def written(value: Any) -> bytes:
-    """`value` as bytes.
+    """Return `value` as bytes.
 
     Raises:
         JobFailedError: it holds an object that is neither a tensor nor plain.
@@ -174,7 +174,7 @@ def written(value: Any) -> bytes:
 
 
 def read(data: bytes) -> Any:
-    """What `written` was given; tensors on the devices where they were."""
+    """Return the argument of `written`, with tensors on their devices."""
     shape, values, tensors = json.loads(data)
     return put_together(shape, [_tensor(*each) for each in tensors], values)
 
@@ -185,7 +185,7 @@ def _tensor(dtype: str, shape: list[int], device: str, data: str) -> torch.Tenso
 
 
 def _plain(value: Any) -> Any:
-    """Deques as lists: their kind is known to `like`."""
+    """Return deques as lists; `like` restores them."""
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, deque | list):
@@ -194,7 +194,7 @@ def _plain(value: Any) -> Any:
 
 
 def _seen(value: Any) -> bytes | int:
-    """To compare: what a snapshot would hold of `value`, or which object it is."""
+    """Return the bytes of `value` in a snapshot, or its id, for comparisons."""
     try:
         return written(value)
     except (JobFailedError, RuntimeError, ValueError, TypeError):  # no plain value, or a tensor without memory

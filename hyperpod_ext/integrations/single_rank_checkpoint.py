@@ -1,8 +1,8 @@
-"""One process's nested state as a checkpoint by itself, at a place of its own: a folder, or an S3 prefix.
+"""Checkpoint of one process's nested state in a folder or an S3 prefix.
 
-The place is laid out as a durable tier's (`storage.checkpoints`), for a job of one rank: an image of the tensors, all
-else as JSON in a signed manifest, which is written last. So plain `dcp.load` reads it, `hp-ext checkpoints` looks after
-it, and nothing is unpickled. A place that is written again keeps what it had until the new one is whole.
+The layout is that of a durable tier (`storage.checkpoints`) for a job of one rank: an image of the tensors, and other
+values as JSON in a signed manifest, which is written last. So `dcp.load` and `hp-ext checkpoints` can read it, and
+nothing is unpickled. The previous checkpoint stays until the new one is complete.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from hyperpod_ext.runtime.storage.open import open_store
 from hyperpod_ext.runtime.storage.retention import remove
 
 _CHUNK = 256 * MIB
-"""Bytes that are read, verified and handed out at a time: beside the tensors, no more memory is needed."""
+"""Bytes that are read and verified at a time, and the memory that a load needs in addition to the tensors."""
 
 
 class SingleRankCheckpoint:
     """The checkpoint at `url`: s3://bucket/prefix, file:///path or a path.
 
     Args:
-        job: who it belongs to; one of another job is refused.
-        secret: signs it, and what is read must be signed with it.
+        job: owner of the checkpoint. One of another job is refused.
+        secret: signs the checkpoint, and verifies it when it is read.
 
     Raises:
-        ConflictError: a file is there.
+        ConflictError: the path is a file.
     """
 
     def __init__(self, url: str, *, job: str, secret: bytes) -> None:
@@ -56,20 +56,20 @@ class SingleRankCheckpoint:
         self._checkpoints = Checkpoints(self._store, job=job, secret=secret)
 
     def save(self, tree: Any, step: int) -> None:
-        """Write `tree`, and then take away what was there before; of a symbolic link only itself.
+        """Write `tree`, and then delete the previous checkpoint. A symbolic link is replaced.
 
         Raises:
-            JobFailedError: something in it is neither a tensor nor JSON, with its path.
-            StaleGenerationError: another process writes to the same place at this moment.
-            UnreachableError: the place refuses us; what was there before is untouched.
+            JobFailedError: an object is neither a tensor nor JSON; the error has its path.
+            StaleGenerationError: another process is writing to the same place.
+            UnreachableError: the place cannot be written; the previous checkpoint is intact.
         """
         parts = take_apart(tree, torch.Tensor)
-        self._unlink()  # what it leads to is another checkpoint, and stays
+        self._unlink()  # its target is another checkpoint, and stays
         layout = Layout(parts)
         plan = layout.plan
         before = [entry.name for entry in self._store.list()]
         generation = self._checkpoints.newest_generation() + 1
-        self._checkpoints.fence(generation, -1, secrets.token_hex(8))  # from here on what was before is given up
+        self._checkpoints.fence(generation, -1, secrets.token_hex(8))  # this invalidates the previous checkpoint
         folder = folder_of(step, generation)
         self._checkpoints.put_plan(folder, plan)
         with mmap.mmap(-1, plan.nbytes) as memory, memoryview(memory) as image:
@@ -97,10 +97,10 @@ class SingleRankCheckpoint:
         self._remove(before)
 
     def load(self) -> Any:
-        """What was saved, on the CPU: mappings as dicts that keep their order, verified to the last byte.
+        """Return the saved state on the CPU, with mappings as ordered dicts. Every byte is verified.
 
         Raises:
-            NotFoundError: nothing is there, or no save has come to its end.
+            NotFoundError: there is no complete checkpoint.
             CorruptSnapshotError: it is damaged, or signed with another secret.
         """
         found = self._checkpoints.found()
@@ -122,9 +122,9 @@ class SingleRankCheckpoint:
         return put_together(plan.shape, tensors, manifest["values"])
 
     def remove(self) -> None:
-        """Take it away, its manifest first. What is not of a checkpoint stays. Nothing there is no error.
+        """Delete the checkpoint, its manifest first. Other files stay. A missing checkpoint is no error.
 
-        Of a symbolic link only itself is taken away: what it leads to is another checkpoint.
+        Only the link itself is deleted if the place is a symbolic link, because its target is another checkpoint.
         """
         if self._unlink():
             return
@@ -134,7 +134,7 @@ class SingleRankCheckpoint:
             root.rmdir()
 
     def _unlink(self) -> bool:
-        """Take away the symbolic link at this place; False: there is none."""
+        """Delete the symbolic link at this place; return False if there is none."""
         root = getattr(self._store, "root", None)
         if not isinstance(root, Path) or not root.is_symlink():
             return False
@@ -146,7 +146,7 @@ class SingleRankCheckpoint:
         self._store.delete([fence_name(number) for number in fenced_generations(names)])
 
     def _read(self, folder: str, plan: Plan, file: Expected) -> list[torch.Tensor]:
-        """The tensors of an image, in memory of their own. Raises CorruptSnapshotError."""
+        """Read the tensors of an image into their own memory. Raises CorruptSnapshotError."""
         tensors = [torch.empty(item.sizes, dtype=getattr(torch, item.dtype)) for item in plan.items]
         left = [(item, bytes_of(tensor)) for item, tensor in zip(plan.items, tensors, strict=True) if item.nbytes]
         left.reverse()
@@ -174,7 +174,7 @@ def _fill(layout: Layout, image: memoryview) -> None:
 
 
 def _give(item: Item, tensor: memoryview, piece: memoryview, start: int) -> bool:
-    """Copy what `piece`, from byte `start` of the image on, has of a tensor; whether it has the rest of it."""
+    """Copy a tensor's bytes from `piece`, which starts at byte `start` of the image. Return whether it is complete."""
     low, high = max(item.data, start), min(item.data + item.nbytes, start + len(piece))
     if high > low:
         tensor[low - item.data : high - item.data] = piece[low - start : high - start]

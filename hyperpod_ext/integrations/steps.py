@@ -1,4 +1,4 @@
-"""The steps of a run, for a loop that is not ours: told of each step's begin, instead of being iterated over."""
+"""Steps of a run for loops of other libraries, which call `begin` instead of iterating."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hyperpod_ext.runtime.training.run import Run
 
 
 class Steps:
-    """`run.steps(total)`, driven by callbacks. A context: what is left of it by an exception is closed there, because
-    a trainer that the garbage collector finds later would close it in the middle of another step.
+    """`run.steps(total)`, driven by callbacks. A context, so that an exception closes the steps at once: the garbage
+    collector could close them in the middle of another step.
 
-    A step is committed when the next one begins, or by `end`: with everything that the loop did after its callbacks.
+    A step is committed when the next one begins, or by `end`, so changes after the callbacks are included.
     """
 
     def __init__(self, run: Run, total: int) -> None:
-        """`run.restore` must have been called. Raises JobFailedError when `total` is not known."""
+        """Call `run.restore` first. Raises JobFailedError if `total` is not positive."""
         if total < 1:
             raise JobFailedError(f"{total} steps", hint="Say how many optimizer steps the run has, from 1.")
         self._run, self._total = run, total
@@ -31,7 +31,7 @@ class Steps:
         self._sum: torch.Tensor | None = None
 
     def begin(self) -> int:
-        """A step begins; its number. The one before is committed."""
+        """Commit the step before, begin the next one, and return its number."""
         if self._steps is None:
             self._steps = self._run.steps(self._total)
         step = next(self._steps, None)
@@ -43,19 +43,19 @@ class Steps:
         return step
 
     def add_loss(self, loss: torch.Tensor) -> None:
-        """This rank's mean loss of a micro-batch, divided by their number."""
+        """Add this rank's mean loss of a micro-batch, divided by the number of micro-batches."""
         loss = loss.detach().clone()
         self._sum = loss if self._sum is None else self._sum + loss
 
     def log_loss(self) -> None:
-        """Record the mean over all ranks of what was added in this step. Collective."""
+        """Log the step's loss, averaged over all ranks. Collective."""
         if self._sum is not None:
             mean = self._sum / self._run.world_size
             dist.all_reduce(mean)
             self._run.log(loss=mean)
 
     def end(self) -> None:
-        """The loop is over: commit the last step. A loop that ended before `total` steps has committed them, too."""
+        """Commit the last step of the loop, also if it ended before `total` steps."""
         if self._steps is None or next(self._steps, None) is None:
             return
         self.close()
@@ -71,17 +71,17 @@ class Steps:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is None:
             self.end()
-        with contextlib.suppress(StaleGenerationError, NotFoundError):  # a save that came too late
+        with contextlib.suppress(StaleGenerationError, NotFoundError):  # a save of an older generation
             self.close()
 
 
 class Batches:
-    """Micro-batches of the rest of an epoch, as a loop takes them: without weights, as all are alike."""
+    """Micro-batches of the rest of an epoch, without weights, because all have the same."""
 
     def __init__(self, loader: ElasticDataLoader) -> None:
         self.loader, self.dataset = loader, loader.source
         self.now: Step | None = None
-        """The step that was read last."""
+        """Step that was read last."""
 
     def __len__(self) -> int:
         return len(self.loader.sampler)
@@ -92,7 +92,7 @@ class Batches:
             yield from step.micro_batches
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: the run has it. Lightning asks whether there is one."""
+        """Return nothing: the run has the state. Lightning requires the method."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

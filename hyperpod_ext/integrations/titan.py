@@ -7,7 +7,7 @@
         train_step()
         checkpointer.save(step, last_step=step == 1000)
 
-It has the methods that TorchTitan's CheckpointManager is called by. TorchTitan is not needed.
+It has the methods of TorchTitan's CheckpointManager that its loop calls. TorchTitan is not needed.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from hyperpod_ext.runtime.training.run import Run
 
 
 class RunCheckpointer:
-    """`load` begins the run's first step that is still to be made; `save` commits it, and begins the next.
+    """`load` begins the run's next step; `save` commits it, and begins the one after.
 
-    How often a snapshot goes to which tier is the job's `checkpoint`, so `save` is called after each step. A context;
-    leave it when the loop ends, however it does.
+    Call `save` after each step: the job's `checkpoint` decides when snapshots go to which tier. A context; leave it
+    when the loop ends, with an exception or without.
     """
 
     def __init__(self, run: Run, *, total: int, **states: Stateful) -> None:
@@ -34,10 +34,10 @@ class RunCheckpointer:
         self._step = -1
 
     def load(self, step: int = -1) -> int:
-        """Bring the states to the newest step that every rank can have; returns it, 0 at the very start. Collective.
+        """Restore the newest step that every rank can restore, and return it; 0 at the first start. Collective.
 
         Raises:
-            JobFailedError: another step was asked for.
+            JobFailedError: `step` is another step.
         """
         self._step = self._run.restore(**self._states)  # type: ignore[arg-type]  # none is named cast
         if step not in (-1, self._step):
@@ -50,10 +50,10 @@ class RunCheckpointer:
         return self._step
 
     def save(self, curr_step: int, last_step: bool = False) -> None:
-        """`curr_step` is made.
+        """Commit `curr_step`.
 
         Raises:
-            JobFailedError: it is not the next one, or `load` was not called.
+            JobFailedError: it is not the next step, or `load` was not called.
         """
         if self._step < 0 or curr_step != self._step + 1 or last_step != (curr_step == self._total):
             raise JobFailedError(
@@ -67,13 +67,13 @@ class RunCheckpointer:
             self._steps.begin()
 
     def maybe_wait_for_staging(self) -> None:
-        """The optimizer is about to step. A snapshot that is being copied is waited for by the optimizer's own hook."""
+        """Do nothing: the optimizer's hook waits for snapshots that are being copied."""
 
     def maybe_wait_for_saving(self) -> None:
-        """A snapshot is written while training goes on; the last one is waited for at the end of the job."""
+        """Do nothing: snapshots are written during training, and the job's end waits for the last one."""
 
     def close(self) -> None:
-        """Nothing is left to be made."""
+        """Close the steps."""
         self._steps.close()
 
     def __enter__(self) -> RunCheckpointer:

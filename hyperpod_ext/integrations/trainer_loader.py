@@ -1,7 +1,7 @@
-"""The loader that a trainer made for itself, read so that a step's samples are the same after a fault.
+"""Reads a trainer's own loader so that each step has the same samples after a fault.
 
-Which samples are in a batch, and how they become one, is the loader's: its batch sampler, dataset and `collate_fn`.
-Random numbers follow from the seed, the epoch and the step, so that any step can be read again by any process.
+The loader's batch sampler, dataset and `collate_fn` make the batches. Random numbers follow from the seed, the epoch
+and the step, so that any process can read any step again.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from hyperpod_ext.runtime.data.workers import in_processes, in_this_thread
 
 
 class TrainerLoader:
-    """Batches of `loader`, for this rank, epoch by epoch; as a trainer's loop takes them.
+    """Batches of `loader` for this rank, epoch by epoch.
 
     Args:
         loader: a `DataLoader`, or Accelerate's around one, that gives this rank's batches.
-        seed: of the samplers and of random numbers that samples draw; the same on every rank.
-        rank: sets apart what samples draw on each rank.
-        per_step: batches that one optimizer step takes; the last step of an epoch may have fewer.
+        seed: seed of samplers and of random numbers in samples; the same on every rank.
+        rank: makes random numbers in samples differ between ranks.
+        per_step: batches of one optimizer step; the last step of an epoch may have fewer.
 
     Raises:
-        JobFailedError: the loader has no batch sampler, or reads its batches in a way of its own.
+        JobFailedError: the loader has no batch sampler, or its own way to read batches.
     """
 
     def __init__(self, loader: Any, *, seed: int, rank: int, per_step: int) -> None:
@@ -50,7 +50,7 @@ class TrainerLoader:
         self._begun = 0
         """Epochs that the sampler has begun in this process."""
         self.epoch, self.made = 0, 0
-        """The epoch that the next step is in, and how many steps of it are made."""
+        """Epoch of the next step, and steps made in it."""
         self._asked_epoch = 0
 
     @property
@@ -58,27 +58,27 @@ class TrainerLoader:
         return -(-len(self.loader) // self._per_step)
 
     def step_made(self) -> None:
-        """The optimizer has made one more step of this epoch."""
+        """Count one more step of this epoch."""
         self.made += 1
 
     def epoch_made(self) -> None:
-        """Nothing more is read of this epoch."""
+        """End this epoch."""
         self.epoch, self.made = self.epoch + 1, 0
 
     @property
     def epochs_made(self) -> float:
-        """Epochs so far, and the part of this one that is made."""
+        """Epochs so far, with the finished fraction of this one."""
         return self.epoch + self.made / self.steps_per_epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the next step is, and what must be the same where it is read again."""
+        """Return the position of the next step, and values that must be equal after a restore."""
         return {**self._must_be_same(), "epoch": self.epoch, "made": self.made}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on there.
+        """Restore the position.
 
         Raises:
-            JobFailedError: the samples, their sampler, the seed or the steps of an epoch are others now.
+            JobFailedError: the samples, their sampler, the seed or the steps of an epoch differ.
         """
         for name, now in self._must_be_same().items():
             if state.get(name) != now:
@@ -103,8 +103,8 @@ class TrainerLoader:
         }
 
     def _fingerprint(self) -> str:
-        """The dataset's own, or its columns and length: that of a datasets.Dataset is drawn by chance after a `map`
-        whose function cannot be hashed, and then differs between ranks."""
+        """Return the dataset's fingerprint, or its columns and length: after a `map` with a function that cannot be
+        hashed, the fingerprint of a datasets.Dataset is random, and differs between ranks."""
         own = getattr(self.dataset, "fingerprint", None) or getattr(self.dataset, "column_names", None)
         return f"{type(self.dataset).__name__}/{own or ''}/{len(self.dataset)}"
 
@@ -117,18 +117,18 @@ class TrainerLoader:
         return len(self.loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """The next pass is this epoch's."""
+        """Read this epoch next."""
         self._asked_epoch = epoch
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches of the epoch that are still to be read."""
+        """Yield the remaining batches of the epoch."""
         epoch = self._asked_epoch
         if epoch < self._begun:
             raise JobFailedError(
                 f"epoch {epoch} of the training data was asked for twice", hint="Make the trainer anew for each fit."
             )
         made = self.made if epoch == self.epoch else 0
-        while self._begun < epoch:  # a sampler with a generator of its own goes on from one epoch to the next
+        while self._begun < epoch:  # a sampler's own generator continues from epoch to epoch
             for _ in self._steps_of(self._begun):
                 pass
         plans = self._plans(islice(self._steps_of(epoch), made, None), made)
@@ -158,7 +158,7 @@ class TrainerLoader:
             yield StepPlan(at, at, Extent(0, len(batches)), slots, 0)
 
     def _steps_of(self, epoch: int) -> Iterator[list[Any]]:
-        """The samples of each batch of each step, as the sampler gives them when its epoch begins."""
+        """Yield the samples of each step's batches, from the beginning of the epoch."""
         self._begun = epoch + 1
         sampler = self.loader.batch_sampler
         inner = getattr(sampler, "batch_sampler", None)
@@ -168,14 +168,14 @@ class TrainerLoader:
         batches = seeded_aside(lambda: iter(sampler), self._seed, epoch, 0)
         take: Callable[[], list[Any]] = lambda: list(islice(batches, self._per_step))  # noqa: E731
         for number in range(self.steps_per_epoch):
-            # what the sampler draws from global generators is the same on all ranks
+            # the sampler's random numbers from global generators are equal on all ranks
             if not (step := seeded_aside(take, self._seed, epoch, number + 1)):
                 return
             yield step
 
 
 def _unreadable(loader: Any, base: Any) -> str | None:
-    """Why the loader's batches cannot be read by their numbers; None: they can."""
+    """Return why the loader's batches cannot be read by number; None if they can."""
     if not isinstance(base, DataLoader):
         return "it is no torch DataLoader"
     if isinstance(base.dataset, IterableDataset) or not hasattr(type(base.dataset), "__getitem__"):

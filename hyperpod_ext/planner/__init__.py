@@ -1,1 +1,1 @@
-"""What a job will weigh, cost and lose, before it runs: sizes, intervals, goodput. Pure arithmetic, no torch."""
+"""Predicts a job's state size, save intervals, goodput and cost. Pure arithmetic, no torch."""

@@ -1,7 +1,7 @@
-"""What to change, from what was measured: each rule is one function from a job's report to what it found, or nothing.
+"""Advice from a job's measurements: each rule is a function from a job's report to advice, or None.
 
-A rule speaks where what it found cost more than `MATTERS` of the job's time, and says how many seconds of it the change
-would have saved: an estimate, from above where the text says "at most". `advice_faults` has those about faults. Pure.
+A rule applies if its finding cost more than `MATTERS` of the job's time. It estimates the seconds that the change would
+have saved, as an upper bound if the text says "at most". `advice_faults` has the rules about faults. Pure.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hyperpod_ext.planner.intervals import best_interval, goodput
 
 
 def advise(report: JobReport) -> list[Advice]:
-    """All that is to be said of a job, what saves most first."""
+    """Return all advice for a job, the largest saving first."""
     rules = (
         data_wait,
         checkpoint_wait,
@@ -46,7 +46,7 @@ def checkpoint_wait(report: JobReport) -> Advice | None:
 
 
 def startup(report: JobReport) -> Advice | None:
-    """What came before the first step: 20 % or more."""
+    """Waiting for the first step: 20 % or more."""
     waited, wall = seconds_of(report, "startup"), wall_of(report)
     if not wall or waited < 0.2 * wall:
         return None
@@ -55,7 +55,7 @@ def startup(report: JobReport) -> Advice | None:
 
 
 def snapshot_interval(report: JobReport) -> Advice | None:
-    """Snapshots more or less often than the exact minimiser says, for their measured cost and the faults there were."""
+    """Snapshots more or less often than the exact optimum for their measured cost and fault rate."""
     snapshots, wall = report.get("snapshots") or {}, wall_of(report)
     steps, kept = int(report["steps"]), float(report["seconds"].get("steps") or 0.0)
     fell_back = [each for each in report["recoveries"] if each["source"] in {"memory", "peer", *DURABLE}]
@@ -87,7 +87,7 @@ def failed_copies(report: JobReport) -> Advice | None:
 
 
 def copies_left_out(report: JobReport) -> Advice | None:
-    """Copies that were due and not made, as the one before was still on its way: 5 or more."""
+    """Copies that were skipped because the one before was unfinished: 5 or more."""
     left_out = {str(tier["tier"]): int(tier["skipped"]) for tier in report.get("tiers") or [] if tier["skipped"]}
     if not left_out or max(left_out.values()) < 5:
         return None

@@ -1,4 +1,4 @@
-"""What to change about faults and what follows them: more rules of `advice`. Pure."""
+"""Rules of `advice` about faults and recoveries. Pure."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from hyperpod_ext.planner.rates import fit
 
 _SLOW_PHASE = {
     "fault_seen": "a lower `restart.hang.floor_s`, if hangs were among the faults, finds them sooner",
-    "survivors_freed": "look at what keeps ranks from leaving: `hp-ext logs` shows those that were ended for it",
+    "survivors_freed": "find what keeps ranks from leaving: `hp-ext logs` shows the killed ones",
     "new_member": "put what the script imports into `preload`, or keep a spare node",
-    "groups_back": "groups are opened anew by name: fewer of them open sooner",
+    "groups_back": "groups are opened again one by one: use fewer of them",
     "state_back": "a nearer tier: memory on every step, or a `peer` tier for the loss of nodes",
     "first_new_step": "look at what the training function does before its first step, such as compiling",
 }
 HANGS = frozenset({"hang", "heartbeat", "stalled"})
 """Kinds of faults that are hangs."""
 _JOB_RESTART_S = 600.0
-"""What the loss of a node costs a job that cannot replace it, where nothing else is known."""
+"""Assumed cost of a lost node in a job that cannot replace it."""
 _CHANCE = 0.01
-"""Of faults that strike any node alike: what is less likely than this is laid to the node."""
+"""A node is reported if random faults would hit it so often with a lower probability than this."""
 
 
 def lost_steps(report: JobReport) -> Advice | None:
@@ -33,13 +33,13 @@ def lost_steps(report: JobReport) -> Advice | None:
     lost, seconds = int(report["steps_lost"]), seconds_of(report, "lost_work")
     made = int((report.get("snapshots") or {}).get("count") or 0) / max(1, int(report["world_size"]))
     if not lost or seconds < MATTERS * wall_of(report) or made > 0.9 * int(report["steps"]):
-        return None  # of the last: every step had a snapshot already
+        return None  # with a snapshot of every step already, there is no advice
     text = f"{lost} steps were lost to faults ({seconds:.2f} s of each rank): let the first tier have every step."
     return Advice("lost-steps", text, seconds)
 
 
 def slowest_phase(report: JobReport) -> Advice | None:
-    """The phase in which recoveries spent most, whatever it is."""
+    """The longest phase of recoveries."""
     recoveries = report["recoveries"]
     sums: dict[str, float] = {}
     for recovery in recoveries:
@@ -59,7 +59,7 @@ def slowest_phase(report: JobReport) -> Advice | None:
 
 
 def hangs(report: JobReport) -> Advice | None:
-    """Ranks that hung were found so late that it cost more than all that came after."""
+    """Hangs whose detection took longer than their recovery."""
     hung = [each for each in report["recoveries"] if each["fault"].get("kind") in HANGS]
     steps, kept = int(report["steps"]), float(report["seconds"].get("steps") or 0.0)
     waited = [float(each["silent_s"]) for each in hung if each.get("silent_s") is not None]
@@ -73,7 +73,7 @@ def hangs(report: JobReport) -> Advice | None:
 
 
 def nearer_tier(report: JobReport) -> Advice | None:
-    """State came from storage, where copies on peers would have had it."""
+    """State restored from storage that a peer tier would have had."""
     slow = [each for each in report["recoveries"] if each["source"] in DURABLE]
     nodes = int((report.get("capacity") or {}).get("nodes") or 0)
     if not slow or nodes < 2:
@@ -98,7 +98,7 @@ def nearer_tier(report: JobReport) -> Advice | None:
 
 
 def spare_needed(report: JobReport) -> Advice | None:
-    """Nodes were missing for longer than a spare would have stood idle."""
+    """Nodes missing for longer than a spare would have been idle."""
     capacity, wall = report.get("capacity") or {}, wall_of(report)
     missing, nodes = float(capacity.get("missing_node_s") or 0.0), int(capacity.get("nodes") or 0)
     gain = (missing - wall) / nodes if nodes else 0.0
@@ -109,7 +109,7 @@ def spare_needed(report: JobReport) -> Advice | None:
 
 
 def spare_idle(report: JobReport) -> Advice | None:
-    """Spares cost more than the loss of nodes can, even at the greatest rate that what was seen allows."""
+    """Spares that cost more than lost nodes would, even at the highest plausible rate."""
     capacity, wall = report.get("capacity") or {}, wall_of(report)
     nodes, spares = int(capacity.get("nodes") or 0), int(capacity.get("spares") or 0)
     lost = len(report.get("nodes_lost") or [])
@@ -128,7 +128,7 @@ def spare_idle(report: JobReport) -> Advice | None:
 
 
 def bad_node(report: JobReport) -> Advice | None:
-    """One node had more faults than chance gives one of so many."""
+    """A node with more faults than chance explains."""
     faults = report.get("faults") or []
     nodes = int((report.get("capacity") or {}).get("nodes") or 0)
     if nodes < 2 or len(faults) < FEW:
@@ -146,9 +146,9 @@ def _cost(recovery: Mapping[str, Any]) -> float:
 
 
 def _at_least(count: int, tries: int, chance: float) -> float:
-    """The chance of so many or more among the tries; `chance` of each, between 0 and 1."""
+    """Return the probability of `count` or more hits in `tries`, each with probability `chance`."""
 
-    def exactly(k: int) -> float:  # by logarithms: of many tries the number of ways is more than a float can hold
+    def exactly(k: int) -> float:  # by logarithms, because the binomial coefficient can exceed a float
         combinations = math.lgamma(tries + 1) - math.lgamma(k + 1) - math.lgamma(tries - k + 1)
         return math.exp(combinations + k * math.log(chance) + (tries - k) * math.log1p(-chance))
 

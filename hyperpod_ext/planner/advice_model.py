@@ -1,4 +1,4 @@
-"""What advice is, and what its rules read of a report. Pure."""
+"""The model of advice, and readers of reports. Pure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 MATTERS = 0.001
-"""Share of a job's time below which nothing is said."""
+"""Share of a job's time below which there is no advice."""
 FEW = 3
-"""Faults: of fewer, no rate is told."""
+"""Fewest faults that make a rate."""
 
 JobReport = Mapping[str, Any]
-"""As `runtime.events.report.make_report` has it."""
+"""A report of `runtime.events.report.make_report`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,9 @@ class Advice:
     rule: str
     """Name of the rule, for scripts."""
     text: str
-    """What was measured, and what to do about it."""
+    """The measurement, and the change."""
     gain_s: float = 0.0
-    """Seconds of this job that it would have saved; 0: not known."""
+    """Seconds of this job that the change would have saved; 0: unknown."""
 
     def to_json(self, usd_per_hour: float | None = None) -> dict[str, Any]:
         found: dict[str, Any] = {"rule": self.rule, "text": self.text, "gain_s": round(self.gain_s, 4)}
@@ -32,11 +32,11 @@ class Advice:
 
 
 def wall_of(report: JobReport) -> float:
-    """Seconds from the start of the agents to the end of the job; 0: not known."""
+    """Return the seconds from the start of the agents to the end of the job; 0: unknown."""
     return float(report["seconds"].get("wall") or 0.0)
 
 
 def seconds_of(report: JobReport, phase: str) -> float:
-    """Seconds that a rank spent in a phase, on average."""
+    """Return the mean seconds of a rank in a phase."""
     ranks = report.get("phases") or {}
     return sum(float(each.get(phase, 0.0)) for each in ranks.values()) / max(1, len(ranks))

@@ -1,4 +1,4 @@
-"""What the control plane takes of a recovery and of a start, by the number of nodes. Measured, or extrapolated."""
+"""Seconds of the control plane in a recovery and a start, by number of nodes. Measured, or extrapolated."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """CPU seconds of the coordinator with so many nodes of eight workers: all that is done for one after another."""
+    """CPU seconds of the coordinator with this many nodes of eight workers."""
 
     nodes: int
     start_s: float
@@ -29,7 +29,7 @@ MOST = MEASURED[-1].nodes
 
 
 def at(nodes: int) -> Row:
-    """Between two measured numbers of nodes on the line between them; above the last as N log N, like its messages."""
+    """Interpolate between measured numbers of nodes. Above the last, extrapolate as N log N, like the messages."""
     if nodes >= MOST:
         last = MEASURED[-1]
         more = nodes * math.log2(nodes) / (MOST * math.log2(MOST))

@@ -1,6 +1,6 @@
-"""What each tier costs one node: seconds of training, seconds until a copy is safe, bytes of memory.
+"""Costs of each tier for one node: seconds of training, seconds until a copy is safe, bytes of memory.
 
-The constants are what this project measured on CPUs, or assumes of AWS; every one can be given instead.
+The constants were measured on CPUs, or are assumed for AWS; options replace them.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from hyperpod_ext.catalog.instances import Instance
 from hyperpod_ext.config.checkpoint import CheckpointPolicy
 
 _FLOW_BYTES_S = 5e9 / 8
-"""One TCP connection between two EC2 instances, which AWS limits to 5 Gb/s outside of placement groups."""
+"""Bytes a second of one TCP connection between EC2 instances: AWS limits it to 5 Gb/s without placement groups."""
 _NETWORK = re.compile(r"([\d.]+)\s*(Gigabit|Gbps)", re.IGNORECASE)
 _OVERLAPPED = 0.1
-"""Of the time of a copy, what training loses when it goes on beside it (measured: 0.09 to 0.13)."""
+"""Share of a copy's time that training loses if the two overlap (measured: 0.09 to 0.13)."""
 _SLOWDOWN = 0.02
-"""How much longer steps take while a copy is sent to a peer or written to S3 (measured: 0.00 to 0.04)."""
+"""Relative slowdown of steps while a copy is sent to a peer or written to S3 (measured: 0.00 to 0.04)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Bytes per second, of one node where nothing else is said."""
+    """Bytes per second, of one node unless stated otherwise."""
 
     copy: float = 10e9
-    """Of one worker, from the live tensors into shared memory."""
+    """One worker's copy from live tensors into shared memory."""
     peer: float = 2 * _FLOW_BYTES_S
-    """To the memory of another node, all connections together."""
+    """One node to another's memory, all connections together."""
     durable: float = 1e9
-    """To S3 or a shared directory."""
+    """One node to S3 or a shared directory."""
     disk: float = 2e9
-    """To the node's own disk."""
+    """One node to its own disk."""
     durable_total: float = 100e9
-    """Of all nodes together, to and from there."""
+    """All nodes together, to and from S3 or a shared directory."""
     slowdown: float = _SLOWDOWN
-    """How much longer steps take while a copy is sent or written, as a share."""
+    """Relative slowdown of steps while a copy is sent or written."""
     source: str = "assumed; give measured ones with --copy-gbs, --peer-gbs and --durable-gbs"
 
     def __post_init__(self) -> None:
@@ -45,7 +45,7 @@ class Speeds:
 
 
 def catalogued(machine: Instance | None, policy: CheckpointPolicy) -> Speeds:
-    """Speeds of this type of machine, as far as its network tells; TCP does not go over EFA."""
+    """Return the speeds of a machine, derived from its network. TCP does not use EFA."""
     peer = policy.peer()
     streams = peer.streams if peer is not None else 2
     found = _NETWORK.search(machine.network or "") if machine is not None else None
@@ -58,17 +58,17 @@ def catalogued(machine: Instance | None, policy: CheckpointPolicy) -> Speeds:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How one copy of the state lies on nodes."""
+    """Distribution of the state over nodes."""
 
     state_bytes: int
-    """One whole copy of it."""
+    """Bytes of one copy of the state."""
     nodes: int
     workers_per_node: int
     ranks_per_copy: int
-    """Ranks that hold one copy together: all of them (FSDP), those of one shard group (HSDP), one (DDP)."""
+    """Ranks that share one copy: all (FSDP), one shard group (HSDP), or one rank (DDP)."""
     trained: float = 1.0
-    """Share of its bytes that training changes. The rest, as the base model of LoRA, is copied to memory and to a peer
-    once, and to a durable tier each time."""
+    """Share of the state's bytes that training changes. The rest, such as the base model of LoRA, is copied to memory
+    and to a peer once, and to a durable tier each time."""
 
     def __post_init__(self) -> None:
         if not 0 < self.trained <= 1:
@@ -79,34 +79,34 @@ class Spread:
 
     @property
     def redundant(self) -> bool:
-        """Whether another node holds the same state, live."""
+        """Whether another node has the same live state."""
         return self.nodes > 1 and 2 * self.ranks_per_copy <= self.nodes * self.workers_per_node
 
     @property
     def node_bytes(self) -> float:
-        """What the workers of one node hold."""
+        """Bytes of state on one node."""
         return self.state_bytes / self.ranks_per_copy * self.workers_per_node
 
     @property
     def distinct_node_bytes(self) -> float:
-        """What one node writes of a durable checkpoint: each part is written once."""
+        """Bytes of a durable checkpoint that one node writes: each part is written once."""
         return self.state_bytes / self.nodes
 
 
 @dataclass(frozen=True, slots=True)
 class TierCost:
-    """What one save to one tier takes."""
+    """Costs of one save to one tier, in seconds."""
 
     blocked_s: float
-    """Taken from training."""
+    """Training time that the save takes."""
     latency_s: float
-    """From the snapshot until it could be restored from."""
+    """From the snapshot until the copy can be restored."""
     read_s: float
-    """To restore one node from it."""
+    """To restore one node."""
 
 
 def memory_cost(spread: Spread, speeds: Speeds, *, overlap: bool) -> TierCost:
-    """Of a snapshot in the node's own memory."""
+    """Return the cost of a snapshot in the node's own memory."""
     read = spread.node_bytes / spread.workers_per_node / speeds.copy
     copy = read * spread.trained
     return TierCost(copy * (_OVERLAPPED if overlap else 1.0), copy, read)
@@ -115,36 +115,36 @@ def memory_cost(spread: Spread, speeds: Speeds, *, overlap: bool) -> TierCost:
 def peer_cost(
     spread: Spread, speeds: Speeds, replicas: int, max_slowdown: float, parity: int | None = None
 ) -> TierCost:
-    """Of copies in other nodes' memory, or of parity; nothing is sent where others hold the same state live."""
+    """Return the cost of copies or parity in other nodes' memory; nothing is sent if the state is redundant."""
     if spread.redundant:
         return TierCost(0.0, 0.0, spread.node_bytes / speeds.peer)
     each = spread.node_bytes / speeds.peer
-    if parity is not None:  # sent once, in parts; to rebuild it, as much is read from each other node of the group
+    if parity is not None:  # sent once, in parts; a rebuild reads as much from each other node of the group
         return TierCost(each * min(max_slowdown, speeds.slowdown), each, (group_size(spread.nodes, parity) - 1) * each)
     send = replicas * each * spread.trained
     return TierCost(send * min(max_slowdown, speeds.slowdown), send, each)
 
 
 def group_size(nodes: int, parity: int) -> int:
-    """Nodes of the largest group where each has `parity` nodes, and some more where it does not come out even."""
+    """Return the nodes of the largest parity group: `parity`, and more if the nodes do not divide evenly."""
     return -(-nodes // max(1, nodes // parity))
 
 
 def durable_cost(spread: Spread, speeds: Speeds) -> TierCost:
-    """Of a checkpoint in S3 or a shared directory."""
+    """Return the cost of a checkpoint in S3 or a shared directory."""
     speed = min(speeds.durable, speeds.durable_total / spread.nodes)
     write = spread.distinct_node_bytes / speed
     return TierCost(write * speeds.slowdown, write, spread.node_bytes / speed)
 
 
 def disk_cost(spread: Spread, speeds: Speeds) -> TierCost:
-    """Of snapshots on each node's own disk, where each part of the state is written once a node."""
+    """Return the cost of snapshots on each node's own disk. Each node writes each part of its state once."""
     write = min(spread.node_bytes, float(spread.state_bytes)) / speeds.disk
     return TierCost(write * speeds.slowdown, write, write)
 
 
 def memory_per_node(spread: Spread, policy: CheckpointPolicy) -> float:
-    """Bytes the memory tier takes on each node: slots of its own snapshots, and of the replicas it holds."""
+    """Return the bytes of the memory tier on each node: slots of its own snapshots and of replicas."""
     peer, slots = policy.peer(), 2
     slots += 2 * (peer is not None) + bool(policy.durable())
     held = 0.0

@@ -1,4 +1,4 @@
-"""What a job may expect: intervals, goodput, lost steps and dollars; and the same without each feature. Pure."""
+"""Estimates a job's goodput, lost steps and dollars, with all features and without each. Pure."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ HOURS_A_MONTH = 730.0
 
 @dataclass(frozen=True, slots=True)
 class TierEstimate:
-    """One tier of an outlook. Seconds; rates per second of the whole job."""
+    """One tier of an estimate. Seconds; rates per second of the whole job."""
 
     kind: Kind
     every_steps: int | None
-    """None: there is no such tier, its failures lose everything; or state is live, and saved nowhere."""
+    """None: nothing is saved there, because the state is live or there is no such tier."""
     level: Level
     interval_s: float
     by_class: Mapping[str, float]
     lost_steps: float
-    """Steps that one failure takes which falls back to it, on average."""
+    """Mean steps lost by a failure that this tier recovers."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -41,7 +41,7 @@ class TierEstimate:
 
 @dataclass(frozen=True, slots=True)
 class GoodputEstimate:
-    """What one way to protect a job leaves of its time."""
+    """Expected goodput of one way to save."""
 
     tiers: tuple[TierEstimate, ...]
     goodput: float
@@ -55,11 +55,11 @@ class GoodputEstimate:
         return sum(tier.level.rate * tier.lost_steps for tier in self.tiers) * 3600 * HOURS_A_MONTH
 
     def every(self) -> dict[str, int]:
-        """Steps between the saves of each tier."""
+        """Return the steps between saves, by tier."""
         return {tier.kind: tier.every_steps for tier in self.tiers if tier.every_steps is not None}
 
     def dollars(self, usd_per_hour: float) -> dict[str, float]:
-        """What is lost at this price of all nodes together, a month and a failure."""
+        """Return the loss in dollars a month and a failure, for a price of all nodes together."""
         month = (1 - self.goodput) * HOURS_A_MONTH * usd_per_hour
         failures = self.failures_a_month
         return {"a_month": round(month, 2), "a_failure": round(month / failures, 2) if failures else 0.0}
@@ -75,10 +75,10 @@ class GoodputEstimate:
 
 
 def look_ahead(scenario: Scenario, every: Mapping[str, int] | None = None) -> GoodputEstimate:
-    """What to expect with these steps between saves; where none are given, with the best ones.
+    """Estimate goodput with these steps between saves. Default: the best ones.
 
     Raises:
-        ValueError: numbers that mean nothing: a step of no time, an interval below one step.
+        ValueError: a step takes no time, or an interval is below one step.
     """
     levels = recovery_costs(scenario)
     most = max(1, int(scenario.run_s / scenario.step_s))
@@ -108,13 +108,13 @@ def look_ahead(scenario: Scenario, every: Mapping[str, int] | None = None) -> Go
 
 
 def _arriving(interval: float, level: Level) -> float:
-    """The interval at which copies really arrive: one is not begun before the one before is done."""
+    """Return the interval at which copies arrive. A copy starts after the one before is done."""
     period = interval + level.cost
     return interval * max(1, -(-level.latency // period)) if level.latency > period else interval
 
 
 def without_each(scenario: Scenario) -> dict[str, GoodputEstimate]:
-    """The same job with its best intervals, and what is left of it without each feature."""
+    """Estimate the job with its best intervals, and again without each feature."""
     scenarios = {"as planned": scenario}
     if scenario.in_process:
         scenarios["every fault restarts the job"] = replace(scenario, in_process=False)

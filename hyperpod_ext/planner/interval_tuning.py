@@ -1,7 +1,7 @@
-"""How a running job changes its own interval: from what saves cost it and how often it failed. Pure.
+"""Tunes a running job's save interval by measured costs and failures. Pure.
 
-What is measured is believed more the more of it there is: failures are counted on top of a prior that is worth one
-failure, and an interval is changed only when that gains something, and at most by a factor of two at a time.
+Failures are counted on top of a prior worth one failure. An interval changes only if that improves goodput, and by at
+most a factor of two.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ _MOST = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a job knows of itself, for one tier. Seconds."""
+    """A job's measurements for one tier, in seconds."""
 
     elapsed: float
-    """Since the job began."""
+    """Seconds since the job began."""
     failures: int
-    """Of those that fall back to this tier, since then."""
+    """Failures that this tier recovered since then."""
     blocked: float
-    """What one save took from training: mean of what was measured."""
+    """Mean time that a save takes from training."""
     latency: float
-    """From a snapshot until it had arrived: mean of what was measured."""
+    """Mean time from a snapshot until its copy has arrived."""
 
 
 def prior_rates(nodes: int) -> Rates:
-    """Failures per second to expect of so many nodes before anything was seen: those of a published run."""
+    """Return the expected failures per second of this many nodes, from a published run."""
     return published("llama3-405b").of_job(nodes)
 
 
 def believed_rate(failures: int, elapsed: float, prior: float) -> float:
-    """Failures per second: those seen, and one more in the time in which the prior expects one.
+    """Return failures per second: the counted ones, plus one in the time in which the prior expects one.
 
     Raises:
         ValueError: a prior that is not above 0, or a negative count or time.
@@ -48,11 +48,11 @@ def believed_rate(failures: int, elapsed: float, prior: float) -> float:
 
 
 def tune(interval: float, measured: Measured, prior: float) -> float:
-    """The interval to go on with, in seconds: `interval` itself where another would gain next to nothing.
+    """Return the next interval in seconds; `interval` itself if another one would gain next to nothing.
 
     Args:
-        interval: what it is now.
-        prior: failures per second that are expected before any were seen.
+        interval: the current interval.
+        prior: expected failures per second before any were counted.
 
     Raises:
         ValueError: an interval that is not above 0.
@@ -62,7 +62,7 @@ def tune(interval: float, measured: Measured, prior: float) -> float:
     mtbf = 1 / believed_rate(measured.failures, measured.elapsed, prior)
     best = best_interval(measured.blocked, mtbf, measured.latency)
     if best <= 0:
-        return interval  # saves cost nothing that could be measured: nothing to weigh
+        return interval  # saves have no measurable cost
     if max(best / interval, interval / best) < _STEADY:
         return interval
     return min(max(best, interval / _MOST), interval * _MOST)

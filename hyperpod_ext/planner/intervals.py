@@ -1,6 +1,6 @@
-"""How often to save, when saves cost and failures cost: exact minimisers, and the classic formulas they tend to.
+"""Best save intervals for given costs of saves and failures: exact solutions, and classic approximations.
 
-Seconds everywhere. `interval` is work between two saves, `cost` what a save takes from training, `mtbf` the mean time
+Seconds everywhere. `interval` is work between two saves, `cost` the training time of a save, `mtbf` the mean time
 between failures; failures come independently of one another (exponential times). A failure takes `restart` seconds,
 and all work since the newest save that had arrived; a save arrives `latency` after it was taken.
 
@@ -9,7 +9,7 @@ With that, the share of time kept is exactly
     goodput = (interval / mtbf) * exp(-(latency + restart) / mtbf) / (exp((interval + cost) / mtbf) - 1)
 
 and its maximum over `interval` depends on cost and mtbf alone (Daly 2006 for a synchronous save, latency 0; a save
-beside training has latency and little cost, but is not begun before the one before has arrived).
+that overlaps with training has latency and little cost, but starts after the one before has arrived).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import math
 
 
 def young(cost: float, mtbf: float) -> float:
-    """Young 1974: the limit for saves that cost little beside the time between failures."""
+    """Young 1974: the limit for a cost much smaller than the time between failures."""
     return math.sqrt(2 * cost * mtbf)
 
 
@@ -52,9 +52,9 @@ def lambert_w0(x: float) -> float:
 
 
 def best_interval(cost: float, mtbf: float, latency: float = 0.0) -> float:
-    """Work between saves with the greatest goodput: mtbf * (1 + W0(-exp(-(1 + cost / mtbf)))).
+    """Return the work between saves with the greatest goodput: mtbf * (1 + W0(-exp(-(1 + cost / mtbf)))).
 
-    Never shorter than what lets one save arrive before the next is taken. Infinite where nothing fails.
+    At least as long as one save needs to arrive. Infinite without failures.
     """
     if math.isinf(mtbf):
         return math.inf
@@ -90,10 +90,8 @@ def _minus_log_rest(y: float) -> float:
     return total
 
 
-def goodput(
-    interval: float, cost: float, mtbf: float, *, latency: float = 0.0, restart: float = 0.0
-) -> float:  # as the module's docstring has it
-    """Share of time spent on work that is kept, from 0 to 1.
+def goodput(interval: float, cost: float, mtbf: float, *, latency: float = 0.0, restart: float = 0.0) -> float:
+    """Return the share of time spent on kept work, from 0 to 1. The module's docstring has the formula.
 
     Raises:
         ValueError: an interval that is not positive, or another time below 0.
@@ -106,13 +104,13 @@ def goodput(
     if math.isinf(mtbf):
         return 1.0 if math.isinf(interval) else interval / (interval + cost)
     period = (interval + cost) / mtbf
-    if period > 700:  # a period that never ends without a failure
+    if period > 700:  # every period has a failure
         return 0.0
     return (interval / mtbf) * math.exp(-(latency + restart) / mtbf) / math.expm1(period)
 
 
 def lost_per_failure(interval: float, cost: float, mtbf: float, *, latency: float = 0.0) -> float:
-    """Seconds of work that one failure takes, on average; of what training had done since the newest save."""
+    """Return the mean seconds of work that one failure loses: the work since the newest save."""
     if math.isinf(mtbf) or math.isinf(interval):
         return math.inf if math.isinf(interval) and not math.isinf(mtbf) else 0.0
     done = mtbf * interval / (interval + cost)  # between two failures

@@ -1,8 +1,8 @@
 """Several tiers at once: each failure falls back to the nearest tier that survived it.
 
-Each tier has its own rate of failures, cost and interval. Goodput is the product of what each tier alone would leave
+Each tier has its own rate of failures, cost and interval. Goodput is the product of the goodputs of single tiers
 (`intervals.goodput`): exact for one tier, and to first order for several. So each tier's interval has its own exact
-minimum; in whole steps, with each interval a multiple of the one before, the best combination is found by search.
+optimum. The best whole steps, with each interval a multiple of the one before, are found by search.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from hyperpod_ext.planner.intervals import best_interval, goodput, young
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One tier, as far as intervals go. Seconds, and failures per second of the whole job."""
+    """One tier with its costs in seconds, and failures per second of the whole job."""
 
     name: str
     cost: float
-    """What one save takes from training."""
+    """Training time that a save takes."""
     rate: float
     """Failures that no nearer tier survives."""
     latency: float = 0.0
-    """From taking a save until it can be restored from."""
+    """From a save until it can be restored."""
     restart: float = 0.0
-    """From a failure until training goes on, lost work not included."""
+    """From a failure until training resumes, without lost work."""
 
     @property
     def mtbf(self) -> float:
@@ -34,11 +34,11 @@ class Level:
         return 1 / self.rate if self.rate > 0 else math.inf
 
     def best(self) -> float:
-        """Work between its saves, by itself."""
+        """Return its best work between saves, regardless of other tiers."""
         return best_interval(self.cost, self.mtbf, self.latency)
 
     def goodput(self, interval: float) -> float:
-        """Share of time that this tier leaves."""
+        """Return the share of time that this tier leaves to training."""
         return goodput(interval, self.cost, self.mtbf, latency=self.latency, restart=self.restart)
 
 
@@ -51,15 +51,15 @@ class Schedule:
 
 
 def total_goodput(levels: Sequence[Level], intervals: Sequence[float]) -> float:
-    """Share of time kept, with these intervals."""
+    """Return the share of kept time with these intervals."""
     return math.prod(level.goodput(interval) for level, interval in zip(levels, intervals, strict=True))
 
 
 def best_schedule(levels: Sequence[Level], step_s: float, most_steps: int) -> Schedule:
-    """The nested schedule with the greatest goodput, in whole steps of `step_s` seconds, none above `most_steps`.
+    """Return the nested schedule with the greatest goodput, in whole steps of `step_s` seconds, up to `most_steps`.
 
-    A branch is left only when even the best that its other tiers could do alone would win back next to nothing
-    of what is lost (one part in 5,000); after 50,000 schedules the best so far is taken.
+    A branch is cut if even the best values of its other tiers would recover less than one part in 5,000 of the loss.
+    After 50,000 schedules the best so far is returned.
 
     Raises:
         ValueError: no tier, or a step that takes no time.
@@ -73,8 +73,7 @@ def best_schedule(levels: Sequence[Level], step_s: float, most_steps: int) -> Sc
 
 
 def _merge_idle(levels: Sequence[Level]) -> tuple[list[Level], list[int]]:
-    """A tier that nothing falls back to saves as often as the next needs it to: the two as one. And how many each
-    of the result stands for."""
+    """Merge each tier without failures with the next one. Also returns the number of tiers in each result."""
     merged: list[Level] = []
     carried: list[int] = []
     waiting: list[Level] = []
@@ -89,10 +88,10 @@ def _merge_idle(levels: Sequence[Level]) -> tuple[list[Level], list[int]]:
 
 
 _GAIN = 2e-4
-"""What a better schedule must gain to be looked for, as a share of what is lost."""
+"""Least gain of a better schedule, as a share of the loss."""
 
 _MOST = 50_000
-"""Schedules that are looked at: tiers that cost next to nothing have very many that are alike."""
+"""Most schedules to try: cheap tiers have very many similar ones."""
 
 
 class _Search:
@@ -107,14 +106,14 @@ class _Search:
         self._left = _MOST
 
     def run(self) -> tuple[int, ...]:
-        """Steps of each tier."""
+        """Return the steps of each tier."""
         self._extend((), 0.0)
         return self._best[1] or (self._most,) * len(self._levels)  # no save arrives within the whole run
 
     def _log(self, index: int, steps: float) -> float:
         level = self._levels[index]
         if steps * self._step_s + level.cost < level.latency * (1 - 1e-9):
-            return -math.inf  # the one before has not arrived when the next is due
+            return -math.inf  # the save before has not arrived when the next is due
         kept = level.goodput(steps * self._step_s)
         return math.log(kept) if kept > 0 else -math.inf
 
@@ -140,7 +139,7 @@ class _Search:
                 self._extend((*chosen, unit * multiple), so_far + value)
 
     def _still_rising(self, index: int, steps: int, direction: int) -> bool:
-        """Whether the tier's optimum lies further on."""
+        """Return whether the tier's optimum is further in this direction."""
         return steps < self._alone[index] if direction > 0 else steps > self._alone[index] + 1
 
 

@@ -1,4 +1,4 @@
-"""Well-known models by name: the numbers of their published configurations. Sizes are computed from them."""
+"""Published configurations of well-known models. Sizes are computed from them."""
 
 from __future__ import annotations
 
@@ -108,11 +108,11 @@ PRESETS: Mapping[str, Decoder] = MappingProxyType(
         ),
     }
 )
-"""Without layers that only pretraining has: of DeepSeek-V3, its multi-token prediction."""
+"""Models without layers of pretraining alone, such as DeepSeek-V3's multi-token prediction."""
 
 
 def preset(name: str) -> Decoder:
-    """The model of this name.
+    """Return the model of this name.
 
     Raises:
         NotFoundError: it is not one of them.

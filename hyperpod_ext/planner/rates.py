@@ -1,7 +1,7 @@
-"""How often things fail: given, counted in a job's own history, or from a published run.
+"""Failure rates: given, counted in a job's history, or from a published run.
 
-Three classes, by what is lost: a process (its node's memory stays), a node (its memory is gone), several nodes at
-once (a rack, a switch: copies that lie together are gone together).
+Three classes: loss of a process (its node's memory stays), of a node with its memory, and of several nodes at once
+(a rack or a switch, with all copies on them).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Rates:
     process: float
     node: float
     correlated: float
-    """Events that take several nodes, for each node there is."""
+    """Events that take several nodes, divided by all nodes."""
     source: str
-    """Where the numbers come from, for people."""
+    """Source of the numbers, as text."""
 
     def __post_init__(self) -> None:
         for name in ("process", "node", "correlated"):
@@ -38,7 +38,7 @@ class Rates:
         return self.times(nodes)
 
     def times(self, factor: float) -> Rates:
-        """So many times as often."""
+        """Return the rates multiplied by `factor`."""
         return Rates(self.process * factor, self.node * factor, self.correlated * factor, self.source)
 
     @property
@@ -48,7 +48,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A run that was written about."""
+    """A run with published failures."""
 
     name: str
     nodes: int
@@ -59,7 +59,7 @@ class Published:
     source: str
 
     def rates(self) -> Rates:
-        """Failures per second of one node of it."""
+        """Return failures per second of one node."""
         counts = Rates(self.process, self.node, self.correlated, self.source)
         return counts.times(1 / (self.nodes * self.days * DAY_S))
 
@@ -81,7 +81,7 @@ PUBLISHED: Mapping[str, Published] = {
 
 
 def published(name: str) -> Rates:
-    """Rates of a published run.
+    """Return the rates of a published run.
 
     Raises:
         NotFoundError: it is not known here.
@@ -98,17 +98,17 @@ class Fit:
     events: int
     exposure: float
     rate: float
-    """Events per second. Of no event: half of one, which is what can be said (Jeffreys' prior)."""
+    """Events per second. No event counts as half of one (Jeffreys' prior)."""
     low: float
     high: float
-    """The rate lies between these with 95 % confidence (Garwood's exact interval)."""
+    """95 % confidence interval of the rate (Garwood's exact one)."""
 
 
 def fit(events: int, exposure: float) -> Fit:
-    """The rate behind so many events in so many seconds.
+    """Estimate the rate from a number of events in `exposure` seconds.
 
     Raises:
-        ValueError: fewer than no events, or no time in which they could have come.
+        ValueError: a negative count, or no exposure.
     """
     if events < 0 or not (exposure > 0 and math.isfinite(exposure)):
         raise ValueError(f"{events} events in {exposure} s: a rate needs time to be seen in, and a count of 0 or more")
@@ -118,7 +118,7 @@ def fit(events: int, exposure: float) -> Fit:
 
 
 def _mean_with(events: int, chance: float) -> float:
-    """The mean of a Poisson distribution of which at most `events` come with this chance."""
+    """Return the mean of a Poisson distribution that has at most `events` with this probability."""
     low, high = 0.0, 10.0 + 2 * events + 10 * math.sqrt(events)
     for _ in range(200):
         middle = (low + high) / 2
@@ -129,7 +129,7 @@ def _mean_with(events: int, chance: float) -> float:
 
 
 def _at_most(events: int, mean: float) -> float:
-    """The chance that a Poisson variable is at most `events`."""
+    """Return the probability that a Poisson variable is at most `events`."""
     if mean <= 0:
         return 1.0
     logs = [k * math.log(mean) - mean - math.lgamma(k + 1) for k in range(events + 1)]

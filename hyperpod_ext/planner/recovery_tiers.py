@@ -1,4 +1,4 @@
-"""Which tier each class of failure falls back to, and so what each tier's level is. Pure."""
+"""The tier that recovers each class of failure, and the resulting costs and rates of tiers. Pure."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from hyperpod_ext.planner.waits import Waits, waits_for_nodes
 Kind = Literal["live", "memory", "disk", "peer", "durable", "nothing"]
 FailureClass = Literal["process", "node", "correlated"]
 _LEAST_TOGETHER = 0.03
-"""Of racks that fail in a large job, those that take a node with its copy (`hp-ext simulate`: 0.03 to 0.04 of them, on
-4,096 and on 16,384 nodes). Nodes that come for a lost rack often are one rack again, and hold each other's copies."""
+"""Least share of rack failures that take a node and its copy (`hp-ext simulate`: 0.03 to 0.04 on 4,096 and 16,384
+nodes). Replacements of a lost rack are often one rack again, and hold each other's copies."""
 NEAREST_FIRST: tuple[Kind, ...] = ("live", "memory", "disk", "peer", "durable", "nothing")
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Seconds from a failure until training goes on, without reading state and without work made again."""
+    """Seconds from a failure until training resumes, without reading state and without repeated work."""
 
     process: float = 5.0
     """A process is replaced, the others stay."""
@@ -43,41 +43,40 @@ class Recovery:
 
     @classmethod
     def at(cls, nodes: int) -> Recovery:
-        """Where nothing is known of the job: what is assumed of scripts and their devices at any size, and what the
-        control plane of so many nodes takes beside it."""
+        """Return defaults for `nodes` nodes: assumed times of scripts and devices, plus the control plane's."""
         assumed, measured = cls(), control_plane.at(nodes)
         return cls(assumed.process + measured.fault_s, assumed.node + measured.fault_s, assumed.job + measured.start_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """How a job is protected: everything that its goodput follows from."""
+    """Everything that determines a job's goodput."""
 
     spread: Spread
     step_s: float
     rates: Rates
-    """Of the whole job, per second."""
+    """Failures per second of the whole job."""
     tiers: frozenset[str]
-    """Of `memory`, `disk`, `peer`, `durable`."""
+    """Some of `memory`, `disk`, `peer`, `durable`."""
     speeds: Speeds = field(default_factory=Speeds)
     recovery: Recovery = field(default_factory=Recovery)
     overlap: bool = True
     replicas: int = 1
     parity: int | None = None
-    """Nodes of a group that keeps parity in place of copies."""
+    """Nodes of a parity group; None: copies."""
     max_slowdown: float = 0.05
     in_process: bool = True
-    """Whether survivors stay; else every failure ends the job, which is started again."""
+    """Whether survivors stay. Otherwise every failure restarts the job."""
     domains: bool = False
-    """Whether failure domains are known, so that copies lie in another one."""
+    """Whether copies are stored in another failure domain."""
     rack_nodes: int = 4
     """Nodes that a correlated failure takes."""
     run_s: float = 30 * 86400.0
-    """How long the run is: what is lost where nothing is saved."""
+    """Length of the run, which is lost if nothing is saved."""
     spares: int | None = None
-    """Nodes that wait for one to fail. None: never too few, as for an elastic job, which continues with fewer."""
+    """Waiting nodes. None: always enough, as for an elastic job, which continues with fewer nodes."""
     repair_s: float = 1800.0
-    """Mean time until a lost node, or another in its place, is back."""
+    """Mean time until a lost node is repaired or replaced."""
 
     def __post_init__(self) -> None:
         if not self.step_s > 0 or not self.run_s > 0:
@@ -85,15 +84,15 @@ class Scenario:
 
 
 def tier_of(failure: FailureClass, scenario: Scenario) -> Kind:
-    """The nearest tier that survives every failure of this class."""
+    """Return the nearest tier that survives every failure of this class."""
     live = scenario.spread.redundant and scenario.in_process
     survives: Mapping[FailureClass, tuple[Kind, ...]] = {
         "process": ("live", "memory", "disk", "peer", "durable"),
-        # the disks of other nodes have the same state, where those hold it
+        # with redundant state, other nodes' disks have it
         "node": ("live", *(("disk",) if scenario.spread.redundant else ()), "peer", "durable"),
         "correlated": ("live", "peer", "durable") if scenario.domains else ("durable",),
     }
-    # a job that is started again begins with empty memory
+    # a restarted job begins with empty memory
     there = {*scenario.tiers, *(["live"] if live else [])}
     there = there if scenario.in_process else there & {"disk", "durable"}
     if scenario.spread.nodes == 1:
@@ -102,21 +101,21 @@ def tier_of(failure: FailureClass, scenario: Scenario) -> Kind:
 
 
 def rates_by_tier(scenario: Scenario) -> dict[Kind, dict[str, float]]:
-    """Failures per second that fall back to each tier, by class. `second loss` is that of the last copy before it was
-    made again."""
+    """Return failures per second that each tier recovers, by class. `second loss` is the loss of the last copy before
+    its replacement."""
     found: dict[Kind, dict[str, float]] = {}
     classes: tuple[FailureClass, ...] = ("process", "node", "correlated")
     for failure in classes:
         found.setdefault(tier_of(failure, scenario), {})[failure] = getattr(scenario.rates, failure)
     near, sure = tier_of("node", scenario), tier_of("correlated", scenario)
-    if sure != near:  # most racks hold no node together with all of its copies
+    if sure != near:  # most racks do not have a node with all of its copies
         rate, together = scenario.rates.correlated, chance_together(scenario)
         found.setdefault(near, {})["correlated"] = rate * (1 - together)
         found[sure]["correlated"] = rate * together
     if near in ("live", "peer"):
         farther: Kind = "durable" if "durable" in scenario.tiers else "nothing"
         copies = scenario.replicas if near == "peer" else 1
-        # of copies it is one node more each time, of parity any other of the group
+        # each copy needs one more node to fail, parity any other node of the group
         others = group_size(scenario.spread.nodes, scenario.parity) - 1 if near == "peer" and scenario.parity else 1
         window = scenario.recovery.node + (
             costs_of(scenario)["peer"].latency_s if near == "peer" else costs_of(scenario)["live"].read_s
@@ -127,8 +126,11 @@ def rates_by_tier(scenario: Scenario) -> dict[Kind, dict[str, float]]:
 
 
 def chance_together(scenario: Scenario) -> float:
-    """How likely a rack has a node and all copies of what it holds, where nobody knows the racks: as for nodes drawn
-    at random (`runtime/membership/placement.py` has the formula), for copies on peers never less than was simulated."""
+    """Return the probability that a rack has a node and all its copies, if racks are unknown.
+
+    It is that of random placement (`runtime/membership/placement.py` has the formula); for copies on peers at least
+    the simulated share.
+    """
     nodes, rack = scenario.spread.nodes, min(scenario.rack_nodes, scenario.spread.nodes)
     if scenario.parity and not scenario.spread.redundant:  # any two of a group
         group = group_size(nodes, scenario.parity)

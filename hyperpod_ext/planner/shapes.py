@@ -1,4 +1,4 @@
-"""The tensors of a transformer, from its architecture: every parameter by name and shape, so that sums are exact."""
+"""Names and shapes of a transformer's tensors, from its architecture, for exact sizes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class LatentAttention:
     query_rank: int
     key_value_rank: int
     plain_dim: int
-    """Of a head's query and key, the part without rotation."""
+    """Dimensions of a head's query and key without rotation."""
     rotary_dim: int
     value_dim: int
 
@@ -57,7 +57,7 @@ class Decoder:
     out_bias: bool = False
     mlp_bias: bool = False
     fused: Literal["none", "qkv", "qkv+gate"] = "none"
-    """Matrices that are kept as one: no other sum, fewer tensors."""
+    """Matrices that are stored as one: fewer tensors, equal size."""
     norm: Literal["rms", "layer", "none"] = "rms"
     """`rms`: one number a channel; `layer`: two; `none`: it has no parameters."""
     norms: int = 2
@@ -73,7 +73,7 @@ class Decoder:
     experts: Experts | None = None
 
     def parameters(self) -> Named:
-        """Name and shape of everything that is trained; what is tied comes once."""
+        """Yield name and shape of every trained tensor; tied ones once."""
         yield "embedding", (self.vocab, self.hidden)
         if self.positions:
             yield "positions", (self.positions, self.hidden)
@@ -87,7 +87,7 @@ class Decoder:
             yield from _linear("head", self.vocab, self.hidden, self.head_bias)
 
     def buffers(self) -> Named:
-        """What a checkpoint holds besides, and no optimizer knows of."""
+        """Yield buffers of a checkpoint, which no optimizer changes."""
         if self.experts is not None and self.experts.correction_bias:
             for layer in range(self.experts.dense_layers, self.layers):
                 yield f"layers.{layer}.router.correction", (self.experts.count,)

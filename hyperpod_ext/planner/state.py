@@ -1,4 +1,4 @@
-"""How many bytes one copy of the training state has."""
+"""Bytes of one copy of the training state."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 
 @dataclass(frozen=True, slots=True)
 class StateFormat:
-    """What is kept of each parameter, and as which type."""
+    """Types of the state of each parameter."""
 
     weights: str = "bf16"
     master: str | None = None
     """A second copy of the weights, that the optimizer works on."""
     moments: tuple[str, ...] = ("fp32", "fp32")
-    """Of the optimizer: two for Adam, one for momentum, none for plain SGD."""
+    """Moments of the optimizer: two for Adam, one for momentum, none for plain SGD."""
     ema: str | None = None
     """A running mean of the weights."""
     step_counters: bool = True
@@ -36,7 +36,7 @@ class StateFormat:
 
     @property
     def bytes_per_parameter(self) -> int:
-        """Of everything that has a number for each parameter."""
+        """Bytes of all state with one number for each parameter."""
         return sum(BYTES[name] for name in (self.weights, self.master, self.ema, *self.moments) if name)
 
 
@@ -53,7 +53,7 @@ FORMATS: Mapping[str, StateFormat] = {
 
 
 def state_format(name: str) -> StateFormat:
-    """The format of this name.
+    """Return the format of this name.
 
     Raises:
         ConfigError: it is not one of them.
@@ -75,7 +75,7 @@ class StateSize:
 
 
 def size_of(model: Decoder, format: StateFormat) -> StateSize:
-    """Exact size of `model`'s state. Buffers that are not trained are fp32."""
+    """Return the exact size of `model`'s state. Buffers are fp32."""
     tensors = [prod(shape) for _, shape in model.parameters()]
     counters = 4 * len(tensors) if format.step_counters and format.moments else 0
     buffers = 4 * sum(prod(shape) for _, shape in model.buffers())
@@ -83,12 +83,12 @@ def size_of(model: Decoder, format: StateFormat) -> StateSize:
 
 
 def size_of_count(parameters: int, format: StateFormat) -> StateSize:
-    """Size of a state of which only the number of parameters is known."""
+    """Return the size of a state by its number of parameters alone."""
     return StateSize(parameters, parameters * format.bytes_per_parameter)
 
 
 def size_of_tree(state: Any) -> int:
-    """Bytes of the tensors in a real state dict, nested as it may be; one that is there twice counts once."""
+    """Return the bytes of the tensors in a nested state dict; repeated tensors count once."""
     seen = {id(tensor): tensor for tensor in _tensors(state)}
     return sum(int(tensor.numel()) * int(tensor.element_size()) for tensor in seen.values())
 

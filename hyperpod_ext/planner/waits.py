@@ -1,4 +1,4 @@
-"""How long a job waits for a node when no spare is left. Pure."""
+"""Mean waits for a node when no spare is left. Pure."""
 
 from __future__ import annotations
 

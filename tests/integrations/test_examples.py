@@ -73,7 +73,7 @@ def test_what_cannot_be_done_is_refused_with_a_hint() -> None:
         "lightning: a DataLoader": "fit(train_dataloaders=DataLoader)",
         "lightning: devices": "devices is the job's",
         "lightning: no optimizer": "configure_optimizers gave 0 optimizers",
-        "lightning: by hand": "Module optimizes by itself",
+        "lightning: by hand": "Module uses manual optimization",
         "lightning: accumulation": "a step of 4 samples is 2 micro-batches; accumulate_grad_batches is 1",
         "lightning: a broken step": "an epoch of 10 samples does not divide into steps of 4",
         "hugging face: another batch": "the job's global_batch_size is 1",
@@ -82,9 +82,9 @@ def test_what_cannot_be_done_is_refused_with_a_hint() -> None:
         "lightning: changing accumulation": "changes accumulate_grad_batches from epoch to epoch",
         "lightning: a checkpoint": "Lightning would load it again after each fault",
         "lightning: no adapter": "SGD.step() was called before the first step of run.steps",
-        "accelerate: a DataLoader by itself": "a DataLoader would begin anew",
+        "accelerate: a DataLoader by itself": "a DataLoader would start from its beginning",
         "accelerate: registered late": "StepLR was registered after prepare()",
-        "accelerate: a DataLoader": "a DataLoader would begin anew",
+        "accelerate: a DataLoader": "a DataLoader would start from its beginning",
         "accelerate: twice": "prepare() was called twice",
     }
     assert said.keys() == words.keys()

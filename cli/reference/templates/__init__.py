@@ -1,4 +1,4 @@
-"""hp-ext templates: what renders a spec, shown and handed over."""
+"""`hp-ext templates`: the templates of rendered files, one file a subcommand."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ...lazy_group import LazyGroup, Section
 COMMANDS = {
     "list": "List the templates that are shipped.",
     "show": "Print one template.",
-    "diff": "Show templates of your own beside those that are shipped.",
-    "eject": "Write templates into a folder, to be changed there.",
+    "diff": "Compare your own templates with the shipped ones.",
+    "eject": "Write templates into a folder, to edit them.",
 }
 
 
@@ -23,4 +23,4 @@ Example:
   hp-ext render -f job.yaml --target hyperpod-eks --templates my-templates""",
 )
 def command() -> None:
-    """Templates hold the shape of what is submitted; `--templates DIR` of render and create-job overrides any."""
+    """Templates render the submitted files. `--templates DIR` of render and create-job replaces any of them."""

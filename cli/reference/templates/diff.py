@@ -18,7 +18,7 @@ Examples:
 @click.argument("folder", type=click.Path(file_okay=False), metavar="DIR")
 @output_option()
 def command(folder: str, output: str) -> None:
-    """Show templates of your own beside those that are shipped: what they change."""
+    """Compare your own templates with the shipped ones."""
     from dataclasses import asdict
     from pathlib import Path
 
@@ -27,6 +27,6 @@ def command(folder: str, output: str) -> None:
     found = template_differences(Path(folder))
     print_result([asdict(one) for one in found], output, "".join(one.diff for one in found).rstrip("\n"))
     if same := [one.name for one in found if not one.diff]:
-        say(f"the same as shipped, and not needed: {', '.join(same)}")
+        say(f"equal to the shipped ones, and not needed: {', '.join(same)}")
     for problem in template_problems(Path(folder)):
         say(f"warning: {problem}")

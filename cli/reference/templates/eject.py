@@ -18,7 +18,7 @@ Examples:
 @click.argument("folder", type=click.Path(file_okay=False), metavar="DIR")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 def command(folder: str, names: tuple[str, ...]) -> None:
-    """Write templates, or all, into DIR. Existing files are never overwritten."""
+    """Write the named templates, or all, into DIR. Existing files are never overwritten."""
     from pathlib import Path
 
     from hyperpod_ext.errors import ConflictError

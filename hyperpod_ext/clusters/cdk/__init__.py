@@ -1,4 +1,4 @@
-"""A cluster with everything around it: what its CDK app makes, what that costs, what a change would replace.
+"""Deployment of a cluster with its network, storage and EKS: templates, costs and replaced resources.
 
-The app runs in a process of its own: nothing here imports CDK.
+The CDK app runs in a separate process: this package does not import CDK.
 """

@@ -1,4 +1,4 @@
-"""What a CDK app has written: its stacks, in the order in which they can be made."""
+"""Output of a CDK app: its stacks, in order of deployment."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """What an app has written, `cdk.out`."""
+    """Output folder of an app, `cdk.out`."""
 
     folder: Path
     stacks: tuple[Stack, ...]
-    """Each after those it needs."""
+    """Each stack after its dependencies."""
     needs_bootstrap: bool = False
     """The account must have been prepared for CDK."""
 
     def templates(self) -> dict[str, Template]:
-        """Templates by the names of their stacks."""
+        """Return the templates by stack."""
         return {stack.name: stack.template for stack in self.stacks}
 
     def of_kind(self, kind: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Stack, and properties, of each resource of this CloudFormation type."""
+        """Yield stack and properties of each resource of this CloudFormation type."""
         for stack in self.stacks:
             for resource in stack.resources.values():
                 if resource["Type"] == kind:
@@ -51,7 +51,7 @@ class Assembly:
 
 
 def resources_of(template: Template) -> Mapping[str, Mapping[str, Any]]:
-    """Resources by logical id, but for CDK's note about itself."""
+    """Return resources by logical id, without CDK's metadata."""
     found = template.get("Resources", {})
     return {name: resource for name, resource in found.items() if resource["Type"] not in _NOT_MADE}
 
@@ -61,8 +61,8 @@ def read_assembly(folder: Path) -> Assembly:
 
     Raises:
         NotFoundError: the folder holds no assembly.
-        HyperpodExtError: the app asks AWS for something, which is not done here.
-        ConfigError: a file of it cannot be read.
+        HyperpodExtError: the app needs a look-up in AWS, which is not supported.
+        ConfigError: a file cannot be read.
     """
     file = folder / "manifest.json"
     if not file.is_file():
@@ -86,7 +86,7 @@ def read_assembly(folder: Path) -> Assembly:
 
 
 def in_order(needs: Mapping[str, list[str]]) -> list[str]:
-    """The names, each after those it needs, and else as they come."""
+    """Return the names, each after its dependencies, and otherwise in the given order."""
     done: list[str] = []
 
     def take(name: str, above: tuple[str, ...]) -> None:

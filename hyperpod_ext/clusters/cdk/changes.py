@@ -1,7 +1,7 @@
-"""What templates would change in stacks that are there, and what of it is replaced. Pure.
+"""Changes that new templates make to existing stacks, and replaced resources. Pure.
 
-CloudFormation replaces a resource when a property that an update cannot change gets another value. Such a property can
-also get one because what it refers to is replaced; that is followed, across stacks too.
+CloudFormation replaces a resource if a create-only property changes. Such a property also changes if it refers to a
+replaced resource; these references are followed across stacks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ResourceKey = tuple[str, str]
 
 CLUSTER = "AWS::SageMaker::Cluster"
 _NAMES = ("InstanceGroupName", "Key", "Name", "Id", "Sid", "PolicyName")
-"""Members that tell the items of a list apart, whatever their order."""
+"""Members that identify items of a list in any order."""
 _IN_SUB = re.compile(r"\$\{([A-Za-z0-9]+)(?:\.[^}]*)?\}")
 _STUCK = frozenset({"replace", "may replace", "replace group", "delete group"})
 
@@ -48,25 +48,25 @@ class ResourceChange:
     id: str
     """Logical id in the template."""
     kind: str
-    """Its CloudFormation type."""
+    """CloudFormation type."""
     effect: Effect
     fields: tuple[FieldChange, ...] = ()
 
     @property
     def breaks(self) -> bool:
-        """Whether something that is there goes away: the resource, or machines of a cluster."""
+        """Whether an existing resource, or machines of a cluster, would be replaced or deleted."""
         return self.effect in ("replace", "may replace", "delete") or any(one.effect in _STUCK for one in self.fields)
 
     def to_json(self) -> dict[str, Any]:
-        """The change as scripts read it."""
+        """Return the change as JSON."""
         return asdict(self) | {"breaks": self.breaks}
 
 
 def find_changes(there: Mapping[str, Template], wanted: Mapping[str, Template]) -> list[ResourceChange]:
-    """Everything in which `wanted` differs from the stacks that are there; both by the names of stacks.
+    """Return all changes from the existing stacks `there` to `wanted`; both by stack name.
 
-    A stack that only `there` has is one that was renamed, if `wanted` has a new one that ends alike; else it is left
-    alone, as CDK leaves it.
+    A stack only in `there` counts as renamed if `wanted` has a new stack with the same ending. Otherwise it is ignored,
+    as CDK does.
     """
     before_of = _pair(there, wanted)
     found = {}
@@ -78,7 +78,7 @@ def find_changes(there: Mapping[str, Template], wanted: Mapping[str, Template]) 
 
 
 def _pair(there: Mapping[str, Template], wanted: Mapping[str, Template]) -> dict[str, str]:
-    """Stacks of `wanted`, and what each is called in `there`."""
+    """Return the name in `there` of each stack of `wanted`."""
     pairs = {name: name for name in wanted if name in there}
     lost = {name.rpartition("-")[2]: name for name in there if name not in wanted}
     for name in wanted:
@@ -115,7 +115,7 @@ def _fields(kind: str, before: Any, after: Any) -> tuple[FieldChange, ...]:
     for path, old, new in _leaves((), before, after):
         effect: FieldEffect = "update"
         if fixed is None:
-            effect = "may replace"  # a type that is not known here
+            effect = "may replace"  # unknown type
         elif any(_touches(path, one, before, after) for one in fixed.always):
             effect = "replace"
         elif any(_touches(path, one, before, after) for one in fixed.sometimes):
@@ -135,7 +135,7 @@ def _of_group(path: tuple[str, ...], before: Any, after: Any) -> FieldEffect:
 
 
 def _leaves(path: tuple[str, ...], before: Any, after: Any) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
-    """Each difference, as deep as both sides have the same shape."""
+    """Yield each difference, as deep as both sides have the same shape."""
     if before == after:
         return
     if _is_plain(before) and _is_plain(after):
@@ -145,7 +145,7 @@ def _leaves(path: tuple[str, ...], before: Any, after: Any) -> Iterator[tuple[tu
     old, new = _by_name(before), _by_name(after)
     if old is not None and new is not None and (old or new):
         if old == new:
-            return  # the same, in another order
+            return  # equal, in another order
         for name in dict.fromkeys((*old, *new)):
             yield from _leaves((*path, name), old.get(name), new.get(name))
         return
@@ -153,12 +153,12 @@ def _leaves(path: tuple[str, ...], before: Any, after: Any) -> Iterator[tuple[tu
 
 
 def _is_plain(value: Any) -> bool:
-    """A mapping that is not one of CloudFormation's functions."""
+    """Return whether `value` is a mapping and no intrinsic function."""
     return isinstance(value, Mapping) and not any(name == "Ref" or name.startswith("Fn::") for name in value)
 
 
 def _by_name(value: Any) -> dict[str, Any] | None:
-    """The items of a list by their names, where each has one of its own."""
+    """Return the items of a list by unique name; None if they have none."""
     if not isinstance(value, list) or not all(_is_plain(item) for item in value):
         return None
     for member in _NAMES:
@@ -169,13 +169,13 @@ def _by_name(value: Any) -> dict[str, Any] | None:
 
 
 def _touches(path: tuple[str, ...], fixed: str, before: Any, after: Any) -> bool:
-    """Whether the difference at `path` is one of the property `fixed`."""
+    """Return whether the difference at `path` changes the property `fixed`."""
     parts = tuple(fixed.split("."))
     if len(path) >= len(parts):
         return all(part in ("*", step) for part, step in zip(parts, path, strict=False))
     if not all(part in ("*", step) for part, step in zip(parts, path, strict=False)):
         return False
-    return bool(_at(before, parts) != _at(after, parts))  # the difference is above: what is it down there?
+    return bool(_at(before, parts) != _at(after, parts))  # a parent differs: compare the property itself
 
 
 def _at(value: Any, parts: tuple[str, ...]) -> Any:
@@ -192,7 +192,7 @@ def _at(value: Any, parts: tuple[str, ...]) -> Any:
 def _followed(
     found: dict[ResourceKey, ResourceChange], wanted: Mapping[str, Template]
 ) -> dict[ResourceKey, ResourceChange]:
-    """`found`, and what is replaced because something that it refers to is."""
+    """Add resources that are replaced because they refer to a replaced one."""
     exports = _exports(wanted)
     gone = [place for place, change in found.items() if change.effect == "replace"]
     while gone:
@@ -221,7 +221,7 @@ def _because_of(
 
 
 def _referred_to(value: Any, stack: str, exports: Mapping[str, ResourceKey]) -> Iterator[ResourceKey]:
-    """Resources that `value`, in the template of `stack`, refers to."""
+    """Yield the resources that `value`, in the template of `stack`, refers to."""
     if isinstance(value, list):
         for item in value:
             yield from _referred_to(item, stack, exports)
@@ -245,7 +245,7 @@ def _referred_to(value: Any, stack: str, exports: Mapping[str, ResourceKey]) -> 
 
 
 def _exports(templates: Mapping[str, Template]) -> dict[str, ResourceKey]:
-    """First resource in the value of each export of the stacks, by the export's name as JSON."""
+    """Return the first resource in the value of each export, by the export's name as JSON."""
     found: dict[str, ResourceKey] = {}
     for stack, template in templates.items():
         for output in template.get("Outputs", {}).values():

@@ -1,4 +1,4 @@
-"""What a cluster costs an hour: without machines, as it is, and at the counts its file asks for. Pure."""
+"""Cost of a cluster for an hour, as deployed and with all machines of its file. Pure."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class CostItem:
 
     what: str
     price: Price | None
-    """Of one, for an hour; None: not known here."""
+    """Price of one item for an hour; None: unknown."""
     now: int
-    """How many there are with the assembly as it is."""
+    """Number of items in the assembly."""
     scaled: int
-    """How many with `--scale`."""
+    """Number of items with `--scale`."""
     note: str = ""
-    """Why the price is not known, or what it leaves out."""
+    """Why the price is unknown, or what it excludes."""
 
     def to_json(self) -> dict[str, Any]:
-        """The line as scripts read it."""
+        """Return the item as JSON."""
         each = self.price.usd if self.price else None
         return asdict(self) | {
             "usd_now": None if each is None else each * self.now,
@@ -41,36 +41,36 @@ class CostItem:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What is paid by the hour, and what is not in the sums."""
+    """Costs by the hour, and resources that are paid by use."""
 
     region: str
     items: tuple[CostItem, ...]
     by_use: tuple[tuple[str, str], ...]
-    """CloudFormation types that are paid by use, and by what use."""
+    """CloudFormation types that are paid by use, with the unit of use."""
 
     @property
     def now(self) -> float:
-        """US dollars an hour of all lines with a price."""
+        """US dollars an hour of all items with a price."""
         return sum(line.price.usd * line.now for line in self.items if line.price)
 
     @property
     def scaled(self) -> float:
-        """The same with `--scale`."""
+        """US dollars an hour with `--scale`."""
         return sum(line.price.usd * line.scaled for line in self.items if line.price)
 
     @property
     def unknown(self) -> tuple[CostItem, ...]:
-        """Lines that no sum holds."""
+        """Items without a price, which the sums exclude."""
         return tuple(line for line in self.items if line.price is None)
 
     @property
     def dated(self) -> tuple[str, str] | None:
-        """Oldest and newest day of the prices that were used."""
+        """Oldest and newest day of the prices."""
         days = sorted(line.price.dated for line in self.items if line.price)
         return (days[0], days[-1]) if days else None
 
     def to_json(self) -> dict[str, Any]:
-        """The estimate as scripts read it."""
+        """Return the estimate as JSON."""
         used = {line.price.source for line in self.items if line.price}
         return {
             "currency": "USD",
@@ -85,7 +85,7 @@ class Estimate:
 
 
 def estimate(cluster: ClusterConfig, assembly: Assembly) -> Estimate:
-    """What `cluster` costs an hour, with everything that `assembly` makes around it."""
+    """Return the cost of `cluster` for an hour, with all resources of `assembly`."""
     region = cluster.region
     counts = _counts(assembly)
     lines = [*_machines(cluster, counts), *_around(assembly, region)]
@@ -95,7 +95,7 @@ def estimate(cluster: ClusterConfig, assembly: Assembly) -> Estimate:
 
 
 def _counts(assembly: Assembly) -> dict[str, int]:
-    """Machines of each group in the templates."""
+    """Return the number of machines of each group in the templates."""
     found = {}
     for _stack, properties in assembly.of_kind(CLUSTER):
         for member in ("InstanceGroups", "RestrictedInstanceGroups"):

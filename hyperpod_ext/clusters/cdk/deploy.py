@@ -1,4 +1,4 @@
-"""The way from templates to a cluster: which stacks come when, and what is done between them that is no stack."""
+"""Deployment steps from templates to a cluster: stacks, Helm chart, and scripts."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ CHART = "https://github.com/aws/sagemaker-hyperpod-cli"
 
 @dataclass(frozen=True, slots=True)
 class MakeStacks:
-    """CloudFormation makes these, or brings them to their templates."""
+    """Create or update stacks with CloudFormation."""
 
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class InstallChart:
-    """HyperPod's Helm chart, which CreateCluster looks for in EKS."""
+    """Install HyperPod's Helm chart in EKS, which CreateCluster requires."""
 
     commands: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class UploadScripts:
-    """Scripts that new machines run, put into a bucket that a stack has made."""
+    """Upload the scripts of new machines to a stack's bucket."""
 
     stack: str
     output: str
@@ -53,10 +53,10 @@ Step = MakeStacks | InstallChart | UploadScripts
 
 
 def steps(cluster: ClusterConfig, assembly: Assembly, there: frozenset[str]) -> list[Step]:
-    """What is done, in order. Pure.
+    """Return the steps in order. Pure.
 
     Args:
-        there: names of the stacks that are there already.
+        there: names of existing stacks.
     """
     made = cluster.infrastructure
     assert made is not None, "deployment.problems says so"
@@ -73,9 +73,9 @@ def steps(cluster: ClusterConfig, assembly: Assembly, there: frozenset[str]) -> 
 
 
 def chart_commands(cluster: ClusterConfig, chart: str | None = None) -> Iterator[str]:
-    """Commands that install HyperPod's chart in the cluster's EKS; `chart`: its folder, subcharts included."""
+    """Yield the commands that install HyperPod's chart in the cluster's EKS; `chart`: its folder, with subcharts."""
     made = cluster.infrastructure
-    own = made is not None and made.add_ons.cert_manager  # one of the two, or they fight over its CRDs
+    own = made is not None and made.add_ons.cert_manager  # only one may install its CRDs
     yield f"aws eks update-kubeconfig --name {cluster.name} --region {cluster.region}"
     if chart is None:
         chart = "sagemaker-hyperpod-cli/helm_chart/HyperPodHelmChart"
@@ -88,10 +88,10 @@ def chart_commands(cluster: ClusterConfig, chart: str | None = None) -> Iterator
 
 
 def install_chart(cluster: ClusterConfig, chart: Path) -> None:
-    """Install the chart from a folder, with `aws` and `helm`; the user's own kubeconfig is left alone.
+    """Install the chart from a folder, with `aws` and `helm`. Does not change the user's kubeconfig.
 
     Raises:
-        NotFoundError: the folder holds no chart, or its subcharts are not there.
+        NotFoundError: the folder has no chart.
         HyperpodExtError: a program is missing, or fails.
     """
     if not (chart / "Chart.yaml").is_file():
@@ -109,7 +109,7 @@ def install_chart(cluster: ClusterConfig, chart: Path) -> None:
 
 
 def scripts_prefix(cluster: ClusterConfig, assembly: Assembly) -> str | None:
-    """Where in their bucket machines look for the scripts that come with the app; None where no group does."""
+    """Return the prefix of the app's scripts in their bucket; None if no group uses them."""
     made = cluster.infrastructure
     if cluster.orchestrator != "slurm" or made is None or not made.lifecycle_scripts:
         return None
@@ -123,7 +123,7 @@ def scripts_prefix(cluster: ClusterConfig, assembly: Assembly) -> str | None:
 
 
 def _key_of(uri: Any) -> str:
-    """What follows the bucket in `s3://bucket/scripts`, or in `{"Fn::Join": ["", ["s3://", BUCKET, "/scripts"]]}`."""
+    """Return the key in `s3://bucket/scripts`, or in `{"Fn::Join": ["", ["s3://", BUCKET, "/scripts"]]}`."""
     if isinstance(uri, str):
         return uri.removeprefix("s3://").partition("/")[2].strip("/")
     parts = uri.get("Fn::Join", ["", []])[1]
@@ -131,7 +131,7 @@ def _key_of(uri: Any) -> str:
 
 
 def run_cdk(program: Path, environment: Mapping[str, str], region: str, *arguments: str) -> None:
-    """Run the CDK CLI; what it prints goes to stderr.
+    """Run the CDK CLI, with its output on stderr.
 
     Raises:
         HyperpodExtError: it fails.
@@ -146,7 +146,7 @@ def run_cdk(program: Path, environment: Mapping[str, str], region: str, *argumen
 
 
 def upload(folder: Path, bucket: str, prefix: str, region: str) -> list[str]:
-    """Put every file of `folder` into the bucket; returns their URIs.
+    """Upload every file of `folder` to the bucket, and return their URIs.
 
     Raises:
         NotFoundError: there is no such folder, or it is empty.

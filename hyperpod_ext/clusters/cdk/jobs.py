@@ -1,4 +1,4 @@
-"""A job that names its cluster: what the cluster's outputs settle in it. What the spec says itself always wins."""
+"""Fills unset fields of a job from the outputs of the cluster that it names."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _KUBERNETES = frozenset({"hyperpod-eks", "kubeflow"})
 
 
 def outputs_for(document: Document, spec_folder: Path) -> tuple[ClusterOutputs, bool] | None:
-    """Outputs of the cluster that a spec names, and whether they were kept from before; None where it names none.
+    """Return the outputs of the cluster that a spec names, and whether they were stored before; None without a name.
 
     Raises:
-        ConfigError: there is no such cluster, with the line that names it.
-        UnreachableError: nothing was kept, and AWS cannot be asked.
+        ConfigError: there is no such cluster.
+        UnreachableError: no outputs are stored, and AWS cannot be reached.
     """
     data = document.data
     name = data.get("cluster") if isinstance(data, dict) else None
     if not isinstance(name, str) or not name:
-        return None  # what is no name, the check of the spec tells
+        return None  # validation reports an invalid name
     if (kept := recall(name, spec_folder)) is not None:
         return kept, True
     options = data.get("sagemaker") if isinstance(data, dict) else None
@@ -42,7 +42,7 @@ def outputs_for(document: Document, spec_folder: Path) -> tuple[ClusterOutputs, 
 
 
 def fill(document: Document, outputs: ClusterOutputs) -> None:
-    """Write into a spec, before it is checked, what it leaves to its cluster: places of checkpoints in S3."""
+    """Fill unset places of S3 tiers in a spec, before it is checked."""
     if (uri := checkpoint_uri(outputs)) is None:
         return
     source = f"cluster {outputs.name}"
@@ -52,25 +52,25 @@ def fill(document: Document, outputs: ClusterOutputs) -> None:
 
 
 def checkpoint_uri(outputs: ClusterOutputs) -> str | None:
-    """Where jobs put checkpoints, `s3://bucket/prefix`."""
+    """Return the place of jobs' checkpoints, `s3://bucket/prefix`."""
     bucket, prefix = outputs.get("CheckpointBucket"), (outputs.get("CheckpointPrefix") or "").strip("/")
     return bucket and "/".join(["s3:/", bucket, *([prefix] if prefix else [])])
 
 
 def on_cluster(job: JobConfig, outputs: ClusterOutputs, target: str | None) -> JobConfig:
-    """`job` with what its cluster settles for `target`, where the job itself says nothing. Pure.
+    """Return `job` with unset fields filled from its cluster for `target`. Pure.
 
     Args:
-        target: None: any; what rules look at is then filled in.
+        target: None: fill the fields that rules read.
 
     Raises:
-        ConfigError: an output does not fit its field: the stack is not one of ours.
+        ConfigError: an output does not fit its field, as in a stack of another app.
     """
     changes: dict[str, Any] = {}
     if target is None or target in _KUBERNETES:
         given = {"namespace": outputs.get("Namespace"), "service_account": outputs.get("ServiceAccount")}
         if job.kubernetes.namespace not in (None, given["namespace"]):
-            given["service_account"] = None  # it is in the other namespace
+            given["service_account"] = None  # it belongs to the outputs' namespace
         changes["kubernetes"] = _with(Kubernetes, job.kubernetes, given, outputs)
     if target is None or target in _KUBERNETES | {"hyperpod-slurm"}:
         changes["scheduling"] = _with(Scheduling, job.scheduling, {"queue": outputs.get("QueueName")}, outputs)
@@ -89,7 +89,7 @@ def _of_sagemaker(job: JobConfig, outputs: ClusterOutputs) -> Iterator[tuple[str
 
 
 def _with(model: Any, section: Any, given: dict[str, Any], outputs: ClusterOutputs) -> Any:
-    """`section` with what is given and it leaves open."""
+    """Return `section` with its unset fields filled from `given`."""
     import json
 
     from pydantic import ValidationError
@@ -108,11 +108,11 @@ def _with(model: Any, section: Any, given: dict[str, Any], outputs: ClusterOutpu
 
 
 def load_job(path: str | Path, target: str, overrides: Sequence[str] = ()) -> JobConfig:
-    """The job in a file, with what its cluster settles for `target`: what `hp-ext` itself submits.
+    """Load a job with its cluster's values for `target`, as `hp-ext` submits it.
 
     Raises:
-        ConfigError: the spec is wrong, or names a cluster that is not there.
-        UnreachableError: the cluster's outputs were never read here, and AWS cannot be asked.
+        ConfigError: the spec is wrong, or names an unknown cluster.
+        UnreachableError: the cluster's outputs are not stored, and AWS cannot be reached.
     """
     known: list[ClusterOutputs] = []
 

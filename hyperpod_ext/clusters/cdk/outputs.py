@@ -1,7 +1,7 @@
-"""What a deployed cluster tells jobs: bucket, roles, queue, subnets. Read from CloudFormation, and kept beside.
+"""Outputs of a deployed cluster for jobs: bucket, roles, queue, subnets. Read from CloudFormation, and stored:
 
-DIR/.hyperpod_ext/clusters/NAME.json      beside a spec, for a team or a CI: kept by hand
-$HPX_HOME/clusters/NAME.json              what this machine has read; `hp-ext cluster outputs` reads it anew
+DIR/.hyperpod_ext/clusters/NAME.json      next to a spec, for a team or a CI: maintained by hand
+$HPX_HOME/clusters/NAME.json              this machine's copy; `hp-ext cluster outputs` renews it
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ class ClusterOutputs:
     name: str
     region: str
     read_at: float
-    """When, in seconds since 1970."""
+    """Time of reading, in seconds since 1970."""
     values: Mapping[str, str]
-    """By key: CheckpointBucket, JobRoleArn ... Keys that do not apply are left out."""
+    """Values by key, such as CheckpointBucket, without those that do not apply."""
 
     def get(self, key: str) -> str | None:
-        """One value, or None where the cluster has none."""
+        """Return one value, or None."""
         return self.values.get(key) or None
 
     def items(self, key: str) -> tuple[str, ...]:
-        """A value that lists several."""
+        """Return a value that is a list."""
         return tuple(one.strip() for one in self.values.get(key, "").split(",") if one.strip())
 
     def age(self, now: float | None = None) -> str:
-        """How long ago they were read, in words."""
+        """Return the time since they were read, in words."""
         seconds = max((time.time() if now is None else now) - self.read_at, 0)
         for size, word in ((_DAY_S, "day"), (_HOUR_S, "hour"), (60, "minute")):
             if (count := int(seconds // size)) >= 1:
@@ -51,11 +51,11 @@ class ClusterOutputs:
 
 
 def fetch(name: str, region: str | None) -> ClusterOutputs:
-    """Outputs as they are now.
+    """Read the outputs from AWS.
 
     Raises:
         NotFoundError: no such cluster was deployed in the region.
-        UnreachableError: AWS cannot be asked.
+        UnreachableError: AWS cannot be reached.
     """
     values: dict[str, str] = {}
     for end in STACKS:
@@ -69,7 +69,7 @@ def fetch(name: str, region: str | None) -> ClusterOutputs:
 
 
 def keep(found: ClusterOutputs, file: Path | None = None) -> Path:
-    """Write them where `recall` looks, or to `file`."""
+    """Store the outputs for `recall`, or in `file`."""
     file = file or _own(found.name)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, json.dumps(asdict(found), indent=2) + "\n")
@@ -77,7 +77,7 @@ def keep(found: ClusterOutputs, file: Path | None = None) -> Path:
 
 
 def recall(name: str, spec_folder: Path) -> ClusterOutputs | None:
-    """What was kept, in the folder `spec_folder` or by this machine; None where nothing was."""
+    """Return the outputs stored in `spec_folder` or by this machine; None if there are none."""
     for file in (spec_folder / ".hyperpod_ext" / "clusters" / f"{name}.json", _own(name)):
         if file.is_file():
             return _read(file, name)
@@ -91,13 +91,13 @@ def _own(name: str) -> Path:
 
 
 def _read(file: Path, name: str) -> ClusterOutputs:
-    """What somebody may have edited, or copied from another cluster."""
+    """Read and check a file that may be edited, or of another cluster."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         values = {str(key): str(value) for key, value in found["values"].items()}
         outputs = ClusterOutputs(str(found["name"]), str(found["region"]), float(found["read_at"]), values)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        hint = f"`hp-ext cluster outputs {name}` writes it anew"
+        hint = f"`hp-ext cluster outputs {name}` writes it again"
         raise ConfigError([Problem(f"holds no outputs of a cluster: {error}", source=str(file), hint=hint)]) from None
     if outputs.name != name:
         problem = Problem(f"holds the outputs of cluster {outputs.name}, not of {name}", source=str(file))
@@ -106,7 +106,7 @@ def _read(file: Path, name: str) -> ClusterOutputs:
 
 
 def _region_of(values: Mapping[str, str]) -> str:
-    """The region that ARNs of the outputs name."""
+    """Return the region of the outputs' ARNs."""
     for value in values.values():
         parts = value.split(":")
         if len(parts) > 4 and parts[0] == "arn" and parts[3]:
@@ -115,5 +115,5 @@ def _region_of(values: Mapping[str, str]) -> str:
 
 
 def to_json(found: ClusterOutputs) -> dict[str, Any]:
-    """The outputs as scripts read them."""
+    """Return the outputs as JSON."""
     return {"name": found.name, "region": found.region, "read_at": found.read_at, "outputs": dict(found.values)}

@@ -1,4 +1,4 @@
-"""Stacks as they are in AWS: their templates and their outputs."""
+"""Templates and outputs of stacks in AWS."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _NEVER_MADE = frozenset({"ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "CREATE_FAILED"
 
 
 def account(region: str) -> str:
-    """The account of the credentials.
+    """Return the account of the credentials.
 
     Raises:
-        UnreachableError: there are none, or they are refused.
+        UnreachableError: there are no credentials, or they are refused.
     """
     return str(call("GetCallerIdentity", lambda: client("sts", region).get_caller_identity())["Account"])
 
 
 def describe(name: str, region: str | None) -> Mapping[str, Any] | None:
-    """The stack of this name, or None where there is none."""
+    """Return the stack of this name, or None."""
     answer = _or_none(
         f"DescribeStacks {name}", lambda: client("cloudformation", region).describe_stacks(StackName=name)
     )
@@ -35,10 +35,10 @@ def describe(name: str, region: str | None) -> Mapping[str, Any] | None:
 
 
 def outputs(name: str, region: str | None) -> dict[str, str] | None:
-    """Outputs of a stack, or None where there is no such stack.
+    """Return the outputs of a stack, or None if there is no such stack.
 
     Raises:
-        HyperpodExtError: it is there, and was never whole.
+        HyperpodExtError: the stack exists, but was never created completely.
     """
     stack = describe(name, region)
     if stack is None:
@@ -50,7 +50,7 @@ def outputs(name: str, region: str | None) -> dict[str, str] | None:
 
 
 def templates(names: Iterable[str], region: str) -> dict[str, Template]:
-    """Templates of those stacks that are there."""
+    """Return the templates of existing stacks."""
     found = {}
     for name in names:
         stack = describe(name, region)
@@ -68,7 +68,7 @@ def _ask_template(name: str, region: str) -> Any:
 
 
 def _template(name: str, body: Any) -> Template:
-    """A template as boto3 gives it: data where it was JSON, else text."""
+    """Parse a template from boto3, which is data for JSON and text otherwise."""
     if isinstance(body, str):
         try:
             body = json.loads(body)
@@ -80,7 +80,7 @@ def _template(name: str, body: Any) -> Template:
 
 
 def _or_none(doing: str, ask: Any) -> Any:
-    """The answer, or None where CloudFormation says that there is no such stack."""
+    """Return the answer, or None if CloudFormation reports that there is no such stack."""
     from botocore.exceptions import ClientError
 
     def attempt() -> Any:

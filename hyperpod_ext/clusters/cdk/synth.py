@@ -1,4 +1,4 @@
-"""Runs the CDK app for one cluster, in a process of its own: its templates, without a network or an account."""
+"""Runs the CDK app for one cluster in a separate process, without a network or an account."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def synthesise(spec: object, out: Path, *, app: str | None, scale: bool, region:
     """Write the app's templates to `out`, and read them.
 
     Args:
-        spec: the cluster's file as plain data, with all changes by options.
-        scale: with as many machines as the file says; else with none.
+        spec: the cluster's file as data, with all changes by options.
+        scale: with the machines of the file; otherwise with none.
         app: folder of the app. Default: that of this checkout.
 
     Raises:
@@ -68,7 +68,7 @@ def synthesise(spec: object, out: Path, *, app: str | None, scale: bool, region:
 
 
 def _context(folder: Path) -> dict[str, Any]:
-    """What `cdk.json` settles, which the CDK CLI would hand to the app."""
+    """Return the context of `cdk.json`, which the CDK CLI would pass to the app."""
     file = folder / "cdk.json"
     if not file.is_file():
         return {}
@@ -80,7 +80,7 @@ def _context(folder: Path) -> dict[str, Any]:
 
 
 def _violations(report: Path) -> Iterator[Problem]:
-    """What CDK's own check of templates has against them: a fault of the app, or a value that it passes on."""
+    """Yield the violations of CDK's template validation."""
     for plugin in json.loads(report.read_text(encoding="utf-8"))["pluginReports"]:
         for found in plugin["violations"]:
             for one in found["violatingConstructs"]:

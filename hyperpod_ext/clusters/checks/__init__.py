@@ -1,4 +1,4 @@
-"""Checks of a cluster that is right field by field, and would cost money without training anything.
+"""Checks across fields of a cluster, for valid specs that would cost money and train nothing.
 
 Their ids are HPX201 and up. docs/clusters.md lists them.
 """
@@ -20,14 +20,14 @@ check, all_checks, findings = REGISTRY.rule, REGISTRY.all, REGISTRY.findings
 
 
 def groups_of(cluster: ClusterConfig) -> Iterator[tuple[str, Group]]:
-    """Every group, restricted ones too, with the path of its field."""
+    """Yield every group, restricted ones too, with the path of its field."""
     for field in ("instance_groups", "restricted_groups"):
         for index, group in enumerate(getattr(cluster, field)):
             yield f"{field}.{index}", group
 
 
 def named_types(cluster: ClusterConfig) -> Iterator[tuple[str, str]]:
-    """Every type of machine that groups may have, with the path of its field."""
+    """Yield every instance type of groups, with the path of its field."""
     for path, group in groups_of(cluster):
         yield f"{path}.instance_type", group.instance_type
         if isinstance(group, InstanceGroup):

@@ -1,4 +1,4 @@
-"""Training plans: which machines they hold, and who may use them."""
+"""Checks of training plans and their machines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hyperpod_ext.errors import Problem
 
 @functools.cache
 def plan_types() -> frozenset[str]:
-    """Types of machines that training plans are sold for."""
+    """Return the instance types of training plans."""
     file = Path(hyperpod_ext.catalog.__file__).with_name("training_plans.json")
     return frozenset(json.loads(file.read_text(encoding="utf-8"))["types"])
 

@@ -1,4 +1,4 @@
-"""Zones and addresses: machines, what they mount, and the plans that they come from, are in one place with room."""
+"""Checks of zones and addresses of machines, file systems and training plans."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _POD_ADDRESSES = 49
 """Secondary addresses of a machine's primary interface on EKS, for pods. AWS's public repository
 agent-plugins counts 81 for ml.p5.48xlarge: 32 interfaces and these (2026-11). For p4d it counts two fewer."""
 _RESERVED = 5
-"""Addresses of every subnet that AWS keeps for itself."""
+"""Addresses of every subnet that AWS reserves."""
 
 
 def machine_addresses(cluster: ClusterConfig, group: Group) -> int:
-    """Addresses that one machine of the group takes."""
+    """Return the number of addresses of one machine of the group."""
     machine = instance(group.instance_type)
     interfaces = (machine.efa if machine else None) or 1
     if getattr(group, "network_interface", None) == "efa-only":
@@ -170,7 +170,7 @@ def quotas_are_enough(cluster: ClusterConfig) -> Iterator[Problem]:
 
 
 def group_zones(cluster: ClusterConfig, group: Group) -> tuple[str, ...]:
-    """Zones that machines of the group may be in; empty where one of them is not known."""
+    """Return the zones of the group's machines; empty if one is unknown."""
     subnets = _facts(cluster).subnets
     places = _places(cluster, group)
     if all(place in subnets for place in places):
@@ -180,7 +180,7 @@ def group_zones(cluster: ClusterConfig, group: Group) -> tuple[str, ...]:
 
 
 def _places(cluster: ClusterConfig, group: Group) -> tuple[str, ...]:
-    """Subnets of the group, or the zone of the new network that it is in."""
+    """Return the subnets of the group, or its zone in a new network."""
     network, made = group.vpc or cluster.vpc, cluster.infrastructure
     if network is not None:
         return tuple(sorted(network.subnets))
@@ -190,13 +190,13 @@ def _places(cluster: ClusterConfig, group: Group) -> tuple[str, ...]:
 
 
 def _free_addresses(cluster: ClusterConfig, places: tuple[str, ...]) -> int | None:
-    """Addresses in these subnets together; None where that is not known."""
+    """Return the number of free addresses of these subnets together; None if unknown."""
     made, facts = cluster.infrastructure, _facts(cluster)
     if made is not None and places and set(places) <= set(made.network.zones):
         try:
             return ipaddress.ip_network(made.network.cidr).num_addresses // 4 - _RESERVED
         except ValueError:
-            return None  # told by the rules of networks
+            return None  # network_rules reports it
     free = [facts.subnets[place].free_addresses if place in facts.subnets else None for place in places]
     known = [one for one in free if one is not None]
     return sum(known) if free and len(known) == len(free) else None

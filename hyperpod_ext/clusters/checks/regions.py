@@ -1,4 +1,4 @@
-"""What is in another region than the cluster, or is not offered in its region."""
+"""Checks of the cluster's region: instance types, keys, file systems and plans."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hyperpod_ext.config.clusters.cluster_parts import Storage
 from hyperpod_ext.errors import Problem
 
 _PARTITIONS = {"us-gov-": "AWS GovCloud (US)", "cn-": "AWS China", "us-iso": "AWS's isolated regions"}
-"""Partitions of AWS by how their regions begin; of regions elsewhere that no list has, nothing can be said."""
+"""Partitions of AWS by prefix of their regions."""
 
 
 @check(
@@ -40,7 +40,7 @@ def region_has_clusters(cluster: ClusterConfig) -> Iterator[Problem]:
 )
 def types_are_offered(cluster: ClusterConfig) -> Iterator[Problem]:
     if cluster.region not in known_regions():
-        return  # nothing can be said of it
+        return  # the region's types are unknown
     for path, name in named_types(cluster):
         elsewhere = ", ".join(regions_with(name))  # without any, the lists do not know the type
         if elsewhere and name not in offered(cluster.region):
@@ -65,7 +65,7 @@ def all_is_in_one_region(cluster: ClusterConfig) -> Iterator[Problem]:
 
 
 def _named(cluster: ClusterConfig) -> Iterator[tuple[str, str, str]]:
-    """Path, what it is, and the ARN or DNS name, of all that has a region."""
+    """Yield path, name, and ARN or DNS name of everything with a region."""
     if cluster.eks_cluster_arn is not None:
         yield "eks_cluster_arn", "the EKS cluster", cluster.eks_cluster_arn
     if cluster.slurm is not None and cluster.slurm.accounting is not None:
@@ -94,7 +94,7 @@ def _of_storage(storage: Storage, path: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _region_of(text: str) -> str:
-    """Of an ARN, or of a DNS name `fs-0123.fsx.us-west-2.amazonaws.com`; empty where it names none."""
+    """Return the region of an ARN or of a DNS name `fs-0123.fsx.us-west-2.amazonaws.com`; empty if it has none."""
     if text.startswith("arn:"):
         return text.split(":")[3]
     parts = text.split(".")

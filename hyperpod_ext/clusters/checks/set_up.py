@@ -1,4 +1,4 @@
-"""What machines need to become part of the cluster: roles, scripts, Slurm's parts, memory that is left."""
+"""Checks of the set-up of machines: roles, scripts, Slurm's node types, reserved memory."""
 
 from __future__ import annotations
 

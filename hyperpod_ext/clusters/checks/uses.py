@@ -1,4 +1,4 @@
-"""What machines are asked to be and cannot, and machines that are paid for and take no part in any job."""
+"""Checks of settings that machines do not support, and of machines that no job would use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where snapshots live, how often each place gets one, and how many it keeps."""
+"""Tiers of snapshots: their places, intervals and retention."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ class MemoryTier(Tuned):
     level = "memory"
     kind: Literal["memory"] = "memory"
     every_steps: EverySteps = 1
-    """Take a snapshot each time this many steps have been made. `auto`: each; under our agent, after each fault what
-    then is best, from how long training waited for snapshots and how often the job fell back to them."""
+    """Steps between snapshots. `auto`: 1; our agent sets the best interval after each fault, from the waiting time and
+    the number of restores."""
     budget_mib: PositiveInt | None = None
-    """Most memory the tier may take on one node, in MiB, replicas of other nodes included. Default:
-    whatever the node has free."""
+    """Most memory of the tier on one node, in MiB, with replicas of other nodes. Default: all free memory of the
+    node."""
 
 
 class PeerTier(Tuned):
-    """Memory of other nodes: survives the loss of `replicas` nodes at once; by `parity`, of one node of each group."""
+    """Memory of other nodes: survives the loss of `replicas` nodes at once; with `parity`, of one node of each
+    group."""
 
     survives = frozenset({"process", "node"})
     level = "peer"
     kind: Literal["peer"] = "peer"
     every_steps: EverySteps = 10
-    """Copy the newest snapshot to peers each time this many steps have been made.
-    `auto`: under our agent the running job finds the best interval, from what copies cost it and how often it fails;
-    elsewhere 10."""
+    """Steps between copies of the newest snapshot to peers. `auto`: 10; our agent sets the best interval in the
+    running job, from the cost of copies and the number of faults."""
     replicas: PositiveInt = 1
     """Copies of each snapshot, each on a different node."""
     parity: Annotated[int, Field(ge=3)] | None = None
-    """Keep parity in place of copies: nodes are in groups of so many, and each sends its snapshot once, in parts of
-    which every other node of the group keeps the XOR. A node needs 1/(parity - 1) of a snapshot for it. A lost node's
-    state is rebuilt from all others of its group; when two of a group are lost, from the next tier. Under our agent,
-    and not in elastic jobs. Nodes that are no multiple of it make some groups larger."""
+    """Keep parity instead of copies: nodes form groups of this size. Each node sends its snapshot once, in parts, and
+    every other node of the group keeps the XOR of the parts it receives, 1/(parity - 1) of a snapshot. A lost node's
+    state is rebuilt from all others of its group; if two of a group are lost, it comes from the next tier. Needs our
+    agent, and a job that is not elastic. If the nodes do not divide evenly, some groups are larger."""
     transport: Literal["tcp", "nixl"] = "tcp"
-    """What carries the bytes of copies. `nixl`: the receiving node reads them from the sender's memory with NIXL over
-    UCX: shared memory, RDMA. It takes the package `nixl-cu12` or `nixl-cu13` in the image, and its bytes are neither
-    authenticated nor encrypted on their way (docs/security.md). Where it is missing or fails, copies go over TCP."""
+    """Transport of copies. `nixl`: the receiving node reads the sender's memory with NIXL over UCX: shared memory or
+    RDMA. It needs the package `nixl-cu12` or `nixl-cu13` in the image, and neither authenticates nor encrypts
+    (docs/security.md). If it is missing or fails, copies use TCP."""
     streams: PositiveInt = 2
-    """TCP connections that one copy is sent over; a single one is slow on EC2."""
+    """TCP connections for one copy; a single one is slow on EC2."""
     max_slowdown: Annotated[PositiveFloat, Field(le=1.0)] = 0.05
-    """How much longer a step may take while a copy is sent, as a share of the step: sending is slowed
-    down until it holds, unless a copy only costs more in all the slower it is sent."""
+    """Most slowdown of a step while a copy is sent, as a share of the step. Sending is slowed down to keep it, unless
+    that increases the total cost of the copy."""
 
     @model_validator(mode="after")
     def _copies_or_parity(self) -> Self:
@@ -68,7 +68,7 @@ class PeerTier(Tuned):
 
     @model_serializer(mode="wrap")
     def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without what came later, what is rendered is what containers of before know."""
+        """Leave out unset newer fields, so that images with an older version can read the spec."""
         dumped: dict[str, Any] = handler(self)
         if self.parity is None:
             dumped.pop("parity", None)
@@ -87,7 +87,7 @@ else:
 
 
 def survivors(lost: Loss) -> set[str]:
-    """Kinds of tiers that can still be read after a loss."""
+    """Return the kinds of tiers that can still be read after a loss."""
     tiers: list[type[Tuned]] = [MemoryTier, PeerTier, *DURABLE.values()]
     return {str(tier.model_fields["kind"].default) for tier in tiers if lost in tier.survives}
 
@@ -96,20 +96,19 @@ class CheckpointPolicy(Config):
     """The tiers in order, nearest first."""
 
     tiers: tuple[Tier, ...] = (MemoryTier(),)
-    """Places a snapshot goes to, nearest first; each kind at most once."""
+    """Tiers for snapshots, nearest first; each kind at most once."""
     overlap: bool = True
-    """Copy a snapshot beside the next forward and backward pass, and wait for it before the next
-    optimizer step. False: copy it at once, before the next step begins."""
+    """Copy a snapshot during the next forward and backward pass, and wait for it before the next optimizer step.
+    False: copy it before the next step begins."""
     when_busy: Literal["wait", "skip", "supersede"] = "supersede"
-    """When a save is due while earlier ones are still being copied to slower tiers: `wait` for them,
-    `skip` this one, or `supersede` a copy that has not begun, and one under way only if there is no other.
-    The last whole snapshot is never given up."""
+    """If a save is due while earlier ones are still being copied to slower tiers: `wait` for them, `skip` this one, or
+    `supersede` a copy that has not started, or else a running one. The last complete snapshot always stays."""
     finish_s: PositiveFloat = 3600.0
-    """Once the last step is made, seconds in which it is brought to the durable tiers, due there or not, before the
-    job succeeds. Where it does not arrive in that time, a warning of the report says what is missing."""
+    """Seconds after the last step to upload it to the durable tiers, before the job succeeds. After that time, the
+    report has a warning with the missing parts."""
     grace_s: PositiveFloat = 25.0
-    """When the job is told to end (SIGTERM, pre-emption), seconds in which its newest step is brought to
-    the durable tiers. Kubernetes allows 30 by default, for everything."""
+    """Seconds after SIGTERM or preemption to upload the newest step to the durable tiers. Kubernetes allows 30 by
+    default, for everything."""
 
     def memory(self) -> MemoryTier | None:
         """The memory tier of this policy, if it has one."""
@@ -124,7 +123,7 @@ class CheckpointPolicy(Config):
         return tuple(tier for tier in self.tiers if isinstance(tier, DurableTier))
 
     def shared(self) -> tuple[DurableTier, ...]:
-        """Those of them in which all nodes see the same."""
+        """The durable tiers that all nodes share."""
         return tuple(tier for tier in self.durable() if not tier.on_node)
 
     def seconds(self) -> dict[str, float]:
@@ -132,16 +131,16 @@ class CheckpointPolicy(Config):
         return {tier.kind: tier.every_seconds for tier in self.durable() if tier.every_seconds is not None}
 
     def on_one_machine(self) -> Self:
-        """The policy where several nodes share a machine."""
+        """Return the policy for several nodes on one machine."""
         tiers = tuple(tier.on_one_machine() if isinstance(tier, DurableTier) else tier for tier in self.tiers)
         return self.model_copy(update={"tiers": tiers})
 
     def due(self, step: int) -> bool:
-        """Whether some tier wants a snapshot of `step`. Tiers that go by time take what the others leave."""
+        """Return whether a tier needs a snapshot of `step`. Tiers with an interval in seconds use existing ones."""
         return any(step % steps == 0 for steps in self._intervals())
 
     def with_memory_every(self, steps: int) -> Self:
-        """The same with another number of steps between two snapshots in memory."""
+        """Return the policy with another number of steps between snapshots in memory."""
         tiers = tuple(
             tier.model_copy(update={"every_steps": steps}) if isinstance(tier, MemoryTier) else tier
             for tier in self.tiers
@@ -149,11 +148,11 @@ class CheckpointPolicy(Config):
         return self.model_copy(update={"tiers": tiers})
 
     def next_due(self, step: int) -> int:
-        """The first step from `step` on that is due."""
+        """Return the first step from `step` on that is due."""
         return min(-(-step // steps) * steps for steps in self._intervals())
 
     def _intervals(self) -> list[int]:
-        """In steps, of the tiers that go by them."""
+        """Return the intervals in steps, without tiers that have one in seconds."""
         return [tier.every_steps for tier in self.tiers if not self._by_time(tier)] or [1]
 
     @staticmethod

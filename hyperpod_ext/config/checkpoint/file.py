@@ -16,7 +16,7 @@ class FileTier(DirectoryTier):
     distance = 6
     kind: Literal["file"] = "file"
     path: Annotated[str, Field(min_length=1, examples=["/fsx/checkpoints"])]
-    """Directory that every node sees under this path: in pods, on a volume that they share. Checkpoints go under
+    """Directory that every node sees under this path: in pods, on a shared volume. Checkpoints are stored under
     `path/NAME-OF-THE-JOB/`."""
     shared: bool = False
     """Let other users read the checkpoints, as far as the umask of the job allows. Default: files have mode 0600 and

@@ -32,7 +32,7 @@ AUTO = "auto"
 
 
 def tier_of(url: str) -> type[DurableTier] | None:
-    """The kind of durable tier that a URL or path is a place of."""
+    """Return the kind of durable tier of a URL or path."""
     return next((tier for tier in DURABLE.values() if urlsplit(url).scheme in tier.schemes), None)
 
 
@@ -87,24 +87,23 @@ class DurableTier(Tuned):
     store: ClassVar[str]
     """`module:class` of the object store behind it. The class has `at(place, job, **options)`."""
     distance: ClassVar[int]
-    """Ranks restore from the tier with the lowest one, where several have a step."""
+    """If several tiers have a step, ranks restore it from the tier with the lowest value."""
     on_node: ClassVar[bool] = False
-    """Each node has its own checkpoints, which are lost with it; else all see the same."""
+    """Each node has its own checkpoints, which are lost with it. Otherwise all nodes see the same."""
     if TYPE_CHECKING:
         kind: str
 
     every_steps: EverySteps = 100
-    """Write the newest snapshot each time this many steps have been made.
-    `auto`: the running job finds the best interval, from what saves cost it and how often it fails."""
+    """Steps between writes of the newest snapshot. `auto`: the running job sets the best interval, from the cost of
+    saves and the number of faults."""
     every_seconds: PositiveFloat | None = None
-    """Write one each time this many seconds have passed, instead of every_steps. With `every_steps: auto`: how it
-    begins."""
+    """Seconds between writes, instead of every_steps. With `every_steps: auto`: the first interval."""
     keep: PositiveInt = 3
-    """Newest checkpoints that are kept; older ones are deleted, but for those below."""
+    """Newest checkpoints to keep. Older ones are deleted, except those below."""
     keep_every_steps: PositiveInt | None = None
-    """Keep every checkpoint whose step is a multiple of this, too."""
+    """Also keep every checkpoint whose step is a multiple of this."""
     keep_steps: tuple[NonNegativeInt, ...] = ()
-    """Milestones: checkpoints of these steps are never deleted."""
+    """Milestones: steps whose checkpoints are never deleted."""
 
     @model_validator(mode="after")
     def _one_clock(self) -> Self:
@@ -140,15 +139,15 @@ class DurableTier(Tuned):
         return {}
 
     def on_one_machine(self) -> Self:
-        """The tier where several nodes share a machine."""
+        """Return the tier for several nodes on one machine."""
         return self
 
     def on(self, node: int) -> Self:
-        """The tier as this node sees it."""
+        """Return the tier of one node."""
         return self
 
     def url(self, job: str) -> str:
-        """Place of the checkpoints of one job."""
+        """Return the place of one job's checkpoints."""
         return f"{self.place.rstrip('/')}/{job}"
 
 

@@ -1,1 +1,1 @@
-"""One cluster as its user writes it: its groups of machines, and the network and storage around them."""
+"""The spec of a cluster: its groups of machines, network and storage."""

@@ -1,4 +1,4 @@
-"""What is there in the account that a cluster is made in: stated for checks alone, never sent."""
+"""Facts about the account of a cluster, for checks alone. They are never sent."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class SubnetFacts(Config):
     """A subnet."""
 
     zone: Zone
-    """Zone that it is in, by id."""
+    """Zone of the subnet, by id."""
     free_addresses: NonNegativeInt | None = None
-    """Addresses that are free in it."""
+    """Free addresses in the subnet."""
 
 
 class PlanFacts(Config):
@@ -31,22 +31,22 @@ class PlanFacts(Config):
     instance_type: Annotated[InstanceType, Field(examples=["ml.p5.48xlarge"])]
     """Type of its machines."""
     zone: Zone | None = None
-    """Zone that they are in, by id."""
+    """Zone of its machines, by id."""
     count: PositiveInt | None = None
-    """So many of them."""
+    """Number of its machines."""
 
 
 class QuotaFacts(Config):
     """A quota of SageMaker: machines of one type in all clusters of the account."""
 
     machines: Annotated[NonNegativeInt, Field(examples=[16])]
-    """So many."""
+    """Number of machines."""
     code: QuotaCode | None = None
-    """Its code, by which more is asked for."""
+    """Code of the quota, for requests to increase it."""
 
 
 class AccountFacts(Config):
-    """What is there in the account. What is not stated is not checked."""
+    """Existing resources and quotas of the account. Unset fields are not checked."""
 
     subnets: dict[NetworkId, SubnetFacts] = {}
     """Subnets by their ids."""
@@ -57,6 +57,6 @@ class AccountFacts(Config):
     quotas: dict[InstanceType, QuotaFacts] = {}
     """Quotas of machines in clusters, by type."""
     eks_version: Annotated[str, Field(pattern=r"^1\.\d{2}$", examples=["1.34"])] | None = None
-    """Kubernetes of the EKS cluster that is there."""
+    """Version of Kubernetes of the existing EKS cluster."""
     lifecycle_files: tuple[Annotated[str, Field(pattern=r"^s3://.+$")], ...] | None = None
     """All files in the folders of lifecycle scripts."""

@@ -1,4 +1,4 @@
-"""ClusterConfig: the machines a job may run on, as their owner asks for them."""
+"""ClusterConfig: the spec of a HyperPod cluster."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ class InstanceGroup(Config):
     instance_type: Annotated[InstanceType, Field(examples=["ml.p5.48xlarge"])]
     """SageMaker instance type, `ml.p5.48xlarge`."""
     other_types: Annotated[tuple[InstanceType, ...], Field(max_length=19)] = ()
-    """Types that will do as well, where there is none of the first."""
+    """Types to use if there is no machine of the first."""
     count: Annotated[NodeCount, Field(examples=[2])]
     """Machines in the group."""
     spares: NonNegativeInt = 0
-    """Of these, how many stay without work until another fails."""
+    """Machines of the group that stay idle until another fails."""
     min_count: NodeCount | None = None
-    """Fewest machines with which the group is ready; HyperPod goes on looking for the rest."""
+    """Fewest machines with which the group is ready. HyperPod continues to look for the rest."""
     execution_role: RoleArn | None = None
     """Role of the machines. Default: that of the cluster."""
     lifecycle: Lifecycle | None = None
-    """Scripts that every new node runs. Default: HyperPod sets nodes up by itself."""
+    """Scripts that every new node runs. Default: HyperPod's own set-up alone."""
     threads_per_core: ThreadsPerCore | None = None
     """1: without hyper-threading."""
     storage: Annotated[tuple[Storage, ...], Field(max_length=4)] = ()
@@ -59,9 +59,9 @@ class InstanceGroup(Config):
     training_plan: TrainingPlan | None = None
     """Training plan that the machines come from."""
     capacity: Literal["spot", "on-demand"] | None = None
-    """Which capacity the machines are; spot can be taken away."""
+    """Kind of capacity; spot machines can be taken away."""
     vpc: Vpc | None = None
-    """Network, where it differs from the cluster's."""
+    """Network of the group. Default: that of the cluster."""
     network_interface: Literal["efa", "efa-only"] | None = None
     """Whether EFA interfaces carry IP traffic as well."""
     image: Annotated[str, Field(pattern=r"^(ami-[0-9a-fA-F]{8,17}|default)$")] | None = None
@@ -69,15 +69,15 @@ class InstanceGroup(Config):
     image_release: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$")] | None = None
     """Release of HyperPod's AMI."""
     scheduled_update: ScheduledUpdate | None = None
-    """When their software is renewed."""
+    """Schedule of software updates."""
     auto_patch: AutoPatch | None = None
-    """How patches reach them."""
+    """Automatic security patches."""
     labels: Annotated[dict[LabelKey, Annotated[LabelValue, Field(min_length=1)]], Field(max_length=50)] = {}
     """Labels of the nodes, on EKS."""
     taints: Annotated[tuple[Taint, ...], Field(max_length=50)] = ()
     """Taints of the nodes, on EKS."""
     slurm: GroupSlurm | None = None
-    """What the machines are to Slurm."""
+    """Role of the machines in Slurm."""
 
 
 class ClusterConfig(Config):
@@ -88,7 +88,7 @@ class ClusterConfig(Config):
     region: Annotated[str, Field(pattern=r"^[a-z]{2,4}(-[a-z]+)+-\d$", examples=["us-west-2"])]
     """AWS region, `us-west-2`."""
     orchestrator: Literal["eks", "slurm"] = "eks"
-    """What schedules jobs on the cluster."""
+    """Scheduler of jobs on the cluster."""
     eks_cluster_arn: (
         Annotated[
             str,
@@ -99,7 +99,7 @@ class ClusterConfig(Config):
         ]
         | None
     ) = None
-    """EKS cluster that the machines join; needed to create a cluster with orchestrator eks."""
+    """EKS cluster that the machines join; required to create a cluster with orchestrator eks."""
     slurm: ClusterSlurm | None = None
     """How HyperPod keeps Slurm's configuration."""
     instance_groups: Annotated[
@@ -113,31 +113,31 @@ class ClusterConfig(Config):
     restricted_groups: Annotated[tuple[RestrictedGroup, ...], Field(max_length=100)] = ()
     """Groups for work on restricted models."""
     restricted_environment: RestrictedEnvironment | None = None
-    """What all restricted groups share."""
+    """Settings that all restricted groups share."""
     execution_role: RoleArn | None = None
-    """Role of the machines of groups that name none."""
+    """Role of the machines of groups without their own."""
     cluster_role: RoleArn | None = None
     """Role with which HyperPod itself adds and removes machines."""
     vpc: Vpc | None = None
     """Network of the machines."""
     node_recovery: Literal["Automatic", "None"] = "Automatic"
-    """Whether faulty nodes are replaced by themselves."""
+    """Whether faulty nodes are replaced automatically."""
     continuous_provisioning: bool = False
-    """Let groups start with the machines there are, and go on looking for the rest."""
+    """Let groups start with available machines, and continue to look for the rest."""
     tiered_storage: TieredStorage | None = None
-    """AWS's managed tier. This project's own memory tier needs it not."""
+    """AWS's managed tier. This project's own memory tier does not use it."""
     auto_scaling: AutoScaling | None = None
     """Whether Karpenter adds and removes machines."""
     tags: Annotated[dict[TagKey, TagValue], Field(max_length=50)] = {}
     """Tags of the cluster."""
     checkpoint_bucket: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")] | None = None
-    """S3 bucket that jobs drain checkpoints to."""
+    """S3 bucket for checkpoints of jobs."""
     account: AccountFacts | None = None
-    """What is there in the account: subnets, training plans, file systems, quotas. Checks compare the cluster with it;
-    it is never sent."""
+    """Existing subnets, training plans, file systems and quotas of the account, for checks of the cluster. They are
+    never sent."""
     infrastructure: Infrastructure | None = None
-    """What is made around the cluster. With it `hp-ext cluster deploy` makes both, and fills in what is left open here:
-    network, roles, EKS cluster."""
+    """Resources that `hp-ext cluster deploy` makes around the cluster. It fills in unset fields here: network, roles,
+    EKS cluster."""
 
     @property
     def working_nodes(self) -> int:

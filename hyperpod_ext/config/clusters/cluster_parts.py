@@ -22,7 +22,7 @@ NodeCount = Annotated[int, Field(ge=0, le=6758)]
 
 
 class Lifecycle(Config):
-    """Scripts that every new node runs before it takes work. Without them HyperPod sets nodes up by itself."""
+    """Scripts that every new node runs before it takes work. Without them there is only HyperPod's own set-up."""
 
     source: Annotated[S3Uri, Field(examples=["s3://sagemaker-bucket/lifecycle"])]
     """S3 prefix that holds the scripts."""
@@ -41,7 +41,7 @@ class EbsVolume(Config):
     kms_key: KmsKey | None = None
     """Key that it is encrypted with."""
     root: bool = False
-    """It is the disk that the node starts from, not a further one."""
+    """Whether it is the boot disk, not an additional one."""
 
 
 class FsxLustre(Config):
@@ -51,9 +51,9 @@ class FsxLustre(Config):
     dns_name: Annotated[FsxName, Field(examples=["fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com"])]
     """DNS name of the file system."""
     mount_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,8}$", examples=["fsx"])]
-    """Its mount name, as FSx gives it."""
+    """Mount name of the file system in FSx."""
     path: MountPath | None = None
-    """Where nodes see it. Default: HyperPod's own, `/fsx`."""
+    """Mount path on the nodes. Default: HyperPod's own, `/fsx`."""
 
 
 class FsxOpenZfs(Config):
@@ -63,7 +63,7 @@ class FsxOpenZfs(Config):
     dns_name: Annotated[FsxName, Field(examples=["fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com"])]
     """DNS name of the file system."""
     path: MountPath | None = None
-    """Where nodes see it. Default: HyperPod's own."""
+    """Mount path on the nodes. Default: HyperPod's own."""
 
 
 Storage = Annotated[EbsVolume | FsxLustre | FsxOpenZfs, Field(discriminator="kind")]
@@ -73,9 +73,9 @@ class BatchSize(Config):
     """Nodes that are updated at once: a number, or a share."""
 
     nodes: PositiveInt | None = None
-    """So many."""
+    """Number of nodes."""
     percent: Annotated[int, Field(ge=1, le=100)] | None = None
-    """So many in a hundred."""
+    """Percentage of the nodes."""
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
@@ -85,42 +85,42 @@ class BatchSize(Config):
 
 
 class Rollout(Config):
-    """How an update of software goes through the nodes."""
+    """Batches of a software update."""
 
     batch: BatchSize | None = None
     """Nodes at once. Default: all."""
     rollback_batch: BatchSize | None = None
-    """Nodes at once when the update is taken back."""
+    """Nodes at once when the update is rolled back."""
     wait_s: Annotated[NonNegativeInt, Field(le=3600)] | None = None
     """Seconds between one batch and the next."""
     alarms: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=255)], ...], Field(max_length=10)] = ()
-    """CloudWatch alarms that take the update back."""
+    """CloudWatch alarms that roll the update back."""
 
 
 class ScheduledUpdate(Config):
-    """When HyperPod renews the software of the nodes by itself."""
+    """Schedule of HyperPod's automatic software updates."""
 
     schedule: Annotated[str, Field(pattern=r"^cron\(.+\)$", max_length=256, examples=["cron(0 3 ? * SUN *)"])]
     """Cron expression of AWS, in UTC."""
     rollout: Rollout | None = None
-    """How the update goes through the nodes."""
+    """Batches of the update."""
 
 
 class AutoPatch(Config):
-    """How security patches reach the nodes."""
+    """Automatic security patches of the nodes."""
 
     strategy: Annotated[Literal["WhenIdle", "WhenAllIdle", "DrainFirst"], Field(examples=["WhenIdle"])]
-    """A node when it is idle, all when all are, or each after its work was drained."""
+    """Patch each node when it is idle, all when all are idle, or each after draining it."""
     next_date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}(T\d{2}:\d{2}:\d{2}Z)?$")] | None = None
     """When the next patch is due, `2027-01-31`."""
     rollout: Rollout | None = None
-    """How it goes through the nodes."""
+    """Batches of the patch."""
     idle_s: Annotated[int, Field(ge=3600, le=2160000)] | None = None
-    """Seconds that it waits for nodes to be idle."""
+    """Seconds to wait for idle nodes."""
     drain_timeout_s: Annotated[NonNegativeInt, Field(le=5400)] | None = None
-    """Seconds that work on a node has to end."""
+    """Seconds to drain a node."""
     on_drain_timeout: Literal["Force", "Skip"] | None = None
-    """What happens to a node that is not drained by then."""
+    """Action for a node that is not drained in time."""
 
 
 class Taint(Config):
@@ -131,14 +131,14 @@ class Taint(Config):
     value: Annotated[LabelValue, Field(min_length=1)] | None = None
     """Its value."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = "NoSchedule"
-    """What it does to pods."""
+    """Effect of the taint on pods."""
 
 
 class GroupSlurm(Config):
-    """What the nodes of a group are to Slurm."""
+    """Role of a group's nodes in Slurm."""
 
     node_type: Annotated[Literal["Controller", "Login", "Compute"], Field(examples=["Compute"])]
-    """Their part in the cluster."""
+    """Type of the nodes."""
     partition: Annotated[str, Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$", max_length=1024)] | None = None
     """Partition of compute nodes."""
 
@@ -172,20 +172,20 @@ class RestrictedGroup(Config):
     training_plan: TrainingPlan | None = None
     """Training plan that the machines come from."""
     vpc: Vpc | None = None
-    """Network, where it differs from the cluster's."""
+    """Network of the group. Default: that of the cluster."""
     scheduled_update: ScheduledUpdate | None = None
-    """When their software is renewed."""
+    """Schedule of software updates."""
     lustre: LustreSize | None = None
     """File system of this group alone."""
 
 
 class RestrictedEnvironment(Config):
-    """What all restricted groups share."""
+    """Settings that all restricted groups share."""
 
     lustre: LustreSize = LustreSize()
     """Their file system."""
     deletion: Literal["DeleteIfNotUsed", "Keep"] = "Keep"
-    """What becomes of it with the last group."""
+    """Whether the file system is deleted with the last group."""
 
 
 class AccountingDatabase(Config):
@@ -196,7 +196,7 @@ class AccountingDatabase(Config):
     ]
     """Host name."""
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    """Port, where it is not MySQL's."""
+    """Port. Default: MySQL's."""
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9$_]{1,64}$")] | None = None
     """Database."""
     secret_arn: Annotated[
@@ -210,12 +210,12 @@ class AccountingDatabase(Config):
 
 
 class ClusterSlurm(Config):
-    """How HyperPod keeps Slurm's configuration."""
+    """Management of Slurm's configuration by HyperPod."""
 
     strategy: Literal["Overwrite", "Managed", "Merge"] | None = None
-    """What happens to changes that were made by hand: lost, refused, or merged."""
+    """Whether manual changes are overwritten, refused, or merged."""
     accounting: AccountingDatabase | None = None
-    """Where jobs are accounted for."""
+    """Database for Slurm's accounting."""
 
 
 class TieredStorage(Config):
@@ -231,6 +231,6 @@ class AutoScaling(Config):
     """Karpenter, which adds and removes machines as pods need them."""
 
     enabled: bool = True
-    """Whether it runs."""
+    """Whether Karpenter runs."""
     scaler: Literal["Karpenter"] = "Karpenter"
-    """What scales."""
+    """Kind of scaler."""

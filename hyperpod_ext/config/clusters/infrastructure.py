@@ -1,4 +1,4 @@
-"""What is made around a cluster in AWS: network, buckets, EKS, file system, add-ons, roles of jobs. `cdk/` makes it."""
+"""Resources of a cluster that `cdk/` makes in AWS: network, buckets, EKS, file system, add-ons, roles of jobs."""
 
 from __future__ import annotations
 
@@ -25,65 +25,65 @@ LogDays = Literal[
 
 
 class Network(Config):
-    """The network: a new one, or one that is there (`vpc_id`)."""
+    """The network: a new one, or an existing one (`vpc_id`)."""
 
     cidr: Cidr = "10.192.0.0/16"
     """Addresses of the new network, /16 to /20. Each zone's machines get a quarter of them."""
     zones: Annotated[tuple[Zone, ...], Field(max_length=3, examples=[["usw2-az1", "usw2-az2"]])] = ()
-    """Zones of the new network, all by id or all by name; EKS needs two. Machines are in the first: take the one that
-    has your capacity. A zone that is added at the end changes nothing for the others."""
+    """Zones of the new network, all by id or all by name; EKS needs two. Machines are in the first: choose the zone of
+    your capacity. A zone appended later does not change the others."""
     group_zones: dict[ZonedGroup, Zone] = {}
-    """Groups whose machines are in another of these zones."""
+    """Zones of groups that are not in the first, by group."""
     nat: Literal["one", "per-zone", "none"] = "one"
     """Gateways to the internet: one, which every zone shares; one in each zone; or none at all."""
     private_endpoints: bool = True
-    """Reach AWS's services from inside the network, without the gateway. S3 is always reached so."""
+    """Use AWS's services from inside the network, without the gateway. S3 is always used so."""
     connected_cidrs: tuple[Cidr, ...] = ()
-    """Addresses of networks that are, or are to be, connected with this one: they must not overlap."""
+    """Addresses of networks that are or will be connected with this one. They must not overlap."""
     vpc_id: Annotated[NetworkId, Field(examples=["vpc-0123456789abcdef0"])] | None = None
-    """Network that is there already. `vpc` of the cluster then names subnets and security groups of the machines, and
-    nothing is made or changed in it but a security group for the file system."""
+    """Existing network. `vpc` of the cluster then names subnets and security groups of the machines, and only a
+    security group for the file system is added to it."""
     control_plane_subnets: Annotated[tuple[NetworkId, ...], Field(max_length=16)] = ()
-    """Of a network that is there: subnets in two zones or more, for a new EKS cluster."""
+    """Subnets of the existing network in two zones or more, for a new EKS cluster."""
 
 
 class Bucket(Config):
-    """One bucket: made under a name that AWS chooses, made under this name, or there already."""
+    """A bucket: new with a name by AWS, new with a given name, or existing."""
 
     name: BucketName | None = None
-    """Name that it is made under."""
+    """Name of the new bucket."""
     existing: BucketName | None = None
-    """A bucket that is there already: it is used, and not changed."""
+    """An existing bucket, which is used and not changed."""
     kms_key: KmsKey | None = None
-    """Your own key that the existing bucket is encrypted with: ARN, id or alias. The roles that are made here may then
-    use it, if its own policy admits roles of the account."""
+    """Your key that encrypts the existing bucket: ARN, id or alias. The new roles may use it, if its own policy allows
+    roles of the account."""
 
 
 class Buckets(Config):
-    """Where data and checkpoints are. They outlive the cluster: deleting it leaves them and what is in them."""
+    """Buckets for data and checkpoints. They stay, with their objects, when the cluster is deleted."""
 
     checkpoints: Bucket = Bucket()
-    """Checkpoints. Below `jobs/` they are kept until the job itself removes them, whatever their age; below
-    `milestones/` for ever, in cheaper storage; below `ephemeral/` for `ephemeral_days`."""
+    """Checkpoints. Below `jobs/` they are kept until the job itself removes them, at any age; below `milestones/` for
+    ever, in cheaper storage; below `ephemeral/` for `ephemeral_days`."""
     data: Bucket = Bucket()
     """Training data, which jobs can read."""
     lifecycle: Bucket = Bucket()
-    """Scripts for new machines; its name starts with `sagemaker-`. Only made where the cluster needs it. Every
-    HyperPod role of the account can read it: no secrets."""
+    """Scripts for new machines; its name starts with `sagemaker-`. It is only made if the cluster needs it. Every
+    HyperPod role of the account can read it, so it must not contain secrets."""
     logs: Bucket = Bucket()
     """Access logs of the other buckets."""
     ephemeral_days: PositiveInt = 14
-    """Days after which what is below `ephemeral/` is removed."""
+    """Days until objects below `ephemeral/` are removed."""
     noncurrent_days: PositiveInt = 3
-    """Days for which what was overwritten or deleted can be had back."""
+    """Days in which overwritten or deleted objects can be restored."""
     multipart_days: PositiveInt = 2
-    """Days after which an upload that nobody finished is removed."""
+    """Days until an unfinished upload is removed."""
     log_days: PositiveInt = 90
     """Days for which access logs are kept."""
 
 
 class Eks(Config):
-    """The EKS cluster that is made; `eks_cluster_arn` of the cluster names one that is there instead."""
+    """The new EKS cluster. To use an existing one, set `eks_cluster_arn` of the cluster."""
 
     version: Annotated[str, Field(pattern=r"^1\.\d{2}$", examples=["1.34"])] = "1.34"
     """Version of Kubernetes."""
@@ -92,12 +92,12 @@ class Eks(Config):
     service_cidr: Cidr = "172.20.0.0/16"
     """Addresses of Kubernetes' services."""
     admins: tuple[RoleArn, ...] = ()
-    """Roles that may do anything in it."""
+    """Roles with administrator access."""
     log_days: LogDays = 90
-    """Days for which its control plane's logs are kept."""
+    """Days to keep the control plane's logs."""
     dependencies: Literal["external", "present"] = "external"
-    """Who installs HyperPod's Helm chart, which must be there before the cluster: `hp-ext cluster deploy`, once EKS is
-    there (`external`), or it is there already."""
+    """Whether `hp-ext cluster deploy` installs HyperPod's Helm chart after EKS is made (`external`), or it is installed
+    already (`present`). The cluster needs it."""
 
 
 class FileSystem(Config):
@@ -108,11 +108,11 @@ class FileSystem(Config):
     throughput: Literal[125, 250, 500, 1000] = 125
     """MB/s for each TiB."""
     path: Annotated[str, Field(pattern=r"^/[a-zA-Z0-9._/-]+$", max_length=1024)] = "/fsx"
-    """Where nodes see it."""
+    """Mount path on the nodes."""
     link_data: bool = False
-    """Show the data bucket as the folder `data`, files loaded as they are read."""
+    """Show the data bucket as the folder `data`, with files loaded on first read."""
     keep: bool = True
-    """Keep it, at its cost, when the rest is deleted; the network it is in then stays too."""
+    """Keep the file system, at its cost, when the rest is deleted. Its network then stays, too."""
 
 
 class Team(Config):
@@ -121,13 +121,13 @@ class Team(Config):
     name: Annotated[DnsLabel, Field(max_length=40, examples=["research"])]
     """Name of the team, at most 40 characters."""
     instance_type: Annotated[InstanceType, Field(examples=["ml.p5.48xlarge"])]
-    """Machines that it has a quota of."""
+    """Instance type of the quota."""
     count: Annotated[NonNegativeInt, Field(examples=[4])]
-    """So many of them."""
+    """Number of machines in the quota."""
     weight: Annotated[NonNegativeInt, Field(le=100)] = 0
-    """Its fair share of what is idle, beside those of others."""
+    """Weight of its fair share of idle machines."""
     sharing: Literal["LendAndBorrow", "Lend", "DontLend"] = "LendAndBorrow"
-    """Whether others may use what it leaves idle, and it what others leave."""
+    """Whether other teams may use its idle machines, and it theirs."""
 
 
 class PriorityClass(Config):
@@ -154,15 +154,15 @@ class Observability(Config):
     """Metrics of nodes and jobs in Amazon Managed Prometheus, by AWS's add-on."""
 
     level: Literal["BASIC", "ADVANCED"] = "BASIC"
-    """How much is measured. ADVANCED costs several times as much."""
+    """Amount of metrics. ADVANCED costs several times as much."""
     workspace_arn: (
         Annotated[str, Field(pattern=r"^arn:aws[a-z-]*:aps:[a-z0-9-]+:\d{12}:workspace/[a-zA-Z0-9-]+$")] | None
     ) = None
-    """Workspace that is there already. Default: one is made."""
+    """Existing workspace. Default: a new one."""
 
 
 class AddOns(Config):
-    """What runs in EKS beside jobs. Karpenter is `auto_scaling` of the cluster, AWS's memory tier `tiered_storage`."""
+    """Add-ons of EKS. Karpenter is `auto_scaling` of the cluster, AWS's memory tier is `tiered_storage`."""
 
     cert_manager: bool = False
     """Certificates inside Kubernetes; the training operator needs it."""
@@ -175,32 +175,32 @@ class AddOns(Config):
 
 
 class JobRole(Config):
-    """A role for pods of one service account: they read data, and write checkpoints of their jobs and nothing else."""
+    """A role for pods of one service account, which may read data and write only checkpoints of their jobs."""
 
     namespace: Annotated[DnsLabel, Field(examples=["hyperpod-ns-research"])]
     """Namespace of the service account."""
     service_account: Annotated[DnsLabel, Field(examples=["training"])]
-    """Its name; a job names it as `kubernetes.service_account`."""
+    """Name of the service account, which jobs set as `kubernetes.service_account`."""
     jobs: Annotated[str, Field(pattern=r"^[a-z0-9][-a-z0-9]{0,61}\*?$", examples=["tiny-gpt"])]
-    """Name of the job whose checkpoints it can write, or what several names begin with, and `*`: `research-*`."""
+    """Name of the job whose checkpoints it can write, or a prefix of names with `*`: `research-*`."""
 
 
 class Infrastructure(Config):
-    """What is made around the cluster."""
+    """Resources around the cluster."""
 
     account: Annotated[str, Field(pattern=r"^\d{12}$", examples=["123456789012"])] | None = None
-    """AWS account that all of it is in. Default: that of whoever deploys it."""
+    """AWS account of all resources. Default: that of the credentials."""
     network: Annotated[Network, Field(examples=[{"zones": ["usw2-az1", "usw2-az2"]}])]
     """The network."""
     buckets: Buckets = Buckets()
-    """Where data and checkpoints are."""
+    """Buckets for data and checkpoints."""
     eks: Eks = Eks()
-    """The EKS cluster; of no meaning with Slurm."""
+    """The EKS cluster; not used with Slurm."""
     file_system: FileSystem | None = None
     """A shared file system."""
     add_ons: AddOns = AddOns()
-    """What runs in EKS beside jobs."""
+    """Add-ons of EKS."""
     job_roles: tuple[JobRole, ...] = ()
-    """Roles of pods, on EKS. The first is the one that jobs which name the cluster get."""
+    """Roles of pods, on EKS. Jobs that name the cluster get the first one."""
     lifecycle_scripts: bool = True
-    """With Slurm: new machines run our script once HyperPod's own set-up is done, unless their group names another."""
+    """With Slurm: new machines run our script after HyperPod's own set-up, unless their group has another one."""

@@ -1,1 +1,1 @@
-"""From text to model: files are read, and every mistake is told with its line."""
+"""Reads files into models, and reports every mistake with its line."""

@@ -1,4 +1,4 @@
-"""What the checks of a spec mean: title, cause and fix of each, for `hp-ext explain`."""
+"""Title, cause and fix of each check of a spec, for `hp-ext explain`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What only several fields together, or the folder around the file, show to be wrong.
+"""Checks across fields of a spec, and of files in its folder.
 
-Each check is a pure function of a config and a listing of files, and says which fields it reads: it
-is left out when one of those is itself wrong.
+Each check is a pure function of a config and a listing of files. It is skipped if one of the fields that it reads is
+invalid.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ SETTINGS = {
     "HPX_HYPERPODRUN_MODE": (r"in-process|process", "mode of hyperpodrun", "write in-process or process"),
     "HPX_TERMINATION_LOG": _PATH,
 }
-"""Variables of the runtime that `env` may set: the form of the value, what it is, and what to write."""
+"""Variables of the runtime that `env` may set: pattern and name of the value, and a hint."""
 
 ListFiles = Callable[[str], Sequence[str]]
-"""Names of the files in a folder, given relative to the spec's own folder."""
+"""Returns the names of the files in a folder, relative to the spec's folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A mistake, before file and line are known."""
+    """A mistake without file and line."""
 
     path: Path
     message: str
@@ -49,7 +49,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A function and the fields it reads; `*` stands for any item."""
+    """A check and the fields that it reads; `*` stands for any item."""
 
     reads: tuple[Path, ...]
     run: Callable[[Any, ListFiles | None], Iterator[Finding]]
@@ -64,11 +64,11 @@ def script_is_python(job: JobConfig, _files: ListFiles | None) -> Iterator[Findi
 
 def script_is_in_spec_folder(job: JobConfig, files: ListFiles | None) -> Iterator[Finding]:
     if job.working_dir is not None or job.command is not None:
-        return  # it is in the image, or on a volume
+        return  # the script is in the image, or on a volume
     script = PurePosixPath(job.script)
     elsewhere = script.is_absolute() or ".." in script.parts
     if (script.is_absolute() and job.image is not None) or (elsewhere and job.mode == "plain"):
-        return  # there, too, or on a file system that all nodes have
+        return  # in the image, or on a shared file system
     if elsewhere:
         hint = "put it in the folder of this file or below, and write its path from here"
         yield Finding(("script",), f"`{job.script}` is outside the folder of this file", hint)
@@ -265,4 +265,4 @@ CHECKS: dict[str, tuple[Check, ...]] = {
         ),
     ),
 }
-"""Checks of each model that a user writes, by its name: who checks a job needs no model of clusters."""
+"""Checks of each model, by its name, so that checks of jobs do not import the model of clusters."""

@@ -1,8 +1,7 @@
-"""YAML text as plain data, with the line of every value: what error messages point at.
+"""Reads YAML as plain data, with the line of every value for error messages.
 
-Scalars are read by the YAML 1.2 core schema, as editors do: `on`, `no`, `1:30` and `2026-11-20` are
-text here, not what YAML 1.1 makes of them. Nothing is ever constructed but null, bool, int, float,
-str, list and dict.
+Scalars follow the YAML 1.2 core schema, as in editors: `on`, `no`, `1:30` and `2026-11-20` are text. Values are only
+null, bool, int, float, str, list and dict.
 """
 
 from __future__ import annotations
@@ -16,47 +15,47 @@ import yaml
 from hyperpod_ext.errors import Problem
 
 Path = tuple[str | int, ...]
-"""Where a value is: `("checkpoint", "tiers", 1, "every_steps")`."""
+"""Path of a value: `("checkpoint", "tiers", 1, "every_steps")`."""
 
 _PREFIX = "tag:yaml.org,2002:"
 _MERGE = _PREFIX + "merge"
 _WORDS = {"but found another document": "a second document starts here"}
 _MOST_VALUES = 100_000
-"""No spec is as long; aliases of aliases make billions of values out of ten lines."""
+"""Longer than any spec. Nested aliases can make billions of values from ten lines."""
 _LARGEST = 2**63 - 1
-"""Whole numbers beyond it are cut, or refused, by those who read our JSON and YAML: Kubernetes, Slurm, SageMaker."""
+"""Largest whole number that Kubernetes, Slurm and SageMaker read."""
 _SCALARS = {"null", "bool", "int", "float", "str"}
 
 
 def dotted(path: Path) -> str:
-    """`path` as people write it: `checkpoint.tiers.1.every_steps`."""
+    """Return `path` with dots: `checkpoint.tiers.1.every_steps`."""
     return ".".join(str(part) for part in path)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceLocation:
-    """Where a value was written."""
+    """Place of a value in a file or an option."""
 
     source: str
     """The file, or the option."""
     line: int | None = None
     """1-based line in `source`."""
     text: str | None = None
-    """The value letter for letter, when it is one word or number."""
+    """The value's own text, if it is a scalar."""
 
 
 @dataclass
 class Document:
-    """What one file says, and where it says it."""
+    """The values of one file, and their places."""
 
     source: str
     data: object = None
     locations: dict[Path, SourceLocation] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
-    """What was wrong already as YAML."""
+    """Mistakes in the YAML itself."""
 
     def location(self, path: Path) -> SourceLocation:
-        """Where `path` was written, or else the nearest thing around it."""
+        """Return the place of `path`, or of its nearest existing parent."""
         path = path if path in self.locations else self.path_of(dotted(path))
         for length in range(len(path), -1, -1):
             if found := self.locations.get(path[:length]):
@@ -64,8 +63,8 @@ class Document:
         return SourceLocation(self.source, 1)
 
     def path_of(self, text: str) -> Path:
-        """Return the path that `dotted` writes as `text`. The file shows which dots are part of a key, as in
-        `nvidia.com/gpu`."""
+        """Return the path that `dotted` writes as `text`. Keys with dots, such as `nvidia.com/gpu`, are found in the
+        file."""
         known = {dotted(path): path for path in self.locations}
         head, rest = text, ""
         while head and head not in known:
@@ -74,13 +73,13 @@ class Document:
         return known.get(head, ()) + tuple(int(part) if part.isdecimal() else part for part in rest.split(".") if part)
 
     def problem(self, path: Path, message: str, hint: str = "") -> Problem:
-        """A problem at `path`, with its place filled in."""
+        """Return a problem at `path`, with its place."""
         place = self.location(path)
         return Problem(message, path=dotted(path), source=place.source, line=place.line, hint=hint)
 
 
 def parse(text: str, source: str) -> Document:
-    """Read YAML. Mistakes end up in `problems`; the rest of the document is still read."""
+    """Read YAML. Mistakes are added to `problems`, and the rest of the document is still read."""
     document = Document(source)
     try:
         node = _compose(text)
@@ -98,7 +97,7 @@ def parse(text: str, source: str) -> Document:
 
 
 def parse_all(text: str, source: str) -> list[Document]:
-    """Read every YAML document of `text`; lines count through all of them. What cannot be read is in `problems`."""
+    """Read every YAML document of `text`; lines are counted from its start. Mistakes are added to `problems`."""
     nodes: list[yaml.Node] = []
     try:
         loader = _Loader(text)
@@ -160,7 +159,7 @@ for _tag, _pattern, _first in (
 
 
 class _Reader:
-    """Turns composed nodes into data; every value leaves its place in the document."""
+    """Turns composed nodes into data, and records the place of every value in the document."""
 
     def __init__(self, document: Document) -> None:
         self._document = document
@@ -237,12 +236,12 @@ def _value(kind: str, text: str) -> object:
             return number
         case "float":
             return float(text)
-    text.encode()  # half of a surrogate pair is no text, and JSON cannot carry it
+    text.encode()  # JSON cannot represent half of a surrogate pair
     return text
 
 
 def _merged(node: yaml.MappingNode) -> Iterator[tuple[yaml.ScalarNode, yaml.Node]]:
-    """Fields that come in through `<<: *anchor`, nearest first; the mapping's own fields win over them."""
+    """Yield fields from `<<: *anchor`, nearest first. The mapping's own fields take precedence."""
     for key, value in node.value:
         if key.tag != _MERGE:
             continue

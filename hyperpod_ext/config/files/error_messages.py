@@ -1,4 +1,4 @@
-"""pydantic's errors in plain words: what is wrong, and for each one what to write instead."""
+"""Translates pydantic's errors into messages with hints."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _QUOTED = re.compile(r"'([^']*)'")
 
 
 def problems_of(error: ValidationError, model: type[BaseModel], source: str, data: object) -> Iterator[Problem]:
-    """pydantic's errors in `data`. They have no lines: `data` is not the text of a spec."""
+    """Translate pydantic's errors in `data`, which has no lines."""
     document = Document(source, data)
     for one in error.errors(include_url=False):
         yield replace(translate(one, model, document), line=None)
 
 
 def translate(error: Mapping[str, Any], model: type[BaseModel], document: Document) -> Problem:
-    """One pydantic error as a Problem with file, line and hint."""
+    """Return one pydantic error as a Problem with file, line and hint."""
     expected = expected_at(model, tuple(error["loc"]))
     path = expected.path
     if str(error["type"]).startswith("union_tag"):
@@ -46,36 +46,36 @@ def translate(error: Mapping[str, Any], model: type[BaseModel], document: Docume
 
 
 def in_words(error: Mapping[str, Any], model: type[BaseModel]) -> tuple[Path, str, str]:
-    """Path, message and hint of one pydantic error in a value that has no document."""
+    """Return path, message and hint of one pydantic error in a value without a document."""
     expected = expected_at(model, tuple(error["loc"]))
     return expected.path, *_explain(error, expected, None, model)
 
 
 _WRITE = re.compile(r"write (?P<value>[\[\"].*?[\]\"])(?: in quotes)?")
-"""A hint that says what to write, where that has quotes of YAML."""
+"""A hint with a value in YAML's quotes."""
 
 
 def _for_a_shell(path: Path, hint: str) -> str:
-    """The same hint where the value came from an option: a shell takes away the quotes that YAML needs."""
+    """Return the hint as an option, with YAML's quotes protected from the shell."""
     if (found := _WRITE.fullmatch(hint)) is None:
         return hint
     return f"write --set {shlex.quote(dotted(path) + '=' + found['value'])}"
 
 
 def tag_field(error: Mapping[str, Any]) -> str:
-    """The field that tells the members of a union apart, `kind`."""
+    """Return the discriminator of a union, `kind`."""
     return str(error["ctx"]["discriminator"]).strip("'")
 
 
 def valid_tags(error: Mapping[str, Any]) -> list[str]:
-    """What `tag_field` may be."""
+    """Return the valid values of `tag_field`."""
     return _QUOTED.findall(error["ctx"]["expected_tags"])
 
 
 def _explain(
     error: Mapping[str, Any], expected: Expected, written: str | None, model: type[BaseModel]
 ) -> tuple[str, str]:
-    """Message and hint."""
+    """Return message and hint."""
     value, context = error["input"], error.get("ctx", {})
     kind = str(error["type"])
     match kind:
@@ -129,7 +129,7 @@ def _explain(
 
 
 def _hint_for_unknown(expected: Expected, model: type[BaseModel]) -> str:
-    """The same name elsewhere in the file, then the nearest name here, then all names here."""
+    """Suggest the same name elsewhere in the file, or the nearest name here, or all names here."""
     names = expected.holder.model_fields if expected.holder else {}
     meant, elsewhere = meant_by(str(expected.path[-1]), names, model)
     if elsewhere is not None:
@@ -138,7 +138,7 @@ def _hint_for_unknown(expected: Expected, model: type[BaseModel]) -> str:
 
 
 def _hint_for_kind(value: object, expected: Expected, tag: str) -> str:
-    """The kind that has all the fields which are there, or all kinds."""
+    """Suggest the only kind that has all given fields, or all kinds."""
     kinds = kinds_of(expected.models, tag)
     given = set(value) if isinstance(value, dict) else set()
     fitting = [kind for kind, member in kinds.items() if given and given <= set(member.model_fields)]
@@ -152,7 +152,7 @@ def _hint_for_choice(value: str, valid: list[str]) -> str:
 
 
 def _hint_for_pattern(value: str, pattern: str, expected: Expected) -> str:
-    """The value made to fit, where that is easy, else what the form is."""
+    """Suggest a similar value that matches, or an example."""
     if value and re.fullmatch(pattern, f"/{value}"):
         return f"write the path from the root, as /{value}"
     if value.startswith("s3://"):
@@ -165,11 +165,11 @@ def _hint_for_pattern(value: str, pattern: str, expected: Expected) -> str:
 
 
 _BEYOND_ANY_LIMIT = 1e12
-"""Whoever writes such a number is not helped by the same one written out: no field takes it."""
+"""Do not suggest numbers above this: no field accepts them."""
 
 
 def _most(expected: Expected) -> float:
-    """The largest number that the field takes."""
+    """Return the largest number that the field accepts."""
     info = expected.holder.model_fields.get(str(expected.path[-1])) if expected.holder and expected.path else None
     limits = [limit.le for limit in (info.metadata if info else ()) if getattr(limit, "le", None) is not None]
     return min(limits, default=_BEYOND_ANY_LIMIT)
@@ -180,7 +180,7 @@ _AMOUNT = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[A-Za-z]+)")
 
 
 def _in_unit_of(name: str, text: str) -> str | None:
-    """An amount with a unit as the field wants it, which has its own unit in its name."""
+    """Convert an amount with a unit to the unit in the field's name."""
     if (found := _AMOUNT.fullmatch(text.strip())) is None:
         return None
     number, unit = float(found["number"]), found["unit"]
@@ -245,8 +245,8 @@ def _hint_for_fields(value: object, expected: Expected) -> str:
 
 
 def _as_the_one_field(value: str, kinds: Mapping[str, type[BaseModel]]) -> str | None:
-    """The entry, where `value` looks like the one field that a kind needs: `s3://bkt/p` is a tier's uri. Of several
-    kinds with such a field of one name the first."""
+    """Return the entry of the first kind whose only required field looks like `value`: `s3://bkt/p` is a tier's
+    uri."""
     found = [
         (kind, name, member)
         for kind, member in kinds.items()
@@ -260,7 +260,7 @@ def _as_the_one_field(value: str, kinds: Mapping[str, type[BaseModel]]) -> str |
 
 
 def named(value: object) -> str:
-    """The value with what it is, for a message."""
+    """Return the value with its type, for a message."""
     match value:
         case None:
             return "nothing"
@@ -285,6 +285,6 @@ def _plain(value: object) -> str:
 
 
 def _sentence(description: str) -> str:
-    """The first sentence of a field's documentation, to go into a message."""
+    """Return the first sentence of a field's documentation, for a message."""
     first = re.split(r"(?<=[^.\s])\.(?:\s|$)", " ".join(description.split()), maxsplit=1)[0]
     return first or "it must be given"

@@ -1,4 +1,4 @@
-"""What a field of a spec is for, from its model alone."""
+"""Explains fields of a spec from its model."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from hyperpod_ext.errors import NotFoundError
 
 
 def explain(model: type[BaseModel], path: str) -> dict[str, Any]:
-    """Description, type, default, example and inner fields of `path`, dotted; `""` is the spec itself.
+    """Return description, type, default, example and inner fields of `path`, dotted; `""` is the spec itself.
 
-    Numbers of list items may be written or left out; in a union, a field is looked for in every member.
+    Indices of list items are optional. In a union, a field is looked up in every member.
 
     Raises:
-        NotFoundError: there is no such field; names the nearest.
+        NotFoundError: there is no such field. The hint has the nearest one.
     """
     holders: list[type[BaseModel]] = [model]
     walked: list[str] = []
@@ -65,7 +65,7 @@ def _models_below(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _type_of(info: FieldInfo) -> str:
-    """In the words of JSON schema."""
+    """Return the type of a field as text, from its JSON schema."""
     schema = TypeAdapter(info.rebuild_annotation()).json_schema()
     if callable(info.json_schema_extra):
         info.json_schema_extra(schema)

@@ -1,7 +1,7 @@
-"""What is written under the fields of a model, read from its source when somebody asks.
+"""Reads docstrings under the fields of models from their source, on demand.
 
-pydantic can do that while it makes each class, which took half of the time of `hp-ext validate`: a spec that is right
-is checked without a word of it.
+pydantic can read them when it makes each class, but this took half of the time of `hp-ext validate`, which does not
+need them for a valid spec.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pydantic import BaseModel
 
 
 def fields_of(model: type) -> dict[str, Any]:
-    """Types of the fields of a model or a dataclass."""
+    """Return the types of the fields of a model or a dataclass."""
     if issubclass(model, BaseModel):
         return {name: info.annotation for name, info in model.model_fields.items()}
     return get_type_hints(model)
 
 
 def description(model: type, field: str) -> str:
-    """The documentation of a field of `model`: that of its type where that has one, else the docstring under it."""
+    """Return the documentation of a field of `model`: that of its type if it has one, or the docstring under it."""
     if issubclass(model, BaseModel) and (own := model.model_fields[field].description):
         return own
     for base in model.__mro__:
@@ -35,7 +35,7 @@ def description(model: type, field: str) -> str:
 
 @cache
 def _documented(module: str) -> dict[str, dict[str, str]]:
-    """Docstrings of a module's classes: name of the class, of the field, text."""
+    """Return docstrings of fields by class and field of a module."""
     if not module.startswith("hyperpod_ext."):
         return {}
     tree = ast.parse(inspect.getsource(sys.modules[module]))

@@ -1,4 +1,4 @@
-"""From a file that people write to a typed config, or to every mistake in it at once."""
+"""Loads a file as a typed config, or reports all its mistakes at once."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ from hyperpod_ext.files import open_regular
 M = TypeVar("M", bound=Config)
 
 Fill = Callable[[Document], None]
-"""Writes into a document what it leaves to others, before it is checked."""
+"""Fills unset fields of a document before it is checked."""
 
 MoreChecks = Callable[[], Iterable[Check]]
-"""What is checked elsewhere of a file without mistakes, and here of the right fields of one that has some."""
+"""Checks for a file with mistakes, on its valid fields. For a valid file the caller runs them."""
 
 _MOST_BYTES = 1 << 20
-"""Of a spec: it is read whole before it is parsed."""
+"""Most bytes of a spec, which is read whole before it is parsed."""
 _MOST_ROUNDS = 10
-"""Mistakes hide behind mistakes; nobody writes them ten deep."""
+"""Most rounds of repair. One mistake can hide another."""
 
 
 @dataclass(frozen=True)
 class Loaded(Generic[M]):
-    """A config, and where each of its values was written."""
+    """A config, and the place of each of its values."""
 
     config: M
     document: Document
 
     def locate(self, problems: Iterable[Problem]) -> list[Problem]:
-        """Fill in file and line of problems that name only a field."""
+        """Add file and line to problems with a field only."""
         return [problem if problem.source else self._located(problem) for problem in problems]
 
     def check(self, checks: Iterable[Check]) -> list[Problem]:
-        """What these find, with its place."""
+        """Run checks, and return their problems with places."""
         return list(_check(checks, self.config, self.document, set(), None))
 
     def _located(self, problem: Problem) -> Problem:
@@ -60,7 +60,7 @@ def load(model: type[M], path: str | pathlib.Path, overrides: Sequence[str | Ove
     """Read the YAML file `path` as `model`, after `--set`-style `overrides`.
 
     Raises:
-        ConfigError: holds every problem found, each with its line and what to do.
+        ConfigError: the file has mistakes; the error has all of them, with lines and hints.
         NotFoundError: there is no such file.
     """
     return read(model, path, overrides).config
@@ -73,7 +73,7 @@ def load_text(
     overrides: Sequence[str | Override] = (),
     list_files: ListFiles | None = None,
 ) -> M:
-    """`load` for text that is not in a file; without `list_files`, files it names are not looked for."""
+    """Load text that is not in a file. Without `list_files`, the files that it names are not checked."""
     return read_text(model, text, source, overrides, list_files).config
 
 
@@ -84,7 +84,7 @@ def read(
     fill: Fill | None = None,
     more: MoreChecks | None = None,
 ) -> Loaded[M]:
-    """`load`, with the places of all values. `-` is the standard input; files that it names are looked for here."""
+    """Load a file with the places of all values. `-` is the standard input; its files are looked up here."""
     if str(path) == "-":
         here = pathlib.Path()
         return read_text(model, text_of("-"), "-", overrides, lambda folder: _names_in(here / folder), fill, more)
@@ -101,7 +101,7 @@ def read_text(
     fill: Fill | None = None,
     more: MoreChecks | None = None,
 ) -> Loaded[M]:
-    """`load_text`, with the places of all values."""
+    """Load text with the places of all values."""
     document = parse(text, source)
     unreadable = bool(document.problems) and document.data is None
     if not unreadable:
@@ -121,7 +121,7 @@ def read_text(
 def _validate(
     model: type[M], document: Document, list_files: ListFiles | None, more: MoreChecks | None
 ) -> tuple[M | None, list[Problem]]:
-    """Validate, mend, and validate again until the checks can run too."""
+    """Validate and repair repeatedly, until the checks can run."""
     problems: list[Problem] = []
     made_up: set[Path] = {document.path_of(problem.path) for problem in document.problems if problem.path}
     draft = replace(document, data=copy.deepcopy(document.data), locations=dict(document.locations))
@@ -150,7 +150,7 @@ def _validate(
 def _check(
     checks: Iterable[Check], config: Config, document: Document, made_up: set[Path], list_files: ListFiles | None
 ) -> Iterator[Problem]:
-    """What they find, but for those that read something made up."""
+    """Yield the problems of checks that read no repaired value."""
     for check in checks:
         if any(overlaps(read, path) for read in check.reads for path in made_up):
             continue
@@ -159,7 +159,7 @@ def _check(
 
 
 def _in_order(problems: list[Problem], source: str) -> list[Problem]:
-    """By line, the file before the options; each once."""
+    """Sort problems by line, the file's before those of options, without duplicates."""
     unique = list(dict.fromkeys(problems))
     return sorted(unique, key=lambda problem: (problem.source != source, problem.source, problem.line or 0))
 
@@ -184,7 +184,7 @@ def text_of(path: str, most: int = _MOST_BYTES) -> str:
 
 
 def _bytes_of(file: pathlib.Path, most: int) -> bytes:
-    """The file, or the stream that a shell gives a name, as `<(...)` does; at most one byte more than is allowed."""
+    """Read a file, or a named stream such as `<(...)`, up to one byte beyond `most`."""
     opened = file.open("rb") if str(file).startswith(("/dev/fd/", "/dev/stdin", "/proc/self/fd/")) else None
     with opened or open_regular(file) as read:
         return read.read(most + 1)
@@ -206,4 +206,4 @@ def _names_in(folder: pathlib.Path) -> list[str]:
     try:
         return sorted(entry.name for entry in folder.iterdir() if entry.is_file())
     except OSError:
-        return []  # no folder, no files: the caller says what is missing
+        return []  # the caller reports a missing file

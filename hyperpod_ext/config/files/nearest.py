@@ -1,4 +1,4 @@
-"""The name somebody probably meant."""
+"""Suggests valid names for unknown ones."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ _ELSEWHERE = {
     "priority_class_name": "pod_priority_class",
     "termination_grace_period_seconds": "termination_grace_s",
 }
-"""What other tools call fields of specs."""
+"""Fields of specs by their names in other tools."""
 
 
 def known_as(name: str) -> str:
-    """What a spec calls a field that another tool, or Kubernetes, calls `name`."""
+    """Return the spec's name of a field that another tool, or Kubernetes, calls `name`."""
     ours = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().replace("-", "_")
     return _ELSEWHERE.get(ours, ours)
 
 
 def nearest(name: str, valid: Iterable[str]) -> str | None:
-    """The valid name most like `name`, or None when nothing is like it."""
+    """Return the valid name most similar to `name`, or None."""
     by_lower = {candidate.lower().replace("-", "_"): candidate for candidate in valid}
     found = difflib.get_close_matches(name.lower().replace("-", "_"), by_lower, n=1, cutoff=0.6)
     return by_lower[found[0]] if found else None
 
 
 def suggest(name: str, valid: Iterable[str]) -> str:
-    """A hint: the nearest valid name, or all of them."""
+    """Return a hint with the nearest valid name, or with all."""
     names = list(valid)
     found = nearest(name, names)
     return f"did you mean `{found}`?" if found else f"valid: {', '.join(names)}" if names else ""

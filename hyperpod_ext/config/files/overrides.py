@@ -1,4 +1,4 @@
-"""`--set path=value`: changes to a document before it is checked, so that both are checked alike."""
+"""Applies `--set path=value` to a document before it is checked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hyperpod_ext.errors import Problem
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """One change, whatever option it came from."""
+    """One change by an option."""
 
     path: str
     """Dotted path of the field."""
@@ -22,7 +22,7 @@ class Override:
 
 
 def apply_overrides(document: Document, overrides: Iterable[str | Override]) -> None:
-    """Write each change into `document`; its problems and places then name the option."""
+    """Write each change into `document`, with the option as its place."""
     for override in overrides:
         if isinstance(override, str):
             path, equals, text = override.partition("=")
@@ -51,7 +51,7 @@ def _apply(document: Document, override: Override) -> Problem | None:
 
 
 def _write(document: Document, path: Path, value: object, source: str) -> Problem | None:
-    """Put `value` at `path`; what is missing on the way is made."""
+    """Write `value` at `path`, and make missing parents."""
     if document.data is None:
         document.data = {}
     holder = document.data

@@ -1,7 +1,7 @@
-"""Makes a faulty document valid, part by part, so that what is behind one mistake is still checked.
+"""Repairs an invalid document step by step, to find further mistakes.
 
-A misspelt name is read as the name that was probably meant; what cannot be read is replaced by the
-default, or by the field's example, and remembered: nothing may be concluded from those parts.
+A misspelt name is replaced by the nearest one. An invalid value is replaced by the default or by the field's example,
+and its path is returned, because checks must not read it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hyperpod_ext.config.files.schema_path import expected_at, kinds_of, meant_b
 
 
 def repair(error: Mapping[str, Any], model: type[BaseModel], document: Document) -> Path | None:
-    """Mend `document` where `error` points. Returns the path that now holds something made up, if any."""
+    """Repair `document` at the error's place. Return the path of a replaced value, if any."""
     expected = expected_at(model, tuple(error["loc"]))
     path, kind = expected.path, error["type"]
     if kind == "extra_forbidden":
@@ -48,7 +48,7 @@ def repair(error: Mapping[str, Any], model: type[BaseModel], document: Document)
 
 
 def _reading(error: Mapping[str, Any], members: tuple[type[BaseModel], ...]) -> object:
-    """What a value of the wrong type plainly says, or None: `"2"` is 2, `memory` is `kind: memory`."""
+    """Return the obvious meaning of a value of the wrong type, or None: `"2"` is 2, `memory` is `kind: memory`."""
     value = error["input"]
     if not isinstance(value, str):
         return None
@@ -59,7 +59,7 @@ def _reading(error: Mapping[str, Any], members: tuple[type[BaseModel], ...]) -> 
 
 
 def overlaps(path: Path, other: Path) -> bool:
-    """Whether one contains the other; `*` stands for any item."""
+    """Return whether one path contains the other; `*` stands for any item."""
     return all(str(a) == str(b) or "*" in (a, b) for a, b in zip(path, other, strict=False))
 
 
@@ -80,7 +80,7 @@ def _rename_or_drop(document: Document, path: Path, names: Collection[str], mode
 
 
 def _drop(document: Document, path: Path) -> Path:
-    """Remove the field around `path`: list items stay where they are, so a list goes as a whole."""
+    """Remove the nearest field around `path`. Lists are removed as a whole, so that indices do not change."""
     while path:
         holder = _value_at(document.data, path[:-1])
         if isinstance(holder, dict):
@@ -95,6 +95,6 @@ def _value_at(data: Any, path: Path) -> object:
     for part in path:
         try:
             data = data[part]
-        except (KeyError, IndexError, TypeError):  # an earlier repair took it away
+        except (KeyError, IndexError, TypeError):  # removed by an earlier repair
             return None
     return data

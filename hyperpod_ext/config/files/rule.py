@@ -1,7 +1,7 @@
-"""Rules: what is right field by field, and would still fail, or waste machines.
+"""Rules for valid specs that would still fail, or waste machines.
 
-Each rule has a number, a cause and a fix, which `hp-ext explain` shows, and is a pure function of what it looks at. A
-registry has the rules of one kind of spec: those of jobs are in `jobs.rules`, those of clusters in `clusters.checks`.
+Each rule is a pure function with a number, a cause and a fix, which `hp-ext explain` shows. A registry has the rules of
+one kind of spec: `jobs.rules` those of jobs, `clusters.checks` those of clusters.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ class Rule(Generic[S]):
     title: str
     """The mistake, as a short sentence."""
     cause: str
-    """What would happen, and why."""
+    """The consequence, and its reason."""
     fix: str
-    """What to do."""
+    """How to fix it."""
     look: Find[S]
     reads: tuple[Path, ...] = ()
-    """All fields that the rule reads; empty if it also reads a cluster or a target. A rule with fields here still runs
-    if other fields are invalid."""
+    """All fields that the rule reads; empty if it also reads a cluster or a target. With fields, the rule also runs if
+    other fields are invalid."""
     when: Callable[[S], bool] | None = None
-    """Whether the rule is for a spec; None: it is for all."""
+    """Whether the rule applies to a spec; None: to all."""
 
     def find(self, seen: S) -> Iterator[Finding] | Iterator[Problem]:
-        """Return all findings; none if the rule is not for this spec."""
+        """Return all findings; none if the rule does not apply."""
         return self.look(seen) if self.when is None or self.when(seen) else iter(())
 
     def problems(self, seen: S) -> Iterator[Problem]:
-        """What the rule finds, with its number."""
+        """Yield the rule's problems, with its number."""
         for found in self.find(seen):
             if isinstance(found, Finding):
                 found = Problem(found.message, path=dotted(found.path), hint=found.hint)
@@ -56,8 +56,8 @@ class Registry(Generic[S]):
     """The rules of one kind of spec.
 
     Args:
-        modules: modules of `package` that enter rules when they are loaded, each with a test: false if none of its
-            rules is for a spec, so that the module need not be loaded. None: it always is.
+        modules: modules of `package` that register rules on import. Each may have a test that is false for specs to
+            which none of its rules applies; the module is then not loaded.
     """
 
     def __init__(self, package: str, modules: Mapping[str, Callable[[S], bool] | None]) -> None:
@@ -75,7 +75,7 @@ class Registry(Generic[S]):
         reads: tuple[str, ...] = (),
         when: Callable[[S], bool] | None = None,
     ) -> Callable[[Find[S]], Find[S]]:
-        """Enter a function as the rule `id`."""
+        """Register a function as the rule `id`."""
 
         def enter(find: Find[S]) -> Find[S]:
             if id in self._rules and self._rules[id].look.__qualname__ != find.__qualname__:
@@ -87,7 +87,7 @@ class Registry(Generic[S]):
         return enter
 
     def all(self) -> dict[str, Rule[S]]:
-        """Every rule, by id."""
+        """Return every rule, by id."""
         return self._loaded(self._modules)
 
     def _loaded(self, modules: Iterable[str]) -> dict[str, Rule[S]]:
@@ -96,20 +96,20 @@ class Registry(Generic[S]):
         return dict(sorted(self._rules.items()))
 
     def needed(self, seen: S) -> list[str]:
-        """Return the modules whose rules may find something."""
+        """Return the modules with applicable rules."""
         return [name for name, needed in self._modules.items() if needed is None or needed(seen)]
 
     def findings(self, seen: S, severity: Severity, ignore: Collection[str] = ()) -> Iterator[Problem]:
-        """What the rules of this severity find, except those in `ignore`."""
+        """Yield the problems of the rules of this severity, except those in `ignore`."""
         for rule in self._loaded(self.needed(seen)).values():
             if rule.severity == severity and rule.id not in ignore:
                 yield from rule.problems(seen)
 
     def check_ids(self, ids: Collection[str]) -> tuple[str, ...]:
-        """Return ids of rules as they are.
+        """Return `ids` as a tuple.
 
         Raises:
-            KeyError: one is unknown, and would ignore nothing; the text names the nearest.
+            KeyError: an id is unknown. The text has the nearest one.
         """
         known = self.all()
         for name in ids:

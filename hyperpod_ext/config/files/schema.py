@@ -1,4 +1,4 @@
-"""JSON schema of a spec, which editors use to complete and check it while it is written."""
+"""JSON schema of a spec, for completion and checks in editors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hyperpod_ext.config.files.field_docs import description, fields_of
 
 
 def json_schema(model: type[BaseModel]) -> dict[str, object]:
-    """The schema of `model`; every description comes from the docstring under the field."""
+    """Return the JSON schema of `model`, with docstrings of fields as descriptions."""
     generated = model.model_json_schema()
     definitions = generated.get("$defs", {})
     for found in _models_of(model, set()):
@@ -20,14 +20,14 @@ def json_schema(model: type[BaseModel]) -> dict[str, object]:
         for name, field in schema.get("properties", {}).items():
             text = description(found, name)
             of_type = definitions.get(field.get("$ref", "").rpartition("/")[2], {}).get("description")
-            if text and text != of_type:  # editors show that of the type where there is no other
+            if text and text != of_type:  # editors show the type's description otherwise
                 schema["properties"][name] = dict(sorted((field | {"description": text}).items()))
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": model.__name__}
     return head | {key: value for key, value in generated.items() if key not in head}
 
 
 def _models_of(model: type, seen: set[type]) -> Iterator[type]:
-    """`model`, and every model and dataclass inside it, once."""
+    """Yield `model`, and every model and dataclass inside it, once."""
     if model in seen:
         return
     seen.add(model)

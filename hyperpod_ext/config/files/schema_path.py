@@ -1,7 +1,7 @@
-"""What a model expects at a place: the walk from a field's path to its type and documentation.
+"""Finds the type and documentation of a field by its path.
 
-pydantic's error locations also hold the tag of a union's member (`tiers, 1, peer, every_steps`) and a
-marker for dictionary keys. People wrote neither, so the walk leaves both out of the path.
+pydantic's error locations also have the tag of a union's member (`tiers, 1, peer, every_steps`) and a marker for
+dictionary keys. Paths do not include them.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ _KEY_MARK = "[key]"
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What belongs at `path`."""
+    """Expected value at `path`."""
 
     path: Path
     models: tuple[type[BaseModel], ...] = ()
-    """Models that a mapping here may be; more than one in a union."""
+    """Models of a mapping here; more than one in a union."""
     holder: type[BaseModel] | None = None
-    """The model that this is a field of, or would be if it had one of that name."""
+    """The model that has the field, or lacks it."""
     description: str = ""
     """Documentation of the nearest field."""
     examples: tuple[object, ...] = ()
-    """Values that would do."""
+    """Valid values."""
     is_key: bool = False
-    """The name of an entry is meant, not its value."""
+    """Whether the path is of an entry's key, not of its value."""
 
 
 def expected_at(model: type[BaseModel], location: tuple[str | int, ...]) -> Expected:
-    """Follow pydantic's error `location` down from `model`."""
+    """Follow pydantic's error `location` from `model`."""
     annotation: Any = model
     found = Expected((), (model,))
     for position, part in enumerate(location):
@@ -69,13 +69,13 @@ def expected_at(model: type[BaseModel], location: tuple[str | int, ...]) -> Expe
 
 
 def annotation_of(info: FieldInfo) -> Any:
-    """The type of a field: of a section with Kubernetes' own fields, the model that checks it."""
+    """Return the type of a field; for a section with Kubernetes' own fields, the model that checks it."""
     published = pod_fields(info)
     return info.annotation if published is None else published.model()
 
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:
-    """The models an annotation allows directly: itself, or the members of its union."""
+    """Return the models of an annotation: itself, or the members of its union."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return models_in(get_args(annotation)[0])
@@ -85,7 +85,7 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def field_paths(model: type[BaseModel], prefix: Path = ()) -> Iterator[Path]:
-    """Every field that can be written without going through a list, outermost first."""
+    """Yield the path of every field that is not inside a list, outermost first."""
     for name in model.model_fields:
         yield (*prefix, name)
     for name, info in model.model_fields.items():
@@ -97,7 +97,7 @@ def field_paths(model: type[BaseModel], prefix: Path = ()) -> Iterator[Path]:
 
 
 def meant_by(name: str, names: Collection[str], model: type[BaseModel]) -> tuple[str | None, Path | None]:
-    """What was meant by a field that is none: one of `names`, which are those here, or the path of one elsewhere."""
+    """Return the probable meaning of an unknown field: one of `names`, or the path of a field elsewhere."""
     known = known_as(name)
     if known in names:
         return known, None
@@ -108,7 +108,7 @@ def meant_by(name: str, names: Collection[str], model: type[BaseModel]) -> tuple
 
 
 def kinds_of(members: Iterable[type[BaseModel]], tag: str) -> dict[str, type[BaseModel]]:
-    """The members of a union by what their field `tag` says."""
+    """Return the members of a union by the value of their field `tag`."""
     return {str(kind): member for member in members for kind in get_args(member.model_fields[tag].annotation)}
 
 
@@ -122,7 +122,7 @@ def _tags(member: type[BaseModel]) -> set[object]:
 
 
 def item_type(annotation: Any) -> Any:
-    """What a list, tuple or dictionary holds."""
+    """Return the item type of a list, tuple or dictionary."""
     arguments = [part for part in get_args(_bare(annotation)) if part is not Ellipsis]
     return arguments[-1] if arguments else None
 
@@ -133,7 +133,7 @@ def _key_type(annotation: Any) -> Any:
 
 
 def _bare(annotation: Any) -> Any:
-    """`annotation` without Annotated and without `| None`."""
+    """Return `annotation` without Annotated and without `| None`."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return _bare(get_args(annotation)[0])

@@ -1,1 +1,1 @@
-"""One job as its user writes it. The container reads only `runtime`, a small part of it."""
+"""The spec of a job. The container reads only `runtime`, a small part of it."""

@@ -1,4 +1,4 @@
-"""JobConfig: one training job, as its author asks for it. It knows no target."""
+"""JobConfig: the spec of a training job, for any target."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ Command = Annotated[str | tuple[str, ...], PlainValidator(_command, json_schema_
 
 
 class Rendezvous(Config):
-    """Where the nodes meet."""
+    """Rendezvous of the nodes."""
 
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """TCP port on the first node. 0: any free one, where the target can choose."""
+    """TCP port on the first node. 0: any free one, if the target can choose."""
 
 
 class Parallelism(Config):
-    """Ranks that share one copy of the model. What is left of the world size is data parallelism."""
+    """Ranks that share one copy of the model. The rest of the world size is data parallelism."""
 
     tensor: PositiveInt = 1
     """Ranks that share each layer."""
@@ -67,97 +67,95 @@ class Parallelism(Config):
 
 
 class JobConfig(Config):
-    """One training job: what runs, on how many machines, and what happens when one fails."""
+    """One training job: its script, its machines, and its recovery from faults."""
 
     name: Annotated[DnsLabel, Field(examples=["tiny-gpt"])]
     """Name of the job: lower-case letters, digits and dashes, at most 63 characters."""
     script: Annotated[str, Field(examples=["train.py"])] = ""
     """Python file that trains, relative to this file."""
     command: Annotated[Command, Field(examples=[["./train.sh"]])] | None = None
-    """What runs instead of a script: words, or a text for the shell. It is started once for each worker, with the
-    variables of its rank. Needs mode `plain`: nothing of this project is in its processes."""
+    """Command to run instead of a script: words, or a text for the shell. It is started once for each worker, with the
+    variables of its rank. Needs mode `plain`: its processes have no runtime of this project."""
     args: tuple[str, ...] = ()
-    """Arguments of the script. Quote numbers: they reach the script as text."""
+    """Arguments of the script. Quote numbers, because arguments are text."""
     env: dict[EnvName, str] = {}
-    """Environment of every worker. No secrets: the spec is stored and shown. Names that start with HPX_ are the
-    launcher's, but for HPX_PORT_BASE, HPX_SOCKET_DIR, HPX_HYPERPODRUN_MODE and HPX_TERMINATION_LOG."""
+    """Environment of every worker. Do not put secrets here: the spec is stored and shown. The launcher sets variables
+    that start with HPX_, except HPX_PORT_BASE, HPX_SOCKET_DIR, HPX_HYPERPODRUN_MODE and HPX_TERMINATION_LOG."""
     cluster: Annotated[str, Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}$", examples=["research"])] | None = None
-    """Cluster that `hp-ext cluster deploy` made. Its outputs settle what is left open here: where S3 tiers are, and, as
-    the target needs them, namespace, service account, queue, role, output, region, subnets and security groups."""
+    """Cluster of `hp-ext cluster deploy`. Its outputs fill in unset fields: places of S3 tiers, and, for targets that
+    need them, namespace, service account, queue, role, output, region, subnets and security groups."""
     image: Annotated[str, Field(min_length=1, examples=["1.dkr.ecr.us-west-2.amazonaws.com/train:1"])] | None = None
     """Container image, on targets that run containers. The script must be in it, or on a volume."""
     working_dir: AbsolutePath | None = None
-    """Folder inside the container that `script` is relative to; it is then not looked for here. Default: the image's
-    own, which must hold what this folder holds."""
+    """Folder inside the container that `script` is relative to. The script is then not looked up here. Default: the
+    image's own, which must have the files of this folder."""
     mode: Literal["ours", "plain", "aws-checkpointless", "aws-managed-tier"] = "ours"
-    """What recovers the job: this project's runtime; nothing but its launcher (`plain`); AWS's checkpointless
-    container; or AWS's managed tiered checkpointing in the script. AWS's two are for HyperPod on EKS, and do not
-    combine with each other."""
+    """Recovery of the job: this project's runtime; only its launcher (`plain`); AWS's checkpointless container; or
+    AWS's managed tiered checkpointing in the script. AWS's two need HyperPod on EKS, and cannot be combined."""
     nodes: Annotated[PositiveInt, Field(le=100_000)] = 1
     """Machines the job runs on; at most 100,000, more than a Kubernetes or Slurm cluster can have."""
     workers_per_node: Annotated[PositiveInt, Field(le=4096)] = 1
     """Processes on each machine, one a GPU; at most 4,096. World size is nodes x workers_per_node."""
     spares: NonNegativeInt = 0
-    """Machines beside those, ready and without work until one of them is lost. Nodes and spares decide by
-    majority who goes on: to survive the loss of the first node, have three of them or more."""
+    """Additional machines that stay idle until a node is lost. A majority of nodes and spares must remain: to survive
+    the loss of the first node, use three or more in total."""
     parallelism: Parallelism = Parallelism()
-    """How the script splits its model over ranks; only checked."""
+    """How the script divides its model among ranks. Only used for checks."""
     global_batch_size: PositiveInt | None = None
     """Samples in one optimizer step over all ranks; must divide evenly among them."""
     seed: NonNegativeInt = 0
-    """Random numbers of step s on rank r follow from (seed, s, r) alone, so that a recovered step
-    repeats exactly."""
+    """Seed of random numbers. Those of step s on rank r depend only on (seed, s, r), so that a recovered step repeats
+    exactly."""
     shared_memory_mib: PositiveInt | None = None
-    """Size /dev/shm must have on each node, in MiB, for data loaders and NCCL. Container targets
-    mount it; every node checks it before the workers start."""
+    """Size of /dev/shm on each node, in MiB, for data loaders and NCCL. Container targets mount it, and every node
+    checks it before the workers start."""
     process_group_backend: Literal["gloo", "nccl"] | None = None
-    """What collectives of GPU tensors go through; those of CPU tensors always go through gloo. Default: NCCL where a
-    worker sees a GPU, else gloo."""
+    """Backend for collectives of GPU tensors; CPU tensors always use gloo. Default: NCCL if a worker sees a GPU,
+    otherwise gloo."""
     resources: Resources = Resources()
-    """What each node must have."""
+    """Resources of each node."""
     libraries: Libraries = Libraries()
-    """Versions in the image that the environment depends on."""
+    """Versions of libraries in the image that determine its variables."""
     scheduling: Scheduling = Scheduling()
-    """When and where the nodes are placed."""
+    """Placement of the nodes."""
     node_groups: tuple[NodeGroup, ...] = ()
-    """Nodes that differ from one another, by instance type or priority. Default: all are alike."""
+    """Groups of nodes that differ in instance type or priority. Default: all nodes are equal."""
     volumes: tuple[Volume, ...] = ()
-    """Files and memory that the containers see, besides their image."""
+    """Files and memory of the containers, in addition to their image."""
     elastic: Elastic | None = None
-    """How the job may go on with fewer nodes, or take more. Default: only with exactly `nodes`."""
+    """Numbers of nodes that the job may run on. Default: exactly `nodes`."""
     rendezvous: Rendezvous = Rendezvous()
-    """Where the nodes meet."""
+    """Rendezvous of the nodes."""
     network: Network | None = None
-    """Which network state goes over, and whether it is encrypted. Default: that by which a node reaches the first one,
-    not encrypted."""
+    """Network for state, and its encryption. Default: the network by which a node reaches the first one, not
+    encrypted."""
     checkpoint: CheckpointPolicy = CheckpointPolicy()
-    """Where snapshots go, and how often."""
+    """Tiers for snapshots, and their intervals."""
     restart: RestartPolicy = RestartPolicy()
-    """What happens after a fault."""
+    """Recovery from faults."""
     relaunch: Relaunch = Relaunch()
-    """When the platform starts the whole job anew, and how often."""
+    """Restarts of the whole job by the platform."""
     timeouts: Timeouts = Timeouts()
     """Limits on the time of the whole job."""
     metrics: Metrics | None = None
-    """Where the numbers of the running job can be read, for Prometheus. Default: nowhere."""
+    """Metrics of the running job for Prometheus. Default: none."""
     log_rules: tuple[LogRule, ...] = ()
-    """Patterns in the lines that rank 0 itself prints, by which a hang, a slow job or a fault is told: by AWS's
-    operator on hyperpod-eks, by our agent elsewhere. `run.log` prints nothing: the script must print what a pattern is
-    to find."""
+    """Patterns in rank 0's own output that detect a hang, a slow job or a fault. AWS's operator applies them on
+    hyperpod-eks, our agent elsewhere. The script must print the lines itself, because `run.log` prints nothing."""
     labels: dict[LabelKey, LabelValue] = {}
-    """Labels of the job and its pods; tags, where the platform has those."""
+    """Labels of the job and its pods; tags, if the platform has tags."""
     annotations: dict[LabelKey, str] = {}
     """Annotations of the job and its pods, on Kubernetes."""
     kubernetes: Kubernetes = Kubernetes()
-    """What only Kubernetes has."""
+    """Settings of Kubernetes."""
     slurm: Slurm = Slurm()
-    """What only Slurm has."""
+    """Settings of Slurm."""
     sagemaker: SageMaker = SageMaker()
-    """What only SageMaker training jobs have."""
+    """Settings of SageMaker training jobs."""
     overlay: Overlay = Overlay()
-    """What this spec has no field for, in the target's own words; applied last."""
+    """Settings of the target that this spec has no field for, in the target's own format; applied last."""
     chaos: Chaos | None = None
-    """Faults to rehearse. On targets that cost money only with `on_clusters`."""
+    """Faults to inject. On targets that cost money only with `on_clusters`."""
 
     @model_validator(mode="after")
     def _starts_something(self) -> JobConfig:
@@ -168,7 +166,7 @@ class JobConfig(Config):
 
     @property
     def words(self) -> list[str]:
-        """What is started: script and arguments, or the command."""
+        """Words of the started program: script and arguments, or the command."""
         if self.command is None:
             return [self.script, *self.args]
         return ["/bin/sh", "-c", self.command] if isinstance(self.command, str) else list(self.command)
@@ -180,5 +178,5 @@ class JobConfig(Config):
 
     @property
     def spares_in_all(self) -> int:
-        """The job's own, or else those of its groups."""
+        """Spares of the job, or of its groups."""
         return self.spares or sum(group.spares for group in self.node_groups)

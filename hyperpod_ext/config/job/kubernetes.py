@@ -1,4 +1,4 @@
-"""What only Kubernetes has: the section that targets hyperpod-eks and kubeflow share."""
+"""Settings of Kubernetes, for targets hyperpod-eks and kubeflow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Network = Annotated[str, AfterValidator(_network), Field(examples=["10.1.0.0/16"
 
 
 class SecretEnv(Config):
-    """A variable whose value is in a Secret of Kubernetes, and never in a spec."""
+    """A variable with its value in a Secret of Kubernetes, and not in the spec."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", examples=["HF_TOKEN"])]
     """The variable: letters, digits and underscores, not starting with a digit."""
@@ -33,57 +33,58 @@ class SecretEnv(Config):
 
 
 class Kubernetes(Config):
-    """What only Kubernetes has."""
+    """Settings of Kubernetes."""
 
     context: str | None = None
-    """Context of the kubeconfig to submit with. Default: its current one."""
+    """Context of the kubeconfig. Default: its current one."""
     namespace: DnsLabel | None = None
-    """Namespace of the job. Default: that of the context, and `default` where it has none."""
+    """Namespace of the job. Default: that of the context, or `default`."""
     launcher: Literal["hyperpodrun", "ours"] = "hyperpodrun"
-    """What serves the operator in the pods of target hyperpod-eks: AWS's hyperpodrun, or this project's agent, which
-    mends most faults without the operator. Ours was never run on a real cluster. hyperpodrun must be in the image: the
-    package `hyperpod-elastic-agent`, which needs torch < 2.12; ours needs nothing besides `hyperpod-ext[runtime]`."""
+    """Launcher in the pods of target hyperpod-eks, which the operator controls: AWS's hyperpodrun, or this project's
+    agent, which recovers from most faults without the operator but was never run on a real cluster. hyperpodrun is the
+    package `hyperpod-elastic-agent` in the image, and needs torch < 2.12; ours only needs `hyperpod-ext[runtime]`."""
     operator_addresses: tuple[Network, ...] = ()
-    """Networks that may give orders to the pods, with launcher `ours`, as `10.1.0.0/16`. Default: who gave the first
-    order, until it is silent for a minute, and never the job's other pods; the NetworkPolicy lets only the operator's
-    namespace reach that port."""
+    """Networks whose commands the pods accept, with launcher `ours`, as `10.1.0.0/16`. Default: the first address that
+    sends a command, until it is silent for a minute, but never the job's other pods. The NetworkPolicy lets only the
+    operator's namespace reach that port."""
     kubeflow_api: Literal["pytorchjob", "trainjob"] = "pytorchjob"
-    """Which of its two kinds target kubeflow makes: PyTorchJob (v1) or TrainJob (v2)."""
+    """Kind of job on target kubeflow: PyTorchJob (v1) or TrainJob (v2)."""
     training_runtime: ObjectName = "torch-distributed"
     """ClusterTrainingRuntime that a TrainJob builds on."""
     service_account: ObjectName | None = None
-    """Service account of the pods: what they may do in AWS (IRSA, Pod Identity) and in Kubernetes."""
+    """Service account of the pods, for permissions in AWS (IRSA, Pod Identity) and in Kubernetes."""
     secret_env: tuple[SecretEnv, ...] = ()
     """Variables whose values are in Secrets."""
     pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
     """When a node fetches the image. Default: Kubernetes' own."""
     pull_secrets: tuple[ObjectName, ...] = ()
-    """Secrets with which the image is fetched."""
+    """Secrets to fetch the image."""
     job_secret: ObjectName | None = None
-    """Secret whose key `secret` members of the job know each other by. Default: `NAME-OF-THE-JOB-hpx`, made with
-    random bytes when the job is first submitted."""
+    """Secret whose key `secret` authenticates the job's processes. Default: `NAME-OF-THE-JOB-hpx`, made with random
+    bytes when the job is first submitted."""
     privileged: bool = False
-    """Run containers privileged: they can then do anything to the node. Nothing here needs it, but AWS's
-    checkpointless container changes the node's port range if it may."""
+    """Run privileged containers, with full access to the node. Not needed, but AWS's checkpointless container then
+    changes the node's port range."""
     host_network: bool = False
-    """Use the node's own network: every port that the job opens is then open to all that reach the node."""
+    """Use the node's own network. Every port of the job is then reachable by all who can reach the node."""
     fork_server: bool = True
-    """On hyperpod-eks in mode `ours`, keep a process in each pod that has done the imports of `restart.preload`:
-    `hyperpodrun` starts workers by a fork of it, and one that dies is back sooner by its imports."""
+    """On hyperpod-eks in mode `ours`, keep a process in each pod that has imported `restart.preload`. `hyperpodrun`
+    forks workers from it, so a replacement worker skips the imports."""
     network_policy: bool = True
     """Add a NetworkPolicy: only the HyperPod operator reaches the agent's port, and only pods of the job reach
     each other's."""
     clean_pods: Literal["all", "completed", "none"] = "all"
-    """Which pods are deleted when the job has ended."""
+    """Pods to delete when the job has ended."""
     suspend: bool = False
-    """Submit the job without starting it; Kueue, or a person, lets it go."""
+    """Submit the job without starting it. Kueue, or a person, resumes it."""
     workload_mode: Annotated[str, Field(min_length=1)] | None = None
-    """The operator's `workloadMode`, passed on as it is."""
+    """The operator's `workloadMode`, passed on unchanged."""
     termination_grace_s: PositiveInt | None = None
-    """Seconds between SIGTERM and SIGKILL of a pod. Default: what checkpoint.grace_s needs."""
+    """Seconds between SIGTERM and SIGKILL of a pod. Default: enough for checkpoint.grace_s."""
     container: Annotated[dict[str, Any], PodFields("TrainingContainer")] = {}
-    """Further fields of the container that trains, those of Kubernetes' Container: `lifecycle`, `livenessProbe`. All
-    are in https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/#Container."""
+    """Additional fields of the training container, by their names in Kubernetes' Container: `lifecycle`,
+    `livenessProbe`. All are in
+    https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/#Container."""
     pod: Annotated[dict[str, Any], PodFields("TrainingPod")] = {}
-    """Further fields of each pod, those of Kubernetes' PodSpec: `initContainers`, `affinity`, `volumes`. All are in
-    https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/#PodSpec."""
+    """Additional fields of each pod, by their names in Kubernetes' PodSpec: `initContainers`, `affinity`, `volumes`.
+    All are in https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/#PodSpec."""

@@ -1,7 +1,6 @@
-"""RuntimeConfig: what the container needs to know of the job, carried in the variable HPX_RUNTIME.
+"""RuntimeConfig: the container's part of the job, in the variable HPX_RUNTIME.
 
-`launch` writes it and `runtime` reads it; this model is all that the two share. It is read leniently
-(a newer launcher may say more than an older container understands) and written strictly.
+It is written strictly and read leniently, because a newer launcher may send fields that an older container lacks.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from hyperpod_ext.config.network import Network
 from hyperpod_ext.config.restart import RestartPolicy
 from hyperpod_ext.errors import ConfigError, Problem
 
-if TYPE_CHECKING:  # no process of a running job needs all of it, and its models take a quarter of a second
+if TYPE_CHECKING:  # not needed in a running job, and its models take a quarter of a second
     from hyperpod_ext.config.job.job import JobConfig
 
 ENV_RUNTIME = "HPX_RUNTIME"
@@ -37,7 +36,7 @@ _LEFT_OUT = ("elastic", "log_rules", "metrics", "network", "process_group_backen
 
 
 class RuntimeConfig(Config):
-    """The part of a JobConfig that is acted on inside the container."""
+    """The part of a JobConfig that the container uses."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -48,31 +47,30 @@ class RuntimeConfig(Config):
     workers_per_node: PositiveInt
     """Processes on each machine."""
     spares: NonNegativeInt = 0
-    """Machines beside them that wait for one to be lost."""
+    """Additional machines that stay idle until a node is lost."""
     elastic: Elastic | None = None
-    """Numbers of nodes that it may go on with. Left out of the text where there is nothing to say."""
+    """Numbers of nodes that the job may run on. Omitted if unset."""
     global_batch_size: PositiveInt | None = None
     """Samples in one optimizer step over all ranks."""
     seed: NonNegativeInt = 0
     """Root of every rank's random numbers."""
     shared_memory_mib: PositiveInt | None = None
-    """Size /dev/shm must have."""
+    """Required size of /dev/shm."""
     process_group_backend: Literal["gloo", "nccl"] | None = None
-    """What process groups are opened with. Left out of the text where the workers find out."""
+    """Backend of process groups. Omitted if the workers choose it."""
     network: Network | None = None
-    """What state goes over. Left out of the text where nothing is said of it."""
+    """Network for state. Omitted if unset."""
     checkpoint: CheckpointPolicy = CheckpointPolicy()
-    """Where snapshots go."""
+    """Tiers for snapshots."""
     restart: RestartPolicy = RestartPolicy()
-    """What happens after a fault. `policy` and `samples` are left out of the text where healthy ranks wait."""
+    """Recovery from faults. `policy` and `samples` are omitted if healthy ranks wait."""
     chaos: Chaos | None = None
-    """Faults to rehearse."""
+    """Faults to inject."""
     metrics: Metrics | None = None
-    """Where the job's numbers are shown. Left out of the text where they are not."""
+    """Metrics of the job. Omitted if unset."""
 
     log_rules: tuple[LogRule, ...] = ()
-    """What our agent looks for in what rank 0 prints. Left out of the text where there is nothing, or AWS's operator
-    tells it."""
+    """Patterns that our agent looks for in rank 0's output. Omitted if empty, or if AWS's operator sends them."""
 
     @model_serializer(mode="wrap")
     def _without_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -83,10 +81,10 @@ class RuntimeConfig(Config):
 
     @classmethod
     def from_json(cls, text: str) -> RuntimeConfig:
-        """What HPX_RUNTIME says.
+        """Parse HPX_RUNTIME.
 
         Raises:
-            ConfigError: with every problem found.
+            ConfigError: the text is invalid; the error has all problems.
         """
         try:
             return cls.model_validate_json(text)
@@ -97,22 +95,22 @@ class RuntimeConfig(Config):
 
     @property
     def interface(self) -> str:
-        """Interface that nodes reach each other by; empty: that by which they reach the first one."""
+        """Interface between nodes; empty: that by which they reach the first one."""
         return (self.network.interface or "") if self.network is not None else ""
 
     @property
     def encrypted(self) -> bool:
-        """Whether agents, and memory servers, speak TLS with each other."""
+        """Whether agents and memory servers use TLS."""
         return self.network is not None and self.network.tls
 
     @property
     def most_nodes(self) -> int:
-        """Nodes that the job may come to have, spares not counted."""
+        """Most nodes of the job, without spares."""
         return max(self.nodes, self.elastic.max_nodes if self.elastic is not None else 0)
 
     @classmethod
     def of(cls, job: JobConfig) -> RuntimeConfig:
-        """The runtime's share of `job`."""
+        """Return the runtime's part of `job`."""
         return cls(**{name: getattr(job, name) for name in cls.model_fields})
 
     @property
@@ -122,13 +120,13 @@ class RuntimeConfig(Config):
 
 
 def split_variable(name: str, text: str, longest: int) -> dict[str, str]:
-    """`text` as one variable or, where an engine lets a variable have only `longest` characters, as several."""
+    """Return `text` as one variable, or as several of at most `longest` characters."""
     parts = [text[at : at + longest] for at in range(0, len(text), longest)]
     return {name: text} if len(parts) == 1 else {f"{name}_{index}": part for index, part in enumerate(parts)}
 
 
 def take_variable(environment: MutableMapping[str, str], name: str) -> str | None:
-    """What `split_variable` made variables of, taken out of `environment`; None where it is not set."""
+    """Remove the variables of `split_variable` from `environment`, and return their text; None if unset."""
     parts = [environment.pop(name)] if name in environment else []
     while (part := environment.pop(f"{name}_{len(parts)}", None)) is not None:
         parts.append(part)

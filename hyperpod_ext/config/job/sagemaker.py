@@ -1,4 +1,4 @@
-"""What only SageMaker training jobs have."""
+"""Settings of SageMaker training jobs."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ TagValue = Annotated[str, Field(pattern=r"^[\w .:/=+@-]*$", max_length=256)]
 
 
 class S3Channel(Config):
-    """Input from S3, which every node sees as a folder."""
+    """Input from S3, as a folder on every node."""
 
     kind: Literal["s3"] = "s3"
     uri: S3Uri
     """Prefix, or manifest."""
     data: Literal["S3Prefix", "ManifestFile", "AugmentedManifestFile"] = "S3Prefix"
-    """What `uri` names."""
+    """Kind of `uri`."""
     distribution: Literal["FullyReplicated", "ShardedByS3Key"] = "FullyReplicated"
-    """All of it on every node, or a part on each."""
+    """All data on every node, or a part on each."""
     mode: Literal["File", "FastFile", "Pipe"] = "FastFile"
     """Downloaded before the job starts, read on demand, or as a pipe."""
     content_type: Annotated[str, Field(pattern=r"^[^\n\x00]{1,256}$")] | None = None
@@ -80,20 +80,20 @@ Channel = Annotated[S3Channel | FileSystemChannel, Field(discriminator="kind")]
 
 
 class Vpc(Config):
-    """The network that the job's nodes are in."""
+    """Network of the job's nodes."""
 
     subnets: Annotated[
         tuple[NetworkId, ...], Field(min_length=1, max_length=16, examples=[["subnet-0123456789abcdef0"]])
     ]
-    """Subnets; the nodes are put in one of them."""
+    """Subnets; the nodes are placed in one of them."""
     security_groups: Annotated[
         tuple[NetworkId, ...], Field(min_length=1, max_length=5, examples=[["sg-0123456789abcdef0"]])
     ]
-    """Security groups; the nodes of the job must be let through to each other."""
+    """Security groups, which must allow traffic between the job's nodes."""
 
 
 class Metric(Config):
-    """A number that SageMaker reads from what the job prints."""
+    """A number that SageMaker reads from the job's output."""
 
     name: Annotated[str, Field(pattern=r"^.{1,255}$", examples=["loss"])]
     """Name of the metric."""
@@ -102,7 +102,7 @@ class Metric(Config):
 
 
 class Experiment(Config):
-    """Where the job is filed in SageMaker Experiments."""
+    """Experiment of the job in SageMaker Experiments."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,119}$", examples=["tiny-gpt"])]
     """The experiment."""
@@ -113,65 +113,64 @@ class Experiment(Config):
 
 
 class SageMaker(Config):
-    """What only SageMaker training jobs have."""
+    """Settings of SageMaker training jobs."""
 
     region: Annotated[str, Field(pattern=r"^[a-z]{2,4}(-[a-z]+)+-\d$", examples=["us-west-2"])] | None = None
     """AWS region of the job. Default: that of the AWS configuration."""
     role: RoleArn | None = None
-    """Role that the job's nodes have. Needed."""
+    """Role of the job's nodes. Required."""
     output: S3Uri | None = None
-    """Where `/opt/ml/model` goes at the end, and where the code is put before the start. Needed."""
+    """Place for `/opt/ml/model` after the job, and for the code before it. Required."""
     code: S3Uri | None = None
-    """Archive (`.tar.gz`) that holds the script. Default: the script's folder is put below `output` at submission."""
+    """Archive (`.tar.gz`) with the script. Default: the script's folder is uploaded below `output` at submission."""
     secret: SecretId | None = None
-    """Secret in Secrets Manager that the nodes know each other by, and that checkpoints are signed with: its name
-    or ARN; the role must be allowed to read it. Default: `hyperpod_ext/NAME-OF-THE-JOB`, made with random bytes
-    when the job is first submitted."""
+    """Secret in Secrets Manager that authenticates the nodes and signs checkpoints: its name or ARN. The role must be
+    allowed to read it. Default: `hyperpod_ext/NAME-OF-THE-JOB`, made with random bytes when the job is first
+    submitted."""
     channels: dict[ChannelName, Channel] = {}
     """Inputs, each a folder `/opt/ml/input/data/NAME`."""
     volume_gib: PositiveInt | None = None
-    """Disk of each node, for instance types without one of their own."""
+    """Disk of each node, for instance types without local disks."""
     volume_kms_key: KmsKey | None = None
-    """Key that the disks are encrypted with."""
+    """Key that encrypts the disks."""
     output_kms_key: KmsKey | None = None
-    """Key that the output is encrypted with."""
+    """Key that encrypts the output."""
     compress_output: bool = True
-    """Whether the output is one archive. False: files as they are."""
+    """Whether the output is one archive. False: single files."""
     keep_alive_s: Annotated[NonNegativeInt, Field(le=21600)] | None = None
-    """Seconds that the nodes are kept after the job, for the next one like it: a warm pool."""
+    """Seconds to keep the nodes after the job, for a similar next one: a warm pool."""
     training_plan: (
         Annotated[str, Field(pattern=r"^arn:aws[a-z-]*:sagemaker:[a-z0-9-]*:\d{12}:training-plan/.+$")] | None
     ) = None
-    """Training plan that the nodes come from."""
+    """Training plan of the nodes."""
     spot: bool = False
-    """Use spare capacity, which can be taken away; the job then goes on from its newest durable checkpoint."""
+    """Use spot capacity, which can be taken away. The job then resumes from its newest durable checkpoint."""
     max_wait_s: PositiveInt | None = None
     """With `spot`: seconds for waiting and running together; at least timeouts.run_s."""
     max_pending_s: Annotated[int, Field(ge=1800, le=2419200)] | None = None
     """Seconds that the job may wait for nodes."""
     checkpoint_uri: S3Uri | None = None
-    """Prefix that SageMaker keeps equal to `checkpoint_path`, for scripts that save there by themselves. Tiers of
-    `checkpoint` need it not: they write to S3 on their own."""
+    """Prefix that SageMaker keeps equal to `checkpoint_path`, for scripts that save there. Tiers of `checkpoint` do not
+    use it: they write to S3 directly."""
     checkpoint_path: AbsolutePath = "/opt/ml/checkpoints"
-    """The folder on each node that goes with `checkpoint_uri`."""
+    """Folder on each node for `checkpoint_uri`."""
     vpc: Vpc | None = None
     """Network of the nodes. Default: SageMaker's own."""
     network_isolation: bool = False
-    """Let nothing in or out but the channels and the output. The runtime's S3 tier, and secrets, cannot be reached
-    then."""
+    """Allow no network traffic except channels and output. The runtime's S3 tier and secrets are then unreachable."""
     encrypt_traffic: bool = False
-    """Encrypt what the nodes say to each other; slows collectives down."""
+    """Encrypt traffic between the nodes. Slows collectives down."""
     metrics: Annotated[tuple[Metric, ...], Field(max_length=40)] = ()
-    """Numbers to read from what the job prints."""
+    """Numbers to read from the job's output."""
     experiment: Experiment | None = None
-    """Where the job is filed."""
+    """Experiment of the job."""
     profiler: bool = False
     """Whether SageMaker profiles the job."""
     remote_debug: bool = False
-    """Whether one may open a shell on the nodes through SSM."""
+    """Whether shells on the nodes through SSM are allowed."""
     infra_check: bool = False
-    """Have SageMaker test GPUs and network before the job starts."""
+    """Let SageMaker test GPUs and network before the job starts."""
     install: tuple[Annotated[str, Field(pattern=r"^[^\s'\"]{1,200}$", examples=["hyperpod-ext[runtime,s3]"])], ...] = ()
-    """What pip installs on every node before the job starts, where the image lacks it."""
+    """Packages that pip installs on every node before the job starts, if the image lacks them."""
     tags: dict[TagKey, TagValue] = {}
-    """Tags of the job, besides `labels`."""
+    """Tags of the job, in addition to `labels`."""

@@ -1,4 +1,4 @@
-"""Variables of a job that look like secrets: they are rendered where the job needs them, and in no copy of its spec."""
+"""Detects variables that look like secrets, to keep them out of copies of the spec."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _VALUE = re.compile(
     r"|xox[abeprs]-[\w-]{10,}|(AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\..*)$"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----|://[^/\s:@]+:[^/\s@]+@"
 )
-"""Forms that only secrets have: tokens of known services, JSON web tokens, private keys, URLs with a password."""
+"""Patterns of secrets: tokens of known services, JSON web tokens, private keys, URLs with a password."""
 _PLAIN = re.compile(r"|-?[\d.]+|true|false|yes|no|none|null|[./~$].*|[a-z0-9]+://.*", re.IGNORECASE)
-"""Values that are no secret whatever the name: numbers, switches, paths, references and addresses."""
+"""Values that are never secrets: numbers, switches, paths, references and addresses."""
 
 
 def looks_secret(name: str, value: str) -> bool:
-    """Whether a variable holds a token, key or password, by its name or by the form of its value."""
+    """Return whether a variable looks like a token, key or password, by its name or its value."""
     named = _NAME.fullmatch(name) is not None and not _PLAIN.fullmatch(value)
     return named or (_VALUE.search(value) is not None and not name.startswith("HPX_"))
 
 
 def secret_variables(job: JobConfig) -> Iterator[tuple[str | int, ...]]:
-    """Paths of the variables with a literal value that looks like a secret."""
+    """Yield the paths of variables whose literal value looks like a secret."""
     for name, value in job.env.items():
         if looks_secret(name, value):
             yield ("env", name)
@@ -41,7 +41,7 @@ def secret_variables(job: JobConfig) -> Iterator[tuple[str | int, ...]]:
 
 
 def secret_arguments(job: JobConfig) -> Iterator[tuple[str | int, ...]]:
-    """Paths of the arguments that look like a secret. `--eos-token` takes none, so tokens count by their form alone."""
+    """Yield the paths of arguments that look like a secret. Tokens count by value alone, because of `--eos-token`."""
     for field, words in (("args", job.args), ("command", job.command or ())):
         for index, (before, word) in enumerate(zip(("", *words), words, strict=False)):
             option, equals, value = word.partition("=") if word.startswith("-") else (before, "=", word)
@@ -51,7 +51,7 @@ def secret_arguments(job: JobConfig) -> Iterator[tuple[str | int, ...]]:
 
 
 def without_secrets(job: JobConfig) -> JobConfig:
-    """`job` without these variables."""
+    """Return `job` without secret variables."""
     if not any(True for _ in secret_variables(job)):
         return job
     overlay = job.overlay
@@ -64,13 +64,13 @@ def without_secrets(job: JobConfig) -> JobConfig:
 
 
 def with_secrets(job: JobConfig, environment: Mapping[str, str]) -> JobConfig:
-    """`job`, read from a copy of its spec, with the secrets of the environment that was rendered next to the copy."""
+    """Return `job`, read from a copy of its spec, with the secrets of its rendered environment."""
     missing = {name: value for name, value in environment.items() if name not in job.env and looks_secret(name, value)}
     return job.model_copy(update={"env": {**job.env, **missing}}) if missing else job
 
 
 def secrets_last(env: Mapping[str, str]) -> dict[str, str]:
-    """`env` in the order in which it is rendered, so that `with_secrets` finds the same."""
+    """Return `env` in rendered order, with secrets last, as `with_secrets` restores it."""
     return dict(sorted(env.items(), key=lambda item: looks_secret(*item)))
 
 

@@ -1,4 +1,4 @@
-"""What only Slurm has."""
+"""Settings of Slurm."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pydantic import Field
 from hyperpod_ext.config.base import Config
 
 SlurmWord = Annotated[str, Field(pattern=r"^[A-Za-z0-9][-A-Za-z0-9_.]{0,252}$")]
-"""A name as Slurm's own options take it, without anything a shell or sbatch would read otherwise."""
+"""A name in Slurm's options, without characters that are special in a shell or in sbatch."""
 SlurmPhrase = Annotated[str, Field(pattern=r"^[A-Za-z0-9(\[][-A-Za-z0-9_.,:=&|*()\[\]]{0,252}$")]
-"""A list or an expression of such names: no blanks, no quotes."""
+"""A list or an expression of such names, without blanks and quotes."""
 SbatchOption = Annotated[
     str,
     Field(
@@ -23,39 +23,37 @@ ShellLine = Annotated[str, Field(pattern=r"^[^\n\r\x00]+$", examples=["source /f
 
 
 class Slurm(Config):
-    """What only Slurm has. The partition is `scheduling.queue`, the QOS `scheduling.priority`."""
+    """Settings of Slurm. The partition is `scheduling.queue`, the QOS is `scheduling.priority`."""
 
     account: SlurmWord | None = None
-    """Account that the job is charged to."""
+    """Account of the job."""
     reservation: SlurmWord | None = None
-    """Reservation that the job runs in."""
+    """Reservation of the job."""
     constraint: Annotated[SlurmPhrase, Field(examples=["p5"])] | None = None
-    """Features that a node must have, as sbatch takes them."""
+    """Features that a node must have, in sbatch's format."""
     exclude: Annotated[SlurmPhrase, Field(examples=["ip-10-1-2-[3-5]"])] | None = None
-    """Nodes that the job does without."""
+    """Nodes to exclude."""
     gres: Annotated[SlurmPhrase, Field(examples=["gpu:8"])] | None = None
-    """Generic resources of each node, `gpu:8`, on clusters that count them. HyperPod requeues a job with these
-    from its start after a node's fault, instead of resuming its step."""
+    """Generic resources of each node, `gpu:8`, on clusters that have them. With them, HyperPod requeues the whole job
+    after a node's fault, instead of resuming its step."""
     exclusive: bool = True
-    """Share the nodes with no other job."""
+    """Do not share the nodes with other jobs."""
     container: Literal["pyxis", "enroot"] = "pyxis"
-    """What runs `image`: the pyxis plugin of srun, or enroot itself on every node. Without an image the job runs
-    on the nodes as they are."""
+    """Container runtime of `image`: the pyxis plugin of srun, or enroot itself on every node. Without an image the job
+    runs directly on the nodes."""
     auto_resume: bool = True
-    """Give the step HyperPod's `--auto-resume=1`: a faulty node is replaced and the step started again. Other
-    clusters do not know this option."""
+    """Use HyperPod's `--auto-resume=1`: a faulty node is replaced, and the step is started again. Other clusters do not
+    have this option."""
     requeue: bool = True
-    """Have the job queued again when a node of it is lost, or others need its nodes (preemption); it goes on from its
-    newest durable checkpoint."""
+    """Requeue the job after the loss of a node, or preemption. It resumes from its newest durable checkpoint."""
     requeue_at_limit: bool = False
-    """Save, and have the job queued again, when its time limit comes near, until its training is done:
-    `timeouts.run_s` then limits each start. A start that makes no step is the last."""
+    """Save and requeue the job before its time limit, until training is done. `timeouts.run_s` then limits each start.
+    A start without a step is the last."""
     python: Annotated[str, Field(pattern=r"^[^\n\r\x00]+$")] = "python3"
     """Interpreter on the nodes, or in the image: a name or a path."""
     setup: tuple[ShellLine, ...] = ()
-    """Lines of shell that every node runs before the job, in the image if there is one."""
+    """Shell lines that every node runs before the job, in the image if there is one."""
     runs: Annotated[str, Field(pattern=r"^[^\n\r\x00:]+$")] = "hpx-runs"
-    """Folder for logs, reports and the job's secret, which all nodes must see. Relative to the folder that the job
-    is submitted from."""
+    """Shared folder for logs, reports and the job's secret, relative to the folder of submission."""
     sbatch: dict[SbatchOption, Annotated[str, Field(pattern=r"^[^\s'\"\\#]*$")]] = {}
-    """Further options of sbatch, `mail-type: END`. An empty value: the option alone."""
+    """Additional options of sbatch, `mail-type: END`. An empty value: the option alone."""

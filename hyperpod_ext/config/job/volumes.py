@@ -1,4 +1,4 @@
-"""Files and memory that containers of a job see, besides their image."""
+"""Volumes of a job's containers."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ class ClaimVolume(Config):
 
     kind: Literal["claim"] = "claim"
     path: _Path
-    """Where the container sees it."""
+    """Mount path in the container."""
     claim: Annotated[ObjectName, Field(examples=["fsx-claim"])]
     """Name of the claim, in the job's namespace."""
     sub_path: Annotated[str, Field(pattern=r"^[^/\x00][^\x00]*$"), AfterValidator(stays_below)] | None = None
-    """Only this folder of it."""
+    """Folder of the volume to mount. Default: all."""
     read_only: bool = False
-    """Nothing may be written."""
+    """Whether the volume is read-only."""
 
 
 class HostVolume(Config):
-    """A folder of the node itself, or one that every node mounts: `/fsx` on HyperPod Slurm."""
+    """A folder of the node, or of a file system on every node: `/fsx` on HyperPod Slurm."""
 
     kind: Literal["host"] = "host"
     path: _Path
-    """Where the container sees it."""
+    """Mount path in the container."""
     host_path: Annotated[AbsolutePath, Field(examples=["/fsx"])]
-    """The folder on the node."""
+    """Folder on the node."""
     read_only: bool = False
-    """Nothing may be written."""
+    """Whether the volume is read-only."""
 
 
 class ScratchVolume(Config):
-    """Space that is empty at the start of each pod and goes with it."""
+    """Space that is empty at the start of each pod and is removed with it."""
 
     kind: Literal["scratch"] = "scratch"
     path: _Path
-    """Where the container sees it."""
+    """Mount path in the container."""
     size_mib: PositiveInt | None = None
-    """Most it may hold, in MiB."""
+    """Largest size, in MiB."""
     in_memory: bool = False
-    """In memory rather than on the node's disk; counts as memory of the pod."""
+    """Use memory instead of the node's disk. It counts as memory of the pod."""
 
 
 class ConfigVolume(Config):
@@ -55,17 +55,17 @@ class ConfigVolume(Config):
 
     kind: Literal["config"] = "config"
     path: _Path
-    """Where the container sees it."""
+    """Mount path in the container."""
     config_map: Annotated[ObjectName, Field(examples=["settings"])]
     """Name of the ConfigMap, in the job's namespace."""
 
 
 class SecretVolume(Config):
-    """A Secret of Kubernetes, as files that only their owner may read."""
+    """A Secret of Kubernetes, as files that only their owner can read."""
 
     kind: Literal["secret"] = "secret"
     path: _Path
-    """Where the container sees it."""
+    """Mount path in the container."""
     secret: Annotated[ObjectName, Field(examples=["hub-token"])]
     """Name of the Secret, in the job's namespace."""
 
@@ -74,5 +74,5 @@ Volume = Annotated[ClaimVolume | HostVolume | ScratchVolume | ConfigVolume | Sec
 
 
 def is_below(path: str, folder: str) -> bool:
-    """Whether `path` is this folder or in it."""
+    """Return whether `path` is this folder or in it."""
     return f"{path.rstrip('/')}/".startswith(f"{folder.rstrip('/')}/")

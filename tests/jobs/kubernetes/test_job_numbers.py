@@ -104,8 +104,8 @@ def test_what_is_kept_is_read_where_no_pod_answers_and_after_they_are_gone(api: 
 def test_a_job_that_keeps_nothing_tells_its_state_and_why_no_more(api: KubernetesApi) -> None:
     done = call_hp_ext(*TOP)
     assert (done.json["state"], done.json["step"], done.json["ranks"]) == ("running", None, [])
-    assert "no pod tells numbers (" in done.stderr
-    assert "no events are kept beside checkpoints" in done.stderr
+    assert "no pod serves metrics (" in done.stderr
+    assert "no events are stored next to checkpoints" in done.stderr
     assert len([path for path in api.asked("GET") if "/proxy/" in path]) == 2, "each pod is asked once"
 
 

@@ -1,4 +1,4 @@
-"""Sections with Kubernetes' own fields. Their models are built on first use: most specs have no such section."""
+"""Sections with Kubernetes' own fields. Their models are built on first use, because most specs have none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class PodFields:
-    """Marks a mapping that is checked as a type of `values.all_types`."""
+    """Marks a mapping to be checked as a type of `values.all_types`."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -30,7 +30,7 @@ class PodFields:
         return handler(schema) | outline(self.kind)
 
     def model(self) -> type[PodPart]:
-        """The model of its fields."""
+        """Return the model of its fields."""
         from hyperpod_ext.config.job.pods.models import model_of
 
         return model_of(self.kind)
@@ -40,18 +40,18 @@ class PodFields:
 
 
 def checked(kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields as they are rendered: in the order of their type, without those that say nothing.
+    """Return the fields as rendered: in the order of their type, without empty ones.
 
     Raises:
-        ValidationError: each mistake, with its place.
-        TypeError: there is a value that JSON has no words for.
+        ValidationError: a field is invalid.
+        TypeError: a value cannot be written as JSON.
     """
     found = PodFields(kind).model().model_validate_json(json.dumps(value))
     return found.model_dump(mode="json", exclude_defaults=True)
 
 
 def fits(kind: str, value: Mapping[str, Any]) -> bool:
-    """Whether `checked` takes these fields."""
+    """Return whether these fields are valid."""
     try:
         checked(kind, value)
     except (ValidationError, TypeError):
@@ -60,5 +60,5 @@ def fits(kind: str, value: Mapping[str, Any]) -> bool:
 
 
 def pod_fields(info: FieldInfo) -> PodFields | None:
-    """The mark of a field, if it has one."""
+    """Return the PodFields mark of a field, if it has one."""
     return next((one for one in info.metadata if isinstance(one, PodFields)), None)

@@ -1,4 +1,4 @@
-"""Models of Kubernetes' published types: of whole parts of a pod, and of strategic merge patches of them."""
+"""Models of Kubernetes' published types, for parts of a pod and for strategic merge patches of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hyperpod_ext.config.base import Config, ContradictionError
 from hyperpod_ext.config.job.pods import values
 
 _LISTED = 12
-"""So many names help; Kubernetes knows 30 kinds of volumes."""
+"""Most names in a hint: Kubernetes has 30 kinds of volumes."""
 
 
 class PodPart(Config):
@@ -22,7 +22,7 @@ class PodPart(Config):
     model_config = ConfigDict(defer_build=True)
 
     choice: ClassVar[tuple[str, ...]] = ()
-    """Fields of which exactly one must be there."""
+    """Fields of which exactly one is required."""
 
     @model_validator(mode="after")
     def _is_chosen(self) -> PodPart:
@@ -37,10 +37,10 @@ class PodPart(Config):
 
 @cache
 def model_of(kind: str, patch: bool = False) -> type[PodPart]:
-    """The model of a type of `values.all_types`.
+    """Return the model of a type of `values.all_types`.
 
     Args:
-        patch: a patch need not be complete, null removes a field, and only names and types count.
+        patch: for a patch, in which all fields are optional and nullable, and only types are checked.
     """
     fields: dict[str, Any] = {name: _field(kind, name, of, patch) for name, of in values.all_types()[kind].items()}
     if patch:
@@ -54,7 +54,7 @@ def model_of(kind: str, patch: bool = False) -> type[PodPart]:
 
 
 def outline(kind: str) -> dict[str, Any]:
-    """A JSON schema that has the fields of a type, and not those inside them."""
+    """Return a JSON schema with the fields of a type, without nested fields."""
     words = {"string": "string", "integer": "integer", "boolean": "boolean", "[": "array"}
     properties = {
         name: {"description": field_text(values.base_of(kind), name), "type": words.get(of, words.get(of[0], "object"))}
@@ -88,7 +88,7 @@ def _annotation(of: str, place: str, patch: bool) -> Any:
 
 
 def _many(which: str, item: Any, place: str, patch: bool) -> Any:
-    """A list or mapping of items."""
+    """Return the type of a list or mapping of items."""
     if patch and which == "{}":
         return dict[str, item | None]
     if patch:
@@ -110,7 +110,7 @@ def _has_key(key: str) -> Callable[[PodPart], PodPart]:
 
 
 def _example(annotation: Any) -> Any:
-    """A least value that is right."""
+    """Return a minimal valid value."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         given = [note.examples[0] for note in annotation.__metadata__ if getattr(note, "examples", None)]

@@ -1,6 +1,6 @@
-"""Types of `kubernetes.container` and `kubernetes.pod` that take less than Kubernetes' own, and forms of their values.
+"""Types of `kubernetes.container` and `kubernetes.pod` that are narrower than Kubernetes' own, and forms of values.
 
-A form is a type of pydantic for the fields `Type.field`: for each item of a list and each value of a mapping.
+A form is pydantic's type of a field `Type.field`, or of each item of a list and each value of a mapping.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PORT_NAME = re.compile(r"(?=.*[a-z])[a-z0-9]+(-[a-z0-9]+)*")
 
 
 def _amount(value: Any) -> str:
-    """A quantity of Kubernetes as text: resources of a TrainJob take no numbers."""
+    """Return a quantity of Kubernetes as text, because a TrainJob's resources accept no numbers."""
     text = str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
     if _AMOUNT.fullmatch(text):
         return text
@@ -51,7 +51,7 @@ PLAIN: dict[str, Any] = {
         str | int, PlainValidator(_port_or_name, json_schema_input_type=str | int), Field(examples=[8000])
     ],
 }
-"""Forms of whole types."""
+"""Forms of plain types."""
 
 _NARROWED: dict[str, tuple[str, str, dict[str, str]]] = {
     "TrainingContainer": (
@@ -72,7 +72,7 @@ _NARROWED: dict[str, tuple[str, str, dict[str, str]]] = {
     "SideContainer": ("Container", "restartPolicy restartPolicyRules", {}),
     "InitContainer": ("Container", "restartPolicyRules", {}),
 }
-"""Kubernetes' type, fields that the spec has elsewhere or the job relies on, and fields that are narrowed, too."""
+"""Kubernetes' type, excluded fields (which the spec has elsewhere, or the job sets), and narrowed fields."""
 
 _REQUIRED: dict[str, str] = {
     **dict.fromkeys(("TrainingContainer", "TrainingPod"), ""),
@@ -90,7 +90,7 @@ _REQUIRED: dict[str, str] = {
     "SecretVolumeSource": "secretName",
     "VolumeResourceRequirements": "requests",
 }
-"""Fields that the API server asks for, or without which a part says nothing, where Kubernetes' types ask for fewer."""
+"""Required fields that Kubernetes' types do not declare as required."""
 
 ONE_OF: dict[str, str] = {
     "DownwardAPIVolumeFile": "fieldRef resourceFieldRef",
@@ -102,7 +102,7 @@ ONE_OF: dict[str, str] = {
     "Volume": "",
     "VolumeProjection": "",
 }
-"""Fields of which exactly one must be there; none named: all but those that are required."""
+"""Fields of which exactly one is required; empty: all fields except required ones."""
 
 FILLED = frozenset(
     {
@@ -225,7 +225,7 @@ _KEYS: tuple[tuple[Any, str], ...] = (
 
 @cache
 def all_types() -> dict[str, dict[str, str]]:
-    """Kubernetes' types and the narrowed ones, each with its fields in the order in which they are rendered."""
+    """Return Kubernetes' types and the narrowed ones, with their fields in rendered order."""
     types = pod_types()
     narrowed = {
         name: {field: more.get(field, kind) for field, kind in types[base].items() if field not in without.split()}
@@ -235,29 +235,29 @@ def all_types() -> dict[str, dict[str, str]]:
 
 
 def base_of(kind: str) -> str:
-    """Kubernetes' own name of a type."""
+    """Return Kubernetes' own name of a type."""
     return _NARROWED[kind][0] if kind in _NARROWED else kind
 
 
 def required(kind: str) -> list[str]:
-    """Fields of a type that must be there."""
+    """Return the required fields of a type."""
     found = _REQUIRED.get(kind)
     return required_fields().get(base_of(kind), []) if found is None else found.split()
 
 
 def form_of(kind: str, field: str) -> Any:
-    """The form of a value of the plain type `kind`, in `Type.field` with Kubernetes' own name of the type."""
+    """Return the form of the field `Type.field`, of the plain type `kind`."""
     return forms().get(field, PLAIN[kind])
 
 
 @cache
 def forms() -> dict[str, Any]:
-    """Forms of values, by `Type.field`: published choices, and those of `_VALUES`."""
+    """Return forms of values by `Type.field`: published choices, and those of `_VALUES`."""
     published = {place: Literal[tuple(listed)] for place, listed in choices().items()}
     return published | {place: form for form, places in _VALUES for place in places.split()}
 
 
 @cache
 def key_forms() -> dict[str, Any]:
-    """Forms of the names in a mapping."""
+    """Return forms of a mapping's keys by `Type.field`."""
     return {place: form for form, places in _KEYS for place in places.split()}
