@@ -683,7 +683,7 @@ def test_prune_asks_or_is_told(written: Written, folder: Path, monkeypatch: pyte
     monkeypatch.setattr("sys.stdin", open("/dev/null"))  # noqa: PTH123, SIM115
     done = hp_ext("checkpoints", "prune", folder, "--keep", "1")
     assert (done.code, len(states(folder))) == (2, 2)
-    assert "say --yes" in done.stderr
+    assert "give --yes" in done.stderr
 
 
 # --- help and S3 ------------------------------------------------------------------------------------

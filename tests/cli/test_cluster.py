@@ -167,7 +167,7 @@ def test_from_deploy_to_a_job_without_copy_and_paste(aws: Workplace) -> None:
     assert "namespace: hyperpod-ns-research" in rendered.stdout
     assert "serviceAccountName: training" in rendered.stdout
     assert "hyperpod-ns-research-localqueue" in rendered.stdout
-    assert f"cluster {aws.name}: as it was read just now" in rendered.stderr
+    assert f"cluster {aws.name}: outputs read just now" in rendered.stderr
 
 
 def test_the_chart_is_installed_from_a_copy(here: Workplace) -> None:

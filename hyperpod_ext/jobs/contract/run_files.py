@@ -63,15 +63,20 @@ def read_event(line: bytes | str) -> dict[str, Any]:
 
 
 def last_step(events: Path) -> dict[str, Any]:
-    """Return the newest event with progress from the end of an event log; {} if there is none."""
+    """Return the newest event with progress of an event log; {} if there is none."""
     try:
         with open_regular(events) as opened:
-            opened.seek(max(opened.seek(0, 2) - _TAIL_BYTES, 0))
-            lines = opened.read().split(b"\n")
+            size, nbytes = opened.seek(0, 2), _TAIL_BYTES
+            while True:  # after a fault of many ranks the last part may have no step
+                opened.seek(max(size - nbytes, 0))
+                lines = opened.read(min(size, nbytes)).split(b"\n")
+                found = (read_event(line) for line in reversed(lines[:-1]) if b'"step"' in line)
+                event = next((one for one in found if has_progress(one)), {})
+                if event or nbytes >= size:
+                    return event
+                nbytes *= 8
     except FileNotFoundError:
         return {}
-    found = (read_event(line) for line in reversed(lines[:-1]) if b'"step"' in line)
-    return next((event for event in found if has_progress(event)), {})
 
 
 def has_progress(event: dict[str, Any]) -> bool:

@@ -63,7 +63,8 @@ def what_is_named_is_there(context: Context) -> Iterator[Finding]:
     "HPX156",
     "error",
     "a pod without what the job relies on",
-    "The launcher identifies ranks by variables, reads the job's secret from a volume, and writes below /tmp.",
+    "The launcher identifies ranks by variables, reads the job's secret from a volume, and writes below /tmp; "
+    "scripts read secret volumes.",
     "Remove the field, or write what the hint says.",
     reads=("kubernetes.container", "kubernetes.pod", "overlay.kubernetes.pod", "mode", "volumes"),
 )

@@ -298,8 +298,8 @@ def _record_of(queued: slurm.Queued) -> dict[str, Any]:
         hint = f"ask on the machine that submitted it, or look at `scontrol show job {queued.id}`"
         raise NotFoundError(f"the file of job {queued.id} cannot be had: {error.message}", hint=hint) from None
     if (job := spec_in(text)) is None:
-        hint = "was it changed after it was written, or made by another version?"
-        raise NotFoundError(f"the file of job {queued.id} holds no spec", hint=hint)
+        hint = "ask on the machine that submitted it; the file was changed, or written by another version"
+        raise NotFoundError(f"the file of job {queued.id} holds no spec that this version can read", hint=hint)
     return {
         "id": queued.id,
         "cluster": slurm.cluster_name(),

@@ -105,6 +105,7 @@ def become_module(
             os.dup2(output, 2)
         gc.freeze()  # objects of the parent stay as they are: what they would close has another owner here
         _close_all_but({0, 1, 2, *pass_fds})
+        environ = dict(environ)  # it may be os.environ itself
         os.environ.clear()
         os.environ.update(environ)
         sys.argv = [str(module.__file__), *arguments]
@@ -157,13 +158,14 @@ class MemoryServer:
     def begin(self, path: Path, later: Path, node: int, environ: Mapping[str, str]) -> None:
         """Serve at `path`, a socket that may be renamed to `later`."""
         arguments = ["--socket", str(path), "--later", str(later), "--node", str(node), "--parent", str(os.getpid())]
-        with contextlib.suppress(BrokenPipeError), os.fdopen(self.orders, "w") as orders:  # `on_exit` reports its end
-            json.dump({"arguments": arguments, "environ": dict(environ)}, orders)
+        text = json.dumps({"arguments": arguments, "environ": dict(environ)})
         self._lines: deque[str] = deque(maxlen=_QUOTED)
-        self._listening = threading.Thread(target=self._listen, name="hpx-memory-words", daemon=True)
+        self._listening = threading.Thread(target=self._listen, args=(text,), name="hpx-memory-words", daemon=True)
         self._listening.start()
 
-    def _listen(self) -> None:
+    def _listen(self, order: str) -> None:
+        with contextlib.suppress(BrokenPipeError), os.fdopen(self.orders, "w") as orders:  # `on_exit` reports its end
+            orders.write(order)  # a pipe holds 64 KiB: more waits for the imports of the server
         with os.fdopen(self.output, errors="replace") as lines:
             for line in lines:
                 sys.stderr.write(line)

@@ -92,7 +92,7 @@ class CoordinatorClient:
         """The coordinator, or the lost one. The next one is set before its news come."""
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._heard_at = time.monotonic()
+        self._heard_at = self._data_at = time.monotonic()
         self._unheard: deque[c.Event] = deque(maxlen=_UNACKNOWLEDGED)
         self._heard = 0
         self._beating: asyncio.Task[None] | None = None
@@ -127,7 +127,7 @@ class CoordinatorClient:
 
     def heard_since(self, moment: float) -> bool:
         """Whether the coordinator has sent anything since `moment`, of `time.monotonic()`."""
-        return self._heard_at > moment
+        return self._data_at > moment
 
     async def connect(
         self, endpoint: Callable[[], tuple[str, int]], give_up: Callable[[], str], limit_s: float | None = None
@@ -335,7 +335,7 @@ class CoordinatorClient:
         take = reader.feed_data
 
         def heard(data: Any) -> None:
-            self._heard_at = time.monotonic()
+            self._heard_at = self._data_at = time.monotonic()
             take(data)
 
         # asyncio has no other way to be called when data arrive
@@ -500,16 +500,16 @@ class CoordinatorClient:
                 await asyncio.wait({before[-1]}, timeout=self._lease_s * _NEXT_DIAL)
             if any(map(_has_connected, before)):
                 raise OSError("one before it answers")
+            ends = time.monotonic() + limit_s
             for _ in range(_TRIES - 1):
                 try:
-                    return await self._dial(*search.news.candidates[node], limit_s)
-                except (ConnectionRefusedError, TimeoutError):
+                    return await self._dial(*search.news.candidates[node], max(0.05, ends - time.monotonic()))
+                except ConnectionRefusedError:
                     raise
-                except (
-                    OSError
-                ):  # only this connection broke: a vote for a later candidate might hold for the whole search
+                except ConnectionError:
+                    # only this connection broke: a vote for a later candidate might hold for the whole search
                     await asyncio.sleep(0.02)
-            return await self._dial(*search.news.candidates[node], limit_s)
+            return await self._dial(*search.news.candidates[node], max(0.05, ends - time.monotonic()))
 
         for node in nodes:
             dials.append(asyncio.create_task(dial(node, tuple(dials))))
@@ -547,6 +547,8 @@ class CoordinatorClient:
         if _goes_by_another(answer, word.coordinator):
             self._hang_up()
             return None
+        if is_former and (answer is None or isinstance(answer, c.StopNode)):
+            await asyncio.sleep(self._lease_s * _DIAL_FORMER)  # the next vote may get the same answer
         return self._unless_refused(answer) if is_former else answer
 
     async def _hear_from(

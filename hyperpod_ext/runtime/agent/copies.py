@@ -106,14 +106,14 @@ class LastStep:
         Raises:
             OSError, JobFailedError: the memory server is gone.
         """
-        self._named = asyncio.get_running_loop().create_future()
+        named = self._named = asyncio.get_running_loop().create_future()
         until = time.monotonic() + limit_s
         save_id = ""
         try:
             async with asyncio.timeout(limit_s):
                 # a save that a rank asked for last may not be sealed yet
                 self._tell(c.LastSnapshots(held=(await held_at_last(self._memory, ranks))[0]))
-                save_id = await self._named
+                save_id = await named
         except TimeoutError:  # a node has not reported its snapshots: upload what is due
             pass
         while True:

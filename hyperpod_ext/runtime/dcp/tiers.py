@@ -154,7 +154,7 @@ class Tiers:
 
     def _enter(self, step: int) -> None:
         """Begin a generation: newer than any that is held, or that a durable tier knows of."""
-        generation = self._negotiate(None)[1]
+        generation = self._negotiate(None, saves=True)[1]
         self._run = self._run or self._ranks.broadcast("run", secrets.token_hex(8))
         self._entry = self._history.entry(step)
         self._node.for_node("enter", lambda: self._tell_generation(generation))
@@ -231,9 +231,14 @@ class Tiers:
             decision = self._refuse(failures)
         return None
 
-    def _negotiate(self, step: int | None) -> tuple[Decision, int]:
-        """Return what all ranks load, and the number of the next generation."""
-        answers = self._ranks.all_gather("held", self._node.for_node("offers", self._offers) or {})
+    def _negotiate(self, step: int | None, *, saves: bool = False) -> tuple[Decision, int]:
+        """Return the source that all ranks load, and the number of the next generation.
+
+        Args:
+            saves: the state is live, so a step that was complete and is lost is no error.
+        """
+        offers = self._node.for_node("offers", lambda: self._offers(0 if saves else self._history.complete or 0))
+        answers = self._ranks.all_gather("held", offers or {})
         ask = self._durable if self.policy.shared() else None
         if self.rank == 0:
             self._restoring = RestoreCoordinator(self.nodes.node_of, ask, self._run, script=True, step=step)
@@ -251,9 +256,9 @@ class Tiers:
         answer = self._ranks.broadcast("decision", [decision, restoring.generation if restoring else 0])
         return Decision.from_json(answer[0]), int(answer[1])
 
-    def _offers(self) -> dict[str, Any]:
+    def _offers(self, committed: int) -> dict[str, Any]:
         offers = offers_of(self._node.held(), self._history.generation)
-        return {**offers, "committed": self._history.complete or 0}
+        return {**offers, "committed": committed}
 
     def _durable(self, exclude: Sequence[tuple[str, str]]) -> dict[str, Any]:
         """What the durable tiers have, besides some. By rank 0."""

@@ -62,7 +62,9 @@ def _wait_for_orders() -> None:
     arguments = parser.parse_args()
     die_with_parent(arguments.parent)
     _ignore_signals(argparse.Namespace(parent=arguments.parent, idle_exit_s=None))
-    waits = not select.select([arguments.orders], [], [], 0)[0]  # else they would only delay the start
+    looks = select.poll()  # `select` takes no descriptor above 1023
+    looks.register(arguments.orders, select.POLLIN)
+    waits = not looks.poll(0)  # else they would only delay the start
     for module in _LATER if waits else ():
         with contextlib.suppress(ImportError):
             importlib.import_module(module)

@@ -235,3 +235,10 @@ def test_a_user_who_could_not_read_a_secret_is_refused(where: str, context: str,
     found = told(f"overlay: {{kubernetes: {{{where}: {{securityContext: {{{context}}}}}}}}}\n{spec}\n")
     assert len(found) == bool(said)
     assert all(one.startswith(f"job.yaml:6: overlay.kubernetes.{where}.securityContext.{said}") for one in found)
+
+
+@pytest.mark.parametrize(("mode", "path", "refused"), [("ours", "/var/run", 1), ("plain", "/var/run", 0)])
+def test_only_a_job_with_a_secret_refuses_mounts_over_it(mode: str, path: str, refused: int) -> None:
+    mounts = f"[{{name: a, mountPath: {path}}}]"
+    found = told(f"mode: {mode}\noverlay: {{kubernetes: {{container: {{volumeMounts: {mounts}}}}}}}\n")
+    assert len([one for one in found if "would hide the job's secret" in one]) == refused, found

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from hyperpod_ext.errors import ConfigError, NotFoundError, UnknownOutcomeError, UnreachableError
 from hyperpod_ext.jobs.slurm import client
+from hyperpod_ext.jobs.slurm.runs import newest_step
 
 
 @pytest.fixture
@@ -139,3 +141,14 @@ def test_what_slurm_refuses_names_the_field(said: str, path: str) -> None:
     error = client.explain("sbatch", f"sbatch: error: {said}")
     assert isinstance(error, ConfigError)
     assert [problem.path for problem in error.problems] == [path]
+
+
+def test_the_newest_step_is_found_before_a_long_end_of_the_log(tmp_path: Path) -> None:
+    for start, step in (("0.0", 10), ("0.1", 500)):
+        (tmp_path / start).mkdir()
+        lines = [{"event": "step", "t": 1.0, "rank": 0, "step": step, "generation": 1, "loss": 1.0, "took": 1.0}]
+        lines += [
+            {"event": "joined", "t": 2.0, "node": node, "why": "x" * 400} for node in range(500 if step > 10 else 0)
+        ]
+        (tmp_path / start / "events.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert newest_step(tmp_path)["step"] == 500

@@ -8,13 +8,14 @@ import re
 import signal
 import sys
 from pathlib import Path
+from types import ModuleType
 from unittest import mock
 
 import cuda_driver
 import pytest
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.agent import fork_server
+from hyperpod_ext.runtime.agent import children, fork_server
 from hyperpod_ext.runtime.agent.children import ForkServer
 
 SERVER = "hyperpod_ext.runtime.agent.fork_server"
@@ -100,3 +101,15 @@ def test_of_a_package_that_loads_later_its_parts_can_be_named(tmp_path: Path, mo
 @pytest.mark.parametrize("name", ["torch", "numpy", "json", "torch.distributed", "hyperpod_ext.runtime"])
 def test_an_ordinary_package_is_not_taken_for_a_lazy_one(name: str) -> None:
     assert fork_server.loads_later(name, fork_server.load(name)) == ""
+
+
+def test_a_forked_module_keeps_the_environment_if_that_is_given_itself(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    module = ModuleType("says")
+    module.__file__ = "says.py"
+    module.main = lambda: kept.write_text(os.environ.get("HPX_TOLD", "lost"))  # type: ignore[attr-defined]
+    with mock.patch.dict(os.environ, {"HPX_TOLD": "here"}):
+        if (pid := os.fork()) == 0:
+            children.become_module(module, [], os.environ)
+        os.waitpid(pid, 0)
+    assert kept.read_text() == "here"

@@ -279,8 +279,10 @@ def _resources(resources: dict[str, Any], document: dict[str, Any], left_out: li
 
 
 def amount(text: str, name: str) -> float:
-    """Parse a quantity, `500m` or `4`."""
+    """Parse a number of things, `500m` or `4`."""
     try:
+        if text.endswith(("i", "M", "G", "T", "P", "E", "n", "u")):
+            raise ValueError(f"{text[:40]!r} is no amount")
         return size_of(text)
     except ValueError as error:
         raise ConfigError([Problem(str(error), path=f"resources.{name}")]) from None
