@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from hyperpod_ext.catalog.instances import instance, usable_cpus, usable_memory_mib
@@ -55,14 +56,14 @@ class NodeShare:
         return found | self.limits()
 
 
-def size_of(quantity: str) -> float:
+def size_of(quantity: str, units: Collection[str] = _UNITS) -> float:
     """Parse a quantity of Kubernetes: bytes, CPUs or a count.
 
     Raises:
-        ValueError: it is no quantity.
+        ValueError: it is no quantity, or has another unit.
     """
     match = _QUANTITY.fullmatch(quantity)
-    if match is None or match[2] not in _UNITS:
+    if match is None or match[2] not in units:
         raise ValueError(f"{quantity[:40]!r} is no amount")
     return float(match[1]) * _UNITS[match[2]]
 

@@ -501,15 +501,15 @@ class CoordinatorClient:
             if any(map(_has_connected, before)):
                 raise OSError("one before it answers")
             ends = time.monotonic() + limit_s
-            for _ in range(_TRIES - 1):
+            for tries in itertools.count(1):
                 try:
                     return await self._dial(*search.news.candidates[node], max(0.05, ends - time.monotonic()))
-                except ConnectionRefusedError:
-                    raise
-                except ConnectionError:
-                    # only this connection broke: a vote for a later candidate might hold for the whole search
-                    await asyncio.sleep(0.02)
-            return await self._dial(*search.news.candidates[node], max(0.05, ends - time.monotonic()))
+                except ConnectionError as error:
+                    if isinstance(error, ConnectionRefusedError) or tries == _TRIES:
+                        raise
+                # only this connection broke: a vote for a later candidate might hold for the whole search
+                await asyncio.sleep(0.02)
+            raise AssertionError
 
         for node in nodes:
             dials.append(asyncio.create_task(dial(node, tuple(dials))))

@@ -278,12 +278,14 @@ def _resources(resources: dict[str, Any], document: dict[str, Any], left_out: li
         document["resources"] = found | document.get("resources", {})
 
 
+_OF_COUNTS = ("", "m", "k")
+"""Units of CPUs and devices. `4Gi` is a mistake there."""
+
+
 def amount(text: str, name: str) -> float:
     """Parse a number of things, `500m` or `4`."""
     try:
-        if text.endswith(("i", "M", "G", "T", "P", "E", "n", "u")):
-            raise ValueError(f"{text[:40]!r} is no amount")
-        return size_of(text)
+        return size_of(text, _OF_COUNTS)
     except ValueError as error:
         raise ConfigError([Problem(str(error), path=f"resources.{name}")]) from None
 
