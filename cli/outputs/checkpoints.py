@@ -30,7 +30,7 @@ class Checkpoint(Output):
     nbytes: int
     created_at: float | None
     kept: bool | None
-    """Whether the tier's policy keeps the checkpoint; null if no policy is known."""
+    """Whether the tier's retention keeps the checkpoint; null: the job's policy is not known here."""
 
 
 class TierCheckpoints(Output):

@@ -50,7 +50,7 @@ class LastFault:
     """Reactions, oldest first."""
     outcome: str
     recovered: bool
-    """Whether training resumed."""
+    """Whether training continued after the fault."""
     kind: str
     """Kind of the cause's fault, or `memory-server`."""
 

@@ -103,7 +103,7 @@ DEATH = "a process that dies is replaced, other nodes keep theirs"
 SPARE = "a spare node takes the place of a lost one"
 BACK = "a node that comes in the place of a lost one gets its ranks, the others stay"
 CONTINUES = "healthy ranks make the next steps while a lost one is replaced (`restart.policy: continue`)"
-IN_PLACE = "elastic: fewer nodes, or more, and no process begins anew"
+IN_PLACE = "elastic: fewer or more nodes, without a new process"
 RESTARTED = "elastic: fewer nodes, or more, with processes that begin anew"
 MEMORY, PEER = "tier: this node's memory", "tier: a peer's memory"
 PARITY = "tier: parity of a group of nodes"
@@ -150,7 +150,7 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 """What a job asks for, by the promise; nothing: no field of a spec asks for it."""
 
-_IN_PLACE_ALREADY = "there no process begins anew when the number of nodes changes"
+_IN_PLACE_ALREADY = "processes stay there when the number of nodes changes"
 _NO_AGENT = "torchrun starts the ranks, and no agent of this project is there"
 _NO_JOB = "hp-ext does not know jobs that were started with torchrun by hand"
 WHY_NOT: dict[str, dict[str, str]] = {

@@ -89,7 +89,7 @@ class NodeMemoryClient:
         return [host, self._ask(r.Listen(host=host)).port, os.environ.get(ENV_FAILURE_DOMAIN, "")]
 
     def durable(self, exclude: Sequence[tuple[str, str]]) -> Mapping[str, Any]:
-        """What the durable tiers hold, as JSON says it."""
+        """Return the checkpoints in the durable tiers, as JSON."""
         return encode(self._ask(r.Durable(exclude=tuple(exclude))))
 
     def begin(self, generation: int, peers: Mapping[int, Sequence[Any]]) -> None:

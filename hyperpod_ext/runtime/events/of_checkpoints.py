@@ -80,7 +80,7 @@ class Uploading(ByAgent):
 
 
 class Uploaded(ByAgent):
-    """A node has uploaded its part of the last step, or its time is up."""
+    """A node has uploaded its part of the last step, or has run out of time."""
 
     event: Literal["uploaded"] = "uploaded"
     was = ("drained",)

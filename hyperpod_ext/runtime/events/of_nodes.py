@@ -289,7 +289,7 @@ class RanksReassigned(Resize):
 
 
 class Resized(Resize):
-    """The first step with another number of nodes was made."""
+    """The job has completed the first step with its new number of nodes."""
 
     event: Literal["resized"] = "resized"
     step: Count

@@ -256,7 +256,7 @@ class Finished(Report):
 
 
 class Event(Report):
-    """Something for the event log."""
+    """An entry for the event log."""
 
     type: Literal["event"] = "event"
     event: str
@@ -291,7 +291,7 @@ class Failed(Report):
 
 
 class StopAnswer(Report):
-    """Whether a rank can stop where it was asked to."""
+    """Answer to a request to stop: whether the rank can stop at that step."""
 
     type: Literal["stop_answer"] = "stop_answer"
     number: Number
@@ -464,7 +464,7 @@ class Alive(Report):
 
 
 class Decommissioned(Report):
-    """The node's workers are ended, and its memory holds this."""
+    """Workers of the node have ended; these snapshots are in its memory."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["decommissioned"] = "decommissioned"
@@ -473,7 +473,7 @@ class Decommissioned(Report):
 
 
 class DurableAnswer(Report):
-    """What the durable tiers hold."""
+    """Checkpoints in the durable tiers."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["durable"] = "durable"
@@ -519,7 +519,7 @@ class Leave(Report):
 
 
 class HoldTraining(Report):
-    """No rank is to train until this node says otherwise: all leave their step, and keep processes and memory."""
+    """Stop all ranks until this node continues. They leave their step and keep processes and memory."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["hold"] = "hold"
@@ -546,7 +546,7 @@ class CancelJob(Report):
 
 
 class NodeBroken(Report):
-    """The node cannot go on."""
+    """The node has failed and must leave the job."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["broken"] = "broken"
@@ -558,7 +558,7 @@ class NodeBroken(Report):
 
 
 class LastSnapshots(Report):
-    """Nobody trains any more, and the node's memory holds this."""
+    """Training has ended; these snapshots are in the node's memory."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["last_snapshots"] = "last_snapshots"

@@ -193,7 +193,7 @@ class Membership:
     def durable_answered(
         self, stored: list[Offer], generation: int, problems: tuple[str, ...], unreachable: tuple[str, ...] = ()
     ) -> list[Action]:
-        """What the durable tiers hold, the newest generation they have seen, and what could not be read of them.
+        """Take the checkpoints in the durable tiers, their newest generation, and the files that could not be read.
 
         `unreachable`: of the problems, those that do not tell whether anything is there.
         """

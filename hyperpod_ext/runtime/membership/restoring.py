@@ -52,7 +52,7 @@ class RestoreNegotiation:
     _held: dict[int, Collection[Offer]] = field(default_factory=dict)
     """What the memory of each node holds."""
     _stored: list[Offer] | None = None
-    """What the durable tiers hold, once asked."""
+    """Checkpoints in the durable tiers, once they have answered."""
     _problems: tuple[str, ...] = ()
     _unreachable: tuple[str, ...] = ()
     """What may be there and could not be asked: no reason to go on from less."""
@@ -93,7 +93,7 @@ class RestoreNegotiation:
     def durable_answered(
         self, stored: Collection[Offer], problems: tuple[str, ...], unreachable: tuple[str, ...]
     ) -> None:
-        """What the durable tiers hold, and what could not be read of them.
+        """Take the checkpoints in the durable tiers and the files that could not be read.
 
         `unreachable`: of the problems, those that do not tell whether anything is there.
         """

@@ -218,7 +218,7 @@ class Snapshots(Declared):
 
 
 class Held(Request[Snapshots]):
-    """List the snapshots of this node, own and replicas."""
+    """List the snapshots in this node's memory: of its own ranks, and replicas of others."""
 
     sender = "agent, rank 0 of a node"
     op: Literal["held"] = "held"
