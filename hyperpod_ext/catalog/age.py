@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
+
+from hyperpod_ext.catalog import facts
 
 MOST_DAYS = 180
 """AWS offers a new type of machine with accelerators about twice a year."""
@@ -29,7 +30,7 @@ class Age:
 def ages(today: date) -> Iterator[Age]:
     """Yield the age of every file of the catalog, by name."""
     for file in sorted(_FOLDER.glob("*.json")):
-        dated = _dated(json.loads(file.read_text(encoding="utf-8")))
+        dated = _dated(facts(file.name))
         yield Age(file.name, str(dated), (today - dated).days)
 
 
@@ -38,7 +39,7 @@ def stale(today: date) -> list[Age]:
     return [one for one in ages(today) if one.days > MOST_DAYS]
 
 
-def _dated(facts: dict[str, Any]) -> date:
+def _dated(known: dict[str, Any]) -> date:
     """Return the day of the file, or of its oldest source."""
-    days = [facts["dated"]] if "dated" in facts else [source["dated"] for source in facts["sources"].values()]
+    days = [known["dated"]] if "dated" in known else [source["dated"] for source in known["sources"].values()]
     return min(date.fromisoformat(day) for day in days)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-_FILE = Path(__file__).with_name("aws_terms.json")
+from hyperpod_ext.catalog import facts
+
+_FILE = "aws_terms.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +26,14 @@ class Term:
     """Fields of a job spec that correspond to it, dotted."""
 
 
-@functools.cache
-def _facts() -> Mapping[str, Any]:
-    found: dict[str, Any] = json.loads(_FILE.read_text(encoding="utf-8"))
-    return found
-
-
 def tiers() -> Mapping[int, str]:
     """Return the title of each tier of the article."""
-    return {int(number): title for number, title in _facts()["tiers"].items()}
+    return {int(number): title for number, title in facts(_FILE)["tiers"].items()}
 
 
 def terms() -> tuple[Term, ...]:
     """Return all terms, by tier."""
-    return tuple(Term(**{**one, "fields": tuple(one["fields"])}) for one in _facts()["terms"])
+    return tuple(Term(**{**one, "fields": tuple(one["fields"])}) for one in facts(_FILE)["terms"])
 
 
 def tiers_of(field: str) -> list[int]:

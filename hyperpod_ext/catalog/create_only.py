@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-_FILE = Path(__file__).with_name("create_only.json")
+from hyperpod_ext.catalog import facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +17,9 @@ class CreateOnly:
     """Some values replace it; the schema does not say which."""
 
 
-@functools.cache
-def _types() -> Mapping[str, Any]:
-    found: dict[str, Any] = json.loads(_FILE.read_text(encoding="utf-8"))["types"]
-    return found
-
-
 def create_only(kind: str) -> CreateOnly | None:
     """Return the create-only properties of a CloudFormation type; None for an unknown type."""
-    if kind not in _types():
+    fields = facts("create_only.json")["types"].get(kind)
+    if fields is None:
         return None
-    fields = _types()[kind]
     return CreateOnly(tuple(fields.get("always", ())), tuple(fields.get("sometimes", ())))

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-_FILE = Path(__file__).with_name("images.json")
-_TRAINING = _FILE.with_name("training_images.json")
+from hyperpod_ext.catalog import facts
 
-
-@functools.cache
-def _images() -> Mapping[str, Any]:
-    found: dict[str, Any] = json.loads(_FILE.read_text())
-    return found
-
-
-@functools.cache
-def _training() -> Mapping[str, Any]:
-    found: dict[str, Any] = json.loads(_TRAINING.read_text())
-    return found
+_IMAGES, _TRAINING = "images.json", "training_images.json"
 
 
 def training_image(region: str) -> str | None:
     """Return AWS's newest image for training with PyTorch in `region`, or None if the catalog has none."""
-    known = _training()
+    known = facts(_TRAINING)
     account = known["accounts"].get(region)
     if account is None:
         return None
@@ -36,8 +22,8 @@ def training_image(region: str) -> str | None:
 def wrong_registry(image: str) -> str | None:
     """Return AWS's registry for the region of `image`, if `image` uses the account of another region."""
     host, _, name = image.partition("/")
-    region, accounts = region_of(image), _training()["accounts"]
-    if region is None or region not in accounts or not name.startswith(f"{_training()['repository']}:"):
+    region, accounts = region_of(image), facts(_TRAINING)["accounts"]
+    if region is None or region not in accounts or not name.startswith(f"{facts(_TRAINING)['repository']}:"):
         return None
     account = host.partition(".")[0]
     if account == accounts[region] or account not in accounts.values():
@@ -51,12 +37,12 @@ def _registry(account: str, region: str) -> str:
 
 def checkpointless_image(region: str) -> str | None:
     """Return AWS's checkpointless container in `region`, or None if AWS names none."""
-    return with_registry(_short_name(_images()["checkpointless"]), region)
+    return with_registry(_short_name(facts(_IMAGES)["checkpointless"]), region)
 
 
 def checkpointless_regions() -> list[str]:
     """Return the regions with AWS's checkpointless container."""
-    return sorted(_images()["checkpointless"]["accounts"])
+    return sorted(facts(_IMAGES)["checkpointless"]["accounts"])
 
 
 def is_short_name(image: str) -> bool:
@@ -81,7 +67,7 @@ def _short_name(known: Mapping[str, Any]) -> str:
 
 
 def _checkpointless_images() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    return _images()["checkpointless"], _images()["launch_article"]
+    return facts(_IMAGES)["checkpointless"], facts(_IMAGES)["launch_article"]
 
 
 def region_of(image: str) -> str | None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-_FILE = Path(__file__).with_name("instance_types.json")
+from hyperpod_ext.catalog import facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ class Instance:
 @functools.cache
 def instances() -> Mapping[str, Instance]:
     """Return all types by name."""
-    found = json.loads(_FILE.read_text())["types"]
+    found = facts("instance_types.json")["types"]
     return {name: Instance(name=name, **fields) for name, fields in sorted(found.items())}
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import json
-from pathlib import Path
-from typing import Any
+from hyperpod_ext.catalog import facts
 
 DIRECTIVE = "$patch"
 RETAIN = "$retainKeys"
@@ -32,28 +29,22 @@ lists are replaced as a whole."""
 
 def pod_types() -> dict[str, dict[str, str]]:
     """Return types by name with their fields: `string`, a type's name, `[]T` for a list of T, `{}T` for a mapping."""
-    types: dict[str, dict[str, str]] = _read("pod_schema.json")["types"]
+    types: dict[str, dict[str, str]] = facts("pod_schema.json")["types"]
     return types
 
 
 def required_fields() -> dict[str, list[str]]:
     """Return required fields, by type."""
-    required: dict[str, list[str]] = _read("pod_schema.json")["required"]
+    required: dict[str, list[str]] = facts("pod_schema.json")["required"]
     return required
 
 
 def choices() -> dict[str, list[str]]:
     """Return the values of enumerated fields, by `Type.field`."""
-    found: dict[str, list[str]] = _read("pod_schema.json")["choices"]
+    found: dict[str, list[str]] = facts("pod_schema.json")["choices"]
     return found
 
 
 def field_text(kind: str, field: str) -> str:
     """Return the first sentence of Kubernetes' documentation of a field."""
-    return str(_read("pod_texts.json")["texts"].get(kind, {}).get(field, ""))
-
-
-@functools.cache
-def _read(name: str) -> dict[str, Any]:
-    facts: dict[str, Any] = json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
-    return facts
+    return str(facts("pod_texts.json")["texts"].get(kind, {}).get(field, ""))

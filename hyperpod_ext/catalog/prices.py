@@ -6,13 +6,12 @@ An unknown price is None, not 0, so that sums can list the missing items.
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-_FILE = Path(__file__).with_name("prices.json")
+from hyperpod_ext.catalog import facts
+
+_FILE = "prices.json"
 _HOURS_A_MONTH = 730
 
 
@@ -38,20 +37,14 @@ class Source:
 
 
 @functools.cache
-def _table() -> Mapping[str, Any]:
-    found: dict[str, Any] = json.loads(_FILE.read_text(encoding="utf-8"))
-    return found
-
-
-@functools.cache
 def sources() -> Mapping[str, Source]:
     """Return all sources by name."""
-    return {name: Source(name, **fields) for name, fields in _table()["sources"].items()}
+    return {name: Source(name, **fields) for name, fields in facts(_FILE)["sources"].items()}
 
 
 def regions() -> list[str]:
     """Return the regions with some known prices."""
-    return sorted(_table()["regions"])
+    return sorted(facts(_FILE)["regions"])
 
 
 def machine_price(instance_type: str, region: str) -> Price | None:
@@ -61,7 +54,7 @@ def machine_price(instance_type: str, region: str) -> Price | None:
 
 def why_no_price(instance_type: str) -> str:
     """Return why AWS has no on-demand price for a type; empty if it has one, or the reason is unknown."""
-    known = _table()["no_on_demand"]
+    known = facts(_FILE)["no_on_demand"]
     return str(known["text"]) if instance_type in known["types"] else ""
 
 
@@ -78,17 +71,17 @@ def lustre_price(gib: int, throughput: int, region: str) -> Price | None:
 
 def is_free(kind: str) -> bool:
     """Return whether resources of this CloudFormation type are free."""
-    return kind in _table()["free"]
+    return kind in facts(_FILE)["free"]
 
 
 def by_use(kind: str) -> str | None:
     """Return the unit of use that a resource of this CloudFormation type is paid by; None if it is paid by time."""
-    found: str | None = _table()["by_use"].get(kind)
+    found: str | None = facts(_FILE)["by_use"].get(kind)
     return found
 
 
 def _find(region: str, table: str, name: str) -> Price | None:
-    for source, prices in _table()["regions"].get(region, {}).get(table, {}).items():
+    for source, prices in facts(_FILE)["regions"].get(region, {}).get(table, {}).items():
         if name in prices:
             return Price(prices[name], source, sources()[source].dated)
     return None

@@ -2,45 +2,39 @@
 
 from __future__ import annotations
 
-import functools
-import json
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-_FILE = Path(__file__).with_name("cluster_regions.json")
+from hyperpod_ext.catalog import facts
+
+_FILE = "cluster_regions.json"
 
 ClusterFeature = Literal["cluster", "compute_quota", "scheduler_config"]
 
 
-@functools.cache
-def _facts() -> Any:
-    return json.loads(_FILE.read_text())
-
-
 def known_regions() -> frozenset[str]:
     """Return the regions whose instance types are known."""
-    return frozenset(_facts()["instance_types"])
+    return frozenset(facts(_FILE)["instance_types"])
 
 
 def offered(region: str) -> frozenset[str]:
     """Return the instance types of clusters in `region`; empty for an unknown region."""
-    return frozenset(_facts()["instance_types"].get(region, ()))
+    return frozenset(facts(_FILE)["instance_types"].get(region, ()))
 
 
 def regions_with(instance_type: str) -> Sequence[str]:
     """Return the regions in which clusters can have machines of this type."""
-    return [region for region, types in _facts()["instance_types"].items() if instance_type in types]
+    return [region for region, types in facts(_FILE)["instance_types"].items() if instance_type in types]
 
 
 def regions_of(part: ClusterFeature) -> Sequence[str]:
     """Return the regions in which CloudFormation can make a feature."""
-    return list(_facts()[part])
+    return list(facts(_FILE)[part])
 
 
 def kubernetes_versions() -> tuple[tuple[int, int], tuple[int, int]]:
     """Return the oldest and newest version of Kubernetes that HyperPod supports, as (1, 28)."""
-    found = _facts()["kubernetes"]
+    found = facts(_FILE)["kubernetes"]
     return _version(found["oldest"]), _version(found["newest"])
 
 

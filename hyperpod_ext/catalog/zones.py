@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-import json
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
-_FILE = Path(__file__).with_name("zones.json")
+from hyperpod_ext.catalog import facts
 
-
-@functools.cache
-def _facts() -> Any:
-    return json.loads(_FILE.read_text(encoding="utf-8"))
+_FILE = "zones.json"
 
 
 def zones_with(instance_type: str, region: str) -> Sequence[str]:
     """Return ids of the zones of `region` that offer the type; empty if unknown."""
-    return list(_facts()["zones"].get(instance_type, {}).get(region, ()))
+    return list(facts(_FILE)["zones"].get(instance_type, {}).get(region, ()))
 
 
 def zones_dated() -> str:
     """Return the day of these facts, 2026-11-24."""
-    return str(_facts()["dated"])
+    return str(facts(_FILE)["dated"])

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-import json
 from collections.abc import Iterator
-from pathlib import Path
 
-import hyperpod_ext.catalog
+from hyperpod_ext.catalog import facts
 from hyperpod_ext.clusters.checks import check, groups_of
 from hyperpod_ext.config.clusters.cluster import ClusterConfig
 from hyperpod_ext.errors import Problem
 
 
-@functools.cache
 def plan_types() -> frozenset[str]:
     """Return the instance types of training plans."""
-    file = Path(hyperpod_ext.catalog.__file__).with_name("training_plans.json")
-    return frozenset(json.loads(file.read_text(encoding="utf-8"))["types"])
+    return frozenset(facts("training_plans.json")["types"])
 
 
 @check(
