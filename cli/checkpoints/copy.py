@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..command import Command, output_option
+from ..needs import need_packages
 from ..output import print_result, say
 from .location import CheckpointLocation, choose, durable_places, open_place, shown
 from .options import secret_option, step_option
@@ -38,11 +39,9 @@ def command(place: str, dest: str, secret_file: str | None, step: int | None, al
 
     The manifest is copied last: an unfinished copy is never restored. Other checkpoints are never overwritten.
     """
-    from .verify import need_checksums
-
     if all_steps and step is not None:
         raise click.UsageError("--step and --all exclude each other.")
-    need_checksums()
+    need_packages("awscrt", "cryptography")
     source = durable_places(place, None, ())[0]
     secret = source.secret(secret_file)
     inventory = source.inventory(secret, lenient=step is not None)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..command import Command, output_option
+from ..needs import need_packages
 from ..output import columns, print_result, say
 from .location import CheckpointLocation, durable_places, shown
 from .options import keep_options, place_options
@@ -105,9 +106,9 @@ def _select(
 def _verify_newest(inventory: Inventory, secret: bytes | None) -> None:
     from hyperpod_ext.errors import CorruptSnapshotError
 
-    from .verify import check, need_checksums
+    from .verify import check
 
-    need_checksums()
+    need_packages("awscrt", "cryptography")
     newest = next((one for one in inventory.seen if one.state == "complete"), None)
     if newest is not None and (problems := check(inventory, newest, secret)["problems"]):
         what = "\n".join(f"{each['file']}: {each['message']}" for each in problems)

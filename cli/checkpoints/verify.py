@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..command import Command, output_option
+from ..needs import need_packages
 from ..output import print_result, say
 from .location import choose, damaged_fences, durable_places, shown
 from .options import place_options, step_option
@@ -48,7 +48,7 @@ def command(
 
     if all_steps and step is not None:
         raise click.UsageError("--step and --all exclude each other.")
-    need_checksums()
+    need_packages("awscrt", "cryptography")
     found, fences = [], []
     for each in durable_places(place, file, overrides):
         secret = each.secret(secret_file)
@@ -66,21 +66,6 @@ def command(
         say("signatures and MACs not checked, so only damage was looked for: --secret-file names the job's secret")
     if fences or any(one["state"] == "damaged" for one in found):
         ctx.exit(CorruptSnapshotError.exit_code)
-
-
-def need_checksums() -> None:
-    """Check that the packages that compute CRC64-NVME and MACs are installed.
-
-    Raises:
-        HyperpodExtError: one is missing. The hint has the command that installs it.
-    """
-    from hyperpod_ext.errors import HyperpodExtError
-
-    for name in ("awscrt", "cryptography"):
-        if importlib.util.find_spec(name) is None:
-            raise HyperpodExtError(
-                f"{name}, which computes checksums, is not here", hint="pip install 'hyperpod-ext[runtime]'"
-            )
 
 
 def _all(inventory: Inventory) -> Sequence[InventoryEntry]:

@@ -45,7 +45,8 @@ def command(
         click.confirm(f"Delete {name} with its {len(ending)} nodes?", abort=True, err=True)
     result["arn"] = existing.delete(request, region)
     if wait:
-        for status in existing.wait_until_deleted(name, region, timeout):
+        hint = f"the deletion continues; `hp-ext cluster describe {name}` shows its status"
+        for status in existing.wait(name, region, timeout, hint):
             say(f"{name}: {status}")
     result["status"] = "deleted" if wait else "deleting"
     print_result(result, output, f"{name}: {result['status']}")

@@ -8,8 +8,8 @@ import click
 
 from ..checkpoints.table import count, size
 from ..command import Command, output_option
+from ..needs import need_packages
 from ..output import print_result, say
-from .needs import need_packages
 
 if TYPE_CHECKING:
     from hyperpod_ext.runtime.data.convert.convert import Prepared
@@ -93,7 +93,7 @@ def command(
     """Convert a dataset to a token store, once; an existing store is only shown."""
     if whole_documents and sequence_length is None:
         raise click.UsageError("--whole-documents needs --sequence-length")
-    need_packages()
+    need_packages("numpy", "awscrt")
     from hyperpod_ext.runtime.data.convert.convert import Recipe, prepare
     from hyperpod_ext.runtime.data.token_store.reader import TokenStore
 

@@ -12,8 +12,8 @@ from hyperpod_ext.user_folders import expanded
 
 from ..checkpoints.table import age, count, size
 from ..command import Command, output_option
+from ..needs import need_packages
 from ..output import columns, print_result
-from .needs import need_packages
 
 if TYPE_CHECKING:
     from hyperpod_ext.runtime.data.token_store.megatron import MegatronStore
@@ -39,7 +39,7 @@ $HPX_DATA_DIR, or the cache of this user. Of an Arrow file it says which columns
 @output_option()
 def command(place: str | None, document: int | None, field: str | None, output: str) -> None:
     """Show a store, a Megatron dataset, a dataset's file, or all stores of a place."""
-    need_packages()
+    need_packages("numpy", "awscrt")
     from hyperpod_ext.runtime.data.convert.convert import default_place
     from hyperpod_ext.runtime.data.token_store.megatron import MegatronStore, is_megatron
     from hyperpod_ext.runtime.data.token_store.reader import TokenStore

@@ -11,8 +11,8 @@ from hyperpod_ext.user_folders import expanded
 
 from ..checkpoints.table import count, size
 from ..command import Command, output_option
+from ..needs import need_packages
 from ..output import print_result
-from .needs import need_packages
 
 
 @click.command(
@@ -35,7 +35,7 @@ Exits with 7 if the store is damaged, or its source has changed.""",
 @click.pass_context
 def command(ctx: click.Context, store: str, source: bool, drop_damaged: bool, output: str) -> None:
     """Read every byte of a store, compare checksums, and report all damage."""
-    need_packages()
+    need_packages("numpy", "awscrt")
     from hyperpod_ext.errors import CorruptSegmentError
     from hyperpod_ext.runtime.data.convert.check import check, drop_from, nbytes_of_segments
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -121,12 +121,15 @@ def delete(request: Request, region: str | None) -> str:
     return str(answer["ClusterArn"])
 
 
-def wait_until_deleted(name: str, region: str | None, timeout_s: float | None) -> Iterator[str]:
-    """Yield each new status of the cluster until it is deleted.
+def wait(
+    name: str, region: str | None, timeout_s: float | None, hint: str, *, busy: Collection[str] | None = None
+) -> Iterator[str]:
+    """Yield each new status of the cluster until it is none of `busy`. Default: until the cluster is deleted.
 
     Raises:
-        WaitTimeoutError: it still exists.
-        HyperpodExtError: the deletion has failed.
+        WaitTimeoutError: time is up; the error has `hint`.
+        HyperpodExtError: the cluster has failed.
+        NotFoundError: the cluster does not exist, and `busy` is given.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     shown = ""
@@ -134,15 +137,18 @@ def wait_until_deleted(name: str, region: str | None, timeout_s: float | None) -
         try:
             described = describe(name, region)
         except NotFoundError:
-            return
+            if busy is None:
+                return
+            raise
         status = str(described["ClusterStatus"])
         if status != shown:
             yield status
             shown = status
         if status == "Failed":
             raise HyperpodExtError(f"{name}: {described.get('FailureMessage') or 'it does not say why'}")
+        if busy is not None and status not in busy:
+            return
         if deadline is not None and time.monotonic() > deadline:
-            hint = f"the deletion continues; `hp-ext cluster describe {name}` shows its status"
             raise WaitTimeoutError(f"{name} is still {status} after {timeout_s:g} s", hint=hint)
         time.sleep(_ASK_EVERY_S)
 

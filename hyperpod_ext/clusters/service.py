@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -15,15 +14,12 @@ from hyperpod_ext.config.clusters.cluster import ClusterConfig
 from hyperpod_ext.errors import (
     ConfigError,
     ConflictError,
-    HyperpodExtError,
     NotFoundError,
     UnsupportedError,
-    WaitTimeoutError,
 )
 from hyperpod_ext.jobs.sagemaker.client import call, client
 from hyperpod_ext.jobs.sagemaker.strict import check_request
 
-_ASK_EVERY_S = 5.0
 _MOVING = frozenset({"Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting"})
 
 
@@ -91,7 +87,7 @@ def _updated(cluster: ClusterConfig, sent: Collection[str]) -> Mapping[str, Any]
 
 def changes(cluster: ClusterConfig) -> tuple[Mapping[str, Any], list[RequestChange]]:
     """Return the described cluster, and the changes by the config."""
-    service, described = client("sagemaker", cluster.region), describe(cluster)
+    service, described = client("sagemaker", cluster.region), existing.describe(cluster.name, cluster.region)
     arn, tags = described["ClusterArn"], {}
     if cluster.tags:  # only stated tags are compared
         answer = call(f"ListTags {cluster.name}", lambda: service.list_tags(ResourceArn=arn))
@@ -110,11 +106,6 @@ def update(cluster: ClusterConfig, request: Request | None, arn: str, made: list
         call(f"AddTags {cluster.name}", lambda: service.add_tags(ResourceArn=arn, Tags=tags))
 
 
-def describe(cluster: ClusterConfig) -> Mapping[str, Any]:
-    """The answer of DescribeCluster."""
-    return existing.describe(cluster.name, cluster.region)
-
-
 def wait(cluster: ClusterConfig, timeout_s: float | None) -> Iterator[str]:
     """Yield each new status of the cluster until it is final.
 
@@ -122,19 +113,5 @@ def wait(cluster: ClusterConfig, timeout_s: float | None) -> Iterator[str]:
         WaitTimeoutError: its status is not final yet.
         HyperpodExtError: it has failed.
     """
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    shown = ""
-    while True:
-        described = describe(cluster)
-        status = str(described["ClusterStatus"])
-        if status != shown:
-            yield status
-            shown = status
-        if status == "Failed":
-            raise HyperpodExtError(f"{cluster.name}: {described.get('FailureMessage', 'it does not say why')}")
-        if status not in _MOVING:
-            return
-        if deadline is not None and time.monotonic() > deadline:
-            hint = "the service continues; run the command again with --wait"
-            raise WaitTimeoutError(f"{cluster.name} is still {status} after {timeout_s:g} s", hint=hint)
-        time.sleep(_ASK_EVERY_S)
+    hint = "the service continues; run the command again with --wait"
+    return existing.wait(cluster.name, cluster.region, timeout_s, hint, busy=_MOVING)

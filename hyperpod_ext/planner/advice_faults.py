@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
 
 from hyperpod_ext.config.checkpoint import DURABLE
 from hyperpod_ext.planner.advice_model import FEW, MATTERS, Advice, JobReport, seconds_of, wall_of
@@ -136,13 +134,9 @@ def bad_node(report: JobReport) -> Advice | None:
     node, its = Counter(int(each["node"]) for each in faults).most_common(1)[0]
     if its < FEW or nodes * _at_least(its, len(faults), 1 / nodes) > _CHANCE:
         return None
-    cost = sum(_cost(each) for each in report["recoveries"] if int(each["fault"]["node"]) == node)
+    cost = sum(float(each["seconds"]) for each in report["recoveries"] if int(each["fault"]["node"]) == node)
     text = f"Node {node} had {its} of {len(faults)} faults, more than chance gives one of {nodes}: have it checked "
     return Advice("bad-node", text + "(`health`), or take it out.", cost)
-
-
-def _cost(recovery: Mapping[str, Any]) -> float:
-    return float(recovery["seconds"])
 
 
 def _at_least(count: int, tries: int, chance: float) -> float:

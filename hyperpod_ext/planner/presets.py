@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from hyperpod_ext.config.files.nearest import suggest
@@ -29,19 +30,7 @@ def _gpt2(layers: int, hidden: int, heads: int) -> Decoder:
 
 
 def _neox(layers: int, hidden: int, heads: int, vocab: int) -> Decoder:
-    return Decoder(
-        layers,
-        hidden,
-        heads,
-        4 * hidden,
-        vocab,
-        gated=False,
-        qkv_bias=True,
-        out_bias=True,
-        mlp_bias=True,
-        fused="qkv",
-        norm="layer",
-    )
+    return replace(_gpt2(layers, hidden, heads), vocab=vocab, positions=0, tied=False)
 
 
 def _llama3(layers: int, hidden: int, heads: int, ffn: int, head_dim: int | None = None, tied: bool = False) -> Decoder:
@@ -60,19 +49,7 @@ PRESETS: Mapping[str, Decoder] = MappingProxyType(
     {
         "gpt2": _gpt2(12, 768, 12),
         "gpt2-xl": _gpt2(48, 1600, 25),
-        "gpt-neo-1.3b": Decoder(
-            24,
-            2048,
-            16,
-            8192,
-            50257,
-            positions=2048,
-            gated=False,
-            out_bias=True,
-            mlp_bias=True,
-            norm="layer",
-            tied=True,
-        ),
+        "gpt-neo-1.3b": replace(_gpt2(24, 2048, 16), positions=2048, qkv_bias=False, fused="none"),
         "gpt-neox-20b": _neox(44, 6144, 64, 50432),
         "pythia-6.9b": _neox(32, 4096, 32, 50432),
         "llama2-7b": Decoder(32, 4096, 32, 11008, 32000),
