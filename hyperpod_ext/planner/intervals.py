@@ -1,4 +1,4 @@
-"""Best save intervals for given costs of saves and failures: exact solutions, and classic approximations.
+"""Best save intervals for given costs of saves and failures: exact solutions.
 
 Seconds everywhere. `interval` is work between two saves, `cost` the training time of a save, `mtbf` the mean time
 between failures; failures come independently of one another (exponential times). A failure takes `restart` seconds,
@@ -15,40 +15,6 @@ that overlaps with training has latency and little cost, but starts after the on
 from __future__ import annotations
 
 import math
-
-
-def young(cost: float, mtbf: float) -> float:
-    """Young 1974: the limit for a cost much smaller than the time between failures."""
-    return math.sqrt(2 * cost * mtbf)
-
-
-def daly(cost: float, mtbf: float) -> float:
-    """Daly 2006, the higher-order estimate. Work between saves."""
-    if cost >= 2 * mtbf:
-        return mtbf
-    ratio = cost / (2 * mtbf)
-    return math.sqrt(2 * cost * mtbf) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost
-
-
-def lambert_w0(x: float) -> float:
-    """The principal branch of Lambert's W: the w >= -1 with w * exp(w) = x.
-
-    Raises:
-        ValueError: x is below -1/e, where there is none.
-    """
-    if math.e * x < -1 - 1e-12:
-        raise ValueError(f"Lambert's W has no real value at {x}; it begins at -1/e")
-    near = math.sqrt(max(0.0, 2 * (1 + math.e * x)))  # distance from the branch point
-    if near < 1e-4:
-        return -1 + near - near**2 / 3
-    w = -1 + near - near**2 / 3 if x < 1 else math.log(x) - math.log(max(math.log(x), 1.0))
-    for _ in range(50):
-        error = w * math.exp(w) - x
-        step = error / (math.exp(w) * (w + 1) - (w + 2) * error / (2 * w + 2))  # Halley's
-        w -= step
-        if abs(step) <= 1e-15 * (1 + abs(w)):
-            break
-    return w
 
 
 def best_interval(cost: float, mtbf: float, latency: float = 0.0) -> float:

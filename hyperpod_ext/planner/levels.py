@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hyperpod_ext.planner.intervals import best_interval, goodput, young
+from hyperpod_ext.planner.intervals import best_interval, goodput
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +141,3 @@ class _Search:
     def _still_rising(self, index: int, steps: int, direction: int) -> bool:
         """Return whether the tier's optimum is further in this direction."""
         return steps < self._alone[index] if direction > 0 else steps > self._alone[index] + 1
-
-
-def first_order(levels: Sequence[Level]) -> list[float]:
-    """Benoit et al. 2017: sqrt(2 * cost / rate) of each tier, for comparison."""
-    return [young(level.cost, level.mtbf) for level in levels]

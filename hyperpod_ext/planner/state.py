@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 from hyperpod_ext.config.files.nearest import suggest
 from hyperpod_ext.errors import ConfigError, Problem
@@ -85,20 +84,3 @@ def size_of(model: Decoder, format: StateFormat) -> StateSize:
 def size_of_count(parameters: int, format: StateFormat) -> StateSize:
     """Return the size of a state by its number of parameters alone."""
     return StateSize(parameters, parameters * format.bytes_per_parameter)
-
-
-def size_of_tree(state: Any) -> int:
-    """Return the bytes of the tensors in a nested state dict; repeated tensors count once."""
-    seen = {id(tensor): tensor for tensor in _tensors(state)}
-    return sum(int(tensor.numel()) * int(tensor.element_size()) for tensor in seen.values())
-
-
-def _tensors(value: Any) -> Iterator[Any]:
-    if callable(getattr(value, "numel", None)) and callable(getattr(value, "element_size", None)):
-        yield value
-    elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from _tensors(one)
-    elif isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
-        for one in value:
-            yield from _tensors(one)

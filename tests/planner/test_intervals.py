@@ -10,10 +10,44 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hyperpod_ext.planner.intervals import best_interval, daly, goodput, lambert_w0, lost_per_failure, young
-from hyperpod_ext.planner.levels import Level, best_schedule, first_order, total_goodput
+from hyperpod_ext.planner.intervals import best_interval, goodput, lost_per_failure
+from hyperpod_ext.planner.levels import Level, best_schedule, total_goodput
 
 COSTS, MTBFS, LATENCIES = (0.01, 0.3, 5.0, 120.0, 3000.0), (600.0, 11_160.0, 1e6), (0.0, 60.0, 2000.0)
+
+
+def young(cost: float, mtbf: float) -> float:
+    """Young 1974: the limit for a cost much smaller than the time between failures."""
+    return math.sqrt(2 * cost * mtbf)
+
+
+def daly(cost: float, mtbf: float) -> float:
+    """Daly 2006, the higher-order estimate. Work between saves."""
+    if cost >= 2 * mtbf:
+        return mtbf
+    ratio = cost / (2 * mtbf)
+    return math.sqrt(2 * cost * mtbf) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost
+
+
+def lambert_w0(x: float) -> float:
+    """The principal branch of Lambert's W: the w >= -1 with w * exp(w) = x.
+
+    Raises:
+        ValueError: x is below -1/e, where there is none.
+    """
+    if math.e * x < -1 - 1e-12:
+        raise ValueError(f"Lambert's W has no real value at {x}; it begins at -1/e")
+    near = math.sqrt(max(0.0, 2 * (1 + math.e * x)))  # distance from the branch point
+    if near < 1e-4:
+        return -1 + near - near**2 / 3
+    w = -1 + near - near**2 / 3 if x < 1 else math.log(x) - math.log(max(math.log(x), 1.0))
+    for _ in range(50):
+        error = w * math.exp(w) - x
+        step = error / (math.exp(w) * (w + 1) - (w + 2) * error / (2 * w + 2))  # Halley's
+        w -= step
+        if abs(step) <= 1e-15 * (1 + abs(w)):
+            break
+    return w
 
 
 def brute_force(value: Callable[[float], float], low: float, high: float) -> float:
@@ -132,7 +166,7 @@ def test_one_tier_of_the_schedule_is_the_exact_minimum() -> None:
 
 def test_intervals_without_a_step_to_count_in_are_those_of_benoit() -> None:
     levels = [Level("memory", 0.1, 1e-5), Level("s3", 5.0, 1e-7)]
-    assert first_order(levels) == [pytest.approx(one.best(), rel=1e-2) for one in levels]
+    assert [young(one.cost, one.mtbf) for one in levels] == [pytest.approx(one.best(), rel=1e-2) for one in levels]
 
 
 def test_a_tier_that_nothing_falls_back_to_is_saved_as_rarely_as_the_run_is_long() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +12,7 @@ from torch import nn
 from hyperpod_ext.errors import ConfigError, NotFoundError
 from hyperpod_ext.planner.presets import PRESETS, preset
 from hyperpod_ext.planner.shapes import Decoder
-from hyperpod_ext.planner.state import FORMATS, StateFormat, size_of, size_of_count, size_of_tree, state_format
+from hyperpod_ext.planner.state import FORMATS, StateFormat, size_of, size_of_count, state_format
 
 PUBLISHED = {
     "gpt2": (124_439_808, 1_244_398_672),
@@ -41,6 +44,23 @@ PUBLISHED = {
 }
 """Parameters, tied ones once; and bytes of the state with AdamW's moments and a counter for each tensor, as torch and
 transformers 5.23 built it."""
+
+
+def size_of_tree(state: Any) -> int:
+    """Return the bytes of the tensors in a nested state dict; repeated tensors count once."""
+    seen = {id(tensor): tensor for tensor in _tensors(state)}
+    return sum(int(tensor.numel()) * int(tensor.element_size()) for tensor in seen.values())
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from _tensors(one)
+    elif isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
+        for one in value:
+            yield from _tensors(one)
 
 
 @pytest.mark.parametrize("name", PRESETS)
