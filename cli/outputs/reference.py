@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from hyperpod_ext.catalog.instances import Instance
 from hyperpod_ext.jobs.job_files.job_report import ErrorDetails, Output, Seconds
+
+from ..report.last_fault import LastFault
 
 
 class RuleSummary(Output):
@@ -34,29 +39,14 @@ class FieldOutput(Output):
     """Tiers of AWS's checkpointless training that it belongs to."""
 
 
-class InstanceOutput(Output):
-    """One instance type."""
+@dataclass(frozen=True, slots=True)
+class UsableInstance(Instance):
+    """One instance type, with the resources that pods can use."""
 
-    name: str
-    vcpus: int
-    memory_gib: int
-    arch: str
-    accelerator: str | None
-    accelerators: int
-    accelerator_memory_mib: int
-    """Memory of each."""
-    accelerator_resource: str | None
-    """Name of the resource in Kubernetes."""
-    neuron_cores: int
-    efa: int | None
-    """EFA interfaces; null: not known."""
-    network: str | None
-    nvme_gb: int | None
-    """All local disks; null: not known."""
     usable_cpus: float
-    """CPUs that pods can have."""
+    """CPUs for pods."""
     usable_memory_mib: int
-    """Memory that pods can have."""
+    """Memory for pods."""
 
 
 class KeptState(Output):
@@ -78,19 +68,6 @@ class HeldTier(Output):
     newest_step: int | None
     """Newest step that all ranks have there."""
     error: str | None
-
-
-class LastFault(Output):
-    """The newest fault of a job."""
-
-    cause: str
-    chain: list[str]
-    """Its consequences."""
-    tried: list[str]
-    outcome: str
-    recovered: bool
-    kind: str
-    to_do: list[str]
 
 
 class BudgetsLeft(Output):

@@ -30,7 +30,7 @@ OUTPUTS: dict[str, Any] = {
     "exec": jobs.CommandOutput,
     "explain": list[reference.RuleSummary] | reference.RuleOutput | list[Term] | reference.FieldOutput,
     "import": jobs.Imported | jobs.ImportedFolder,
-    "instances": list[reference.InstanceOutput],
+    "instances": list[reference.UsableInstance],
     "list": list[jobs.StatusOutput],
     "move": jobs.MoveOutput | jobs.OrderedMove,
     "plan": planning.PlanOutput,

@@ -53,6 +53,8 @@ class LastFault:
     """Whether training continued after the fault."""
     kind: str
     """Kind of the cause's fault, or `memory-server`."""
+    to_do: tuple[str, ...]
+    """Advice."""
 
     @property
     def sentence(self) -> str:
@@ -83,6 +85,7 @@ def last_fault(events: Events) -> LastFault | None:
         outcome=outcome,
         recovered=recovered,
         kind=_kind(cause),
+        to_do=(),
     )
 
 
@@ -93,7 +96,7 @@ def _of_memory_server(events: Events, index: int) -> LastFault:
     tried = (f"another one took its place after {back[0].seconds:.2f} s",) if back else ()
     ended = events.last(JobEnded)
     outcome = "training went on" if back else f"the job {ended.state}" if ended else "no other one has taken its place"
-    return LastFault(_words(lost), (), tried, outcome, recovered=bool(back), kind="memory-server")
+    return LastFault(_words(lost), (), tried, outcome, recovered=bool(back), kind="memory-server", to_do=())
 
 
 def _is_repeated(event: Event, faults: Sequence[Event]) -> bool:

@@ -24,6 +24,7 @@ _MOST_VALUES = 100_000
 """Longer than any spec. Nested aliases can make billions of values from ten lines."""
 _LARGEST = 2**63 - 1
 """Largest whole number that Kubernetes, Slurm and SageMaker read."""
+_TOO_DEEP = "the YAML is nested too deep to be read"
 _SCALARS = {"null", "bool", "int", "float", "str"}
 
 
@@ -80,43 +81,34 @@ class Document:
 
 def parse(text: str, source: str) -> Document:
     """Read YAML. Mistakes are added to `problems`, and the rest of the document is still read."""
-    document = Document(source)
-    try:
-        node = _compose(text)
-    except yaml.YAMLError as error:
-        document.problems.append(_syntax_problem(error, text, source))
-        return document
-    except RecursionError:
-        document.problems.append(Problem("the YAML is nested too deep to be read", source=source))
-        return document
-    if node is None:
-        document.data = {}
-        return document
-    _fill(document, node)
-    return document
+    documents = _read(text, source, single=True)
+    return documents[0] if documents else Document(source, {})
 
 
 def parse_all(text: str, source: str) -> list[Document]:
     """Read every YAML document of `text`; lines are counted from its start. Mistakes are added to `problems`."""
-    nodes: list[yaml.Node] = []
+    return _read(text, source, single=False)
+
+
+def _read(text: str, source: str, *, single: bool) -> list[Document]:
+    nodes: list[yaml.Node | None] = []
     try:
         loader = _Loader(text)
         try:
-            while loader.check_node():
-                if (node := loader.get_node()) is not None:
-                    nodes.append(node)
+            if single:
+                nodes.append(loader.get_single_node())
+            while not single and loader.check_node():
+                nodes.append(loader.get_node())
         finally:
             loader.dispose()
     except yaml.YAMLError as error:
         return [Document(source, problems=[_syntax_problem(error, text, source)])]
     except RecursionError:
-        return [Document(source, problems=[Problem("the YAML is nested too deep to be read", source=source)])]
-    documents = []
-    for node in nodes:
-        document = Document(source)
+        return [Document(source, problems=[Problem(_TOO_DEEP, source=source)])]
+    documents = [(Document(source), node) for node in nodes if node is not None]
+    for document, node in documents:
         _fill(document, node)
-        documents.append(document)
-    return documents
+    return [document for document, _ in documents]
 
 
 def _fill(document: Document, node: yaml.Node) -> None:
@@ -129,15 +121,7 @@ def _fill(document: Document, node: yaml.Node) -> None:
         document.problems = [Problem(message, source=document.source, line=1, hint=hint)]
     except RecursionError:
         document.data = None
-        document.problems = [Problem("the YAML is nested too deep to be read", source=document.source)]
-
-
-def _compose(text: str) -> yaml.Node | None:
-    loader = _Loader(text)
-    try:
-        return loader.get_single_node()
-    finally:
-        loader.dispose()
+        document.problems = [Problem(_TOO_DEEP, source=document.source)]
 
 
 class _TooManyValuesError(Exception):
