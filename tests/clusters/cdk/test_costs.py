@@ -82,15 +82,15 @@ def test_a_disk_is_among_what_is_not_known() -> None:
 
 
 def test_every_price_is_of_a_type_that_exists_has_a_source_and_is_more_than_nothing() -> None:
-    from hyperpod_ext.catalog import prices
+    from hyperpod_ext.catalog import facts
 
     known = instances()
     for region in regions():
-        for tables in prices._table()["regions"][region].values():
+        for tables in facts("prices.json")["regions"][region].values():
             for source, found in tables.items():
                 assert source in sources()
                 assert all(usd > 0 for usd in found.values())
-        for name in (n for t in prices._table()["regions"][region]["machines"].values() for n in t):
+        for name in (n for t in facts("prices.json")["regions"][region]["machines"].values() for n in t):
             assert name in known
     assert resource_price("AWS::EKS::Cluster", "us-west-2") is not None
     assert lustre_price(1200, 77, "us-west-2") is None
