@@ -220,6 +220,7 @@ class Checkpointer:
             self._store_frozen(slot, layout, record)
             left = [*self._now, *self._later]
             self._stager.copy([layout.locals[i] for i in left], [self._views[slot][i] for i in left])
+            self._newest = save_id, slot
             if not self._is_good(step):
                 return False
             self._client.seal(self._rank, slot, record)
@@ -257,7 +258,7 @@ class Checkpointer:
             # slot by slot, in the thread of the copy: pinning takes 0.05 s per GiB or more
             self._stager.register(mapping.memory, mapping.slot_bytes, slot * mapping.slot_bytes)
             self._write_frames(layout, slot)
-            self._newest = save_id, slot
+            self._newest = ("", 0)
         return slot
 
     def _stage(
@@ -278,6 +279,7 @@ class Checkpointer:
             record["checked"] = [copied.nbytes, crc_text(copied.checksum)]
             left = [i for i in left if i >= copied.items]
         self._stager.copy([sources[i] for i in left], [destinations[i] for i in left])
+        self._newest = staged.save_id, slot
         if not on_way:
             self._room.copied(time.monotonic() - began)
         if staged.changed() is None and self._is_good(staged.step):

@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -479,6 +480,17 @@ def test_a_state_that_differs_from_its_snapshot_is_named(make):
     weights.numpy()[...] = 0
     assert checkpointer.differing("g1-s1") == "weights"
     assert checkpointer.differing("g1-s2") is None
+
+
+def test_a_copy_that_failed_says_nothing_about_the_live_state(make, monkeypatch):
+    checkpointer, weights = make(), torch.ones(4)
+    for step in (1, 2):
+        save(checkpointer, step, {"weights": weights})
+        weights += 1
+    monkeypatch.setattr(Stager, "copy", mock.Mock(side_effect=OSError("planted")))
+    with pytest.raises(OSError, match="planted"):
+        save(checkpointer, 3, {"weights": weights})
+    assert checkpointer.differing("g1-s3") is None, "its slot holds the state of step 1"
 
 
 def test_what_may_change_is_copied_before_the_save_returns(make):
