@@ -26,15 +26,21 @@ class BrokenConnectionError(ConnectionError):
 
 
 def broken(error: BaseException) -> ConnectionError:
-    """The ConnectionError for an error of a connection."""
-    if isinstance(error, ConnectionError):
+    """Return the ConnectionError for an error of an open connection.
+
+    A refusal is none there: callers take ConnectionRefusedError for a port at which nobody listens.
+    """
+    if isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError):
         return error
     return BrokenConnectionError(f"the connection broke: {type(error).__name__}: {error}")
 
 
 @contextlib.contextmanager
-def breaking() -> Iterator[None]:
+def breaking(*, connects: bool = False) -> Iterator[None]:
     """For reads and writes of a blocking socket in the block, and nothing else.
+
+    Args:
+        connects: the block also connects the socket, which may be refused.
 
     Raises:
         ConnectionError: for any error of the connection.
@@ -43,9 +49,13 @@ def breaking() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if isinstance(error, ConnectionError) or (isinstance(error, TimeoutError) and error.errno is None):
+        if isinstance(error, TimeoutError) and error.errno is None:
             raise
-        raise broken(error) from error
+        if connects and isinstance(error, ConnectionRefusedError):
+            raise
+        if (reported := broken(error)) is error:
+            raise
+        raise reported from error
 
 
 def disconnect(sock: socket.socket) -> None:

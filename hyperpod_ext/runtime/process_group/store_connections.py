@@ -28,7 +28,7 @@ class StoreConnection:
 
     def connect(self, secret: bytes) -> None:
         """Connect, and authenticate both sides with the job's secret."""
-        with breaking():
+        with breaking(connects=True):
             self.socket.settimeout(_CONNECT_S)
             self.socket.connect(self.address)
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

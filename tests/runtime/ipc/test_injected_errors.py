@@ -29,6 +29,7 @@ from hyperpod_ext.runtime.agent.workers import Workers, _Worker
 from hyperpod_ext.runtime.control_plane.agent import Session
 from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
 from hyperpod_ext.runtime.ipc import control_messages as c
+from hyperpod_ext.runtime.ipc.connections import BrokenConnectionError, breaking
 from hyperpod_ext.runtime.ipc.environment import WorkerEnvironment
 from hyperpod_ext.runtime.ipc.http_server import HttpServer, Response
 from hyperpod_ext.runtime.ipc.listener import Listener
@@ -295,6 +296,14 @@ def test_key_value_servers_of_ranks(count: int) -> None:
     for end in ends:
         end.close()
     assert errors == []
+
+
+def test_only_a_connect_can_be_refused() -> None:
+    """Callers take a refusal for a port at which nobody listens, and do not try again."""
+    with pytest.raises(BrokenConnectionError, match="Connection refused"), breaking():
+        raise ConnectionRefusedError(111, "Connection refused")
+    with pytest.raises(ConnectionRefusedError), breaking(connects=True):
+        raise ConnectionRefusedError(111, "Connection refused")
 
 
 # --- HTTP -----------------------------------------------------------------------------------------
