@@ -254,6 +254,13 @@ def _removes_leftovers(pid: int) -> bool:
         return False
 
 
+def wait_readable(descriptor: int, limit_s: float | None = None) -> bool:
+    """Wait until a descriptor can be read, and return whether it can. `select` refuses descriptors above 1023."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(None if limit_s is None else limit_s * 1000))
+
+
 def _wait_gone(pid: int, limit_s: float | None = None) -> None:
     """Wait until `pid` has ended, and reap it if it is our child."""
     try:
@@ -261,7 +268,7 @@ def _wait_gone(pid: int, limit_s: float | None = None) -> None:
     except ProcessLookupError:
         return
     try:
-        select.select([handle], [], [], limit_s)
+        wait_readable(handle, limit_s)
     finally:
         os.close(handle)
     with contextlib.suppress(ChildProcessError):  # not ours: its parent reaps it

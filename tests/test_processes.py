@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from typing import NoReturn
 
 import pytest
 
-from hyperpod_ext.processes import children
+from hyperpod_ext.processes import children, wait_readable
 
 SCENE = """
 import os, subprocess, sys
@@ -168,3 +169,13 @@ def test_output_that_a_full_disk_does_not_take_is_lost_and_counted_and_ends_noth
     env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     subprocess.run([sys.executable, "-c", PRINT, log], check=True, env=env)
     assert log.read_text() == "\nhyperpod_ext: 15 bytes of output were lost here: No space left on device\nkept\n"
+
+
+def test_a_descriptor_above_those_of_select_can_be_waited_for() -> None:
+    reading, writing = os.pipe()
+    high = fcntl.fcntl(reading, fcntl.F_DUPFD, 1024)
+    assert not wait_readable(high, 0)
+    os.close(writing)
+    assert wait_readable(high), "its end can be read"
+    for each in (reading, high):
+        os.close(each)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import socket
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import warm
 from waiting import until
 
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
+from hyperpod_ext.processes import wait_readable
 from hyperpod_ext.runtime.ipc.declared import encode
 from hyperpod_ext.runtime.ipc.environment import ENV_SECRET_FILE
 from hyperpod_ext.runtime.memory_server.client.client import Mapping, MemoryClient
@@ -62,7 +62,7 @@ class Served:
             return
         with suppress(ProcessLookupError):  # it was dead, and has been waited for this moment
             signal.pidfd_send_signal(handle, signal.SIGKILL)
-        select.select([handle], [], [])
+        wait_readable(handle)
         os.close(handle)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing.process
 import os
 import runpy
-import select
 import signal
 import sys
 import threading
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hyperpod_ext.files import make_private_folder
-from hyperpod_ext.processes import die_with_parent
+from hyperpod_ext.processes import die_with_parent, wait_readable
 from hyperpod_ext.runtime.detection.death_watch import LivenessLock
 from hyperpod_ext.runtime.detection.failure_causes import one_line
 from hyperpod_ext.runtime.detection.heartbeat import ENV_HEARTBEAT
@@ -139,7 +138,7 @@ def wait_adopted(agent_pid: int) -> None:
         handle = os.pidfd_open(parent)
     except ProcessLookupError:
         return
-    select.select([handle], [], [])
+    wait_readable(handle)
     os.close(handle)
 
 

@@ -17,14 +17,13 @@ import contextlib
 import importlib
 import json
 import os
-import select
 import signal
 import sys
 from pathlib import Path
 
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.errors import HyperpodExtError
-from hyperpod_ext.processes import die_with_parent
+from hyperpod_ext.processes import die_with_parent, wait_readable
 from hyperpod_ext.runtime.ipc.environment import ENV_SECRET_FILE, read_secret
 from hyperpod_ext.runtime.memory_server.client.start import EVENTS
 from hyperpod_ext.runtime.memory_server.event_log import NodeEventLog
@@ -62,10 +61,8 @@ def _wait_for_orders() -> None:
     arguments = parser.parse_args()
     die_with_parent(arguments.parent)
     _ignore_signals(argparse.Namespace(parent=arguments.parent, idle_exit_s=None))
-    looks = select.poll()  # `select` takes no descriptor above 1023
-    looks.register(arguments.orders, select.POLLIN)
-    waits = not looks.poll(0)  # else they would only delay the start
-    for module in _LATER if waits else ():
+    waits = not wait_readable(arguments.orders, 0)
+    for module in _LATER if waits else ():  # else they would only delay the start
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
     with os.fdopen(arguments.orders) as orders:
