@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -18,7 +19,7 @@ from durable_place import Directory
 from served import JOB, SECRET
 from small_job import MEMORY, PEER, SmallJob, relaunched, replaced
 
-from hyperpod_ext.errors import NoCheckpointError
+from hyperpod_ext.errors import NoCheckpointError, NotFoundError
 from hyperpod_ext.runtime.snapshot.manifest import generation_of
 from hyperpod_ext.runtime.storage.names import parse_folder
 
@@ -46,6 +47,10 @@ class Schedule:
         self.job = make_job(*tiers, nodes=nodes, workers=workers, kind=kind, policy={"overlap": overlap})
         self.story = [f"seed {seed}: {nodes} x {workers}, {kind}, {tiers}, overlap {overlap}"]
         self.step = self.committed = 0
+        self.has_fault = False
+        """Whether ranks have failed since the job last resumed. They make no other step."""
+        self.protected = 0
+        """A step that memory holds, whatever dies but a node."""
         self.images: dict[Commit, dict[int, bytes]] = defaultdict(dict)
         """In memory, by rank."""
         self.files: dict[str, bytes] = {}
@@ -64,6 +69,7 @@ class Schedule:
                 fault(self)
             if not self.resume():
                 break
+            self.has_fault = False
         else:
             self.train(1)
         self.job.stop()
@@ -77,6 +83,7 @@ class Schedule:
             self.job.train(self.step)
             self.keep()
             self.committed = max(self.committed, self.step)
+            self.protected = self.step
 
     def resume(self) -> bool:
         """Whether the job goes on. It does from a commit that every rank could have, and from the newest one."""
@@ -90,7 +97,8 @@ class Schedule:
             return False
         self.story.append(f"generation {self.job.generation} goes on from {step}; could have had {must}")
         assert step >= (must or 0), f"step {step} was restored, though {must} can be had"
-        assert must is not None or not self.manifests(), "a fresh start next to checkpoints"
+        assert step >= self.protected, f"step {step} was restored; no copy of {self.protected} was lost or damaged"
+        assert step or must is not None or not self.manifests(), "a fresh start next to checkpoints"
         if step or must is not None:
             self.job.assert_holds(step)
         self.began[self.job.generation] = self.step = step
@@ -104,13 +112,24 @@ class Schedule:
             commit = one["step"], generation_of(one["save_id"])
             self.world_sizes.setdefault(commit, self.job.world_size)
             self.images[commit].setdefault(one["rank"], data)
+        for name, data in self.durable().items():
+            self.files.setdefault(name, data)
+
+    def durable(self) -> dict[str, bytes]:
+        """Files in the durable tier; uploads and retention may rename and delete some meanwhile."""
+        found = {}
         for name in self.place.names():
-            self.files.setdefault(name, self.place.read(name))
+            with contextlib.suppress(FileNotFoundError):
+                found[name] = self.place.read(name)
+        return found
 
     def in_memory(self) -> Iterator[tuple[int, dict[str, Any], bytes]]:
         for node, server in self.job.servers.items():
             for one in server.ask("held")["snapshots"]:
-                held = server.client().open(one["rank"], one["save_id"], secret=SECRET, job=JOB)
+                try:
+                    held = server.client().open(one["rank"], one["save_id"], secret=SECRET, job=JOB)
+                except NotFoundError:  # a replica that gave way to a newer one meanwhile
+                    continue
                 yield node, one, bytes(held.image)
 
     def manifests(self) -> list[str]:
@@ -123,7 +142,7 @@ class Schedule:
             commit = one["step"], generation_of(one["save_id"])
             if data == self.images[commit].get(one["rank"]):
                 ranks[commit].add(one["rank"])
-        whole = {name for name in self.place.names() if self.place.read(name) == self.files.get(name)}
+        whole = {name for name, data in self.durable().items() if data == self.files.get(name)}
         for name in whole.intersection(self.manifests()):
             folder, manifest = name.partition("/")[0], json.loads(self.files[name])
             plans = {known for known in self.files if known.startswith(f"{folder}/plan-")}
@@ -146,6 +165,7 @@ class Schedule:
 
 def lose(schedule: Schedule, nodes: list[int]) -> None:
     replaced(schedule.job, *nodes)
+    schedule.has_fault, schedule.protected = True, 0
     schedule.story.append(f"lost nodes {nodes}")
 
 
@@ -156,8 +176,9 @@ def all_ranks_die(schedule: Schedule) -> None:
 def some_ranks_save_a_step(schedule: Schedule) -> None:
     """All make it, and die before the others save."""
     job, step = schedule.job, schedule.step + 1
-    if not job.ranks:
-        return  # it was just started again
+    if not job.ranks or schedule.has_fault:
+        return
+    schedule.has_fault = True
     saved = schedule.rng.sample(sorted(job.ranks), schedule.rng.randint(1, len(job.ranks)))
     for number, rank in job.ranks.items():
         if rank.run.step < step:
@@ -189,12 +210,13 @@ def the_job_is_started_again(schedule: Schedule) -> None:
     """By another number of nodes, maybe; only what is durable is left."""
     nodes, workers = schedule.rng.choice([(schedule.job.nodes, schedule.job.workers), *SHAPES])
     schedule.job = relaunched(schedule.make_job, schedule.job, nodes=nodes, workers=workers)
-    schedule.committed = 0
+    schedule.committed = schedule.protected = 0
     schedule.story.append(f"{nodes} x {workers}")
 
 
 def bits_flip_in_memory(schedule: Schedule) -> None:
     found = [held for held in schedule.in_memory() if len(held[2]) > 1]  # some ranks may have no shard at all
+    schedule.protected = 0
     for node, one, _ in schedule.rng.sample(found, min(len(found), schedule.rng.randint(1, 3))):
         where = schedule.rng.choice(["first byte", "data", "last byte"])
         schedule.job.image(node, one["rank"], one["step"], replica=one["replica"]).flip(where)
@@ -203,9 +225,10 @@ def bits_flip_in_memory(schedule: Schedule) -> None:
 
 def files_are_damaged(schedule: Schedule) -> None:
     place, rng = schedule.place, schedule.rng
-    names = [name for name in place.names() if name.startswith("step-")]
+    files = {name: data for name, data in schedule.durable().items() if name in schedule.files}
+    names = [name for name in files if name.startswith("step-")]
     for name in rng.sample(names, min(len(names), rng.randint(1, 3))):
-        data, how = bytearray(place.read(name)), rng.choice(["flip", "cut", "remove"])
+        data, how = bytearray(files[name]), rng.choice(["flip", "cut", "remove"])
         schedule.story.append(f"{how} {name}")
         if how == "remove" or not data:
             place.delete(name)
