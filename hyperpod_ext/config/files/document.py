@@ -64,8 +64,8 @@ class Document:
         return SourceLocation(self.source, 1)
 
     def path_of(self, text: str) -> Path:
-        """Return the path that `dotted` writes as `text`. Keys with dots, such as `nvidia.com/gpu`, are found in the
-        file."""
+        """Parse a dotted path, as `dotted` writes it. A key may contain dots (`nvidia.com/gpu`): keys of this document
+        decide where to split."""
         known = {dotted(path): path for path in self.locations}
         head, rest = text, ""
         while head and head not in known:

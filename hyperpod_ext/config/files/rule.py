@@ -56,8 +56,8 @@ class Registry(Generic[S]):
     """The rules of one kind of spec.
 
     Args:
-        modules: modules of `package` that register rules on import. Each may have a test that is false for specs to
-            which none of its rules applies; the module is then not loaded.
+        modules: modules of `package` that register rules when they are imported, each with a function of the spec.
+            False: none of the module's rules apply, and it is not imported. None: the module is always imported.
     """
 
     def __init__(self, package: str, modules: Mapping[str, Callable[[S], bool] | None]) -> None:

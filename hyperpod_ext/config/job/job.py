@@ -97,8 +97,8 @@ class JobConfig(Config):
     workers_per_node: Annotated[PositiveInt, Field(le=4096)] = 1
     """Processes on each machine, one a GPU; at most 4,096. World size is nodes x workers_per_node."""
     spares: NonNegativeInt = 0
-    """Additional machines that stay idle until a node is lost. If the first node is lost, a majority of nodes and
-    spares must remain: use three or more in total."""
+    """Additional machines that stay idle until they replace a lost node. A job survives the loss of its first node if
+    nodes and spares together are three or more: a majority must remain to elect another coordinator."""
     parallelism: Parallelism = Parallelism()
     """How the script divides its model among ranks. Only used for checks."""
     global_batch_size: PositiveInt | None = None

@@ -18,7 +18,7 @@ def hides_secret(path: str) -> bool:
 def unread_secret(
     job: JobConfig, container: Mapping[str, Any], pod: Mapping[str, Any], group: object
 ) -> tuple[str, str, str, int] | None:
-    """Find a user besides root who cannot read a secret, which is of root and of the pod's group.
+    """Find a user other than root who cannot read a secret. Its files belong to root and to the pod's group.
 
     Args:
         container: its `securityContext`.
@@ -38,5 +38,5 @@ def unread_secret(
     user = (container if part == "container" else pod).get(name)
     if not user or is_read:
         return None
-    who, add = ("a user besides root", 1000) if user is True else (f"user {user}", user)
-    return part, name, f"{who} cannot read {secret} without a group of the pod", add
+    who, add = ("a user other than root", 1000) if user is True else (f"user {user}", user)
+    return part, name, f"{who} cannot read {secret}: the pod has no fsGroup", add

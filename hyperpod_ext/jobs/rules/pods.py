@@ -265,7 +265,7 @@ def _unread_secret(job: JobConfig) -> Iterator[Finding]:
     group = overlaid.get("fsGroup") if isinstance(overlaid, dict) else None
     if found := unread_secret(job, own, above, above.get("fsGroup") if group is None else group):
         part, field, message, add = found
-        hint = f"add kubernetes.pod.securityContext.fsGroup, {add} for example"
+        hint = f"add kubernetes.pod.securityContext.fsGroup: {add}, for example"
         yield Finding(("kubernetes", part, "securityContext", field), message, hint)
 
 

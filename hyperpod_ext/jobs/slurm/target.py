@@ -298,8 +298,10 @@ def _record_of(queued: slurm.Queued) -> dict[str, Any]:
         hint = f"ask on the machine that submitted it, or look at `scontrol show job {queued.id}`"
         raise NotFoundError(f"the file of job {queued.id} cannot be had: {error.message}", hint=hint) from None
     if (job := spec_in(text)) is None:
-        hint = "ask on the machine that submitted it; the file was changed, or written by another version"
-        raise NotFoundError(f"the file of job {queued.id} holds no spec that this version can read", hint=hint)
+        message = (
+            f"cannot read the spec of job {queued.id}: its batch script was changed, or written by another version"
+        )
+        raise NotFoundError(message, hint="run this command on the machine that submitted the job")
     return {
         "id": queued.id,
         "cluster": slurm.cluster_name(),

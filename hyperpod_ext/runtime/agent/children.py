@@ -141,7 +141,8 @@ _MEMORY_SERVER = "hyperpod_ext.runtime.memory_server.__main__"
 
 
 class MemoryServer:
-    """A memory server. Its process imports at once, and serves after `begin`. Its output goes on to stderr here."""
+    """A child process that keeps snapshots in memory. It imports its modules when it starts and answers requests after
+    `begin`. Its output is forwarded to stderr of this process."""
 
     silent = ""
     """Why it was killed: it did not answer."""

@@ -507,7 +507,7 @@ class CoordinatorClient:
                 except ConnectionError as error:
                     if isinstance(error, ConnectionRefusedError) or tries == _TRIES:
                         raise
-                # only this connection broke: a vote for a later candidate might hold for the whole search
+                # only this connection broke. A vote for the next candidate could not be withdrawn until the search ends
                 await asyncio.sleep(0.02)
             raise AssertionError
 

@@ -196,8 +196,10 @@ class ElectionListener:
     async def _keep(
         self, handshake: c.AgentHandshake, reading: asyncio.Task[wire.Message | None], writer: asyncio.StreamWriter
     ) -> None:
-        """Keep a vote until it counts, or its connection ends, or sends more. Answer with this node's news of the job
-        if another node coordinates, also if it is the one that the voter has lost."""
+        """Hold a vote until this node coordinates, the connection closes, or the voter sends another message.
+
+        If another node coordinates, answer with this node's `JobNews`, even if the voter lost contact with that node.
+        """
         node, came = handshake.node, time.monotonic()
         await self._change(lambda: self.votes.update({node: handshake}))
         let_go = asyncio.create_task(self._let_go.wait())
@@ -220,8 +222,12 @@ class ElectionListener:
             await writer.drain()
 
     def _knows_another(self, handshake: c.AgentHandshake, came: float) -> bool:
-        """Whether this node has a coordinator that the other agent does not know of, or has heard from the one that the
-        other has lost since its vote came."""
+        """Whether this node has a coordinator that the voter does not know of, or, after the vote came, has heard from
+        the coordinator that the voter lost contact with.
+
+        Args:
+            came: when the vote came, of `time.monotonic()`.
+        """
         if self.client is None or not self.client.has_coordinator:
             return False
         if not handshake.knows_job or (news := self._news) is None:

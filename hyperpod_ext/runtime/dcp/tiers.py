@@ -235,7 +235,7 @@ class Tiers:
         """Return the source that all ranks load, and the number of the next generation.
 
         Args:
-            saves: the state is live, so a step that was complete and is lost is no error.
+            saves: ask before a save. The script has the state, so a saved step that no tier holds any more is no error.
         """
         offers = self._node.for_node("offers", lambda: self._offers(0 if saves else self._history.complete or 0))
         answers = self._ranks.all_gather("held", offers or {})

@@ -215,10 +215,25 @@ def test_what_a_pod_may_say_is_what_kubernetes_publishes() -> None:
 @pytest.mark.parametrize(
     ("where", "context", "spec", "said"),
     [
-        ("pod", "runAsUser: 1000", "", "runAsUser: user 1000 cannot read the job's secret without"),
-        ("container", "runAsUser: 1000", "", "runAsUser: user 1000 cannot read the job's secret without"),
-        ("pod", "runAsNonRoot: true", "", "runAsNonRoot: a user besides root cannot read the job's secret"),
-        ("pod", "fsGroup: 0, runAsUser: 1000", "", "runAsUser: user 1000 cannot read the job's secret"),
+        ("pod", "runAsUser: 1000", "", "runAsUser: user 1000 cannot read the job's secret: the pod has no fsGroup"),
+        (
+            "container",
+            "runAsUser: 1000",
+            "",
+            "runAsUser: user 1000 cannot read the job's secret: the pod has no fsGroup",
+        ),
+        (
+            "pod",
+            "runAsNonRoot: true",
+            "",
+            "runAsNonRoot: a user other than root cannot read the job's secret: the pod has no fsGroup",
+        ),
+        (
+            "pod",
+            "fsGroup: 0, runAsUser: 1000",
+            "",
+            "runAsUser: user 1000 cannot read the job's secret: the pod has no fsGroup",
+        ),
         ("pod", "fsGroup: 1000, runAsUser: 1000", "", ""),
         ("container", "runAsUser: 1000", "kubernetes: {pod: {securityContext: {fsGroup: 1000}}}", ""),
         ("pod", "runAsNonRoot: true, runAsUser: 0", "", ""),
@@ -227,7 +242,7 @@ def test_what_a_pod_may_say_is_what_kubernetes_publishes() -> None:
             "pod",
             "runAsUser: 1000",
             "mode: plain\nvolumes: [{kind: secret, path: /keys, secret: a}]",
-            "runAsUser: user 1000 cannot read the secret at /keys without",
+            "runAsUser: user 1000 cannot read the secret at /keys: the pod has no fsGroup",
         ),
     ],
 )

@@ -157,7 +157,7 @@ def _secret_unread(job: JobConfig, patch: Mapping[str, Any]) -> Iterator[Problem
     group = above.get("fsGroup", job.kubernetes.pod.get("securityContext", {}).get("fsGroup"))
     if found := unread_secret(job, own, above, group):
         part, field, message, add = found
-        hint = f"write overlay.kubernetes.pod.securityContext.fsGroup, {add} for example"
+        hint = f"write overlay.kubernetes.pod.securityContext.fsGroup: {add}, for example"
         yield Problem(message, path=f"{_HERE}.{part}.securityContext.{field}", hint=hint)
 
 
