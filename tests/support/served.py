@@ -134,7 +134,8 @@ def serve(
     environ = environ_of(folder, *tiers, nodes=nodes, workers=workers, **policy) | (env or {})
     path = folder / f"node{node}.memory"
     arguments = ["--socket", str(path), "--node", str(node), "--parent", str(warm.parent_of(warm.LIGHT))]
-    served = Served(path, warm.start(warm.MEMORY_SERVER, arguments, env=environ, modules=warm.LIGHT).pid)
+    process = warm.start(warm.MEMORY_SERVER, arguments, env=environ, modules=warm.LIGHT)
+    served = Served(path, process.pid)
     try:
         until(lambda: answers(path) or os.kill(served.pid, 0))  # the latter raises when it has ended
         yield served
@@ -142,6 +143,7 @@ def serve(
         for client in served.clients:
             client.close()
         served.kill()
+        process.wait()
         path.unlink(missing_ok=True)
 
 

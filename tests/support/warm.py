@@ -26,6 +26,8 @@ from typing import IO, Any, ClassVar
 
 import whole_run
 
+from hyperpod_ext.processes import wait_readable
+
 AGENT = "hyperpod_ext.runtime.agent.__main__"
 MEMORY_SERVER = "hyperpod_ext.runtime.memory_server.__main__"
 OPERATOR_API = "hyperpod_ext.runtime.operator_api.__main__"
@@ -90,7 +92,7 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
     def _look(self, timeout: float | None) -> int | None:
-        if self.returncode is None and select.select([self._ended], [], [], timeout)[0]:
+        if self.returncode is None and wait_readable(self._ended, timeout):
             told = os.read(self._ended, _END.size)
             os.close(self._ended)
             os.close(self._handle)
