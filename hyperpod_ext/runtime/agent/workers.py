@@ -193,8 +193,10 @@ class Workers:
         for worker in self._workers.values():
             if worker.waiting is not None:  # it waits for a generation that never began; let it wait for this one
                 self._spawn(self._join(worker, worker.waiting))
-            wait_s = self._config.restart.leave_timeout_s
-            asyncio.get_running_loop().call_later(wait_s, self._end_stuck, worker, self.generation)
+        # process ids, because a worker has descriptors, and may end long before that
+        pids = {worker.pid for worker in self._workers.values()}
+        wait_s = self._config.restart.leave_timeout_s
+        asyncio.get_running_loop().call_later(wait_s, self._end_stuck, pids, self.generation)
 
     def _renumber(self, moved: Mapping[int, int], generation: int) -> None:
         """Give ranks other numbers. A worker without a new one is ended here if another worker has its number, and by
@@ -358,13 +360,14 @@ class Workers:
         await self._ended(worker, status, seen)
         await self._memory.ask(r.Ended(pid=worker.pid))
 
-    def _end_stuck(self, worker: _Worker, generation: int) -> None:
-        rank = worker.rank
-        if worker.joined < generation and self._workers.get(rank) is worker:
-            self._event("stuck", rank=rank, step=worker.step)
-            limit_s = self._config.restart.leave_timeout_s
-            cause = f"did not leave generation {generation - 1} within {limit_s:g} s of a fault elsewhere"
-            self.monitor.end(rank, cause, "stuck")
+    def _end_stuck(self, pids: Collection[int], generation: int) -> None:
+        """End those of these processes that have not left for `generation`."""
+        limit_s = self._config.restart.leave_timeout_s
+        cause = f"did not leave generation {generation - 1} within {limit_s:g} s of a fault elsewhere"
+        for rank, worker in self._workers.items():
+            if worker.pid in pids and worker.joined < generation:
+                self._event("stuck", rank=rank, step=worker.step)
+                self.monitor.end(rank, cause, "stuck")
 
     async def _ended(self, worker: _Worker, status: int, seen: float) -> None:
         kill_group(worker.pid)  # its children, data loaders: they hold its sockets open
