@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 import warm
 from torch.nn.parallel import DistributedDataParallel
+from wrapped_ddp import wrap
 
 import hyperpod_ext.runtime
-from hyperpod_ext.runtime.state import ddp_buckets as buckets
 from hyperpod_ext.runtime.state.seeding import seed_of, seed_step
 
 SEED = 0
@@ -63,7 +63,7 @@ class PlainRun:
         pass
 
     def data_parallel(self, module: torch.nn.Module, **options: Any) -> DistributedDataParallel:
-        return buckets.wrap(module, None, **options)  # torch's own, but for the order of sparse gradients
+        return wrap(module, None, **options)  # torch's own, but for the order of sparse gradients
 
     def log(self, **metrics: Any) -> None:
         self._logged |= metrics

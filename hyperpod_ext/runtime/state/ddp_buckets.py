@@ -9,7 +9,7 @@ those of a run without the fault.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,16 +24,44 @@ _CAN_SKIP_SYNC = "init_sync" in inspect.signature(DistributedDataParallel.__init
 """Older torch always sends rank 0's values: this costs time, and changes nothing on ranks with equal values."""
 
 
-def wrap(module: torch.nn.Module, layout: Buckets | None, **options: Any) -> DistributedDataParallel:
-    """Return `DistributedDataParallel(module, **options)`, which uses `layout`, if given, from the first step on.
+class IncompleteDDP(DistributedDataParallel):
+    """`DistributedDataParallel(module, **options)` without its reducer, until `complete` is called."""
 
-    Collective. Raises JobFailedError if `layout` does not fit this module.
+    def __init__(self, module: torch.nn.Module, options: dict[str, Any]) -> None:
+        torch.nn.Module.__init__(self)
+        self.module, self._options = module, options
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        raise JobFailedError(
+            "the result of run.data_parallel was called before its module was registered",
+            hint="Register the module first: run.restore(model=...), or run.steps(total, **locals()).",
+        )
+
+
+def complete(ddp: IncompleteDDP, layout: Buckets | None, *, init_sync: bool = True) -> None:
+    """Make `ddp` a usable DistributedDataParallel, which uses `layout`, if given, from the first step on. Collective.
+
+    init_sync: send rank 0's values to all ranks first, unless the options say otherwise.
+
+    Raises:
+        JobFailedError: `layout` does not fit this module.
     """
+    module, training, options = ddp.module, ddp.training, {"init_sync": init_sync} | vars(ddp).pop("_options")
     if not _CAN_SKIP_SYNC:
-        options.pop("init_sync", None)
-    if layout is None and _has_sparse_gradients(module) and not options.get("find_unused_parameters"):
-        return _ReversedDDP(module, **options)
-    return DistributedDataParallel(module, **options) if layout is None else _PinnedDDP(module, layout, **options)
+        del options["init_sync"]
+    more = () if layout is None else (layout,)
+    ddp.__class__ = _kind_of(module, layout, options)  # type: ignore[assignment]  # one of its bases, or a sibling
+    ddp.__init__(module, *more, **options)  # type: ignore[misc]  # of the new class
+    ddp.training = training
+
+
+def _kind_of(
+    module: torch.nn.Module, layout: Buckets | None, options: Mapping[str, Any]
+) -> type[DistributedDataParallel]:
+    if layout is not None:
+        return _PinnedDDP
+    sparse = _has_sparse_gradients(module) and not options.get("find_unused_parameters")
+    return _ReversedDDP if sparse else DistributedDataParallel
 
 
 def _has_sparse_gradients(module: torch.nn.Module) -> bool:

@@ -219,7 +219,11 @@ class JobLink:
         message = f"the objects given to restore() on rank {self.rank} do not hold {mine.save_id}{why}"
         if orders and self._store is not None:
             refuse_state(self._store, key, orders, message)
-        raise JobFailedError(message, hint="Build them in run.keep, so that they are the same after a fault.")
+        raise JobFailedError(
+            message,
+            hint="Build them in run.keep, so that they are the same after a fault, and change nothing before the "
+            "restore: DistributedDataParallel sends the values of rank 0, run.data_parallel does not.",
+        )
 
     @staticmethod
     def _load(state: TrainingState, snapshots: Sequence[Snapshot], sources: Sequence[Source]) -> Restored:

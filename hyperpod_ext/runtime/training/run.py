@@ -23,7 +23,6 @@ from hyperpod_ext.runtime.control_plane.agent import AbortedError
 from hyperpod_ext.runtime.data import world
 from hyperpod_ext.runtime.memory_server.protocol.requests import WhenBusy
 from hyperpod_ext.runtime.snapshot.manifest import save_id_of
-from hyperpod_ext.runtime.state import ddp_buckets as buckets
 from hyperpod_ext.runtime.state import gradients, meshes
 from hyperpod_ext.runtime.state.built import Changes
 from hyperpod_ext.runtime.state.device_steps import Device, DeviceSteps, device_of
@@ -31,7 +30,9 @@ from hyperpod_ext.runtime.state.seeding import seed_step
 from hyperpod_ext.runtime.state.training_state import CapturedState, ConsistentStep, Stateful, TrainingState
 from hyperpod_ext.runtime.state.unsaved.reachable import is_ours
 from hyperpod_ext.runtime.state.unsaved.unsaved_state import UnsavedState
+from hyperpod_ext.runtime.training.data_parallel import DataParallel
 from hyperpod_ext.runtime.training.early_steps import EarlySteps
+from hyperpod_ext.runtime.training.registration import check_registered, stateful
 from hyperpod_ext.runtime.training.restore import Link
 from hyperpod_ext.runtime.training.step_guards import Watchdog
 
@@ -123,13 +124,9 @@ class Run:
         """Last reported contents of snapshots."""
         self._objects: dict[str, Stateful] = {}
         """Objects passed to `restore`."""
-        self._wrapped: list[tuple[str, DistributedDataParallel]] = []
-        """Wrappers of this generation, with the names of their layouts."""
+        self._parallel = DataParallel()
         self._order_matters: list[bool] = []
         """For each wrapper of this generation, whether its gradient sums depend on their order."""
-        self._layouts: dict[str, buckets.Buckets] = {}
-        self._layouts_since: dict[str, int] = {}
-        """Step after which each layout became known; if the step is repeated, so is the layout."""
         self._gradients: gradients.Ranges = []
         """Parameters with gradients at the last commit."""
         self._changes: Changes = {}
@@ -204,6 +201,9 @@ class Run:
                 "restore() was called twice in one call of the training function",
                 hint="Name all objects in one call: restore(model=..., optimizer=..., scheduler=...).",
             )
+        return self._restore(objects, cast=cast)
+
+    def _restore(self, objects: dict[str, Stateful], *, cast: bool = False) -> int:
         self._give_back()
         state = TrainingState(
             objects, before=self._state, may_change=self._may_change, before_change=self._wait_staged, cast=cast
@@ -222,7 +222,8 @@ class Run:
         if restored.from_memory:
             self._unsaved.leave_to_others(restored.step)
         self._follow_device(device_of(state.take().parts.tensors))
-        self._layouts = dict(restored.extras.get("ddp_buckets", {}))
+        self._parallel.restore(restored.extras.get("ddp_buckets", {}))
+        self._complete_parallel()
         return self.step
 
     @overload
@@ -236,45 +237,64 @@ class Run:
     def data_parallel(self, module: torch.nn.Module, *, reproducible: bool = False, **options: Any) -> Any:
         """Return `DistributedDataParallel(module, **options)` that adds gradients in the same order after a fault.
 
-        The first broadcast is left out except at the very start: ranks already have equal values.
+        Before `restore` it returns a wrapper that `restore`, or `steps`, completes. The first broadcast is left out
+        except at the very start: ranks already have equal values.
 
         reproducible: instead, sum gradients independently of their order, so that weights are the same bits for any
         number of ranks; for FSDP2 modules, too. Call `reduce()` of the result before the optimizer's step.
         """
-        options.setdefault("init_sync", self.step == 0)
+        if reproducible and not self._restored:
+            raise JobFailedError(
+                "data_parallel(reproducible=True) was called before restore(), which may change which parameters need "
+                "gradients",
+                hint="Call run.restore(model=model, optimizer=optimizer) first.",
+            )
         self._order_matters.append(not reproducible)
         if reproducible:
             from hyperpod_ext.runtime import reproducible as without_order
 
+            options.setdefault("init_sync", self.step == 0)
             ordered = without_order.reproducible(module, **options)
             if self.config.restart.policy == "continue":
                 ordered.after_backward = self._leave_if_over
             return ordered
-        trained = gradients.trained_of(module, self._objects.values())
-        name = f"{trained}.{sum(known.startswith(f'{trained}.') for known, _ in self._wrapped)}"
-        before = self._layouts.get(str(len(self._wrapped)))  # earlier versions counted all wrappers
-        wrapped = buckets.wrap(module, self._layouts.get(name, before), **options)
-        self._wrapped.append((name, wrapped))
+        wrapped = self._parallel.add(module, **options)
+        if self._restored:
+            self._complete_parallel()
         return wrapped
 
-    def steps(self, total: int) -> Iterator[int]:
+    def _complete_parallel(self) -> None:
+        """Complete the DDP wrappers. Ranks of a restored state have equal values; at the very start they may not."""
+        self._parallel.complete(self._objects.values(), init_sync=self.step == 0)
+
+    def steps(self, total: int, /, **objects: Any) -> Iterator[int]:
         """Yield the remaining steps, counted from 1 to `total`, the number of steps of the whole job.
+
+        objects: `**locals()`, for example. If `restore` was not called, it is called with those that have a state, each
+        once: a wrapped module without its wrapper. Later, all of them must be among the registered ones.
 
         Call it once; in a loop over epochs, let `total` grow: `run.steps((epoch + 1) * steps_per_epoch)`. A step is
         committed when its loop body has ended, also if another iterator of a `zip` ends then; a step left by `break` is
         not. Before each step, the global random generators are seeded from (seed, step, rank).
         """
+        self._register(objects)
         loop = self._steps(total)
         self._loop = weakref.ref(loop)
         # a `zip` with an empty iterator would never start it
         return iter(list(loop)) if self._restored and total <= self.step else loop
+
+    def _register(self, objects: dict[str, Any]) -> None:
+        if self._restored:
+            check_registered(objects, self._objects)
+        elif found := stateful(objects):
+            self._restore(found)
 
     def _steps(self, total: int) -> Generator[int, None, None]:
         self._raise_of_last_loop()
         if not self._restored:
             raise JobFailedError(
                 "steps() was called before restore()",
-                hint="Call run.restore(model=model, optimizer=optimizer) first, so that a fault costs no step.",
+                hint="Call run.restore(model=model, optimizer=optimizer) first, or write run.steps(total, **locals()).",
             )
         if total <= min(self._last_total, self.step):
             raise JobFailedError(
@@ -424,7 +444,7 @@ class Run:
         self._report_done()
         self._unreported.clear()
         self.step = min(self.step, self.device_steps.finished())
-        self._layouts = {i: each for i, each in self._layouts.items() if self._layouts_since.get(i, 0) <= self.step}
+        self._parallel.go_back(self.step)
 
     def check_returned(self, name: str) -> None:
         """Check the run after the training function `name` has returned.
@@ -453,7 +473,7 @@ class Run:
         """Leave a generation: remove its process groups from all objects that hold them."""
         self._watchdog.leave()
         self._unsaved.leave()
-        self._wrapped = []
+        self._parallel.leave()
         self._let_go(groups_last=self.groups_asleep() is not None)
 
     def let_go(self) -> None:
@@ -579,9 +599,7 @@ class Run:
         if self._state is None or (step > self._began and self._state.accumulates()):
             return
         if step > 0:
-            for name, wrapped in self._wrapped:
-                if name not in self._layouts and (layout := buckets.layout_of(wrapped)) is not None:
-                    self._layouts[name], self._layouts_since[name] = layout, step
+            self._parallel.record(step)
         overlaps = self._state.tells_of_changes and (self._state.is_reported or step == self._began)
         at_once = step == 0 or not overlaps  # a copy of changing tensors is dropped, and step 0 must have one
         captured = self._state.take(step_ended=True)
@@ -679,7 +697,7 @@ class Run:
             self._blocked += time.monotonic() - began
 
     def _extras(self) -> dict[str, Any]:
-        return {"ddp_buckets": self._layouts, "gradients": self._gradients, "changes": self._changes}
+        return {"ddp_buckets": self._parallel.layouts, "gradients": self._gradients, "changes": self._changes}
 
 
 def _uneven(batch: int, ranks: int) -> int:

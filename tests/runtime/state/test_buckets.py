@@ -8,7 +8,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from world_of_one import world_of_one
+from wrapped_ddp import wrap
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.state import ddp_buckets as buckets
@@ -38,7 +40,7 @@ def train_step(ddp: nn.Module) -> None:
 def test_the_layout_is_known_after_a_step_of_two_micro_batches_that_both_reduce():
     """The second forward lays out anew, in the middle of the step: what follows a fault must do as its end did."""
     model = Crossed()
-    ddp = buckets.wrap(model, None, bucket_cap_mb=0.0003)
+    ddp = wrap(model, None, bucket_cap_mb=0.0003)
     train_step(ddp)
     train_step(ddp)
     assert buckets.layout_of(ddp) is not None
@@ -63,11 +65,11 @@ def test_layouts_of_several_dtypes_are_made_again(seed: int, cap_mb: float) -> N
     """Buckets of another dtype came in another order, and the job ended at its first fault."""
     drawn = random.Random(seed)
     model = Mixed([drawn.choice((torch.float32, torch.bfloat16, torch.float64)) for _ in range(6)])
-    first = buckets.wrap(model, None, bucket_cap_mb=cap_mb)
+    first = wrap(model, None, bucket_cap_mb=cap_mb)
     train_step(first)
     layout = buckets.layout_of(first)
     assert layout is not None
-    second = buckets.wrap(model, layout, bucket_cap_mb=cap_mb)  # which compares them, and raises
+    second = wrap(model, layout, bucket_cap_mb=cap_mb)  # which compares them, and raises
     order = [id(parameter) for parameter in model.parameters()]
     made = second.reducer._get_zeros_like_grad_buckets()
     assert [[order.index(id(each)) for each in bucket.parameters()] for bucket in made] == layout
@@ -75,13 +77,15 @@ def test_layouts_of_several_dtypes_are_made_again(seed: int, cap_mb: float) -> N
 
 def test_older_torch_is_not_given_what_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buckets, "_CAN_SKIP_SYNC", False)
-    monkeypatch.setattr(buckets, "DistributedDataParallel", lambda _module, **options: options)
-    assert buckets.wrap(nn.Linear(1, 1), None, init_sync=False, bucket_cap_mb=1) == {"bucket_cap_mb": 1}
+    given: list[dict[str, object]] = []
+    monkeypatch.setattr(DistributedDataParallel, "__init__", lambda _ddp, _module, **options: given.append(options))
+    wrap(nn.Linear(1, 1), None, init_sync=False, bucket_cap_mb=1)
+    assert given == [{"bucket_cap_mb": 1}]
 
 
 def test_the_layout_is_known_after_one_step_and_holds_from_the_first_step_of_the_next():
     model = Crossed()
-    first = buckets.wrap(model, None, bucket_cap_mb=0.0003)
+    first = wrap(model, None, bucket_cap_mb=0.0003)
     assert buckets.layout_of(first) is None
     train_step(first)
     layout = buckets.layout_of(first)
@@ -91,7 +95,7 @@ def test_the_layout_is_known_after_one_step_and_holds_from_the_first_step_of_the
     assert layout != [[5, 4, 3, 2, 1, 0]]
     del first
 
-    second = buckets.wrap(model, layout, bucket_cap_mb=0.0003)
+    second = wrap(model, layout, bucket_cap_mb=0.0003)
     order = [id(parameter) for parameter in model.parameters()]
 
     def laid_out() -> list[list[int]]:
@@ -106,7 +110,7 @@ def test_the_layout_is_known_after_one_step_and_holds_from_the_first_step_of_the
 
 
 def test_where_unused_parameters_are_looked_for_there_is_nothing_to_keep():
-    ddp = buckets.wrap(Crossed(), None, find_unused_parameters=True)
+    ddp = wrap(Crossed(), None, find_unused_parameters=True)
     train_step(ddp)
     assert buckets.layout_of(ddp) is None
 
@@ -126,7 +130,7 @@ class Embedded(nn.Module):
 @pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"static_graph": True}])
 def test_with_sparse_gradients_the_layout_is_final_from_the_first_step_on(options):
     model = Embedded()
-    ddp = buckets.wrap(model, None, bucket_cap_mb=0.0003, **options)
+    ddp = wrap(model, None, bucket_cap_mb=0.0003, **options)
     for _ in range(3):
         assert not ddp.reducer._rebuild_buckets()
         train_step(ddp)
@@ -137,19 +141,19 @@ def test_with_sparse_gradients_the_layout_is_final_from_the_first_step_on(option
 def test_parameters_that_ddp_ignores_are_in_no_layout():
     model = Crossed()
     nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["second.weight"])
-    ddp = buckets.wrap(model, None)
+    ddp = wrap(model, None)
     train_step(ddp)
     layout = buckets.layout_of(ddp)
     assert sorted(index for bucket in layout for index in bucket) == list(range(5))
     del ddp
-    buckets.wrap(model, layout)
+    wrap(model, layout)
 
 
 def test_another_module_is_refused():
     with pytest.raises(JobFailedError, match="has 2 trained parameters; before the fault it had 6"):
-        buckets.wrap(nn.Linear(2, 2), [[5, 4], [3, 2, 1, 0]])
+        wrap(nn.Linear(2, 2), [[5, 4], [3, 2, 1, 0]])
 
 
 def test_other_options_are_refused():
     with pytest.raises(JobFailedError, match="cannot be laid out as before"):
-        buckets.wrap(Crossed(), [[5, 4, 3], [2, 1, 0]])
+        wrap(Crossed(), [[5, 4, 3], [2, 1, 0]])

@@ -1,0 +1,67 @@
+"""Registration of the objects that a script passes all at once, as `**locals()`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.reproducible import Reproducible
+from hyperpod_ext.runtime.state.training_state import Stateful
+
+
+def stateful(objects: Mapping[str, Any]) -> dict[str, Stateful]:
+    """Return the objects with a state, each once: wrapped modules without their wrappers, no parts of other modules.
+
+    An object of several names gets the shortest of those that are not a wrapper's.
+    """
+    names: dict[int, list[tuple[bool, int, str]]] = {}
+    values: dict[int, Stateful] = {}
+    for name, value in objects.items():
+        if _has_state(type(value)):
+            inner = unwrapped(value)
+            values[id(inner)] = inner
+            names.setdefault(id(inner), []).append((inner is not value, len(name), name))
+    parts = _parts(values.values())
+    return {min(names[key])[2]: value for key, value in values.items() if key not in parts}
+
+
+def unwrapped(value: Any) -> Any:
+    """Return the module that data parallelism or `torch.compile` has wrapped; other objects as they are."""
+    while True:
+        if isinstance(value, DistributedDataParallel | Reproducible):
+            value = value.module
+        elif type(value).__name__ == "OptimizedModule":
+            value = value.get_submodule("_orig_mod")
+        else:
+            return value
+
+
+def check_registered(objects: Mapping[str, Any], registered: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        JobFailedError: one of `objects` has a state, and is not registered.
+    """
+    inner = [unwrapped(value) for value in registered.values()]
+    known = {id(value) for value in inner} | _parts(inner)
+    if others := sorted(name for name, value in stateful(objects).items() if id(value) not in known):
+        one = objects[others[0]]
+        raise JobFailedError(
+            f"steps({others[0]}=...): this {type(one).__name__} has a state that is not registered. Registered by "
+            f"run.restore, or by the first run.steps of this call: {', '.join(sorted(registered))}",
+            hint=f"Make {others[0]} before the first run.steps, or name it in run.restore, too.",
+        )
+
+
+def _parts(values: Iterable[Any]) -> set[int]:
+    """Return the ids of the modules inside of others."""
+    modules = [value for value in values if isinstance(value, torch.nn.Module)]
+    return {id(part) for module in modules for part in module.modules() if part is not module}
+
+
+def _has_state(kind: type) -> bool:
+    """Return whether objects of this class have PyTorch's two methods. A class among the objects has no state."""
+    return all(callable(getattr(kind, name, None)) for name in ("state_dict", "load_state_dict"))

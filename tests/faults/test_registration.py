@@ -1,0 +1,81 @@
+"""Scripts that register their local variables in `run.steps`, through a kill of rank 0."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TINY = Path(__file__).parent / "tiny.py"
+RESTORED = (
+    "    run.restore(model=model, optimizer=optimizer, schedule=schedule)\n    parallel = run.data_parallel(model)\n"
+)
+KILL = {"what": "before backward", "rank": 0, "step": 5}
+LIVE = {"checkpoint": {"tiers": [{"kind": "memory", "every_steps": 1000}]}}
+"""No snapshot after the first: a new rank gets the state of a live one."""
+
+
+def tiny(tmp_path: Path, before: str, steps: str) -> Path:
+    """The tiny script with other lines before its loop, and `steps` in the place of `run.steps(STEPS)`."""
+    text = TINY.read_text()
+    assert text.count(RESTORED) == text.count("run.steps(STEPS)") == 1
+    script = tmp_path / "moved.py"
+    script.write_text(text.replace(RESTORED, before).replace("run.steps(STEPS)", steps))
+    return script
+
+
+MOVED = (
+    "    scaler = torch.amp.GradScaler('cpu', enabled=False)\n"
+    "    parallel = run.data_parallel(model)\n"
+    "    raw_model = parallel.module\n"
+)
+"""DDP comes before the registration, and would broadcast the new rank 0's values; a scaler has no state."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, job_class: Any, alike: dict[str, Any]) -> dict[str, Any]:
+    """Report of that script with nothing going wrong: its losses are those of the script with `run.restore`."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    script = tiny(folder, MOVED, "run.steps(STEPS, **locals())")
+    report: dict[str, Any] = job_class(folder / "job", script=script, env={"HPX_TEST_NORM": "LayerNorm"}).start().wait()
+    assert report["state"] == "succeeded", report["error"]
+    assert report["losses"] == alike["losses"]
+    return report
+
+
+@pytest.mark.parametrize(("settings", "source"), [({}, "memory"), (LIVE, "live")], ids=["memory", "live"])
+def test_local_variables_are_registered_by_the_loop(
+    job: Any, undisturbed: dict[str, Any], tmp_path: Path, settings: dict[str, Any], source: str
+) -> None:
+    script = tiny(tmp_path, MOVED, "run.steps(STEPS, **locals())")
+    running = job(script=script, fault=KILL, settings=settings, env={"HPX_TEST_NORM": "LayerNorm"}).start()
+    report = running.wait()
+    assert report["state"] == "succeeded", report["error"]
+    assert report["losses"] == undisturbed["losses"]
+    assert report["weights"] == undisturbed["weights"] != ""
+    assert report["steps_lost"] == 0
+    (recovery,) = report["recoveries"]
+    assert (recovery["fault"]["rank"], recovery["source"]) == (0, source)
+    kept = running.until("kept", rank=0)
+    assert kept["objects"].keys() == {"model", "optimizer", "schedule", "scaler"}
+
+
+def test_a_broadcast_before_the_restore_costs_the_live_state_and_no_bit(
+    job: Any, alike: dict[str, Any], tmp_path: Path
+) -> None:
+    """Torch's own DDP sends the values of the new rank 0 into parameters that survivors have kept."""
+    before = (
+        "    parallel = torch.nn.parallel.DistributedDataParallel(model)\n"
+        "    run.restore(model=model, optimizer=optimizer, schedule=schedule)\n"
+    )
+    running = job(script=tiny(tmp_path, before, "run.steps(STEPS)"), fault=KILL, env={"HPX_TEST_NORM": "LayerNorm"})
+    report = running.start().wait()
+    assert report["state"] == "succeeded", report["error"]
+    assert report["losses"] == alike["losses"]
+    assert report["steps_lost"] == 0
+    (recovery,) = report["recoveries"]
+    assert recovery["source"] == "memory"
+    refused = [event["error"] for event in running.events() if event["event"] == "restore_failed"]
+    assert refused
+    assert all("do not hold g1-s4" in error and "run.data_parallel does not" in error for error in refused)
