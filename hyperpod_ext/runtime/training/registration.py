@@ -35,7 +35,7 @@ def unwrapped(value: Any) -> Any:
         if isinstance(value, DistributedDataParallel | Reproducible):
             value = value.module
         elif type(value).__name__ == "OptimizedModule":
-            value = value.get_submodule("_orig_mod")
+            (value,) = value.children()  # torch.compile's
         else:
             return value
 
