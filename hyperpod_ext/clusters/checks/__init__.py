@@ -15,7 +15,7 @@ Group = InstanceGroup | RestrictedGroup
 _MODULES = ("capacity", "places", "regions", "set_up", "uses")
 
 
-REGISTRY: Registry[ClusterConfig] = Registry(__name__, dict.fromkeys(_MODULES))
+REGISTRY: Registry[ClusterConfig] = Registry(__name__, _MODULES)
 check, all_checks, findings = REGISTRY.rule, REGISTRY.all, REGISTRY.findings
 
 

@@ -7,7 +7,7 @@ one kind of spec: `jobs.rules` those of jobs, `clusters.checks` those of cluster
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Generic, Literal, TypeVar
 
@@ -37,12 +37,14 @@ class Rule(Generic[S]):
     reads: tuple[Path, ...] = ()
     """All fields that the rule reads; empty if it also reads a cluster or a target. With fields, the rule also runs if
     other fields are invalid."""
-    when: Callable[[S], bool] | None = None
-    """Whether the rule applies to a spec; None: to all."""
+    targets: Collection[str | None] | None = None
+    """Targets that the rule is for, None among them: a job without a target. None: the rule is for every spec."""
 
     def find(self, seen: S) -> Iterator[Finding] | Iterator[Problem]:
-        """Return all findings; none if the rule does not apply."""
-        return self.look(seen) if self.when is None or self.when(seen) else iter(())
+        """Return all findings; none if the rule is for other targets."""
+        if self.targets is not None and getattr(seen, "target", None) not in self.targets:
+            return iter(())
+        return self.look(seen)
 
     def problems(self, seen: S) -> Iterator[Problem]:
         """Yield the rule's problems, with its number."""
@@ -56,12 +58,14 @@ class Registry(Generic[S]):
     """The rules of one kind of spec.
 
     Args:
-        modules: modules of `package` that register rules when they are imported, each with a function of the spec.
-            False: none of the module's rules apply, and it is not imported. None: the module is always imported.
+        modules: modules of `package` that register rules when they are imported.
+        needed: returns those of them with rules that may apply to a spec. Default: all.
     """
 
-    def __init__(self, package: str, modules: Mapping[str, Callable[[S], bool] | None]) -> None:
-        self._package, self._modules = package, modules
+    def __init__(
+        self, package: str, modules: Collection[str], needed: Callable[[S], Iterable[str]] | None = None
+    ) -> None:
+        self._package, self._modules, self._needed = package, modules, needed
         self._rules: dict[str, Rule[S]] = {}
 
     def rule(
@@ -73,7 +77,7 @@ class Registry(Generic[S]):
         fix: str,
         *,
         reads: tuple[str, ...] = (),
-        when: Callable[[S], bool] | None = None,
+        targets: Collection[str | None] | None = None,
     ) -> Callable[[Find[S]], Find[S]]:
         """Register a function as the rule `id`."""
 
@@ -81,7 +85,7 @@ class Registry(Generic[S]):
             if id in self._rules and self._rules[id].look.__qualname__ != find.__qualname__:
                 raise ValueError(f"two rules are called {id}")
             fields = tuple(tuple(path.split(".")) for path in reads)
-            self._rules[id] = Rule(id, severity, title, cause, fix, find, fields, when)
+            self._rules[id] = Rule(id, severity, title, cause, fix, find, fields, targets)
             return find
 
         return enter
@@ -95,13 +99,10 @@ class Registry(Generic[S]):
             importlib.import_module(f"{self._package}.{name}")
         return dict(sorted(self._rules.items()))
 
-    def needed(self, seen: S) -> list[str]:
-        """Return the modules with applicable rules."""
-        return [name for name, needed in self._modules.items() if needed is None or needed(seen)]
-
     def findings(self, seen: S, severity: Severity, ignore: Collection[str] = ()) -> Iterator[Problem]:
         """Yield the problems of the rules of this severity, except those in `ignore`."""
-        for rule in self._loaded(self.needed(seen)).values():
+        modules = self._modules if self._needed is None else self._needed(seen)
+        for rule in self._loaded(modules).values():
             if rule.severity == severity and rule.id not in ignore:
                 yield from rule.problems(seen)
 

@@ -6,8 +6,9 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from hyperpod_ext.catalog.instances import instance, usable_cpus, usable_memory_mib
+from hyperpod_ext.catalog.instances import Instance, instance, usable_cpus, usable_memory_mib
 from hyperpod_ext.catalog.labels import EFA, HUGEPAGES
+from hyperpod_ext.config.files.document import Path
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.scheduling import NodeGroup
 
@@ -31,7 +32,9 @@ class NodeShare:
     cpus: float | None
     memory_mib: int | None
     hugepages_mib: int | None
-    ephemeral_storage_mib: int | None = None
+    ephemeral_storage_mib: int | None
+    machine: Instance | None
+    """Type of the node; None: not in the catalog."""
 
     def limits(self) -> dict[str, str]:
         """Return the limits: extended resources and huge pages, which must equal their requests."""
@@ -118,4 +121,15 @@ def node_share(job: JobConfig, group: NodeGroup | None = None) -> NodeShare:
         memory_mib=memory,
         hugepages_mib=hugepages,
         ephemeral_storage_mib=asked.ephemeral_storage_mib,
+        machine=machine,
     )
+
+
+def node_shares(job: JobConfig) -> list[tuple[Path, NodeShare]]:
+    """Return the requests for each instance type of the job, with its field; the type of `resources` is last."""
+    groups: list[tuple[Path, NodeShare]] = [
+        (("node_groups", index, "instance_type"), node_share(job, group))
+        for index, group in enumerate(job.node_groups)
+        if group.instance_type
+    ]
+    return [*groups, (("resources", "instance_type"), node_share(job))]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hyperpod_ext.config.files.rule import Find, Registry, Severity
@@ -16,12 +17,14 @@ from hyperpod_ext.jobs.contract.targets import TARGETS, get_target
 
 if TYPE_CHECKING:
     from hyperpod_ext.config.clusters.cluster import ClusterConfig
+    from hyperpod_ext.config.files.document import Path
     from hyperpod_ext.jobs.contract.capabilities import Capabilities
+    from hyperpod_ext.jobs.kubernetes.sizes import NodeShare
 
 KUBERNETES = frozenset({"hyperpod-eks", "kubeflow"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Context:
     """Input of a rule."""
 
@@ -30,35 +33,42 @@ class Context:
     target: str | None = None
     """None: only the spec is checked, without a target."""
 
-    @property
+    @cached_property
     def capabilities(self) -> Capabilities | None:
         """Capabilities of the target; None without a known target."""
         return get_target(self.target).capabilities() if self.target in TARGETS else None
+
+    @cached_property
+    def node_shares(self) -> list[tuple[Path, NodeShare]]:
+        """Requests of the pods for each instance type, those of `resources` last."""
+        from hyperpod_ext.jobs.kubernetes.sizes import node_shares
+
+        return node_shares(self.job)
 
     def may_be(self, *targets: str) -> bool:
         """Whether the target is one of `targets`, or unknown."""
         return self.target is None or self.target in targets
 
 
-def _in_pods(*fields: str) -> Callable[[Context], bool]:
-    """Return a check whether the job may run in pods or its spec sets one of `fields`."""
-    return lambda context: context.may_be(*KUBERNETES) or not context.job.model_fields_set.isdisjoint(fields)
-
-
-_OBJECTS = ("kubernetes", "volumes", "scheduling", "node_groups", "labels", "annotations")
-_MODULES: dict[str, Callable[[Context], bool] | None] = {
-    "features": None,
-    "machines": _in_pods("resources", "node_groups"),
-    "images": _in_pods("image", "mode"),
-    "cluster_objects": _in_pods(*_OBJECTS),
-    "pods": _in_pods("kubernetes"),
-    "storage": _in_pods(),
-    "budgets": None,
-    "numbers": None,
-    "texts": None,
+_OF_PODS: dict[str, set[str]] = {
+    "machines": {"resources", "node_groups"},
+    "images": {"image", "mode"},
+    "cluster_objects": {"kubernetes", "volumes", "scheduling", "node_groups", "labels", "annotations"},
+    "pods": set(),
 }
-REGISTRY: Registry[Context] = Registry(__name__, _MODULES)
-all_rules, findings, needed = REGISTRY.all, REGISTRY.findings, REGISTRY.needed
+"""Modules for jobs in pods, and the fields with which other jobs need them, too."""
+
+
+def needed(context: Context) -> list[str]:
+    """Return the modules with rules that may apply to the job."""
+    job, in_pods = context.job, context.may_be(*KUBERNETES)
+    of_pods = [name for name, fields in _OF_PODS.items() if in_pods or fields & job.model_fields_set]
+    sections = ["sections"] if job.kubernetes.container or job.kubernetes.pod else []
+    return ["features", *of_pods, *sections, "numbers", "texts"]
+
+
+REGISTRY: Registry[Context] = Registry(__name__, ("features", *_OF_PODS, "sections", "numbers", "texts"), needed)
+all_rules, findings = REGISTRY.all, REGISTRY.findings
 
 
 def rule(
@@ -72,5 +82,5 @@ def rule(
     targets: Collection[str] = TARGETS,
 ) -> Callable[[Find[Context]], Find[Context]]:
     """Register a function as the rule `id` for jobs of `targets` or without a target."""
-    when = None if targets is TARGETS else lambda context: context.may_be(*targets)
-    return REGISTRY.rule(id, severity, title, cause, fix, reads=reads, when=when)
+    named = None if targets is TARGETS else {*targets, None}
+    return REGISTRY.rule(id, severity, title, cause, fix, reads=reads, targets=named)

@@ -10,7 +10,7 @@ from hyperpod_ext.config.files.checks import Finding
 from hyperpod_ext.config.files.document import Path
 from hyperpod_ext.config.files.nearest import suggest
 from hyperpod_ext.config.job.volumes import ScratchVolume
-from hyperpod_ext.jobs.kubernetes.sizes import NodeShare, instance_type_of, node_share, spans_nodes
+from hyperpod_ext.jobs.kubernetes.sizes import NodeShare, instance_type_of, spans_nodes
 from hyperpod_ext.jobs.rules import KUBERNETES, Context, rule
 
 _OF_A_NODE = ("resources", "node_groups", "nodes", "workers_per_node", "elastic.max_nodes")
@@ -19,12 +19,9 @@ _OF_A_NODE = ("resources", "node_groups", "nodes", "workers_per_node", "elastic.
 
 def _machines(context: Context) -> Iterator[tuple[Path, Instance, NodeShare]]:
     """Yield each known instance type of the job, with the requests of its pod."""
-    job = context.job
-    for index, group in enumerate(job.node_groups):
-        if group.instance_type and (machine := instance(group.instance_type)):
-            yield ("node_groups", index, "instance_type"), machine, node_share(job, group)
-    if machine := instance(instance_type_of(job) or ""):
-        yield ("resources", "instance_type"), machine, node_share(job)
+    for path, share in context.node_shares:
+        if share.machine:
+            yield path, share.machine, share
 
 
 @rule(
@@ -156,7 +153,7 @@ def cpu_and_memory_fit(context: Context) -> Iterator[Finding]:
     targets=KUBERNETES,
 )
 def hugepages_need_memory(context: Context) -> Iterator[Finding]:
-    share = node_share(context.job)
+    _path, share = context.node_shares[-1]
     if share.hugepages_mib and share.cpus is None and share.memory_mib is None:
         hint = "add resources.memory_mib, or resources.instance_type"
         yield Finding(("resources", "hugepages_mib"), "huge pages need a request of CPU or memory, too", hint)
@@ -173,9 +170,10 @@ def instance_type_is_known(context: Context) -> Iterator[Finding]:
     job = context.job
     named: list[tuple[Path, str | None]] = [(("resources", "instance_type"), job.resources.instance_type)]
     named += [(("node_groups", index, "instance_type"), g.instance_type) for index, g in enumerate(job.node_groups)]
+    known = instances()
     for path, name in named:
-        if name is not None and instance(name) is None:
-            near = suggest(name, instances())
+        if name is not None and name not in known:
+            near = suggest(name, known)
             yield Finding(
                 path, f"`{name}` is not known here", near if "did you mean" in near else "see hp-ext instances"
             )
@@ -192,7 +190,7 @@ def instance_type_is_known(context: Context) -> Iterator[Finding]:
 def selected_nodes_are_of_the_type(context: Context) -> Iterator[Finding]:
     job = context.job
     places: list[tuple[Path, Mapping[str, str], str | None]] = [
-        (("scheduling", "node_selector"), job.scheduling.node_selector, instance_type_of(job))
+        (("scheduling", "node_selector"), job.scheduling.node_selector, job.resources.instance_type)
     ]
     for index, group in enumerate(job.node_groups):
         places.append((("node_groups", index, "node_selector"), group.node_selector, instance_type_of(job, group)))
@@ -215,7 +213,7 @@ def selected_nodes_are_of_the_type(context: Context) -> Iterator[Finding]:
 )
 def memory_is_enough(context: Context) -> Iterator[Finding]:
     job = context.job
-    memory = node_share(job).memory_mib
+    memory = context.node_shares[-1][1].memory_mib
     tier = job.checkpoint.memory() if job.mode == "ours" else None
     parts = {
         ("shared_memory_mib",): job.shared_memory_mib or 0,
@@ -279,8 +277,10 @@ def slices_are_used_alone(context: Context) -> Iterator[Finding]:
 )
 def checkpointless_needs_gpus(context: Context) -> Iterator[Finding]:
     job = context.job
-    machine = instance(instance_type_of(job) or "")
-    if job.mode == "aws-checkpointless" and machine and machine.accelerator_resource != "nvidia.com/gpu":
+    if job.mode != "aws-checkpointless":
+        return
+    machine = instance(job.resources.instance_type or "")
+    if machine and machine.accelerator_resource != "nvidia.com/gpu":
         path = ("resources", "instance_type")
         yield Finding(path, f"{machine.name} has no NVIDIA GPUs", "write ml.p5.48xlarge, for example")
 
@@ -295,13 +295,12 @@ def checkpointless_needs_gpus(context: Context) -> Iterator[Finding]:
     targets=KUBERNETES,
 )
 def memory_is_left_for_the_daemon(context: Context) -> Iterator[Finding]:
-    job, cluster = context.job, context.cluster
-    storage = cluster.tiered_storage if cluster else None
-    machine = instance(instance_type_of(job) or "")
+    storage = context.cluster.tiered_storage if context.cluster else None
+    _path, share = context.node_shares[-1]
+    machine, asked = share.machine, share.memory_mib  # default: all memory for pods
     if storage is None or not storage.enabled or not storage.memory_percent or machine is None:
         return
     left = int(machine.memory_gib * 1024 * (1 - storage.memory_percent / 100))
-    asked = node_share(job).memory_mib  # default: all memory for pods
     if asked is not None and asked > left:
         message = f"the daemon leaves {left} MiB of {machine.name}, and a pod asks for {asked}"
         yield Finding(("resources", "memory_mib"), message, f"write at most {left}")

@@ -1,147 +1,126 @@
-"""Sections with Kubernetes' own fields: missing names, contradictions, and fields that the job relies on."""
+"""Pods: volumes and times with which their state outlives them, and fields that TrainJobs or AWS's `hyp` lack."""
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ext.catalog import labels
+from hyperpod_ext.config.checkpoint import DurableTier
 from hyperpod_ext.config.files.checks import Finding
 from hyperpod_ext.config.files.document import Path
 from hyperpod_ext.config.job.job import JobConfig
-from hyperpod_ext.config.job.secret_files import hides_secret, unread_secret
-from hyperpod_ext.jobs.contract.rank_variables import is_of_ranks
-from hyperpod_ext.jobs.kubernetes.mounts import is_own_name
-from hyperpod_ext.jobs.kubernetes.own_words import written
-from hyperpod_ext.jobs.kubernetes.pod import grace_s
-from hyperpod_ext.jobs.kubernetes.sizes import NEW_POD_S, node_share, size_of
+from hyperpod_ext.config.job.volumes import ClaimVolume, HostVolume, ScratchVolume, Volume, is_below
+from hyperpod_ext.jobs.kubernetes.sizes import NEW_POD_S
 from hyperpod_ext.jobs.rules import KUBERNETES, Context, rule
-from hyperpod_ext.jobs.rules.pod_parts import contradictions
 
-_CONTAINER: Path = ("kubernetes", "container")
-_POD: Path = ("kubernetes", "pod")
-_EKS = "hyperpod-eks"
-_TRAINING = {_EKS: ("worker",), "kubeflow": ("pytorch", "node")}
-"""Names of the training container."""
 _OF_TRAINJOB = {
-    *(f"kubernetes.container.{name}" for name in ("env", "resources", "securityContext", "volumeMounts")),
-    *(f"kubernetes.pod.{name}" for name in ("affinity", "schedulingGates", "securityContext", "volumes")),
+    "container": ("env", "resources", "securityContext", "volumeMounts"),
+    "pod": ("affinity", "schedulingGates", "securityContext", "volumes"),
 }
 """Fields of both sections that a TrainJob may change in its runtime's pods."""
-_WRITES = "/tmp"
-"""Folder of logs, sockets and state of launchers and our runtime."""
-_WITH_LIMITS = ("cpu", "memory", "ephemeral-storage")
-_FROM_RESOURCES = (labels.EFA, "nvidia.com/gpu", "aws.amazon.com/neuron", "aws.amazon.com/neurondevice")
-_GRACE_S = 30
-"""Kubernetes' default from SIGTERM to SIGKILL."""
+_READ_ONLY = "nothing can be written there"
+_GOES = "it goes with its pod"
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A mounted folder of the container."""
+
+    path: str
+    volume: str
+    """Its field in the spec."""
+    wrong: str = ""
+    """Reason why no checkpoint would be kept there."""
+    shared: bool = False
+    """All pods see the same files."""
 
 
 @rule(
-    "HPX155",
+    "HPX128",
     "error",
-    "a pod names what it does not have",
-    "Kubernetes refuses a pod whose containers mount volumes, or use claims, that the pod does not have.",
-    "Add it to kubernetes.pod, or correct the name.",
-    reads=("kubernetes.container", "kubernetes.pod"),
+    "a durable tier on what goes with its pod",
+    "A tier of kind file must survive the loss of every node, a tier of kind disk the loss of every pod. A folder on "
+    "no volume, or on a volume of the pod, is lost with the pod; on a read-only volume nothing can be saved.",
+    "Mount storage that all nodes share, as `{kind: claim, path: /fsx, claim: fsx-claim}` in volumes, and have the "
+    "tier's path below it.",
 )
-def what_is_named_is_there(context: Context) -> Iterator[Finding]:
-    pod = context.job.kubernetes.pod
-    volumes, claims = ({one["name"] for one in pod.get(field, ())} for field in ("volumes", "resourceClaims"))
-    for path, container in _containers(context.job):
-        for field in ("volumeMounts", "volumeDevices"):
-            for index, one in enumerate(container.get(field, ())):
-                if (name := one["name"]) not in volumes:
-                    at = (*path, field, index, "name")
-                    yield Finding(at, f"there is no volume `{name}`", "add it to kubernetes.pod.volumes")
-        for index, claim in enumerate(container.get("resources", {}).get("claims", ())):
-            if (name := claim["name"]) not in claims:
-                at = (*path, "resources", "claims", index, "name")
-                yield Finding(at, f"there is no claim `{name}`", "add it to kubernetes.pod.resourceClaims")
+def durable_tiers_are_on_shared_volumes(context: Context) -> Iterator[Finding]:
+    job = context.job
+    if context.target not in KUBERNETES or job.mode != "ours":
+        return
+    for index, tier in enumerate(job.checkpoint.tiers):
+        if not isinstance(tier, DurableTier) or tier.mounted is None:
+            continue
+        at = ("checkpoint", "tiers", index, "path")
+        path = posixpath.normpath(posixpath.join(job.working_dir or "", tier.mounted))
+        if not path.startswith("/"):
+            message = f"`{tier.mounted}` is a folder of the container itself, and goes with it"
+            yield Finding(at, message, f"write the path from the root, as /fsx/{path}, and a volume that holds it")
+            continue
+        if path == "/":
+            yield Finding(at, "the root of the container is no volume", "write a folder below it")
+            continue
+        holders = [place for place in _places(job) if is_below(path, place.path)]
+        nearest = max(holders, key=lambda place: len(place.path.rstrip("/")), default=None)
+        if tier.on_node:
+            yield from _on_the_node(nearest, path, at)
+            continue
+        claim = f"{{kind: claim, path: /{path.split('/')[1] or 'fsx'}, claim: NAME}}"
+        if nearest is None and not _may_be_mounted_elsewhere(job, path):
+            yield Finding(at, f"no volume that nodes share holds {path}", f"add `{claim}` to volumes")
+        elif nearest is not None and nearest.wrong:
+            message = f"{path} is on {nearest.volume}: {nearest.wrong}"
+            yield Finding(at, message, "write a path on a claim that may be written to")
 
 
-@rule(
-    "HPX156",
-    "error",
-    "a pod without what the job relies on",
-    "The launcher identifies ranks by variables, reads the job's secret from a volume, and writes below /tmp; "
-    "scripts read secret volumes.",
-    "Remove the field, or write what the hint says.",
-    reads=("kubernetes.container", "kubernetes.pod", "overlay.kubernetes.pod", "mode", "volumes"),
-)
-def promises_are_kept(context: Context) -> Iterator[Finding]:
-    job, own, pod = context.job, context.job.kubernetes.container, context.job.kubernetes.pod
-    for index, variable in enumerate(own.get("env", ())):
-        if is_of_ranks(name := variable["name"]):
-            message = f"{name} is set by the launcher: ranks know by it who they are"
-            yield Finding((*_CONTAINER, "env", index, "name"), message, "choose another name")
-    for index, volume in enumerate(pod.get("volumes", ())):
-        if is_own_name(job, name := volume["name"]):
-            message = f"`{name}` is a volume that the job itself has"
-            yield Finding((*_POD, "volumes", index, "name"), message, "choose another name")
-    mounted = [one["mountPath"] for one in own.get("volumeMounts", ())]
-    for index, place in enumerate(mounted):
-        if job.mode == "ours" and hides_secret(place):
-            at = (*_CONTAINER, "volumeMounts", index, "mountPath")
-            yield Finding(at, "would hide the job's secret", "mount it elsewhere")
-    read_only = own.get("securityContext", {}).get("readOnlyRootFilesystem")
-    if read_only and _WRITES not in (*mounted, *(one.path for one in job.volumes)):
-        message = f"the launcher writes below {_WRITES}, which nothing can then"
-        hint = "add `{kind: scratch, path: /tmp}` to volumes"
-        yield Finding((*_CONTAINER, "securityContext", "readOnlyRootFilesystem"), message, hint)
-    yield from _unread_secret(job)
+def _on_the_node(nearest: _Place | None, path: str, at: tuple[str | int, ...]) -> Iterator[Finding]:
+    """Check a tier on each node's disk. If no volume of the spec holds it, the pod gets one."""
+    if nearest is not None and (nearest.wrong or nearest.shared):
+        wrong = nearest.wrong or "all nodes would write into one folder"
+        hint = "write a path on no volume, or on one of kind host; `kind: file` is for storage that nodes share"
+        yield Finding(at, f"{path} is on {nearest.volume}: {wrong}", hint)
 
 
-@rule(
-    "HPX157",
-    "error",
-    "fields of a pod that do not go together",
-    "The API server or the node refuses such a pod once the job is submitted; some never start.",
-    "Remove one of the two.",
-    reads=("kubernetes.container", "kubernetes.pod", "kubernetes.host_network", "kubernetes.privileged"),
-)
-def fields_go_together(context: Context) -> Iterator[Finding]:
-    yield from contradictions(context.job)
-    yield from _of_security(context.job)
-    for path, container in _containers(context.job):
-        yield from _of_node(context.job, path, container)
+def _places(job: JobConfig) -> Iterator[_Place]:
+    """Yield every folder that the spec mounts."""
+    for index, volume in enumerate(job.volumes):
+        shared = isinstance(volume, ClaimVolume)
+        yield _Place(volume.path, f"volumes.{index}, of kind {volume.kind}", _wrong_with(volume), shared)
+    named = {one["name"]: one for one in job.kubernetes.pod.get("volumes", ())}
+    for mount in job.kubernetes.container.get("volumeMounts", ()):
+        if (found := named.get(mount["name"])) is not None:  # HPX155 reports unknown names
+            wrong = _READ_ONLY if mount.get("readOnly") else _wrong_with_named(found)
+            shared = "persistentVolumeClaim" in found or "nfs" in found
+            yield _Place(mount["mountPath"], f"volume `{mount['name']}` of kubernetes.pod.volumes", wrong, shared)
 
 
-@rule(
-    "HPX158",
-    "error",
-    "a name or port that the job itself has",
-    "Commands and the operator find the container that trains by its name, and the operator reaches it at its port.",
-    "Choose another.",
-)
-def names_and_ports_are_apart(context: Context) -> Iterator[Finding]:
-    reserved = {name for target, names in _TRAINING.items() if context.may_be(target) for name in names}
-    for path, side in _side_containers(context.job):
-        if side["name"] in reserved:
-            message = "the container that trains is called so: commands and the operator find it by its name"
-            yield Finding((*path, "name"), message, "choose another name")
-    seen = {labels.AGENT_PORT: "the job's own: the operator reaches it there"} if context.target == _EKS else {}
-    for path, container in _containers(context.job):
-        for index, one in enumerate(container.get("ports", ())):
-            port = one["containerPort"]
-            if one.get("protocol", "TCP") != "TCP":
-                continue
-            if port in seen:
-                at = (*path, "ports", index, "containerPort")
-                yield Finding(at, f"{port} is {seen[port]}", "choose another port")
-            seen.setdefault(port, "a port of the pod already")
+def _wrong_with(volume: Volume) -> str:
+    match volume:
+        case ClaimVolume() | HostVolume():
+            return _READ_ONLY if volume.read_only else ""
+        case ScratchVolume():
+            return _GOES
+    return _READ_ONLY
 
 
-@rule(
-    "HPX159",
-    "error",
-    "more, or less, than the pod has",
-    "A limit below the request, and a pause longer than a pod has to end, are refused by the API server.",
-    "Correct the number, or what it is compared with.",
-    targets=KUBERNETES,
-)
-def amounts_fit(context: Context) -> Iterator[Finding]:
-    yield from _limits(context.job)
-    yield from _pause(context.job)
+def _wrong_with_named(volume: Mapping[str, Any]) -> str:
+    if "emptyDir" in volume or "ephemeral" in volume:
+        return _GOES
+    stores = [volume[kind] for kind in ("persistentVolumeClaim", "nfs", "csi") if kind in volume]
+    written = "hostPath" in volume or any(not one.get("readOnly") for one in stores)
+    return "" if written else _READ_ONLY
+
+
+def _may_be_mounted_elsewhere(job: JobConfig, path: str) -> bool:
+    """Whether an overlay, or a user's TrainingRuntime, may mount a volume at `path`."""
+    mounts = job.overlay.kubernetes.container.get("volumeMounts")
+    for one in mounts if isinstance(mounts, list) else ():
+        if isinstance(one, dict) and is_below(path, str(one.get("mountPath", ""))):
+            return True
+    default = type(job.kubernetes).model_fields["training_runtime"].default
+    return job.kubernetes.kubeflow_api == "trainjob" and job.kubernetes.training_runtime != default
 
 
 @rule(
@@ -196,106 +175,18 @@ def trainjob_has_no_field(context: Context) -> Iterator[Finding]:
     job, only = context.job, context.job.kubernetes
     if context.target != "kubeflow" or only.kubeflow_api != "trainjob":
         return
-    asked = {
+    asked: dict[Path, object] = {
         ("kubernetes", "host_network"): only.host_network,
         ("kubernetes", "pull_policy"): only.pull_policy,
         ("scheduling", "pod_priority_class"): job.scheduling.pod_priority_class,
         ("timeouts", "keep_s"): job.timeouts.keep_s,
         ("kubernetes", "container", "resources", "claims"): only.container.get("resources", {}).get("claims"),
     }
-    found = [path for path, value in asked.items() if value]
-    found += [tuple(path.split(".")) for path in written(job) if path not in _OF_TRAINJOB]
-    for path in found:
-        yield Finding(path, "is not among what a TrainJob may change", "set it in the TrainingRuntime")
-
-
-def _containers(job: JobConfig) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """Yield the training container and the side containers."""
-    yield _CONTAINER, job.kubernetes.container
-    yield from _side_containers(job)
-
-
-def _side_containers(job: JobConfig) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    for field in ("initContainers", "containers"):
-        for index, one in enumerate(job.kubernetes.pod.get(field, ())):
-            yield (*_POD, field, index), one
-
-
-def _of_security(job: JobConfig) -> Iterator[Finding]:
-    """Yield contradictions between security settings of the training container, the pod and the job."""
-    only, pod = job.kubernetes, job.kubernetes.pod
-    may, above = (one.get("securityContext", {}) for one in (only.container, pod))
-    at = (*_CONTAINER, "securityContext")
-    if only.privileged and may.get("allowPrivilegeEscalation") is False:
-        hint = "remove it, or kubernetes.privileged"
-        yield Finding((*at, "allowPrivilegeEscalation"), "a privileged container may escalate", hint)
-    if may.get("procMount") == "Unmasked" and pod.get("hostUsers") is not False:
-        hint = "add kubernetes.pod.hostUsers: false"
-        yield Finding((*at, "procMount"), "`Unmasked` goes with users of the pod's own", hint)
-    if may.get("runAsNonRoot") and "runAsUser" not in may and above.get("runAsUser") == 0:
-        hint = "give the container a runAsUser of its own"
-        yield Finding((*at, "runAsNonRoot"), "the pod's runAsUser is 0, which is root", hint)
-    if only.host_network and pod.get("hostUsers") is False:
-        yield Finding((*_POD, "hostUsers"), "`false` does not go with the node's network", "remove it, or host_network")
-    for index, setting in enumerate(above.get("sysctls", ())):
-        if only.host_network and setting["name"].replace("/", ".").startswith("net."):
-            place = (*_POD, "securityContext", "sysctls", index, "name")
-            yield Finding(place, "the node's network keeps its own settings", "remove it, or kubernetes.host_network")
-
-
-def _of_node(job: JobConfig, path: Path, container: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield problems of mounts that propagate to the node, and of ports of the node."""
-    only, may = job.kubernetes, container.get("securityContext", {})
-    privileged = only.privileged if path == _CONTAINER else may.get("privileged")
-    for index, mount in enumerate(container.get("volumeMounts", ())):
-        if mount.get("mountPropagation") == "Bidirectional" and not privileged:
-            at = (*path, "volumeMounts", index, "mountPropagation")
-            yield Finding(at, "`Bidirectional` needs a privileged container", "write HostToContainer")
-    for index, one in enumerate(container.get("ports", ())):
-        port = one["containerPort"]
-        if only.host_network and one.get("hostPort", port) != port:
-            message = f"on the node's network port {port} is that of the node"
-            yield Finding((*path, "ports", index, "hostPort"), message, f"remove it, or write {port}")
-
-
-def _unread_secret(job: JobConfig) -> Iterator[Finding]:
-    """Report a user of the spec who cannot read a secret."""
-    own, above = (one.get("securityContext", {}) for one in (job.kubernetes.container, job.kubernetes.pod))
-    overlaid = job.overlay.kubernetes.pod.get("securityContext")
-    group = overlaid.get("fsGroup") if isinstance(overlaid, dict) else None
-    if found := unread_secret(job, own, above, above.get("fsGroup") if group is None else group):
-        part, field, message, add = found
-        hint = f"add kubernetes.pod.securityContext.fsGroup: {add}, for example"
-        yield Finding(("kubernetes", part, "securityContext", field), message, hint)
-
-
-def _limits(job: JobConfig) -> Iterator[Finding]:
-    """Yield limits below the requests in `resources`, and limits that `resources` has fields for."""
-    groups = job.node_groups or (None,)
-    for name, most in job.kubernetes.container.get("resources", {}).get("limits", {}).items():
-        path = (*_CONTAINER, "resources", "limits", name)
-        for group in groups:
-            share = node_share(job, group)
-            if name in share.limits() or name in _FROM_RESOURCES or name.startswith("hugepages-"):
-                hint = "write resources.accelerators, resources.efa or resources.hugepages_mib"
-                yield Finding(path, "follows from `resources`, which has fields for it", hint)
-                break
-            least = share.requests().get(name)
-            if least is not None and size_of(least) > size_of(most):
-                yield Finding(path, f"is less than the {least} that `resources` asks for", f"write at least {least}")
-                break
-            if name not in _WITH_LIMITS and "/" not in name:
-                message = "is no resource of Kubernetes, and resources of others have names with a slash"
-                yield Finding(path, message, f"write {', '.join(_WITH_LIMITS)}, or `example.com/thing`")
-                break
-
-
-def _pause(job: JobConfig) -> Iterator[Finding]:
-    pause = job.kubernetes.container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
-    grace = job.kubernetes.termination_grace_s or grace_s(job) or _GRACE_S
-    if pause > grace:
-        at = (*_CONTAINER, "lifecycle", "preStop", "sleep", "seconds")
-        yield Finding(at, f"the pod has {grace} s to end", "write less, or more as kubernetes.termination_grace_s")
+    for section, names in _OF_TRAINJOB.items():
+        asked |= {("kubernetes", section, name): name not in names for name in getattr(only, section)}
+    for path, given in asked.items():
+        if given:
+            yield Finding(path, "is not among what a TrainJob may change", "set it in the TrainingRuntime")
 
 
 @rule(
@@ -308,7 +199,7 @@ def _pause(job: JobConfig) -> Iterator[Finding]:
     "place of rules about pods, `volumes` of kind secret in place of a secret by name.",
 )
 def hyp_can_read_it(context: Context) -> Iterator[Finding]:
-    if context.target != _EKS:
+    if context.target != "hyperpod-eks":
         return
     hint = "leave it out if others in the namespace use `hyp`"
     message = "AWS's `hyp` cannot read it, and then lists no job of the namespace"
@@ -321,7 +212,7 @@ def hyp_can_read_it(context: Context) -> Iterator[Finding]:
     pod = context.job.kubernetes.pod
     for field in ("podAffinity", "podAntiAffinity"):
         if field in pod.get("affinity", {}):
-            yield Finding((*_POD, "affinity", field), message, hint)
+            yield Finding(("kubernetes", "pod", "affinity", field), message, hint)
     for index, volume in enumerate(pod.get("volumes", ())):
         if "secret" in volume:
-            yield Finding((*_POD, "volumes", index, "secret"), message, "write it as a projected volume")
+            yield Finding(("kubernetes", "pod", "volumes", index, "secret"), message, "write it as a projected volume")
