@@ -5,6 +5,7 @@ Pods are unprivileged and do not use the node's network, unless the spec says so
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,12 +20,13 @@ from hyperpod_ext.config.job.secret_variables import secrets_last
 from hyperpod_ext.jobs.contract.spec_annotation import note_of
 from hyperpod_ext.jobs.contract.yaml_text import literal
 from hyperpod_ext.jobs.kubernetes.mounts import Mounts, job_mounts
-from hyperpod_ext.jobs.kubernetes.own_words import both_affinities, with_limits
 from hyperpod_ext.jobs.kubernetes.sizes import NodeShare, instance_type_of, node_share, spans_nodes
 
 CONTAINER = "worker"
 RUN_DIR = "/tmp/hyperpod-ext"
 SECRET_KEY = "secret"
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+"""Field of an affinity with its conditions."""
 _GRACE_MARGIN_S = 5.0
 
 
@@ -123,7 +125,9 @@ def container(job: JobConfig, start: Start, share: NodeShare, mounts: Mounts, na
     """Return the training container."""
     only = job.kubernetes
     words = dict(only.container)
-    resources = with_limits({"requests": share.requests(), "limits": share.limits()}, words.pop("resources", {}))
+    limited = words.pop("resources", {})
+    limits = share.limits() | limited.get("limits", {})
+    resources = {"requests": share.requests(), "limits": limits, "claims": limited.get("claims")}
     may = {"privileged": True} if only.privileged else {"allowPrivilegeEscalation": False}
     own = filled(
         {
@@ -241,11 +245,27 @@ def affinity(job: JobConfig, apart: bool = True) -> dict[str, Any]:
             {"key": labels.DEEP_HEALTH, "operator": "NotIn", "values": ["Failed", "InProgress"]},
         ]
         required = {"nodeSelectorTerms": [{"matchExpressions": expressions}]}
-        found["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": required}
+        found["nodeAffinity"] = {REQUIRED: required}
     if apart and job.scheduling.spread and spans_nodes(job):
         same_job = {"matchLabels": {labels.JOB: job.name}}
         term = {"labelSelector": same_job, "topologyKey": "kubernetes.io/hostname"}
-        found["podAntiAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+        found["podAntiAffinity"] = {REQUIRED: [term]}
+    return found
+
+
+def both_affinities(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
+    """Combine two affinities. Node terms are alternatives, so that each gets our conditions; other rules are added."""
+    found = copy.deepcopy(dict(theirs))
+    if needed := ours.get("nodeAffinity"):
+        (own,) = needed[REQUIRED]["nodeSelectorTerms"]
+        nodes = found.setdefault("nodeAffinity", {})
+        terms = nodes[REQUIRED]["nodeSelectorTerms"] if REQUIRED in nodes else [{}]
+        expressions = [[*term.get("matchExpressions", []), *own["matchExpressions"]] for term in terms]
+        both = [term | {"matchExpressions": one} for term, one in zip(terms, expressions, strict=True)]
+        nodes[REQUIRED] = {"nodeSelectorTerms": both}
+    if apart := ours.get("podAntiAffinity"):
+        others = found.setdefault("podAntiAffinity", {})
+        others[REQUIRED] = [*others.get(REQUIRED, []), *apart[REQUIRED]]
     return found
 
 

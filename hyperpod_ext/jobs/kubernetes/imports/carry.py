@@ -3,6 +3,7 @@ into the overlay if those refuse the value. Only fields that keep their meaning 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,8 +15,9 @@ from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.overlay import KubernetesOverlay, Overlay
 from hyperpod_ext.config.job.pods.fields import checked, fits
 from hyperpod_ext.jobs.contract.targets import get_target
+from hyperpod_ext.jobs.kubernetes.imports.shape import mapping, mappings
 from hyperpod_ext.jobs.kubernetes.overlays.check import REFUSED_OF_CONTAINER, REFUSED_OF_POD
-from hyperpod_ext.jobs.kubernetes.own_words import mapping, mappings, without_ours
+from hyperpod_ext.jobs.kubernetes.pod import REQUIRED
 from hyperpod_ext.jobs.kubernetes.pod import affinity as affinity_of
 from hyperpod_ext.jobs.kubernetes.sizes import node_share
 
@@ -170,7 +172,7 @@ def _parts(pod: Mapping[str, Any], job: JobConfig, target: str) -> Parts:
     if found.get(("pod", _TOKEN)) is False and job.kubernetes.service_account is None:
         del found["pod", _TOKEN]  # so it is rendered
     affinity = pod.get("affinity") or {}
-    found["pod", "affinity"] = without_ours(affinity, affinity_of(job)) if isinstance(affinity, dict) else {}
+    found["pod", "affinity"] = _without(affinity, affinity_of(job)) if isinstance(affinity, dict) else {}
     if _stands_alone("containers", others, named):
         found["pod", "containers"] = others
     for name, value in first.items():
@@ -181,6 +183,34 @@ def _parts(pod: Mapping[str, Any], job: JobConfig, target: str) -> Parts:
     found["container", "securityContext"] = _security(first.get("securityContext") or {}, job)
     found["container", "resources"] = _resources(first.get("resources") or {}, job)
     return {key: value for key, value in found.items() if value not in ({}, [])}
+
+
+def _without(affinity: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
+    """Remove `ours` from an affinity: the inverse of `both_affinities` in `pod`."""
+    found = copy.deepcopy(dict(affinity))
+    if needed := ours.get("nodeAffinity"):
+        (own,) = needed[REQUIRED]["nodeSelectorTerms"]
+        terms = mappings(mapping(mapping(found.get("nodeAffinity")).get(REQUIRED)).get("nodeSelectorTerms"))
+        for term in terms:
+            kept = [one for one in mappings(term.get("matchExpressions")) if one not in own["matchExpressions"]]
+            _put(term, "matchExpressions", kept)
+        if terms:
+            left = [term for term in terms if term]
+            _put(found["nodeAffinity"], REQUIRED, {"nodeSelectorTerms": left} if left else {})
+            _put(found, "nodeAffinity", found["nodeAffinity"])
+    if apart := ours.get("podAntiAffinity"):
+        others = mapping(found.get("podAntiAffinity"))
+        if REQUIRED in others:
+            _put(others, REQUIRED, [one for one in mappings(others[REQUIRED]) if one not in apart[REQUIRED]])
+            _put(found, "podAntiAffinity", others)
+    return found
+
+
+def _put(holder: dict[str, Any], name: str, value: Any) -> None:
+    if value:
+        holder[name] = value
+    else:
+        holder.pop(name, None)
 
 
 def _resources(asked: Mapping[str, Any], job: JobConfig) -> dict[str, Any]:

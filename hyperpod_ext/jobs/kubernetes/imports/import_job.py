@@ -23,8 +23,7 @@ from hyperpod_ext.jobs.kubernetes.imports.carry import carried, is_carried, trai
 from hyperpod_ext.jobs.kubernetes.imports.changed import read_changed, recorded_in
 from hyperpod_ext.jobs.kubernetes.imports.compare import additions, differences, groups_of, renamed
 from hyperpod_ext.jobs.kubernetes.imports.import_pod import is_machine, read_pod
-from hyperpod_ext.jobs.kubernetes.imports.shape import Shape, fields_in
-from hyperpod_ext.jobs.kubernetes.own_words import mappings
+from hyperpod_ext.jobs.kubernetes.imports.shape import Shape, fields_in, mappings
 
 _OF_THE_COMMAND = (
     "a line of the shell",

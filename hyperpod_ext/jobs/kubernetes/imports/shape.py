@@ -131,3 +131,13 @@ def fields_in(value: Any) -> int:
 
 def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """Return `value`, or an empty mapping if it is none."""
+    return value if isinstance(value, dict) else {}
+
+
+def mappings(value: Any) -> list[dict[str, Any]]:
+    """Return the mappings in the list `value`, or none if it is no list."""
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []

@@ -11,8 +11,8 @@ from typing import Any
 
 from hyperpod_ext.catalog import labels
 from hyperpod_ext.config.job.pods.fields import fits
+from hyperpod_ext.jobs.kubernetes.imports.shape import mapping, mappings
 from hyperpod_ext.jobs.kubernetes.mounts import is_ours
-from hyperpod_ext.jobs.kubernetes.own_words import mapping, mappings
 
 Items = list[dict[str, Any]]
 _PLAIN = {
