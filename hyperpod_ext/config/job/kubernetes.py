@@ -81,10 +81,10 @@ class Kubernetes(Config):
     """The operator's `workloadMode`, passed on unchanged."""
     termination_grace_s: PositiveInt | None = None
     """Seconds between SIGTERM and SIGKILL of a pod. Default: enough for checkpoint.grace_s."""
-    container: Annotated[dict[str, Any], PodFields("TrainingContainer")] = {}
+    container: Annotated[dict[str, Any], PodFields("TrainingContainer")] = Field(default={}, validate_default=False)
     """Additional fields of the training container, by their names in Kubernetes' Container: `lifecycle`,
     `livenessProbe`. All are in
     https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/#Container."""
-    pod: Annotated[dict[str, Any], PodFields("TrainingPod")] = {}
+    pod: Annotated[dict[str, Any], PodFields("TrainingPod")] = Field(default={}, validate_default=False)
     """Additional fields of each pod, by their names in Kubernetes' PodSpec: `initContainers`, `affinity`, `volumes`.
     All are in https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/#PodSpec."""

@@ -9,10 +9,10 @@ from hyperpod_ext.catalog import labels
 from hyperpod_ext.catalog.images import checkpointless_image, with_registry
 from hyperpod_ext.config.base import Config
 from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.job.overlay import KubernetesOverlay
 from hyperpod_ext.config.job.scheduling import NodeGroup
 from hyperpod_ext.jobs.contract.launcher_text import RANKED_LINES, words_for_torchrun
 from hyperpod_ext.jobs.contract.render import render as fill
-from hyperpod_ext.jobs.kubernetes.overlays.apply import with_overlay
 from hyperpod_ext.jobs.kubernetes.pod import (
     Start,
     agent_environment,
@@ -99,8 +99,11 @@ def render_files(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str
         elastic_policy=elastic_policy(job),
         replica_specs=replica_specs(job, start),
     )
-    files["job.yaml"] = with_overlay(text, job)
-    return files
+    if job.overlay.kubernetes != KubernetesOverlay():
+        from hyperpod_ext.jobs.kubernetes.overlays.apply import with_overlay
+
+        text = with_overlay(text, job)
+    return files | {"job.yaml": text}
 
 
 def title(job: JobConfig) -> str:

@@ -6,10 +6,10 @@ from typing import Any
 
 from hyperpod_ext.catalog import labels
 from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.job.overlay import KubernetesOverlay
 from hyperpod_ext.jobs.contract.launcher_text import RANKED_LINES, without_launcher, words_for_torchrun
 from hyperpod_ext.jobs.contract.render import render as fill
 from hyperpod_ext.jobs.kubernetes.hyperpod_eks_render import title
-from hyperpod_ext.jobs.kubernetes.overlays.apply import with_overlay
 from hyperpod_ext.jobs.kubernetes.pod import (
     Start,
     agent_environment,
@@ -37,8 +37,11 @@ def render_files(job: JobConfig) -> dict[str, str]:
         policy = network_policy(job, from_operator=False)
         files["network-policy.yaml"] = fill("kubeflow/network-policy.yaml.j2", policy=policy)
     text = _train_job(job) if job.kubernetes.kubeflow_api == "trainjob" else _pytorch_job(job)
-    files["job.yaml"] = with_overlay(text, job)
-    return files
+    if job.overlay.kubernetes != KubernetesOverlay():
+        from hyperpod_ext.jobs.kubernetes.overlays.apply import with_overlay
+
+        text = with_overlay(text, job)
+    return files | {"job.yaml": text}
 
 
 def start_of(job: JobConfig) -> Start:

@@ -22,10 +22,8 @@ CheckObject = Callable[[str, object], list[Problem]]
 
 
 def with_overlay(text: str, job: JobConfig) -> str:
-    """Apply the overlay of `job` to `text`, a rendered job. Without an overlay, the text is unchanged."""
+    """Apply the overlay of `job` to `text`, a rendered job."""
     overlay = job.overlay.kubernetes
-    if overlay == KubernetesOverlay():
-        return text
     (found,) = read_all(text)
     for pod in _pods(found):
         first, *others = pod.get("containers") or [{}]
