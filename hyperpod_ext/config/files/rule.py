@@ -38,7 +38,7 @@ class Rule(Generic[S]):
     """All fields that the rule reads; empty if it also reads a cluster or a target. With fields, the rule also runs if
     other fields are invalid."""
     targets: Collection[str | None] | None = None
-    """Targets that the rule is for, None among them: a job without a target. None: the rule is for every spec."""
+    """Targets that the rule is for, and None for jobs without a target. Default: it is for every spec."""
 
     def find(self, seen: S) -> Iterator[Finding] | Iterator[Problem]:
         """Return all findings; none if the rule is for other targets."""
@@ -77,15 +77,16 @@ class Registry(Generic[S]):
         fix: str,
         *,
         reads: tuple[str, ...] = (),
-        targets: Collection[str | None] | None = None,
+        targets: Collection[str] | None = None,
     ) -> Callable[[Find[S]], Find[S]]:
-        """Register a function as the rule `id`."""
+        """Register a function as the rule `id`: for jobs of `targets` or without a target, by default for all."""
 
         def enter(find: Find[S]) -> Find[S]:
             if id in self._rules and self._rules[id].look.__qualname__ != find.__qualname__:
                 raise ValueError(f"two rules are called {id}")
             fields = tuple(tuple(path.split(".")) for path in reads)
-            self._rules[id] = Rule(id, severity, title, cause, fix, find, fields, targets)
+            named = None if targets is None else {*targets, None}
+            self._rules[id] = Rule(id, severity, title, cause, fix, find, fields, named)
             return find
 
         return enter

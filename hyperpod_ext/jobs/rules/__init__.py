@@ -6,12 +6,11 @@ be ignored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from hyperpod_ext.config.files.rule import Find, Registry, Severity
+from hyperpod_ext.config.files.rule import Registry
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.jobs.contract.targets import TARGETS, get_target
 
@@ -68,19 +67,4 @@ def needed(context: Context) -> list[str]:
 
 
 REGISTRY: Registry[Context] = Registry(__name__, ("features", *_OF_PODS, "sections", "numbers", "texts"), needed)
-all_rules, findings = REGISTRY.all, REGISTRY.findings
-
-
-def rule(
-    id: str,
-    severity: Severity,
-    title: str,
-    cause: str,
-    fix: str,
-    *,
-    reads: tuple[str, ...] = (),
-    targets: Collection[str] = TARGETS,
-) -> Callable[[Find[Context]], Find[Context]]:
-    """Register a function as the rule `id` for jobs of `targets` or without a target."""
-    named = None if targets is TARGETS else {*targets, None}
-    return REGISTRY.rule(id, severity, title, cause, fix, reads=reads, targets=named)
+rule, all_rules, findings = REGISTRY.rule, REGISTRY.all, REGISTRY.findings
