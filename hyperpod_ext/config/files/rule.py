@@ -96,9 +96,9 @@ class Registry(Generic[S]):
         return self._loaded(self._modules)
 
     def _loaded(self, modules: Iterable[str]) -> dict[str, Rule[S]]:
-        for name in modules:
-            importlib.import_module(f"{self._package}.{name}")
-        return dict(sorted(self._rules.items()))
+        """Import modules, and return their rules."""
+        names = {importlib.import_module(f"{self._package}.{name}").__name__ for name in modules}
+        return {id: rule for id, rule in sorted(self._rules.items()) if rule.look.__module__ in names}
 
     def findings(self, seen: S, severity: Severity, ignore: Collection[str] = ()) -> Iterator[Problem]:
         """Yield the problems of the rules of this severity, except those in `ignore`."""
