@@ -1,1 +1,1 @@
-"""Carries out what the membership decides, and hears all agents."""
+"""The coordinator: receives the reports of all agents, and carries out the membership's decisions."""

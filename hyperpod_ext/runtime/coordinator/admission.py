@@ -1,4 +1,4 @@
-"""Which agents the coordinator lets in, and what one that comes is told first."""
+"""Admission of agents: which ones the coordinator accepts, and the first messages that it sends to them."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from hyperpod_ext.runtime.ipc.declared import Address
 from hyperpod_ext.runtime.membership.actions import JobPhase, Replace
 from hyperpod_ext.runtime.membership.node_states import HAD_RANKS, NodeState
 
-_KEPT = 0.5
-"""Share of the time in which a lost node's place may be taken: so long it is kept for a node that is on its way, and
-if that is lost there is as much time left for another."""
+_RESERVED = 0.5
+"""Share of `node_wait_s` during which a number stays reserved for a node that is starting. The rest of the time is for
+another node, in case the first one is lost as well."""
 
 
 class Admission:
-    """Takes agents that come, for the first time or again."""
+    """Accepts or refuses agents that connect, for the first time or again."""
 
     def __init__(self, job: JobContext, actions: Actions) -> None:
         self._run, self._members, self._membership, self._outbox = job.run, job.members, job.membership, job.outbox
         self._formation, self._events, self._actions, self._end = job.formation, job.events, actions, actions.end
-        self._given: dict[Address, tuple[int, float]] = {}
-        """Numbers of nodes that are on their way: where each will listen, which it has, and until when it is kept."""
+        self._reserved: dict[Address, tuple[int, float]] = {}
+        """Reserved node numbers, by the address where the starting node will listen: the number, and the time at which
+        the reservation ends."""
 
     def refusal(self, node: int, handshake: c.AgentHandshake) -> str:
-        """Why an agent is not let in; empty: it is."""
+        """Return why an agent is refused; empty if it is accepted."""
         config = self._run.config
         if not 0 <= node < config.most_nodes + config.spares:
             spares = f" and {config.spares} spares" if config.spares else ""
@@ -36,7 +37,7 @@ class Admission:
         if self._members.stepped_down:
             return "the coordinator has stood down: it reaches too few of the job's nodes"
         if node in self._members.agents:
-            return "another agent says that it is this node, and is there"
+            return "another agent is connected as this node"
         if handshake.knows_job:
             is_member = self._members.is_known(node, handshake.id)
             return "" if is_member else "it was given up, and the others went on without it"
@@ -45,33 +46,35 @@ class Admission:
         return ""
 
     def free_number(self, wanted: int, listens: Address | None, now: float) -> int | None:
-        """Number of a node that is not there, `wanted` before others; None: all are, or are on their way.
+        """Return a free node number, `wanted` if possible; None if every number is in use or reserved.
 
-        `listens`: where the node that asks will listen. The number is kept for it: seconds may pass before it comes.
+        Args:
+            listens: address where the requesting node will listen. The number is reserved for this address, since
+                seconds may pass before the node connects.
         """
-        config, there = self._run.config, self._members.agents
+        config, connected = self._run.config, self._members.agents
         if self._members.stepped_down or self._end.ended.done():
             return None
-        self._given = {by: (node, until) for by, (node, until) in self._given.items() if now < until}
-        kept = {node for by, (node, _) in self._given.items() if by != listens}
-        free = [node for node in range(config.most_nodes + config.spares) if node not in there and node not in kept]
+        self._reserved = {by: (node, until) for by, (node, until) in self._reserved.items() if now < until}
+        in_use = connected.keys() | {node for by, (node, _) in self._reserved.items() if by != listens}
+        free = [node for node in range(config.most_nodes + config.spares) if node not in in_use]
         lost = {self._membership.nodes[rank] for rank in self._membership.unassigned}
         may_return = self._members.expected
         found = [node for node in free if not self._membership.is_shut_out(node)]
         number = min(found, key=lambda node: (node != wanted, node not in lost, node in may_return, node), default=None)
-        # before the job begins each node wants a number of its own, which is no other's
+        # before the job begins no reservation is needed: each node requests its own number
         if number is not None and listens is not None and self._formation.job_has_begun:
-            self._given[listens] = number, now + config.restart.node_wait_s * _KEPT
+            self._reserved[listens] = number, now + config.restart.node_wait_s * _RESERVED
         return number
 
     def welcome(self, node: int, handshake: c.AgentHandshake, agent: Agent) -> None:
-        """An agent is let in."""
-        if self._end.ended.done():  # somebody cancelled before the first node was there
+        """Accept an agent: a new one gets a place, a known one continues where it was."""
+        if self._end.ended.done():  # cancelled before the first node had connected
             agent.writer.write(frame_of(self._end.order()))
             self._members.agents[node] = agent
             return
         self._members.enter(node, handshake, agent)
-        self._given = {by: given for by, given in self._given.items() if given[0] != node}
+        self._reserved = {by: reserved for by, reserved in self._reserved.items() if reserved[0] != node}
         self._end.agent_came(node)
         if handshake.knows_job:
             self._take_back(node, handshake)
@@ -80,7 +83,7 @@ class Admission:
         if self._formation.job_has_begun:
             actions = self._membership.node_came(node, time.time())
             self._outbox.share_job_state()
-            # it was there when no generation ended
+            # the new node has received no earlier abort
             generation = self._membership.generation
             self._outbox.send(node, c.AbortGeneration(generation=generation, rank=-1))
             self._actions.carry_out(actions)
@@ -88,7 +91,7 @@ class Admission:
             self._begin_job()
 
     def _begin_job(self) -> None:
-        """All nodes that the job begins with are there, and maybe spares."""
+        """Begin the job: all of its first nodes are connected, and possibly spares."""
         self._formation.begins(time.monotonic())
         self._members.begin()
         self._membership.begin_with_spares({node for node in self._members.members if node >= self._run.config.nodes})
@@ -96,7 +99,8 @@ class Admission:
         self._actions.carry_out([Replace(rank) for rank in self._membership.nodes])
 
     def _take_back(self, node: int, handshake: c.AgentHandshake) -> None:
-        """A node that knows another coordinator, or has lost this one for a moment, goes on where it was."""
+        """Accept a node that was in the job already: it comes from an earlier coordinator, or had lost its connection
+        to this one. Send it all orders that it missed."""
         membership = self._membership
         self._end.know_exits(handshake.exited)
         membership.step_committed(handshake.committed)
@@ -124,6 +128,6 @@ class Admission:
             self._actions.carry_out(membership.leave(node))
         state = membership.states[node]
         if state is NodeState.DECOMMISSIONED or (state in HAD_RANKS and handshake.workers):
-            self._outbox.send(node, c.DecommissionNode())  # its answer is waited for, or it has missed the order
-        elif not here and handshake.workers:  # of a resize that has come to nothing
+            self._outbox.send(node, c.DecommissionNode())  # again: the order or the answer may have been lost
+        elif not here and handshake.workers:  # they were started for a resize that was cancelled
             self._outbox.send(node, c.EndWorkers())

@@ -1,6 +1,6 @@
-"""The job's membership over TCP, on one of the agents. Decides nothing itself: `Membership` does.
+"""The coordinator of a job, in the process of one agent: connects `Membership`, which decides, with all agents.
 
-Its parts share a `JobContext`: one admits agents (`admission.py`), one takes reports (`reports.py`), one finds lost
+Its parts share a `JobContext`: one admits agents (`admission.py`), one processes reports (`reports.py`), one finds lost
 nodes (`lost_nodes.py`), and one carries out the membership's actions (`actions.py`). A few agents receive the job state
 and its changes, so that one of them can take the coordinator's place (`agent/coordinator_client.py`).
 """
@@ -50,7 +50,7 @@ from hyperpod_ext.runtime.metrics import tracing
 from hyperpod_ext.runtime.metrics.exporter import MetricsExporter
 
 _ORDERS_S = 0.1
-"""How often it is looked whether somebody wants the job on another number of nodes."""
+"""Interval at which the coordinator looks for new orders to resize the job or to move ranks."""
 
 
 class Coordinator:
@@ -81,13 +81,13 @@ class Coordinator:
 
     @classmethod
     def first(cls, config: RuntimeConfig, node: int, run_dir: Path, master_port: int) -> Self:
-        """That of a job which begins."""
+        """Create the first coordinator of a job."""
         nodes = {rank: rank // config.workers_per_node for rank in range(config.world_size)}
         durable, budgets = bool(config.checkpoint.shared()), Budgets.of(config.restart)
         membership = Membership(
             nodes, budgets, durable=durable, scale=_scale(config), reserve=config.spares, continues=_continues(config)
         )
-        earlier = set(read_orders(run_dir))  # before there is an event log: who orders waits for that
+        earlier = set(read_orders(run_dir))  # before the event log exists: new orders are written only after that
         run = JobRun(config, node, run_dir, master_port, secrets.token_hex(8))
         made = cls(run, membership, Members(node, memberships=[{node}], has_begun=False))
         made._start(earlier)
@@ -104,12 +104,11 @@ class Coordinator:
         votes: Sequence[c.AgentHandshake],
         gone: Set[int] = frozenset(),
     ) -> Self:
-        """That of a job whose coordinator is lost, from what this agent and those who voted for it know.
+        """Create the next coordinator after the loss of one, from the handshakes of this agent and of its voters.
 
         Args:
-            gone: nodes that are none of the job's any more, as somebody outside of it has said, who has stopped all. So
-                no rank trains until the agent here passes on who trains now; but a job that goes on without lost ranks
-                does.
+            gone: nodes that have left the job according to an operator, which has stopped all ranks. Training is held
+                until the operator's next order arrives through this agent; a job with `policy: continue` is not held.
         """
         handshakes = [own, *votes]
         job_states = [handshake.job_state for handshake in handshakes if handshake.job_state is not None]
@@ -127,13 +126,13 @@ class Coordinator:
         term = max(int(job_state["term"]) for job_state in job_states) + 1
         run = JobRun(config, node, run_dir, int(job_state["master_port"]), str(job_state["run"]), term)
         members, lost = Members(node), int(job_state["coordinator"])
-        known = {int(its): member for its, member in job_state["members"].items()}
+        known = {int(its_node): member for its_node, member in job_state["members"].items()}
         members.succeed(known, lost, time.monotonic() + config.restart.lease_s / 2, gone)
         if gone and not membership.continuing.enabled:
             membership.held.add(node)
         made = cls(run, membership, members, job_state)
         resized = config.elastic is not None or _continues(config) or orders_were_left(run_dir)
-        # of all that another has written: those of steps are too many to be read while others wait
+        # without the events of steps: reading that many would delay the other nodes
         written = made.events.read(steps=False) if resized else Events()
         made._start(orders_accepted(written))
         made._log("coordinator", node=node, before=lost, term=term)
@@ -142,24 +141,24 @@ class Coordinator:
             made.actions.resize_clock.resume(written)
         if lost in members.members:
             made.lost_nodes.lose(lost, job_state.get("gives_up") or "its agent, which coordinated the job, is gone")
-        for its in sorted(gone & members.members.keys()):
+        for other in sorted(gone & members.members.keys()):
             members.memberships = [set(members.members) - gone]
-            made.lost_nodes.lose(its, "another pod has its rank, or none")
+            made.lost_nodes.lose(other, "another pod has its rank, or none")
         return made
 
     def _start(self, orders_accepted: set[str]) -> None:
         self.membership.retention.next_due = self.job.schedule.policy.next_due
         self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._look_for_orders(orders_accepted))]
         for task in self._tasks:
-            task.add_done_callback(self._looked)
+            task.add_done_callback(self._task_ended)
 
-    def _looked(self, task: asyncio.Task[None]) -> None:
-        """Nobody looks for silent nodes, or for orders, any more: that is no job that may seem to go on."""
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """End the job if a background task failed: silent nodes, or orders, would not be found any more."""
         if not task.cancelled() and (error := task.exception()) is not None:
             traceback.print_exception(error)
             self.broke(f"{type(error).__name__}: {error}")
 
-    # --- for the agent that it is on ----------------------------------------------------------------
+    # --- calls of the agent in this process ---------------------------------------------------------
 
     @property
     def ended(self) -> asyncio.Future[FinalState]:
@@ -168,33 +167,33 @@ class Coordinator:
 
     @property
     def all_uploaded(self) -> asyncio.Event:
-        """Set when no node has any more of the last step to upload."""
+        """Set when every node has uploaded its part of the last step."""
         return self.end.all_uploaded
 
     def cancel(self) -> None:
-        """End the job because somebody asked for it."""
+        """Cancel the job, on a user's request."""
         self.end.cancel()
 
     def broke(self, why: str) -> None:
-        """End the job because of an error of our own."""
+        """Fail the job because of an error in the coordinator."""
         self.end.broke(why)
 
     def show(self) -> None:
-        """Let the job's numbers be read, if the job wants that."""
+        """Open the metrics endpoint, if the job has one."""
         if self._metrics is not None:
             self._metrics.open()
 
     def stop(self) -> None:
-        """Look for nothing any more."""
+        """Stop all background tasks."""
         for task in self._tasks:
             task.cancel()
         self.lost_nodes.stop()
 
     async def close(self) -> None:
-        """Let the agents have their last message, and say theirs."""
+        """Wait until all agents have received their last message and have closed, and write the last report."""
         self.stop()
         for agent in self.members.agents.values():
-            with contextlib.suppress(ConnectionError):  # that agent left first
+            with contextlib.suppress(ConnectionError):  # that agent closed first
                 await agent.writer.wait_closed()
         await self.end.reported()
         if self._metrics is not None:
@@ -203,7 +202,7 @@ class Coordinator:
             await asyncio.to_thread(self._trace.close)
         self.events.close()
 
-    # --- one connection an agent ----------------------------------------------------------------
+    # --- one connection per agent ---------------------------------------------------------------
 
     async def serve(
         self,
@@ -212,29 +211,33 @@ class Coordinator:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        """An agent has come, with `handshake`; take what it says until it is gone."""
+        """Serve the connection of one agent until it closes.
+
+        Args:
+            reading: the read of the agent's first message after the handshake, under way.
+        """
         node = handshake.node
         self.lost_nodes.notice_pause(time.monotonic())
         while self.members.unsure_since is not None and not (handshake.knows_job or self.lost_nodes.is_over):
-            await asyncio.sleep(self._run.config.restart.lease_s / 60)  # it may be in another coordinator's job
+            await asyncio.sleep(self._run.config.restart.lease_s / 60)  # another coordinator may have the job now
         if (former := self.members.agents.get(node)) is not None:
             if not handshake.knows_job:
-                await former.doubted()  # a node may be started again before it is noticed that it was lost
-            elif self.members.is_known(node, handshake.id):  # the same agent: its former connection has broken
+                await former.confirmed()  # a restarted node may connect before the loss of the old one is detected
+            elif self.members.is_known(node, handshake.id):  # the same agent: its former connection broke
                 self.members.agents.pop(node).hang_up()
         if not handshake.knows_job and node in self.members.doubted and self._formation.job_has_begun:
-            self.lost_nodes.lose(node, self.members.doubted[node])  # another agent is in its place, and knows nothing
+            self.lost_nodes.lose(node, self.members.doubted[node])  # replaced by a new agent without the job state
         if self.lost_nodes.has_left:
-            return  # without a word: of an order to stop, its node would
+            return  # without a message: a StopNode would make the agent's node leave the job
         if refusal := self.admission.refusal(node, handshake):
             writer.write(frame_of(c.StopNode(why=refusal, hint="")))
             await writer.drain()
             return
         agent = Agent(writer, time.monotonic())
         try:
-            self._hear_clock(node, handshake.clock)
+            self._sync_clock(node, handshake.clock)
             self.admission.welcome(node, handshake, agent)
-            self._hear_follower(node, agent.heard_at)
+            self._count_follower(node, agent.heard_at)
             message = await reading
             while message is not None:
                 agent.heard(now := time.monotonic())
@@ -247,32 +250,35 @@ class Coordinator:
                 self.lost_nodes.line_ended(node, "the connection to its agent closed")
 
     async def free_number(self, wanted: int, listens: Address | None) -> int | None:
-        """Number that a node may have which has none yet, and will listen there: `wanted`, if nobody has it."""
+        """Return a free number for a node that will listen at `listens`: `wanted` if possible; None if all are in use.
+
+        If `wanted` is in use, wait until its agent sends a message or is lost.
+        """
         if (free := self.admission.free_number(wanted, listens, time.monotonic())) is not None:
             return free
         if (former := self.members.agents.get(wanted)) is not None:
-            await former.doubted()  # its node may have been lost, and nobody has noticed
+            await former.confirmed()  # its node may be lost, and the loss not detected yet
         return self.admission.free_number(wanted, listens, time.monotonic())
 
     def _read(self, node: int, agent: Agent, message: wire.Message) -> None:
-        """What is damaged is refused, and the next message is read."""
+        """Process one message of an agent; log and skip a malformed one."""
         try:
             self.take(node, agent, c.AGENT_REPORTS.decode(message))
         except wire.WireError as error:
             sys.stderr.write(f"the coordinator refused a message of node {node}: {error}\n")
 
     def take(self, node: int, agent: Agent, report: c.FromAgent) -> None:
-        """One message of an agent, most of them passed on from its workers."""
+        """Process one message of an agent. Most of them come from its workers."""
         match report:
             case c.Beat(clock=clock):
-                self._hear_clock(node, clock)
+                self._sync_clock(node, clock)
                 if clock is not None:
-                    self._hear_follower(node, clock + self._clocks.behind(node))
+                    self._count_follower(node, clock + self._clocks.behind(node))
                 self._outbox.send(node, c.Heard(heard=agent.events))
                 return
             case c.Acknowledged(number=number):
                 self.members.acknowledged(node, number)
-                self._let_go()
+                self._release_nodes()
                 return
             case c.AskJobState():
                 self._outbox.share_again(node)
@@ -284,20 +290,20 @@ class Coordinator:
             case c.Uploaded():
                 self.end.uploaded(node)
         if (self.ended.done() and not isinstance(report, c.Event)) or self.members.stepped_down:
-            return  # what becomes of its processes now is no news
+            return  # reports on processes no longer matter
         translated = self._clocks.translated(node, report)
         if not isinstance(report, c.NodeJoin):
             self.reports.take(node, translated)
             return
-        with self.events.together():  # a line for each rank
+        with self.events.together():  # one line per rank
             self.reports.take(node, translated)
 
-    def _hear_clock(self, node: int, clock: float | None) -> None:
+    def _sync_clock(self, node: int, clock: float | None) -> None:
         if clock is not None:
             self._clocks.heard(node, clock, time.monotonic())
 
-    def _hear_follower(self, node: int, sent_at: float) -> None:
-        """A node has followed this coordinator at `sent_at`, in seconds of the clock here."""
+    def _count_follower(self, node: int, sent_at: float) -> None:
+        """Record that a node sent a message to this coordinator at `sent_at`, in seconds of this node's clock."""
         if self.members.unsure_since is not None:
             self.members.follows(node, sent_at)
             if self.members.unsure_since is None:
@@ -306,7 +312,8 @@ class Coordinator:
     # --- another number of nodes ----------------------------------------------------------------
 
     async def _look_for_orders(self, accepted: set[str]) -> None:
-        """Take orders to resize and to move, in the order in which they came; those of an earlier run are none."""
+        """Carry out orders to resize and to move, oldest first. `accepted`: names of orders to skip, such as those of
+        an earlier run; new ones are added."""
         if not self._takes_orders:
             return
         while not self.lost_nodes.is_over:
@@ -327,11 +334,11 @@ class Coordinator:
 
     @property
     def _takes_orders(self) -> bool:
-        """Whether other nodes than now could have ranks."""
+        """Whether ranks of this job can move to other nodes."""
         return self._run.config.elastic is not None or self._run.config.spares > 0
 
-    def _let_go(self) -> None:
-        """Nodes that are no members any more may end, once all members know who they are."""
+    def _release_nodes(self) -> None:
+        """Release nodes that are no longer members, once all members have received the new membership."""
         if self.end.ended.done() or not (nodes := self.members.released()):
             return
         for node in sorted(nodes - {self._run.node}):
@@ -342,17 +349,17 @@ class Coordinator:
             self._outbox.send(self._run.node, c.Released())
             self._hang_up_on_others()
             return
-        self.actions.carry_out(self.membership.reconcile())  # their numbers are free now
+        self.actions.carry_out(self.membership.reconcile())  # the released numbers are free now
 
     def _hang_up_on_others(self) -> None:
-        """They find another coordinator at once. This node may have to upload for a while yet, in which nobody would
-        hear of their faults."""
+        """Close the connections of all other agents, so that they elect another coordinator at once. This node may
+        still have to upload for a while, and would not process their faults meanwhile."""
         for node, agent in self.members.agents.items():
             if node != self._run.node:
                 agent.writer.close()
 
     async def _watch(self) -> None:
-        """Find silent nodes, and ranks that do not join in time."""
+        """Look for silent nodes, and for ranks that do not join in time."""
         lost_nodes = self.lost_nodes
         while not lost_nodes.is_over:
             lost_nodes.ran_at = time.monotonic()
@@ -363,10 +370,10 @@ class Coordinator:
 
 
 def _continues(config: RuntimeConfig) -> bool:
-    """Whether the others go on while lost ranks are replaced."""
+    """Whether the remaining ranks continue while lost ones are replaced."""
     return config.restart.policy == "continue"
 
 
 def _scale(config: RuntimeConfig) -> Scale:
-    """The numbers of nodes that the job may have."""
+    """Return the numbers of nodes that the job may have."""
     return Scale.of(config.elastic, config.nodes, config.workers_per_node, config.global_batch_size)

@@ -1,4 +1,4 @@
-"""The last upload of a job that ends: which snapshot every node is to upload, and which nodes are done. Pure."""
+"""The last upload of a job: the snapshot that every node must upload, and the nodes that are done. Pure."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from hyperpod_ext.runtime.ipc.control_messages import HeldSnapshot
 
 @dataclass(slots=True)
 class FinalSave:
-    """What the nodes hold when nobody trains any more, and how far their uploads are."""
+    """Snapshots that the nodes hold after training, and the progress of their uploads."""
 
     begun: bool = False
-    """All ranks are done, and the last step is on its way to the durable tiers."""
+    """Whether all ranks are done, and nodes upload the last step to the durable tiers."""
     held: dict[int, tuple[HeldSnapshot, ...]] = field(default_factory=dict)
-    """Snapshots of each node that has reported them; none, where the node was lost."""
+    """Snapshots by node, once it has reported; empty for a lost node."""
     save_id: str | None = None
-    """The snapshot to upload; empty: there is none. None: not all nodes have reported."""
+    """Save id of the snapshot to upload; None until all nodes have reported, empty if no snapshot is complete."""
     _done: set[int] = field(default_factory=set)
 
     def lost(self, node: int) -> None:
-        """A node is gone, and uploads nothing any more."""
+        """Stop waiting for the report of a lost node."""
         self.held.setdefault(node, ())
 
     def choose(self, nodes: Set[int]) -> bool:
-        """Once all `nodes` have reported: choose the newest snapshot that all ranks have. Returns whether it is new."""
+        """Choose the newest snapshot that all ranks have, once all `nodes` have reported. Returns whether this call
+        chose it."""
         if nodes - self.held.keys() or self.save_id is not None:
             return False
         self.save_id = newest_of_all(self.held)
@@ -33,31 +34,32 @@ class FinalSave:
 
     @property
     def step(self) -> int | None:
-        """Step of the snapshot."""
+        """Step of the chosen snapshot; None if there is none."""
         everything = [snapshot for held in self.held.values() for snapshot in held]
         return max((snapshot.step for snapshot in everything if snapshot.save_id == self.save_id), default=None)
 
     def done(self, node: int) -> None:
-        """What `node` can upload is uploaded."""
+        """Record that `node` has uploaded everything that it can."""
         self._done.add(node)
 
     def is_complete(self, nodes: Set[int]) -> bool:
-        """Whether no node can do more for it."""
+        """Whether all `nodes` are done."""
         return nodes <= self._done
 
 
 def newest_of_all(held: Mapping[int, Collection[HeldSnapshot]]) -> str:
-    """Save id of the newest snapshot that every rank has on its own node; empty: there is none.
+    """Return the save id of the newest snapshot that every rank has on its own node; empty if there is none.
 
-    Every rank of those that made it: a job that ends while nodes leave may have none of its new world yet.
+    "Every rank" means the ranks that made the snapshot: if the job ends during a resize, the new rank assignment may
+    have no snapshot yet.
     """
     ranks: dict[tuple[int, int, str], set[int]] = {}
     complete: list[tuple[int, int, str]] = []
     for one in (snapshot for snapshots in held.values() for snapshot in snapshots):
         if not one.replica:
             commit = one.step, one.generation, one.save_id
-            having = ranks.setdefault(commit, set())
-            having.add(one.rank)
-            if len(having) == one.world_size:
+            owners = ranks.setdefault(commit, set())
+            owners.add(one.rank)
+            if len(owners) == one.world_size:
                 complete.append(commit)
     return max(complete, default=(0, 0, ""))[2]

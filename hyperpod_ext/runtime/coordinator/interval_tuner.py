@@ -1,7 +1,7 @@
-"""How often a tier with `every_steps: auto` gets a copy, in a job that runs: from what it measures of itself.
+"""The intervals of tiers with `every_steps: auto`, tuned from measurements of the running job.
 
-Fed with the events that agents report; `planner.interval_tuning` decides. Only the coordinator has one, so all nodes
-agree.
+The measurements come from the events that agents report; `planner.interval_tuning` computes the intervals. Only the
+coordinator has a tuner, so that all nodes use the same intervals.
 """
 
 from __future__ import annotations
@@ -18,24 +18,26 @@ from hyperpod_ext.planner.interval_tuning import Measured, prior_rates, tune
 from hyperpod_ext.runtime.membership.membership import Membership
 
 START_S = 60.0
-"""Seconds until the first checkpoint, and between the first two, where nothing else is said."""
+"""First interval of a durable tier, unless the spec sets one."""
 START_PEER_S = 10.0
-"""The same of copies on peers. Until the first is named, they are made by the default number of steps."""
+"""First interval of copies on peers. Until the coordinator schedules the first one, peers get copies every so many
+steps."""
 _IDLE_STEPS = 64
 _WAITED_STEPS = 4096
-_HEARD_S = 1.0
-"""After so long, all nodes have heard which step was named, and have told their memory servers."""
-_TIMEOUT_STEPS = 10
-"""After so many intervals a copy that has not arrived is not taken for one that is under way."""
-_ENOUGH = 5  # steps beside a copy, and beside none, before anything is concluded from them
+_SCHEDULED_S = 1.0
+"""Time after which every memory server has received a scheduled step."""
+_TIMEOUT_INTERVALS = 10
+"""Number of intervals after which a copy that has not arrived no longer counts as under way."""
+_ENOUGH = 5
+"""Steps without a copy that must be measured before the first tuning. The same number of snapshots, for memory."""
 _LEAST_STEP_S = 1e-3
 
 _LEAST = 0.005
-"""Of the time a copy is on its way, what it takes from training at least: less cannot be told from noise."""
+"""Smallest cost of a copy that is assumed, as a share of its duration: smaller ones are lost in the noise."""
 
 
 def by_clock(config: RuntimeConfig) -> RuntimeConfig:
-    """The settings with durable tiers that are `auto` going by time: the coordinator names their steps."""
+    """Return the settings with time intervals for `auto` durable tiers: the coordinator schedules their steps."""
     tiers = tuple(
         tier.model_copy(update={"every_seconds": START_S})
         if isinstance(tier, DurableTier) and tier.auto and tier.every_seconds is None
@@ -48,14 +50,14 @@ def by_clock(config: RuntimeConfig) -> RuntimeConfig:
 
 
 class Tuner:
-    """Intervals of peers and durable tiers, in seconds, and of the memory tier, in steps.
+    """Tunes the intervals of peers and durable tiers, in seconds, and of the memory tier, in steps.
 
-    The last changes when a generation begins, with which all ranks hear of it: a step that only some of them have in
-    memory is nobody's.
+    The memory tier's interval changes only when a generation begins, so that all ranks change it at the same step: a
+    step that only some ranks have in memory cannot be restored.
 
     Args:
-        now: when the job began.
-        unix: the same moment, by the clock that all machines have.
+        now: start of the job, on this machine's monotonic clock.
+        unix: the same moment in Unix time.
     """
 
     def __init__(self, policy: CheckpointPolicy, nodes: int, now: float, unix: float = 0.0) -> None:
@@ -66,7 +68,7 @@ class Tuner:
             tier.kind: _Tuned(tier.every_seconds or START_S, durable_prior) for tier in policy.durable() if tier.auto
         }
         self._kinds = {tier.place.rstrip("/"): tier.kind for tier in policy.durable()}
-        """Of durable tiers, which agents name by the job's place in them."""
+        """Kind of each durable tier, by its place: events name the tier by the job's folder in that place."""
         if peer is not None and peer.auto:
             self._tiers["peer"] = _Tuned(START_PEER_S, rates.node)
         self._idle: deque[float] = deque(maxlen=_IDLE_STEPS)
@@ -76,10 +78,11 @@ class Tuner:
         self._memory_prior = rates.process
         self._took: deque[float] = deque(maxlen=_IDLE_STEPS)
         self._waited: deque[tuple[float, int]] = deque(maxlen=_WAITED_STEPS)
-        """Of each step: seconds for snapshots, and how many it made. A snapshot is waited for in the step after it."""
+        """For each step, the seconds that it waited for snapshots, and the number of snapshots that it made. A step
+        waits for the snapshot of the step before."""
 
     def learned(self) -> dict[str, Any]:
-        """What another coordinator needs to go on from here; empty where no tier is `auto`."""
+        """Return the tuner's state for the next coordinator; empty if no tier is `auto`."""
         if not self._tiers and self._memory_every is None:
             return {}
         return {
@@ -90,7 +93,7 @@ class Tuner:
         }
 
     def inherit(self, learned: Mapping[str, Any]) -> None:
-        """Go on with what the coordinator before this one had learned; how long copies take is measured anew."""
+        """Continue from the state of the former coordinator's tuner. Durations of copies are measured again."""
         if not learned:
             return
         self._started -= max(0.0, self._started_unix - learned["began"])
@@ -103,26 +106,26 @@ class Tuner:
 
     @property
     def memory_every(self) -> int | None:
-        """Steps between two snapshots in memory; None: as the policy says."""
+        """Steps between two snapshots in memory; None for those of the policy."""
         return self._memory_every
 
     def seconds(self, tier: Tier) -> float | None:
-        """Seconds between two copies in `tier`; None where it goes by steps."""
+        """Return the seconds between two copies in `tier`; None for a tier with an interval in steps."""
         tuned = self._tiers.get(tier.kind)
         return tuned.interval if tuned is not None else getattr(tier, "every_seconds", None)
 
     def steps_ahead(self) -> int | None:
-        """How far ahead of the newest step that is known one must be named, for all nodes to hear before they make it:
-        a step may take no longer than the news of it. None: it is not known yet how long steps take."""
-        return 2 + math.ceil(_HEARD_S / max(_LEAST_STEP_S, median(self._took))) if self._took else None
+        """Return the number of steps by which a copy must be scheduled ahead, so that every node receives the schedule
+        before it makes that step. None before any step was measured."""
+        return 2 + math.ceil(_SCHEDULED_S / max(_LEAST_STEP_S, median(self._took))) if self._took else None
 
     def named(self, kind: str, step: int) -> None:
-        """The tier gets a copy of this step next."""
+        """Record that the tier will get a copy of `step` next."""
         if kind in self._tiers:
             self._tiers[kind].expect(step)
 
     def went_on(self, membership: Membership) -> None:
-        """A generation goes on; after a fault, and from a tier's copy, that is what copies are for."""
+        """Count the tier that a generation was restored from, if it follows a fault."""
         if membership.faults and membership.decision is not None:
             kinds = {source.kind for several in membership.decision.sources.values() for source in several}
             if "durable" in kinds:
@@ -133,11 +136,12 @@ class Tuner:
                 self._fell_back["memory"] += 1
 
     def begins(self, now: float) -> int | None:
-        """A generation begins: steps between two snapshots in memory from now on. None: as the policy says."""
+        """Tune the memory tier at the start of a generation. Returns the steps between two snapshots; None for those of
+        the policy."""
         made = sum(count for _, count in self._waited)
         if self._memory_every is None or made < _ENOUGH:
             return self._memory_every
-        # without the longest wait: that of the first snapshot is for its memory
+        # without the longest wait: the first snapshot also allocates its memory
         step_s, waited = median(self._took), sum(sorted(seconds for seconds, _ in self._waited)[:-1]) / made
         measured = Measured(now - self._started, self._fell_back["memory"], waited, latency=0.0)
         if step_s > 0:
@@ -146,8 +150,10 @@ class Tuner:
         return self._memory_every
 
     def heard(self, event: Mapping[str, Any], now: float) -> dict[str, float]:
-        """Take in an event; returns the tiers whose interval changed with it. Of its own clock, which may be another
-        machine's, only differences are used."""
+        """Update the measurements from an event. Returns the new interval of each tier for which it changed.
+
+        The event's times may come from another machine's clock, so only their differences are used.
+        """
         if event["event"] == "step" and "began" in event and int(event["rank"]) == 0:
             took = float(event["t"]) - float(event["began"])
             self._took.append(took)
@@ -158,9 +164,9 @@ class Tuner:
                 tuned.step_done(int(event["step"]), took, now)
         elif event["event"] == "copying" and event["newest_step"] is not None:
             kind = self._kinds.get(str(event["tier"]).rpartition("/")[0], "peer")
-            its = self._tiers.get(kind)
-            if its is not None and its.arrived(int(event["newest_step"]), now):
-                return self._tune(kind, its, now)
+            tuned_tier = self._tiers.get(kind)
+            if tuned_tier is not None and tuned_tier.arrived(int(event["newest_step"]), now):
+                return self._tune(kind, tuned_tier, now)
         return {}
 
     def _tune(self, kind: str, tuned: _Tuned, now: float) -> dict[str, float]:
@@ -176,13 +182,13 @@ class Tuner:
 
 
 class _Tuned:
-    """One tier: its interval, failures per second that are expected of it, and the last few copies."""
+    """One tier: its interval, the expected rate of failures that need it (per second), and its latest copies."""
 
     def __init__(self, interval: float, prior: float) -> None:
         self.interval, self.prior = interval, prior
         self.latencies: deque[float] = deque(maxlen=8)
         self.overlapped: deque[list[float]] = deque(maxlen=8)
-        """How long the steps took that were made while each was copied."""
+        """For each copy, the seconds of each step that was made during it."""
         self._expected: int | None = None
         self._since: float | None = None
         self._overdue = False
@@ -194,23 +200,25 @@ class _Tuned:
         return self._since is not None and not self._overdue
 
     def expect(self, step: int) -> None:
-        """A copy of `step` will be made. It is followed unless another one still is: agents report seldom. One that
-        was made and has not arrived still is, however late: only that tells how long copies take here."""
-        if self._expected is None or step < self._expected:  # the job went back by many
+        """`step` will be copied. Time this copy, unless an earlier one has not arrived yet.
+
+        A late copy stays timed, however late it is: its duration is the measurement.
+        """
+        if self._expected is None or step < self._expected:  # lower: the job went back to an earlier step
             self._forget(step)
 
     def step_done(self, step: int, took: float, now: float) -> None:
-        """Training has made a step."""
+        """Record a step of training that took `took` seconds."""
         if self._expected is None:
             return
         if self.copying and len(self._steps) < _WAITED_STEPS:
             self._steps.append(took)
         if step == self._expected or (self._since is None and step > self._expected):
             self._since = now
-        self._overdue = self._since is not None and now - self._since > _TIMEOUT_STEPS * self.interval
+        self._overdue = self._since is not None and now - self._since > _TIMEOUT_INTERVALS * self.interval
 
     def arrived(self, step: int, now: float) -> bool:
-        """The tier has `step` now; whether that is the copy that was waited for."""
+        """Record that the newest copy in the tier is of `step`. Returns whether this ends the timed copy."""
         if self._since is None or self._expected is None or step < self._expected:
             return False
         self.latencies.append(now - self._since)

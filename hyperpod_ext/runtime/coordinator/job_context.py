@@ -1,4 +1,4 @@
-"""The parts of a job that all parts of its coordinator share."""
+"""The objects of one job that all parts of its coordinator share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hyperpod_ext.runtime.membership.membership import Membership
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """One job under one coordinator."""
+    """The shared objects of one job, under one coordinator."""
 
     run: JobRun
     members: Members
@@ -31,7 +31,7 @@ class JobContext:
     def of(
         cls, run: JobRun, members: Members, membership: Membership, inherited: Mapping[str, Any] | None, now: float
     ) -> Self:
-        """The context at the start of a coordinator. `inherited`: job state of the one before; None: there was none."""
+        """Create the context of a new coordinator. `inherited`: job state of the former one; None for the first."""
         events = EventLog(run.run_dir, fresh=run.term == 1)
         schedule = SaveSchedule(run.config, events.write, now, (inherited or {}).get("learned", {}))
         outbox = Outbox(run, members, membership, inherited, schedule.tuner.learned)

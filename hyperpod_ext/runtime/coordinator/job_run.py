@@ -1,4 +1,4 @@
-"""One run of the job, as its coordinator knows it. Plain values."""
+"""One run of a job: its constants, and the latest reports of its ranks. Plain values."""
 
 from __future__ import annotations
 
@@ -11,44 +11,46 @@ from hyperpod_ext.config.job.runtime import RuntimeConfig
 
 @dataclass(frozen=True, slots=True)
 class JobRun:
-    """What stays the same under one coordinator."""
+    """Constants of one run of a job under one coordinator."""
 
     config: RuntimeConfig
     node: int
-    """Where the coordinator is."""
+    """Node of the coordinator."""
     run_dir: Path
-    """Where events.jsonl and report.json go."""
+    """Folder of events.jsonl and report.json."""
     master_port: int
     """Free port for scripts that open process groups on their own."""
     name: str
-    """Names this run of the job."""
+    """Name of this run, different for each one."""
     term: int = 1
-    """Rises with each coordinator."""
+    """Number of the coordinator: 1 for the first, one more for each next one."""
 
 
 ADDRESSES_AT_ONCE = 64
-"""How many addresses of ranks every node is sent when a generation begins; of others they are looked up."""
+"""Most addresses of ranks in the order that begins a generation. Workers look up all others when they need them."""
 
 
 @dataclass(slots=True)
 class Ranks:
-    """What ranks have reported in this generation."""
+    """Reports of the ranks in this generation."""
 
     steps: dict[int, int] = field(default_factory=dict)
-    """Newest step that each has committed."""
+    """Newest committed step of each rank."""
     _newest: int | None = field(default=None, init=False)
-    """Of all of them: each step of each rank asks for it."""
+    """Newest committed step of any rank, stored because it is read for each step of each rank."""
     stores: dict[int, tuple[str, int]] = field(default_factory=dict)
-    """Where each serves its keys, as it said when it joined."""
+    """Address of each rank's key-value store, from its join."""
     known: dict[int, tuple[str, int]] = field(default_factory=dict)
-    """The same, as it was in the generation that began last."""
+    """Addresses of the stores in the generation that began last."""
     known_in: int = 0
-    """That generation; 0: none has begun under this coordinator."""
+    """The generation of `known`; 0 if none has begun under this coordinator."""
 
     def news_of_stores(self, generation: int) -> tuple[int, dict[int, tuple[str, int]]]:
-        """A generation begins: which one others know addresses of, and what is new since then.
+        """Return the store addresses to send at the start of a generation, and the generation that they are a change
+        to (0: to none, they stand alone).
 
-        A small world is told all: that costs less than look-ups. Of a large one of which much is new, nothing is.
+        A small job gets all addresses, which costs less than look-ups. A large one gets the changed addresses; none
+        if too many have changed, because workers then look them up.
         """
         before, follows, self.known, self.known_in = self.known, self.known_in, dict(self.stores), generation
         if len(self.stores) <= ADDRESSES_AT_ONCE:
@@ -59,46 +61,48 @@ class Ranks:
         return follows, new
 
     def addresses_of(self, ranks: Iterable[int]) -> dict[int, tuple[str, int]]:
-        """The answer to a look-up."""
+        """Return the store addresses of `ranks`, without unknown ones: the answer to a look-up."""
         return {rank: self.stores[rank] for rank in ranks if rank in self.stores}
 
     def begins(self) -> None:
-        """Another generation, in which nobody has committed anything yet."""
+        """Forget all committed steps, at the start of a generation."""
         self.steps.clear()
         self._newest = None
 
     def committed(self, rank: int, step: int) -> None:
-        """A rank has committed a step."""
+        """Record that a rank has committed a step."""
         self.steps[rank] = step
         self._newest = step if self._newest is None else max(self._newest, step)
 
     def newest(self, default: int) -> int:
-        """Newest step that any rank has committed."""
+        """Return the newest step that any rank has committed; `default` if no rank has."""
         return default if self._newest is None else self._newest
 
     def committed_by_all(self, world_size: int) -> int | None:
-        """Newest step that every rank has committed; None: some rank has not reported any."""
+        """Return the newest step that every rank has committed; None while a rank has reported none."""
         return min(self.steps.values()) if len(self.steps) == world_size else None
 
 
 @dataclass(slots=True)
 class Formation:
-    """Since when a generation forms, or its last new process has been started. One that takes too long is a fault of
-    the ranks that are missing."""
+    """The time limit for forming a generation. If it passes, the missing ranks have a fault."""
 
     limit_s: float
     since: float | None = None
-    """None: not all nodes that the job begins with have come."""
+    """When the generation began to form, or its newest process was started; None until all first nodes of the job have
+    connected."""
 
     @property
     def job_has_begun(self) -> bool:
+        """Whether all first nodes of the job have connected."""
         return self.since is not None
 
     def begins(self, now: float) -> None:
+        """Start the time limit, or start it again."""
         self.since = now
 
     def is_late(self, now: float) -> bool:
-        """Whether the time is over; it begins anew then."""
+        """Return whether the limit has passed, and start it again if so."""
         if self.since is None or now - self.since < self.limit_s:
             return False
         self.since = now

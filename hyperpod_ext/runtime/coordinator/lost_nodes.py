@@ -1,4 +1,4 @@
-"""Lost nodes: has the job go on without them, or stands down if this coordinator is the side that is cut off."""
+"""Lost nodes: continues the job without them, or steps down if this coordinator is the side that is cut off."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hyperpod_ext.runtime.ipc.declared import Address
 from hyperpod_ext.runtime.membership.actions import EscalationLevel, Fail, JobPhase
 
 LOOKS = 6
-"""Searches for silent nodes per lease."""
+"""Number of looks for silent nodes per lease."""
 _PROBE = 1 / 24
-"""Share of the lease in which the agent of a connection that has broken must take another one."""
+"""Share of the lease within which the agent of a broken connection must accept a new one."""
 
 
 class LostNodes:
@@ -27,7 +27,7 @@ class LostNodes:
         self._run, self._members, self._membership, self._outbox = job.run, job.members, job.membership, job.outbox
         self._formation, self._log, self._actions, self._end = job.formation, job.events.write, actions, actions.end
         self.ran_at = time.monotonic()
-        """When this process was last known to run."""
+        """Last time at which this process checked that it runs; a pause is measured from here."""
         self._probing: dict[int, asyncio.Task[None]] = {}
 
     @property
@@ -42,7 +42,8 @@ class LostNodes:
 
     @property
     def _others_wait(self) -> bool:
-        """Whether the other nodes cannot go on by themselves: training is held from outside, or all ranks are done."""
+        """Whether the other nodes cannot continue without this coordinator: an operator holds training, or all ranks
+        are done."""
         return bool(self._membership.held) or self._end.final_save.begun
 
     def stop(self) -> None:
@@ -53,8 +54,11 @@ class LostNodes:
     # --- silence --------------------------------------------------------------------------------
 
     def look(self, now: float) -> None:
-        """Lose silent nodes. If no majority would be left, this node is the one that is cut off: then no loss is
-        counted, as that could end the job, which the others continue."""
+        """Remove silent nodes from the job.
+
+        If no majority would be left, this node is probably the one that is cut off. Then it counts no loss and steps
+        down: counted losses could end the job, and the other nodes continue it.
+        """
         self.notice_pause(now)
         members, lease_s = self._members, self._run.config.restart.lease_s
         overdue = members.overdue(now, lease_s)
@@ -70,12 +74,13 @@ class LostNodes:
                 self.lose_majority(set(members.members), overdue.keys())
                 return
             if not members.enough_without(members.silent(now, lease_s) | overdue.keys()):
-                return  # until the others are heard of, or overdue as well
+                return  # until the silent ones send a message, or are overdue as well
         for node, cause in overdue.items():
             self.lose(node, cause)
 
     def notice_pause(self, now: float) -> None:
-        """Detect that this process stood still: its unread messages are read now, and others may go on without it."""
+        """Detect a pause of this process. Afterwards its unread messages count as recent, and it checks whether the
+        other nodes have elected another coordinator."""
         lease_s = self._run.config.restart.lease_s
         if now - self.ran_at <= 2 * lease_s / LOOKS:
             return
@@ -87,9 +92,12 @@ class LostNodes:
     # --- connections that end -------------------------------------------------------------------
 
     def line_ended(self, node: int, cause: str) -> None:
-        """Lose the node whose connection ended. If that would end the job, wait for the other connections first: if
-        they end as well, this node is the one that is cut off, and others go on under another coordinator."""
-        if self.has_left:  # it goes by another coordinator, which says what becomes of it
+        """Remove the node whose connection ended, after a probe shows that its agent no longer listens.
+
+        If its loss would end the job, wait a third of the lease instead: if the other connections end as well, this
+        node is the one that is cut off, and the others continue under another coordinator.
+        """
+        if self.has_left:  # the node follows another coordinator now
             self._members.leave(node)
             return
         now, lease_s = time.monotonic(), self._run.config.restart.lease_s
@@ -107,8 +115,8 @@ class LostNodes:
             self._probing[node] = asyncio.create_task(self._probe(node, (str(address[0]), int(address[1])), cause))
 
     async def _probe(self, node: int, address: Address, cause: str) -> None:
-        """Lose a node whose agent no longer listens. An agent that listens has lost a connection only, and has a third
-        of the lease to open another one."""
+        """Remove a node if its agent no longer listens. An agent that listens has a third of the lease to connect
+        again."""
         try:
             async with asyncio.timeout(self._run.config.restart.lease_s * _PROBE):
                 _, writer = await open_tcp(*address)
@@ -120,9 +128,9 @@ class LostNodes:
     # --- losses ---------------------------------------------------------------------------------
 
     def lose(self, node: int, cause: str) -> None:
-        """Remove a node that is gone, or that may be gone."""
+        """Remove a lost node from the job, and order it to stop in case that it still runs."""
         if (agent := self._members.agents.get(node)) is not None:
-            self._tell_stop(node, f"the others have given it up ({cause})")
+            self._send_stop(node, f"the others have given it up ({cause})")
             agent.writer.close()
         known, seen = set(self._members.members), time.monotonic()
         enough = self._members.leave(node)
@@ -143,13 +151,13 @@ class LostNodes:
         elif self._membership.phase is JobPhase.ENDED:
             self._end.lost_when_done(node)
         else:
-            self._go_on_without(node, cause, seen)
+            self._continue_without(node, cause, seen)
 
-    def _go_on_without(self, node: int, cause: str, seen: float) -> None:
+    def _continue_without(self, node: int, cause: str, seen: float) -> None:
         membership = self._membership
         ranks, step, before = membership.ranks_on(node), membership.committed + 1, len(membership.faults)
         actions = membership.node_lost(node, cause, time.time())
-        for rank in ranks if len(membership.faults) > before else ():  # of a job that is held it may be none
+        for rank in ranks if len(membership.faults) > before else ():  # a loss while training is held may be no fault
             fault = {"rank": rank, "node": node, "step": step, "cause": f"node {node} is lost: {cause}"}
             level = EscalationLevel.NODE.value
             self._log("fault", t=seen, **fault, died=True, phase="", kind="lost", escalation_level=level)
@@ -159,31 +167,31 @@ class LostNodes:
             self._actions.durable.node_lost(node)
 
     def lose_majority(self, members: Set[int], silent: Set[int] = frozenset()) -> None:
-        """Stop the nodes that are left: they are too few, so others may go on."""
+        """Step down and stop the reachable nodes: they are no majority, and the other nodes may continue the job."""
         reached = self._members.agents.keys() - silent
         left = ", ".join(str(node) for node in sorted(reached | {self._run.node}))
         why = f"of the job's {len(members)} nodes only {left} can be reached, which is no majority"
         self.step_down(reached=sorted(reached))
         for node in list(self._members.agents):
-            self._tell_stop(node, why, "Look at the network between the nodes; the others may have gone on.")
+            self._send_stop(node, why, "Look at the network between the nodes; the others may have gone on.")
 
     def give_up(self, node: int, cause: str) -> None:
-        """Lose a node that reports that it cannot go on; the coordinator's own node leaves the job to another
-        coordinator."""
+        """Remove a node that has reported that it cannot continue. If it is the coordinator's own node, step down for
+        another coordinator."""
         if node != self._run.node:
             self.lose(node, cause)
             return
         self._members.gives_up = cause
         self._outbox.share_job_state()  # the next coordinator names the cause in its loss
         self.step_down(cause=cause)
-        self._tell_stop(node, cause)
+        self._send_stop(node, cause)
 
     def step_down(self, **why: Any) -> None:
-        """Coordinate the job no longer."""
+        """Stop coordinating the job."""
         self._members.stepped_down = True
         self._log("stepped_down", node=self._run.node, term=self._run.term, **why)
-        for node, agent in self._members.agents.items():  # the next coordinator is not sent what the log has
+        for node, agent in self._members.agents.items():  # so that agents do not send logged events again
             self._outbox.send(node, c.Heard(heard=agent.events))
 
-    def _tell_stop(self, node: int, why: str, hint: str = "") -> None:
+    def _send_stop(self, node: int, why: str, hint: str = "") -> None:
         self._outbox.send(node, c.StopNode(why=why, hint=hint))

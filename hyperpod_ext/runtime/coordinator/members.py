@@ -1,4 +1,4 @@
-"""Which nodes belong to the job, which of them are heard of, and whether that is enough. No messages, no clock."""
+"""The members of a job, their connections, and whether the reachable ones are enough. Sends nothing, reads no clock."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hyperpod_ext.runtime.ipc.declared import encode
 from hyperpod_ext.runtime.membership.quorum import may_go_on, may_take_over
 
 MOST_UNREAD_BYTES = 32 << 20
-"""What may wait in memory for one agent to read it."""
+"""Most bytes that may wait in memory for one agent to read them."""
 _KNOWN = frozenset({"id", "pid", "address", "peer", "domain"})
-"""What the job state has of each."""
+"""Fields of each member's handshake that go into the job state."""
 
 
 @dataclass(slots=True, eq=False)
@@ -23,42 +23,43 @@ class Agent:
 
     writer: asyncio.StreamWriter
     heard_at: float
+    """When the agent's last message arrived."""
     events: int = 0
-    """How many it has told on this connection."""
+    """Number of events received on this connection."""
     acknowledged: int = 0
-    """Number of the newest job state that it has."""
+    """Number of the newest job state that the agent has acknowledged."""
     sent: int = 0
-    """Number of the newest job state that it was sent; 0: none, or it is to be sent it whole."""
-    knows_news: bool = False
-    """Whether it was sent the newest news of the job."""
+    """Number of the newest job state that was sent to the agent; 0 if it must get the full job state next."""
+    has_news: bool = False
+    """Whether the newest job news was sent to the agent."""
     assignment: NodeAssignment | None = None
-    """What it was told that its node has."""
-    is_there: asyncio.Event | None = None
-    """Somebody waits to know whether it is there still: set once it is heard of, or lost."""
+    """The node assignment that was sent last."""
+    is_confirmed: asyncio.Event | None = None
+    """Set once the agent has sent a message, or is lost; None unless a caller waits for that."""
 
     def heard(self, now: float) -> None:
-        """It has said something."""
+        """Record that a message has arrived."""
         self.heard_at = now
-        self.answer()
+        self.confirm()
 
-    def answer(self) -> None:
-        """It is known whether it is there."""
-        if self.is_there is not None:
-            self.is_there.set()
+    def confirm(self) -> None:
+        """Wake the callers of `confirmed`: the agent has sent a message, or is lost."""
+        if self.is_confirmed is not None:
+            self.is_confirmed.set()
 
-    async def doubted(self) -> None:
-        """Wait until it is known whether it is there."""
-        if self.is_there is None or self.is_there.is_set():
-            self.is_there = asyncio.Event()
-        await self.is_there.wait()
+    async def confirmed(self) -> None:
+        """Wait until the agent sends a message, or is lost."""
+        if self.is_confirmed is None or self.is_confirmed.is_set():
+            self.is_confirmed = asyncio.Event()
+        await self.is_confirmed.wait()
 
     def hang_up(self) -> None:
-        """Its connection counts no more."""
-        self.answer()
+        """Close the connection, because a newer one replaces it."""
+        self.confirm()
         self.writer.close()
 
     def send(self, frame: bytes) -> None:
-        """Write to it. The connection of one that does not read is cut, which is then as if its node were lost."""
+        """Send a message. If the agent has stopped reading, abort its connection instead, as if its node were lost."""
         if self.writer.transport.get_write_buffer_size() > MOST_UNREAD_BYTES:
             self.writer.transport.abort()
         else:
@@ -67,42 +68,43 @@ class Agent:
 
 @dataclass(slots=True)
 class Members:
-    """Members of the job, under one coordinator."""
+    """The members of a job, under one coordinator."""
 
     node: int
-    """Where the coordinator is."""
+    """Node of the coordinator."""
     members: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """Of each node: what it said of itself."""
+    """Fields of each member's handshake, by node."""
     agents: dict[int, Agent] = field(default_factory=dict)
-    """Connections that are open."""
+    """Open connections, by node."""
     expected: dict[int, float] = field(default_factory=dict)
-    """Members that are not there and may come, and until when: those of an earlier coordinator, and doubted ones."""
+    """Members without a connection, and the time until which they may connect: those of an earlier coordinator, and
+    doubted ones."""
     doubted: dict[int, str] = field(default_factory=dict)
-    """Members whose loss is not counted yet, and what happened to them."""
+    """Members that are probably lost, each with the cause; their loss is not counted yet."""
     memberships: list[set[int]] = field(default_factory=list)
-    """Every membership that some candidate may go by: what all knew of last, and what was told since."""
+    """Every membership that some candidate may have: the last one that all have acknowledged, and all later ones."""
     has_begun: bool = True
-    """Whether the job has: before that, nobody is told who its members are."""
+    """Whether the job has begun. Before that, no agent has received a membership."""
     candidates: set[int] | None = None
-    """Nodes whose agents have the job state; None: all."""
+    """Nodes whose agents have the job state; None for all."""
     version: int = 0
-    """Rises when members change, or what they said of themselves."""
+    """Number that rises with each change of the members or of their fields."""
     number: int = 0
-    """Of the newest job state."""
+    """Number of the newest job state."""
     lost_while_held: set[int] = field(default_factory=set)
-    """Members before more of them were lost than the others may go on without, while no rank was to train."""
+    """The members as they were before a majority was lost while training was held; empty if that did not happen."""
     gives_up: str = ""
-    """Why the coordinator's own node cannot go on; empty: it can."""
+    """Why the coordinator's own node cannot continue; empty if it can."""
     stepped_down: bool = False
-    """Whether this coordinator speaks for the job no more."""
+    """Whether this coordinator no longer coordinates the job."""
     unsure_since: float | None = None
-    """When it became doubtful whether others have another coordinator, as this one had stood still or is to end the job
-    for want of nodes; None: enough of them have shown since that they have not."""
+    """Since when the other nodes may have another coordinator: this process was paused, or would end the job for lack
+    of nodes. None if enough nodes have sent a message to this one since then."""
     shown: set[int] = field(default_factory=set)
-    """Nodes that have, since then."""
+    """Nodes that have sent a message to this coordinator since `unsure_since`."""
 
     def enter(self, node: int, handshake: AgentHandshake, agent: Agent) -> None:
-        """A node is there, for the first time or again."""
+        """Add a node that has connected, for the first time or again."""
         own = {key: value for key, value in encode(handshake).items() if key in _KNOWN}
         was_member = node in self.members
         if not was_member or not _is_same(own, self.members[node]):
@@ -114,12 +116,12 @@ class Members:
             self.memberships.append(set(self.members))
 
     def is_known(self, node: int, agent: str) -> bool:
-        """Whether the agent with this id is the member `node`."""
+        """Return whether the agent with this id is the member `node`."""
         return node in self.members and self.members[node]["id"] == agent
 
     def doubt(self, node: int, cause: str, until: float) -> None:
-        """A node is not there any more; it is lost if it does not come again until then."""
-        self.agents.pop(node).answer()
+        """Record that a node's connection has ended. The node is lost unless it connects again until `until`."""
+        self.agents.pop(node).confirm()
         self.expected[node], self.doubted[node] = until, cause
 
     def _expect_no_more(self, node: int) -> None:
@@ -127,10 +129,10 @@ class Members:
         self.doubted.pop(node, None)
 
     def leave(self, node: int) -> bool:
-        """A node is lost; whether the others are enough to go on without it."""
+        """Remove a lost node. Returns whether the remaining nodes are enough to continue without it."""
         enough = self.enough_without({node})
         if (agent := self.agents.pop(node, None)) is not None:
-            agent.answer()
+            agent.confirm()
         self._expect_no_more(node)
         self.members.pop(node, None)
         self.version += 1
@@ -138,49 +140,54 @@ class Members:
         return enough
 
     def enough_without(self, nodes: Set[int]) -> bool:
-        """Whether the others are enough to go on without these."""
+        """Return whether the reachable nodes are enough to continue without `nodes`."""
         reached = ({*self.agents, *self.expected} - nodes) | {self.node}
         return all(may_go_on(members, reached, self.node) for members in self.memberships)
 
     def forget(self, node: int) -> None:
-        """A node is no member any more, though it is there still: it leaves once all others know."""
+        """Remove a node that leaves the job. It stays connected until all members have the new membership."""
         self.members.pop(node, None)
         self._expect_no_more(node)
         self.version += 1
         self.memberships.append(set(self.members))
 
     def released(self) -> set[int]:
-        """Nodes that are there and no members any more, once every member knows."""
+        """Return the connected nodes that are no longer members, once every candidate has the new membership."""
         return self.agents.keys() - self.members.keys() if self.is_agreed else set()
 
     def begin(self) -> None:
-        """The job begins with the members that there are: nobody was told of those who were there before the rest."""
+        """Begin the job with the present members. No agent has received an earlier membership."""
         self.has_begun, self.memberships = True, [set(self.members)]
 
     def succeed(
         self, members: dict[int, dict[str, Any]], lost: int, until: float, gone: Set[int] = frozenset()
     ) -> None:
-        """Go on with the members of a coordinator that is lost; all but that one, and those that are `gone` for good,
-        have until then to come."""
+        """Take over the members of a lost coordinator.
+
+        Args:
+            lost: node of the lost coordinator.
+            until: time until which the others may connect to this one.
+            gone: nodes that will not return.
+        """
         self.members, self.memberships = members, [set(members) - gone]
-        # who voted is as good as there; the others get their time
         self.expected = {node: until for node in members if node not in {self.node, lost, *gone}}
 
     @property
     def is_agreed(self) -> bool:
-        """Whether every candidate goes by the same membership."""
+        """Whether every candidate has the current membership."""
         return self.memberships == [set(self.members)]
 
     def acknowledged(self, node: int, number: int) -> None:
-        """A node has the job state with that number. What all candidates have replaces what stood before."""
+        """Record that a node has the job state `number`. Once all candidates have the newest one, only its membership
+        counts."""
         if node in self.agents:
             self.agents[node].acknowledged = number
         candidates = self.agents.keys() if self.candidates is None else self.candidates & self.agents.keys()
-        if not self.expected and all(self.agents[its].acknowledged == self.number for its in candidates):
+        if not self.expected and all(self.agents[each].acknowledged == self.number for each in candidates):
             self.memberships = [set(self.members)]
 
     def serves_peers(self, node: int, peer: tuple[str, int]) -> bool:
-        """The memory server of `node` is another one; whether it is a member's."""
+        """Set the address of the new memory server of `node`. Returns whether the node is a member."""
         if node not in self.members:
             return False
         self.members[node] = self.members[node] | {"peer": peer}
@@ -188,7 +195,7 @@ class Members:
         return True
 
     def overdue(self, now: float, lease_s: float) -> dict[int, str]:
-        """Members that must be given up, and why."""
+        """Return the members that count as lost now, each with the cause."""
         late = {
             node: self.doubted.get(node, "it did not come to the new coordinator")
             for node, until in self.expected.items()
@@ -200,26 +207,26 @@ class Members:
         return late
 
     def silent(self, now: float, lease_s: float) -> set[int]:
-        """Nodes that missed more than a heartbeat: they may be lost, and it is too early to say."""
+        """Return the nodes that have missed more than one heartbeat. They may be lost, but do not count as lost yet."""
         return {node for node, agent in self.agents.items() if now - agent.heard_at > lease_s / 3 and node != self.node}
 
     def was_paused(self, now: float, lease_s: float) -> None:
-        """This process did not run: what came meanwhile has not been read yet."""
+        """Treat all agents as recently heard after a pause of this process: their messages are still unread."""
         for agent in self.agents.values():
             agent.heard_at = max(agent.heard_at, now - lease_s / 4)
 
     @property
     def others_may_go_on(self) -> bool:
-        """Whether the other members are enough for another coordinator."""
+        """Whether the other members are enough to elect another coordinator."""
         return may_take_over(set(self.members), self.members.keys() - {self.node})
 
     def doubt_all(self, now: float) -> None:
-        """Others may have another coordinator: nothing counts until enough of them show that they have none."""
+        """Suspect that the other nodes have another coordinator, until enough of them send a message to this one."""
         self.unsure_since = now
         self.shown.clear()
 
     def follows(self, node: int, sent_at: float) -> None:
-        """A node has said something to this coordinator, at that moment of the clock here."""
+        """Record that a node has sent a message to this coordinator. `sent_at`: time on this machine's clock."""
         if self.unsure_since is None or sent_at < self.unsure_since:
             return
         self.shown.add(node)
@@ -227,12 +234,13 @@ class Members:
             self.unsure_since = None
 
     def table(self, key: str) -> dict[int, Any]:
-        """One thing that each member said of itself, by node."""
+        """Return one field of each member's handshake, by node."""
         return {node: member[key] for node, member in self.members.items()}
 
 
 def _is_same(own: dict[str, Any], known: dict[str, Any]) -> bool:
-    """Whether a node says of itself what is known; of another coordinator, addresses come as lists."""
+    """Whether a handshake has the known fields. Addresses from another coordinator's job state are lists, not
+    tuples."""
     return {key: _listed(value) for key, value in own.items()} == {key: _listed(value) for key, value in known.items()}
 
 

@@ -1,7 +1,8 @@
-"""Messages from the coordinator to agents, and what each has been told of the job already.
+"""Messages from the coordinator to agents, and the state that each agent has received.
 
-The job state goes to a few agents only, which may have to coordinate: whole at first, then what has changed. All others
-hear what they must know of the job, and of themselves, when that has changed. What several are sent is encoded once.
+Candidates, the few agents that may have to coordinate, receive the full job state once and then its changes. Every
+agent receives the job news and its own node assignment whenever they change. A message to several agents is encoded
+once.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from hyperpod_ext.runtime.membership.parity_groups import Group, place_groups
 from hyperpod_ext.runtime.membership.placement import Placement, place_replicas
 
 MakeOrder = Callable[[c.RestoreDecision, dict[int, tuple[str, int]]], c.BeginGeneration | c.TryNext]
-"""From a decision and the memory servers that it names."""
+"""Makes an order from a restore decision and the addresses of the memory servers that it names."""
 _FEW = CANDIDATES + 1
-"""Agents of which any may come to have the job state."""
-_NOBODY = c.NodeAssignment(ranks=(), peers={}, domains={})
+"""Most agents in a job in which every agent is a candidate."""
+_NO_RANKS = c.NodeAssignment(ranks=(), peers={}, domains={})
 
 
 class Outbox:
-    """Sends to one agent, to all, or through all to their workers.
+    """Sends messages to one agent or to all agents, which pass on the orders for their workers.
 
     Args:
-        inherited: the job state of the coordinator before this one; None: there was none.
-        learned: what this one has learned of how often tiers get copies.
+        inherited: the job state of the former coordinator; None for the first one.
+        learned: returns the state of the interval tuner, which is a part of the job state.
     """
 
     def __init__(
@@ -49,30 +50,30 @@ class Outbox:
         self._run, self._members, self._membership, self._learned = run, members, membership, learned
         before = inherited or {}
         self._job_state: dict[str, Any] = {}
-        """As it was shared last."""
+        """The job state that was sent last."""
         self._digest = ""
         self._news: c.JobNews | None = None
         self._shares_soon = False
         self._assignments: dict[int, c.NodeAssignment] = {}
-        """Of nodes with ranks."""
+        """Assignments of the nodes that have ranks."""
         self._assigned_for: tuple[object, ...] = ()
         self._placement: Placement = {
             int(node): tuple(holders) for node, holders in before.get("placement", {}).items()
         }
         self._groups: tuple[Group, ...] = tuple(tuple(group) for group in before.get("parity_groups", ()))
-        """Nodes that keep parity of each other's snapshots."""
+        """Groups of nodes that hold parity of each other's snapshots."""
         self._servers: dict[int, Any] = {}
-        """Memory servers of nodes with ranks."""
-        was_lost = str(before.get("coordinator")) in before.get("members", {})  # one that has left the job was not
+        """Addresses of the memory servers of nodes that have ranks."""
+        was_lost = str(before.get("coordinator")) in before.get("members", {})  # false if it left the job in order
         self._servers_lost = int(before.get("servers_lost", 0)) + was_lost
 
     def send(self, node: int, order: c.ToAgent) -> None:
-        """To one agent; one that is not there yet hears what it must when it comes."""
+        """Send to the agent of one node, if it is connected. Others receive their orders when they connect."""
         if (agent := self._members.agents.get(node)) is not None:
             agent.send(frame_of(order))
 
     def to_all(self, order: c.ToAgent) -> None:
-        """To every agent; orders of a generation are for their workers."""
+        """Send to every agent."""
         self._to(self._members.agents, frame_of(order))
 
     def _to(self, nodes: Iterable[int], frame: bytes) -> None:
@@ -80,7 +81,8 @@ class Outbox:
             self._members.agents[node].send(frame)
 
     def to_each(self, order: MakeOrder, decision: DecisionParts) -> None:
-        """To every agent what its ranks need of a decision; those that need the same are sent the same bytes."""
+        """Send to every agent the part of a decision that its ranks need, encoded once for agents with the same
+        part."""
         for part, nodes in decision.parts(self._members.agents):
             sources = (source for several in part.sources.values() for source in several)
             named = {source.node for source in sources if source.kind != "memory"} & self._members.members.keys()
@@ -90,8 +92,12 @@ class Outbox:
     # --- the job state ----------------------------------------------------------------------------
 
     def share_with(self, node: int) -> None:
-        """A node is there again: what it must know itself, and the job state; where it may coordinate at once, else
-        soon. All nodes may come in one moment, and each time the job state is made it is made of all nodes."""
+        """Send the current state to a node that has connected again: news and assignment at once, and then the job
+        state to the candidates.
+
+        In a large job the job state is made once for all nodes that connect at the same time, since its cost grows
+        with the number of nodes.
+        """
         members = self._members
         if self._news is None or len(members.agents) <= _FEW or node in (members.candidates or ()):
             self.share_job_state()
@@ -99,7 +105,7 @@ class Outbox:
         self._assign()
         agent = members.agents[node]
         agent.send(frame_of(self._news))
-        agent.knows_news = True
+        agent.has_news = True
         self._share_assignment(node, agent)
         if not self._shares_soon:
             self._shares_soon = True
@@ -110,7 +116,7 @@ class Outbox:
             self.share_job_state()
 
     def share_job_state(self) -> None:
-        """To every agent, what has changed of what it must know; to a few, all that another coordinator needs."""
+        """Send the job state to the candidates, and news and assignments to all agents, where they have changed."""
         self._shares_soon = False
         members = self._members
         self._assign()
@@ -154,22 +160,22 @@ class Outbox:
         }
 
     def share_again(self, node: int) -> None:
-        """To an agent that has not what a change was made to."""
+        """Send the full job state to an agent that lacks the base of a change."""
         if (agent := self._members.agents.get(node)) is not None:
             agent.sent = 0
             self.share_job_state()
 
-    # --- what every agent must know ---------------------------------------------------------------
+    # --- news and assignments ---------------------------------------------------------------------
 
     def _share_news(self) -> None:
         news = self._make_news()
-        late = [agent for agent in self._members.agents.values() if not agent.knows_news]
+        late = [agent for agent in self._members.agents.values() if not agent.has_news]
         if news != self._news:
             late = list(self._members.agents.values())
         frame = frame_of(news) if late else b""
         for agent in late:
             agent.send(frame)
-            agent.knows_news = True
+            agent.has_news = True
         self._news = news
 
     def _make_news(self) -> c.JobNews:
@@ -195,13 +201,13 @@ class Outbox:
             self._share_assignment(node, agent)
 
     def _share_assignment(self, node: int, agent: Agent) -> None:
-        assignment = self._assignments.get(node, _NOBODY)
+        assignment = self._assignments.get(node, _NO_RANKS)
         if agent.assignment is not assignment and agent.assignment != assignment:
             agent.send(frame_of(assignment))
         agent.assignment = assignment
 
     def _assign(self) -> None:
-        """Each node's ranks, and who holds its copies."""
+        """Make the assignment of each node: its ranks, and the nodes that hold copies of its snapshots."""
         ranks_by, members = self._membership.nodes, self._members
         if self._assigned_for and self._assigned_for[0] is ranks_by and self._assigned_for[1] == members.version:
             return
@@ -216,7 +222,7 @@ class Outbox:
         tier = self._run.config.checkpoint.peer()
         groups: dict[int, Group] = {}
         if tier is not None and tier.parity is not None:
-            if len(servers) == len(ranks):  # while nodes are still to come, there is no telling what goes together
+            if len(servers) == len(ranks):  # groups need the failure domains of all nodes
                 self._groups = place_groups(domains, tier.parity, self._groups)
             complete = [group for group in self._groups if set(group) <= servers.keys()]
             groups = {node: group for group in complete for node in group}
@@ -235,5 +241,5 @@ class Outbox:
 
 
 def frame_of(order: c.ToAgent) -> bytes:
-    """What goes over the wire."""
+    """Encode an order for the wire."""
     return wire.encode(encode(order))

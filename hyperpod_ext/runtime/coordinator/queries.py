@@ -1,8 +1,8 @@
-"""Questions to agents: the activity of all ranks, when some rank makes no progress; whether all live, when a collective
-broke; the checkpoints in durable tiers.
+"""Queries to agents: heartbeats of all ranks when one makes no progress, liveness of all ranks when a collective broke,
+and checkpoints in the durable tiers.
 
-The kernel marks a process as ending before it closes its sockets. So when all agents have looked after a rank saw its
-connection end, and none has found such a process, nobody died: the connection itself broke.
+The kernel marks a process as ending before it closes its sockets. If every agent checks its processes after a rank's
+connection ended, and none finds an ending one, then no process died: the connection itself broke.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ from hyperpod_ext.runtime.detection.hangs import Hang, Heartbeat, find_hung
 from hyperpod_ext.runtime.membership.actions import Fault
 
 _AGAIN_S = 0.5
-"""Agents tell of a stall again and again; they are not asked more often than this."""
+"""Shortest time between two hang queries: agents report a stall repeatedly."""
 _ENDING = 0x4
 """PF_EXITING, of a process's flags."""
 _ASK_AGAIN_S = 1.0
-"""How soon a durable tier that cannot be reached is asked again; twice as long after each time."""
+"""Delay before the first retry of an unreachable durable tier. It doubles with each retry."""
 _UNREACHABLE_S = 60.0
-"""How long it is asked again; the job fails then, as it must not go on from an older step."""
+"""Time during which an unreachable durable tier is retried. Then the job fails, because it must not continue from an
+older step."""
 
 Excluded = tuple[tuple[str, str], ...]
-"""URL and save id of checkpoints that are known already."""
+"""URL and save id of each checkpoint that the answer must leave out."""
 
 
 class HangQuery:
-    """Gathers the heartbeats of all ranks, and judges once they are together."""
+    """Collects the heartbeats of all ranks, then finds the hung ones."""
 
     def __init__(self) -> None:
         self._heartbeats: dict[int, Heartbeat] = {}
         self._limit_s, self._asked_at = 0.0, 0.0
 
     def stalled(self, limit_s: float) -> bool:
-        """An agent sees no progress. Returns whether all are to be asked now."""
+        """Record that an agent reports a stall. Returns whether to request heartbeats from all agents now."""
         now = time.monotonic()
         if now - self._asked_at < _AGAIN_S:
             return False
@@ -45,7 +46,7 @@ class HangQuery:
         return True
 
     def answered(self, heartbeats: Collection[Heartbeat], world_size: int) -> Hang | None:
-        """One agent's answer. Returns who hangs, once the last one has come."""
+        """Add the heartbeats of one agent. Returns the hang, if one is found once all ranks' heartbeats are here."""
         self._heartbeats |= {heartbeat.rank: heartbeat for heartbeat in heartbeats}
         if len(self._heartbeats) < world_size:
             return None
@@ -55,16 +56,16 @@ class HangQuery:
 
 @dataclass(slots=True)
 class LivenessQuery:
-    """Nodes that have answered. One query a generation is enough: the first rank that complains speaks for all."""
+    """A check that all ranks live. One per generation is enough: the first report of a broken collective starts it."""
 
     generation: int
     fault: Fault
-    """What has happened if all ranks live."""
+    """The fault to count if all ranks live."""
     missing: set[int] = field(default_factory=set)
-    """Nodes that have yet to answer; one that cannot is found when its lease is over."""
+    """Nodes that have not answered. A lost one never does; it is found at the end of its lease."""
 
     def alive(self, node: int, generation: int) -> Fault | None:
-        """All ranks of `node` live; the fault, once that is said of all nodes."""
+        """Record that all ranks of `node` live. Returns the fault once all nodes have answered, else None."""
         if generation != self.generation or node not in self.missing:
             return None
         self.missing.discard(node)
@@ -72,9 +73,10 @@ class LivenessQuery:
 
 
 class DurableQuery:
-    """One question at a time, to the agent of one node.
+    """The query for checkpoints in durable tiers, one at a time, to the agent of one node.
 
-    `send` asks the durable tiers what they hold besides those; returns which node was asked, None: nobody is there.
+    Args:
+        send: sends the query to an agent and returns its node; None if no agent is connected.
     """
 
     def __init__(self, send: Callable[[Excluded], int | None]) -> None:
@@ -84,7 +86,7 @@ class DurableQuery:
         self._node: int | None = None
 
     def ask(self, excluded: Excluded) -> None:
-        """What is there, besides those?"""
+        """Request the checkpoints in the durable tiers, without `excluded` ones."""
         self._excluded, self._asked_at, self._wait_s = excluded, time.monotonic(), _ASK_AGAIN_S
         self._repeat()
 
@@ -92,13 +94,16 @@ class DurableQuery:
         self._node = self._send(self._excluded)
 
     def node_lost(self, node: int) -> None:
-        """Ask another one, if this one was asked."""
+        """Send the query to another node, if it went to this one."""
         if node == self._node:
             self._repeat()
 
     def answered(self, *, reached: bool) -> bool:
-        """The answer is there; whether it is to be used: else it is asked again in a while, as a tier could not be
-        reached and has not had its time."""
+        """Return whether to use an answer. If a tier was not reached, the query is sent again until its time is over.
+
+        Args:
+            reached: whether the agent reached all tiers.
+        """
         if not reached and self._again():
             return False
         self._node = None
@@ -113,7 +118,7 @@ class DurableQuery:
 
 
 def all_live(pids: Collection[int]) -> bool:
-    """Whether none of these processes of this machine ends, or has ended."""
+    """Return whether none of these processes on this machine is ending or has ended."""
     return not any(_is_ending(pid) for pid in pids)
 
 

@@ -1,4 +1,4 @@
-"""How long a resize kept ranks from making steps, and whether their processes stayed. Pure."""
+"""The pause of training in a resize, and whether the ranks kept their processes. Pure."""
 
 from __future__ import annotations
 
@@ -11,19 +11,26 @@ from hyperpod_ext.runtime.events.of_training import Joined
 
 
 class ResizeClock:
-    """From the last step of one rank assignment to the first step of the next."""
+    """Measures from the last step of one rank assignment to the first step of the next."""
 
     def __init__(self) -> None:
         self._under_way: dict[str, Any] | None = None
-        """Fields of the event `world`, until ranks make steps in it."""
+        """Fields of the newest event `world`, until a rank makes a step in it."""
         self._last_step_at = 0.0
         self._pids: dict[int, int] = {}
         self._pids_before: dict[int, int] = {}
         self._pids_after: dict[int, int] = {}
 
     def reassigned(self, fields: Mapping[str, Any], moved: Mapping[int, int]) -> dict[str, Any] | None:
-        """Ranks get other nodes, and other numbers (`moved`). Returns the fields of a refusal, if a resize that
-        somebody had asked for has not come to a step and comes to none now."""
+        """Start the clock for a new rank assignment.
+
+        Args:
+            fields: of the event `world`.
+            moved: new number of each rank that stays, by its old number.
+
+        Returns:
+            The fields of a refusal, if this assignment replaces an ordered resize before its first step.
+        """
         before = self._under_way
         self._under_way = {key: value for key, value in fields.items() if key != "moved"}
         self._pids_before = {now: self._pids[rank] for rank, now in moved.items() if rank in self._pids}
@@ -34,7 +41,7 @@ class ResizeClock:
         return {"order": before["order"], "nodes": before["nodes"], "why": why}
 
     def resume(self, events: Events) -> None:
-        """Go on where another coordinator was, as its event log tells: ranks are reassigned once all have stopped."""
+        """Continue the measurement of a former coordinator from its event log."""
         self._under_way, unfinished = None, unfinished_resize(events)
         for event in events:
             if isinstance(event, Joined):
@@ -44,7 +51,7 @@ class ResizeClock:
                 self.reassigned(event.model_dump(exclude={"t", "event"}), unfinished.moved)
 
     def joined(self, rank: int, pid: int) -> bool:
-        """The process of `rank` waits for a generation. Returns whether the rank had another before, or none."""
+        """Record that process `pid` of `rank` waits for a generation. Returns whether the process is new."""
         is_new = self._pids.get(rank) != pid
         if self._under_way is not None and rank in self._pids_before:
             self._pids_after[rank] = pid
@@ -52,7 +59,8 @@ class ResizeClock:
         return is_new
 
     def stepped(self, generation: int, step: int, began: float, ended: float) -> dict[str, Any] | None:
-        """A rank has made a step. The first of a new rank assignment ends the resize: returns what to log of it."""
+        """Record a step of a rank. The first step of a new rank assignment ends the resize: then return the fields of
+        its event `resized`."""
         resize = self._under_way
         if resize is None or generation < int(resize["generation"]):
             self._last_step_at = max(self._last_step_at, ended)

@@ -1,8 +1,8 @@
-"""Orders to resize a job or to move ranks in it, and word of which nodes it would have: files in its run folder.
+"""Files in the run folder: orders to resize a job or to move ranks, and the nodes that the job needs.
 
-RUN_DIR/resizes/NAME.json      one order, written whole; its name tells when it came
-RUN_DIR/nodes_wanted.json      for whoever starts nodes
-RUN_DIR/node3.left             for whoever takes them back
+RUN_DIR/resizes/NAME.json      one order, written atomically; names sort by time
+RUN_DIR/nodes_wanted.json      nodes that the job needs, for the process that starts nodes
+RUN_DIR/node3.left             node 3 can be returned
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ _ORDER: TypeAdapter[Order] = TypeAdapter(Order)
 
 
 def read_orders(run_dir: Path) -> dict[str, Order]:
-    """All orders, by name, the oldest first. A file that is no order is left alone."""
+    """Read all orders, by name, oldest first. Files that are no valid orders are skipped."""
     found = {}
     for file in json_files(run_dir / RESIZES):
         try:
             found[file.stem] = _ORDER.validate_json(read_regular(file, _LARGEST))
-        except (OSError, ValueError):  # none of ours
+        except (OSError, ValueError):  # no order
             continue
     return found
 
 
 def orders_were_left(run_dir: Path) -> bool:
-    """Whether anybody has left an order, for this run of the job or an earlier one."""
+    """Return whether orders were ever written to this folder, by this run of the job or an earlier one."""
     return (run_dir / RESIZES).is_dir()
 
 
 def orders_due(
     orders: Mapping[str, Order], accepted: Collection[str], members: Collection[int]
 ) -> list[tuple[str, Order]]:
-    """Those that can be carried out now, in the order of `orders`.
+    """Return the orders that can be carried out now, oldest first.
 
-    One that still waits for its nodes when a later one is taken is overtaken for good: else a job would go back to an
-    old size when they come at last.
+    An order is due if it is newer than all accepted ones and its joining nodes are members. An older order that still
+    waits for nodes is dropped for good: the job would return to an outdated size when the nodes finally join.
     """
     latest = max(accepted, default="")
     return [(name, order) for name, order in orders.items() if name > latest and _joining(order) <= set(members)]
 
 
 def orders_overtaken(orders: Mapping[str, Order], accepted: Collection[str]) -> list[tuple[str, Order]]:
-    """Orders that will never be carried out, because a later one was accepted first."""
+    """Return the orders that will never be carried out, because a later one was accepted first."""
     latest = max(accepted, default="")
     return [(name, order) for name, order in orders.items() if name < latest and name not in accepted]
 
@@ -61,28 +61,28 @@ def _joining(order: Order) -> set[int]:
 
 
 def tell_wanted(run_dir: Path, nodes: Collection[int]) -> None:
-    """Say which nodes the job would have. Where that cannot be written, it goes on with those that are there."""
+    """Write the list of nodes that the job needs. On an error, log it: the job continues with its existing nodes."""
     try:
         write_atomically(run_dir / WANTED, json.dumps({"nodes": sorted(nodes)}) + "\n")
     except OSError as error:
-        sys.stderr.write(f"hyperpod_ext: {run_dir / WANTED} cannot be written, no node is asked for: {error}\n")
+        sys.stderr.write(f"hyperpod_ext: {run_dir / WANTED} cannot be written, so no new node is requested: {error}\n")
 
 
 def tell_left(run_dir: Path, node: int) -> None:
-    """Say that nothing of this node is needed any more."""
+    """Create the file which states that the node is no longer needed."""
     with _may_fail(run_dir / LEFT.format(node)) as file:
         file.touch()
 
 
 def tell_here(run_dir: Path, node: int) -> None:
-    """Say that this node is in use; it may have been let go before."""
+    """Delete the file which states that the node is no longer needed: an earlier agent may have created it."""
     with _may_fail(run_dir / LEFT.format(node)) as file:
         file.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def _may_fail(file: Path) -> Iterator[Path]:
-    """A full or broken disk costs the word, not the node."""
+    """Log an OSError instead of raising it, so that a full or broken disk does not stop the agent."""
     try:
         yield file
     except OSError as error:

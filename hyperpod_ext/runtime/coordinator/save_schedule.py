@@ -1,4 +1,4 @@
-"""Which step goes next to tiers that go by time, and how often snapshots are taken, in the job that runs."""
+"""The next step to copy to each tier with an interval in seconds, and the interval of snapshots in memory."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from hyperpod_ext.runtime.membership.membership import Membership
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 LOOK_AGAIN = 1 / 16
-"""Share of a tier's interval after which it is looked again whether a step of it can be named. Each step of each rank
-asks, which may be thousands a second."""
-_AHEAD = 2  # steps, of durable tiers: a checkpoint that a node hears of too late leaves the one before as it is
+"""Share of a tier's interval to wait before the next try to schedule an overdue step. Without this wait, each step of
+each rank would try, thousands of times per second."""
+_AHEAD = 2
+"""Number of steps by which checkpoints in durable tiers are scheduled ahead. Few are enough: if a node receives the
+schedule too late, this checkpoint stays incomplete and the one before remains."""
 
 
 class SaveSchedule:
-    """Names steps ahead of time, so that every node hears of them before it makes them.
+    """Schedules steps to copy, far enough ahead that every node receives the schedule before it makes the step.
 
     Args:
-        log: takes what is worth an event.
-        now: when this coordinator began.
-        learned: what the one before it had learned of the job; empty: there was none.
+        log: writes an event.
+        now: start of this coordinator, on the monotonic clock.
+        learned: state of the former coordinator's tuner; empty for the first one.
     """
 
     def __init__(
@@ -36,18 +38,19 @@ class SaveSchedule:
         self.tuner = Tuner(config.checkpoint, config.nodes, now, time.time())
         self.tuner.inherit(learned)
         self.policy = config.checkpoint
-        """As all ranks have it in this generation."""
+        """The checkpoint policy that all ranks use in this generation."""
         self.peer_step: int | None = None
-        """The last step that was named for copies on peers. Nodes that come later must go by it, too."""
+        """The step that was scheduled last for copies on peers. Nodes that join later need it, too."""
         self.replicated = False
-        """Every rank holds the same state: none is copied to peers."""
+        """Whether every rank holds the same state. Then nothing is copied to peers."""
         self._look_at: dict[str, float] = {}
-        """Of tiers that are due: when it is looked again whether a step can be named."""
+        """Time of the next try to schedule a step, for each overdue tier."""
         if learned:
             self._take_memory_every()
 
     def begins(self, now: float) -> int | None:
-        """A generation begins: steps between two snapshots in memory from now on. None: as the spec says."""
+        """Tune the memory tier at the start of a generation. Returns the steps between two snapshots; None for those of
+        the spec."""
         self._look_at.clear()
         every, before = self.tuner.begins(now), self.policy.memory()
         if every is not None and before is not None:
@@ -61,18 +64,18 @@ class SaveSchedule:
             self.policy = self.policy.with_memory_every(self.tuner.memory_every)
 
     def went_on(self, membership: Membership) -> None:
-        """All ranks of a generation go on."""
+        """Record that all ranks of a generation have been restored and continue."""
         self.tuner.went_on(membership)
 
     def heard(self, event: Mapping[str, Any], now: float) -> bool:
-        """Learn from an event of an agent or a worker; whether an interval has changed with it."""
+        """Pass an event of an agent or a worker to the tuner. Returns whether an interval has changed."""
         changed = self.tuner.heard(event, now)
         for kind, seconds in changed.items():
             self._log("tuned", tier=kind, every_seconds=round(seconds, 3))
         return bool(changed)
 
     def due(self, ranks: Ranks, membership: Membership, now: float) -> list[tuple[str, int]]:
-        """Tiers that are due, each with the step that it gets."""
+        """Schedule a step for each tier that is due. Returns the tiers with their steps."""
         named: list[tuple[str, int]] = []
         for tier in self._tiers:
             every = self.tuner.seconds(tier)
@@ -97,8 +100,8 @@ class SaveSchedule:
         return step
 
     def _ahead_for_peers(self, newest: int, nodes: int) -> int | None:
-        """How many steps ahead to schedule the next peer copy. None if there is no peer tier, or if the scheduled step
-        has not been reached yet."""
+        """Return how many steps ahead to schedule the next peer copy. None if peers get no copies, if no step was
+        measured yet, or if the scheduled step has not been reached."""
         ahead = self.tuner.steps_ahead()
         if ahead is None or self.replicated or nodes == 1:
             return None

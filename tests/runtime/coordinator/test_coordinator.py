@@ -299,7 +299,10 @@ def test_without_a_spare_the_time_for_another_node_ends_the_job(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("said", "why"),
-    [({"node": 3}, "none of this job's 2 nodes and 1 spares"), ({"node": 1}, "is this node, and is there")],
+    [
+        ({"node": 3}, "none of this job's 2 nodes and 1 spares"),
+        ({"node": 1}, "another agent is connected as this node"),
+    ],
 )
 def test_who_does_not_belong_is_told_why(tmp_path: Path, said: dict[str, Any], why: str) -> None:
     async def run() -> None:

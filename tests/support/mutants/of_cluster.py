@@ -29,9 +29,9 @@ MUTANTS: list[Mutant] = [
     ),
     COORDINATOR.mutant(
         "cluster.restarted_node_is_refused",
-        "A node that was started again before its silence is noticed is taken again.",
-        "await former.doubted()  # a node may be started again",
-        "pass  # a node may be started again",
+        "A node that is restarted before the loss of the old one is detected is accepted.",
+        "await former.confirmed()  # a restarted node may connect",
+        "pass  # a restarted node may connect",
     ),
     ADMISSION.mutant(
         "cluster.returned_node_hears_no_abort",
