@@ -1,1 +1,1 @@
-"""Who is in a job and what each fault leads to, as pure functions of messages."""
+"""The members of a job and the consequences of each fault, as pure functions of messages."""

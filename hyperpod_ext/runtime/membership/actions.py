@@ -1,4 +1,4 @@
-"""Faults that a membership hears of, and the actions that it asks for. Plain values."""
+"""Faults that are reported to the membership, and actions that it returns. Plain values."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class JobPhase(Enum):
 
 
 class EscalationLevel(Enum):
-    """What a fault costs."""
+    """The restart that a fault leads to."""
 
     IN_PROCESS = "in process"
-    """Every process stays; the training function is called again."""
+    """Every process stays; it calls the training function again."""
     PROCESS = "process"
     """The rank's process is replaced, on its node."""
     NODE = "node"
@@ -31,45 +31,46 @@ class EscalationLevel(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a rank, or a whole node, left the generation."""
+    """The fault of a rank, or of a whole node, that made it leave the generation."""
 
     rank: int
-    """Of a node: its lowest."""
+    """The rank; for a node, its lowest one."""
     cause: str
-    """`killed by SIGKILL (9)`, `ValueError: ...`: one line, for people."""
+    """One line for people: `killed by SIGKILL (9)`, `ValueError: ...`."""
     step: int
-    """Step it was making."""
+    """Step that the rank was making."""
     died: bool
-    """Whether its process is gone, or cannot be used any more, and needs a replacement."""
+    """Whether the rank needs a new process, because the former one is gone or unusable."""
     kind: FaultKind
     final: bool = False
     """Whether trying again cannot help: a wrong configuration, a script that does not start."""
     code: str = "JobFailedError"
     hint: str = ""
     node: int = -1
-    """Where it was."""
+    """Node of the rank."""
     node_lost: bool = False
     """Whether the node is lost with all its ranks."""
     at: float = 0.0
-    """When it was seen: seconds since the epoch, which all coordinators of a job share well enough."""
+    """Unix time at which the fault was detected, in seconds. The clocks of all coordinators agree well enough."""
     level: EscalationLevel | None = None
-    """What it cost."""
+    """Level at which the fault was handled; None if the job ended with it."""
     place: str = ""
-    """What it has in common with the same fault when that comes again, beside its kind: a line of the script, the phase
-    of a hang. Empty: its cause."""
+    """Place by which a repeated fault is recognised, with its kind: a line of the script, the phase of a hang. If
+    empty, the cause is compared instead."""
     late: bool = False
-    """Whether another fault had ended its generation already, or stands for it."""
+    """Whether another fault counts in place of this one: it is on the same node, or had already ended the
+    generation."""
 
     @property
     def follows(self) -> bool:
-        """Whether it came with another fault, which is the one that counts: eight processes that the kernel ends at
-        one moment are one fault of their node."""
+        """Whether this fault is part of another one, which counts instead: eight processes that the kernel ends at one
+        moment are one fault of their node."""
         return self.late or self.kind == "stuck"
 
     def is_like(self, other: Fault) -> bool:
-        """Whether the other is this one, at another time. It may be of another rank, and at another step."""
-        mine, its = (self.place or self.cause), (other.place or other.cause)
-        return (self.kind, self.died, mine) == (other.kind, other.died, its)
+        """Return whether the other fault is a repetition of this one, perhaps on another rank and at another step."""
+        own, others = (self.place or self.cause), (other.place or other.cause)
+        return (self.kind, self.died, own) == (other.kind, other.died, others)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"level": self.level.value if self.level is not None else None}
@@ -90,15 +91,15 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class AskDurable:
-    """Find out what the durable tiers hold, and call `durable_answered`."""
+    """List the checkpoints in the durable tiers, and pass them to `durable_answered`."""
 
     exclude: tuple[tuple[str, str], ...] = ()
-    """URL and save id of checkpoints that have been refused: what else is there?"""
+    """URL and save id of checkpoints to leave out, because ranks could not restore them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """The first choice could not be restored by all; here is the next."""
+    """Restore this decision instead: some rank could not restore the one before."""
 
     attempt: int
     decision: Decision
@@ -106,7 +107,7 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """Everybody has the state of this step: train."""
+    """Train: every rank has the state of this step."""
 
     step: int
 
@@ -117,46 +118,49 @@ class Abort:
 
     generation: int
     rank: int = -1
-    """Whose fault it is; -1: nobody's."""
+    """Rank whose fault ended the last generation; -1 if no fault did."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """Start a new process for this rank, on the node that has it now; end the one that is there."""
+    """Start a new process for this rank on its current node, and end an existing one."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """A spare has the ranks of a lost node from now on."""
+    """Record that a spare has taken over the ranks of a lost node."""
 
     node: int
+    """The spare."""
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Decommission:
-    """The node's ranks are elsewhere: end its workers, and report what its memory holds (`decommissioned`)."""
+    """End the workers of a node whose ranks are on other nodes now, and pass the offers of its memory to
+    `decommissioned`."""
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitNode:
-    """No spare is left: give another node some time to come, then call `no_node_came`."""
+    """Wait for another node to join, then call `no_node_came`: no spare is left for the ranks of this one."""
 
     node: int
+    """The lost node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Everybody is done."""
+    """Finish training: every rank is done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The job cannot go on."""
+    """End the job as failed."""
 
     code: str
     message: str
@@ -173,14 +177,14 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class WantNodes:
-    """So many nodes should be there, those that leave not counted."""
+    """Request nodes until the job has `count`, not counting the ones that leave."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Start a process for this rank of the next rank assignment, while the others train."""
+    """Start a process for this rank of the next rank assignment, while all ranks train."""
 
     rank: int
     node: int
@@ -189,7 +193,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class EndPrepared:
-    """End the processes on a node that were to be ranks of the next rank assignment."""
+    """End the processes on a node that were started for the next rank assignment."""
 
     node: int
 
@@ -201,33 +205,33 @@ class AskStop:
     number: int
     step: int
     later: bool = False
-    """Some are not ready to say; ask in a moment."""
+    """Whether to ask after a short wait, because some ranks have not begun their loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopAt:
-    """All can: they stop there."""
+    """Stop all ranks after the step of request `number`: all of them can."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class WithdrawStop:
-    """Nobody needs to stop any more."""
+    """Withdraw the request `number` to stop. Stopped ranks continue."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """These nodes are not needed any more."""
+    """Release these nodes, and the snapshots of earlier rank assignments: the job no longer needs them."""
 
     nodes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """End the job as if somebody had asked for it: too few nodes stay."""
+    """Cancel the job, because too few nodes stay."""
 
 
 Action = (

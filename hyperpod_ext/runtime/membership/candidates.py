@@ -1,4 +1,4 @@
-"""Which agents have the job state, so that one of them can coordinate when the coordinator is lost. Pure."""
+"""The candidates: agents that have the job state, so that one of them can replace a lost coordinator. Pure."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from collections import Counter
 from collections.abc import Mapping, Set
 
 CANDIDATES = 16
-"""How many there are besides the coordinator: in small jobs, everybody."""
+"""Number of candidates besides the coordinator. In a smaller job, every agent is one."""
 
 
 def choose_candidates(before: Set[int], there: Mapping[int, str], coordinator: int, most: int = CANDIDATES) -> set[int]:
-    """Nodes whose agents have the job state, `coordinator` among them.
+    """Choose the nodes whose agents have the job state, `coordinator` among them.
 
-    Those of `before` that are there stay. Others are added from failure domains that have the fewest of them.
+    Candidates of `before` that are still connected stay. New ones come from the failure domains with the fewest
+    candidates.
 
     Args:
-        there: failure domain of each member whose agent is there.
+        there: failure domain of each member whose agent is connected.
     """
     chosen = {node for node in before if node in there and node != coordinator}
     load = Counter(there[node] for node in chosen)

@@ -1,12 +1,12 @@
-"""Ranks that a job goes on without until others take their places (`restart.policy: continue`). Pure.
+"""Training without lost ranks until replacements are ready (`restart.policy: continue`). Pure.
 
-    whole ──ranks are lost──▶ short: the others have numbers without gaps ──replacements are ready──▶ whole
-                                 ▲ │ more are lost
-                                 └─┘
+    full ──ranks are lost──▶ short: the remaining ranks are renumbered without gaps ──replacements are ready──▶ full
+                                ▲ │ more are lost
+                                └─┘
 
-Places are those of the whole world: a node for each block of ranks. While ranks are missing the others fill the gaps
-in their numbers, the highest first. A joining process never gets a number that a process of its node has now, so that
-a node can tell the two apart.
+A place is a block of ranks of the full-size job, and the node that has it. While ranks are missing, the highest ranks
+get the numbers of the missing ones. A joining process never gets the current number of another process on its node, so
+that the node can tell the two apart.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hyperpod_ext.runtime.membership.rank_assignment import blocks_of
 
 @dataclass(frozen=True, slots=True)
 class Renumbered:
-    """Ranks under other numbers."""
+    """A rank assignment in which ranks have new numbers."""
 
     after: Mapping[int, int]
     """Node of each rank."""
@@ -31,24 +31,26 @@ class Renumbered:
 
 @dataclass(frozen=True, slots=True)
 class Refill(Renumbered):
-    """The world with as many of the missing ranks as there are nodes for."""
+    """A rank assignment with as many missing ranks as the nodes have room for."""
 
     joining: Mapping[int, int]
     """Node of each rank whose process is new."""
     places: tuple[int, ...]
-    """Node of each block of the whole world; of one that none is there for, the node that it had."""
+    """Node of each block of the full-size job; if no node is free for a block, its last one."""
     complete: bool
+    """Whether no rank is missing any more."""
 
 
 @dataclass(slots=True)
 class Continuing:
-    """Whether the job goes on without lost ranks, and which places are empty."""
+    """Whether the job continues without lost ranks, and the places of the missing ones."""
 
     enabled: bool = False
     places: list[int] = field(default_factory=list)
-    """Node of each block of the whole world, while ranks are missing; empty: all are there."""
+    """Node of each block of the full-size job while ranks are missing; empty if none is."""
     gave_up: bool = False
-    """Whether replacements died again and again before they were ready; the next fault or node begins anew."""
+    """Whether replacements repeatedly died before they were ready. No more are started until another fault, or another
+    node, changes something."""
 
     @property
     def is_short(self) -> bool:
@@ -56,41 +58,41 @@ class Continuing:
         return bool(self.places)
 
     def can_do_without(self, nodes: Mapping[int, int], lost: Collection[int]) -> bool:
-        """Whether any rank is left. `nodes`: of each rank."""
+        """Return whether the job may continue without `lost` ranks: some must remain. `nodes`: node of each rank."""
         return self.enabled and bool(nodes.keys() - set(lost))
 
     def lose(self, nodes: Mapping[int, int], lost: Collection[int], each: int) -> Renumbered:
-        """Go on without these ranks. `each`: ranks of a node in the whole world."""
+        """Remove lost ranks, and renumber the remaining ones. `each`: ranks per node in the full-size job."""
         if not self.places:
             self.places = blocks_of(nodes, each)
         self.gave_up = False
         return without(nodes, lost)
 
     def refill(self, nodes: Mapping[int, int], states: NodeStates, each: int) -> Refill | None:
-        """How missing ranks come back; None: there is no node for any of them, or it has been tried enough."""
+        """Plan the return of missing ranks; None if no node has room for any, or if too many tries have failed."""
         return None if self.gave_up else refill(nodes, self.places, states, each)
 
     def give(self, lost: int, node: int) -> None:
-        """Another node, which may have come back to an empty place, has the ranks that are left of a lost one."""
+        """Swap the places of two nodes, because `node` takes over the remaining ranks of `lost`."""
         swapped = {lost: node, node: lost}
         self.places = [swapped.get(place, place) for place in self.places]
 
     def filled(self, made: Refill) -> None:
-        """Ranks have come back."""
+        """Record that the planned ranks have returned."""
         self.places = [] if made.complete else list(made.places)
 
     def size(self, nodes: Mapping[int, int], each: int) -> int:
-        """Ranks of the whole world."""
+        """Return the number of ranks of the full-size job."""
         return len(self.places) * each or len(nodes)
 
     def to_json(self, states: NodeStates, nodes: Mapping[int, int]) -> dict[str, Any]:
-        """`idle`: nodes that are there, and all of whose ranks are missing."""
+        """Return the job state's part on missing ranks; `idle` lists the present nodes whose ranks are all missing."""
         idle = {place for place in self.places if states[place] in WITH_RANKS} - set(nodes.values())
         return {"places": list(self.places), "idle": sorted(idle)} if self.places else {}
 
 
 def without(nodes: Mapping[int, int], lost: Collection[int]) -> Renumbered:
-    """The ranks that are left, numbered without gaps: those of high numbers fill them."""
+    """Return the remaining ranks, numbered without gaps: the highest ranks fill the gaps."""
     left = sorted(nodes.keys() - set(lost))
     count = len(left)
     gaps = iter(sorted(set(range(count)) - set(left)))
@@ -100,10 +102,10 @@ def without(nodes: Mapping[int, int], lost: Collection[int]) -> Renumbered:
 
 
 def refill(nodes: Mapping[int, int], places: Collection[int], states: NodeStates, each: int) -> Refill | None:
-    """Processes for the empty places: on the node that had them, or else on spares. None: no node is there for any.
+    """Plan processes for the missing ranks, on the node that had them or on a spare; None if no node is free.
 
-    Once no place is empty each node has a block of ranks in a row again. Before, ranks that come back get the next
-    numbers.
+    If all missing ranks return, each node has a block of consecutive ranks again. Otherwise returning ranks get the
+    next free numbers.
     """
     found, complete = _nodes_for(places, states)
     on: dict[int, list[int]] = {}
@@ -134,7 +136,7 @@ def refill(nodes: Mapping[int, int], places: Collection[int], states: NodeStates
 
 
 def _nodes_for(places: Collection[int], states: NodeStates) -> tuple[list[int | None], bool]:
-    """The node of each place: the one that had it, or a spare, or None. And whether all have one."""
+    """Return the node of each place (its former one, a spare, or None), and whether every place has one."""
     there = {place for place in places if states[place] in WITH_RANKS or states[place] is NodeState.SPARE}
     spares = iter(sorted(states.spares - there))
     found = [place if place in there else next(spares, None) for place in places]

@@ -1,9 +1,9 @@
-"""What a fault costs, and when it ends the job. Pure.
+"""The level at which a fault is handled, and the limits at which it ends the job. Pure.
 
-    in process ──▶ process ──▶ node ──▶ the job ends, and is started again from a durable tier
+    in process ──▶ process ──▶ node ──▶ the job ends; a new start restores it from a durable tier
 
-A fault escalates to the next level when the budget of its own is spent. Faults of one kind count together while fewer
-than `calm_steps` steps lie between one and the next: two hundred faults in a long job are no reason to give up a node.
+A fault is handled at the next level when the budget of its own level is spent. Similar faults count together only if
+fewer than `calm_steps` steps are between them: a node is not given up for two hundred faults spread over a long job.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from hyperpod_ext.config.restart import RestartPolicy
 from hyperpod_ext.runtime.detection.failure_causes import NO_PROGRESS
 from hyperpod_ext.runtime.membership.actions import EscalationLevel, Fail, Fault
 
-_SAME_EXCEPTION = 2  # the same exception at the same step is the script's own; once may be bad luck
-_SAME_DEATH = 3  # a process that dies at one step every time: out of memory, or a crash of its own
-_SAME_HANG = 3  # of one rank in one phase, at whatever step
+_SAME_EXCEPTION = 2  # exceptions at one step: the second one shows that the script has an error
+_SAME_DEATH = 3  # deaths at one step: out of memory, or a crash in the script
+_SAME_HANG = 3  # hangs of one rank in one phase, at any steps
 
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
-    """Of `RestartPolicy`, which says what each is."""
+    """The budgets of `RestartPolicy`, where each field is documented."""
 
     max_restarts: int
     max_restarts_in_window: int | None = None
@@ -36,12 +36,12 @@ class Budgets:
 
     @classmethod
     def of(cls, policy: RestartPolicy) -> Budgets:
-        """The budgets that the job was given."""
+        """Read the budgets from a job's restart policy."""
         return cls(**{field.name: getattr(policy, field.name) for field in fields(cls)})
 
 
 def level_of(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> EscalationLevel:
-    """The level at which `fault` is handled; `earlier` are those before it, oldest first."""
+    """Return the level at which to handle `fault`. `earlier`: the faults before it, oldest first."""
     if fault.node_lost:
         return EscalationLevel.NODE
     if fault.follows:
@@ -59,7 +59,7 @@ def level_of(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> Escala
 
 
 def give_up(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> Fail | None:
-    """Why the job ends with `fault`, if it does."""
+    """Return the failure with which `fault` ends the job; None if the job continues."""
     who = _who(fault)
     if fault.final:
         return Fail(fault.code, who, fault.hint)
@@ -72,7 +72,7 @@ def give_up(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> Fail | 
         left = next(
             (f" Rank {other.rank} {other.cause}." for other in reversed(everything) if other.kind == "stuck"), ""
         )
-        after = left if fault.kind == "stalled" else ""  # nobody was ended for it, so only this tells the line
+        after = left if fault.kind == "stalled" else ""  # a stall names no rank: the stuck one shows the script's line
         return Fail(fault.code, f"{who}; {same} times in a row{'.' if after else ''}{after}", fault.hint or hint)
     losses = sum(other.node_lost for other in earlier) + fault.node_lost
     if fault.node_lost and losses > budgets.max_node_losses:
@@ -81,14 +81,12 @@ def give_up(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> Fail | 
         return Fail(fault.code, message + tried(everything), hint)
     count = len(earlier) + 1
     if count > budgets.max_restarts:
-        hint = "Raise restart.max_restarts, or find out why ranks fail; the logs of the ranks have their words."
+        hint = "Raise restart.max_restarts, or find out from the logs of the ranks why they fail."
         message = f"{who}; this was fault {count}, the job recovers from {budgets.max_restarts}"
         return Fail(fault.code, f"{message}. {tried(everything)}" if earlier else message, hint)
     recent = 1 + sum(fault.at - other.at < budgets.window_s for other in earlier)
     if budgets.max_restarts_in_window is not None and recent > budgets.max_restarts_in_window:
-        hint = (
-            "Raise restart.max_restarts_in_window, or find out why ranks fail; the logs of the ranks have their words."
-        )
+        hint = "Raise restart.max_restarts_in_window, or find out from the logs of the ranks why they fail."
         recovers = f"the job recovers from {budgets.max_restarts_in_window}"
         message = f"{who}; this was fault {recent} within {budgets.window_s:g} s, {recovers}. {tried(everything)}"
         return Fail(fault.code, message.rstrip(), hint)
@@ -96,7 +94,7 @@ def give_up(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> Fail | 
 
 
 def _same(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> tuple[int, int]:
-    """How often this fault has come in a row, and how often is too often."""
+    """Return how many times in a row this fault has occurred, and the count at which it ends the job."""
     if fault.kind in NO_PROGRESS:
         hung = (fault.rank, fault.place)
 
@@ -109,7 +107,7 @@ def _same(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> tuple[int
         if other.step != fault.step or not other.is_like(fault):
             break
         if fault.died and other.rank != fault.rank:
-            break  # a whole node that goes down is several deaths, not one death several times
+            break  # deaths of several ranks are one loss of their node, not repetitions
         same += 1
     return same, _SAME_DEATH if fault.died else _SAME_EXCEPTION
 
@@ -118,8 +116,8 @@ _AGAIN = "Started again, the job goes on from its newest durable checkpoint, if 
 
 
 def no_node(fault: Fault, earlier: Sequence[Fault], waited_s: float, spares: int) -> Fail:
-    """Why a job ends that has lost a node for which there is no other."""
-    # a node that came back is counted among those that were used
+    """Return the failure of a job that has lost a node and found no replacement."""
+    # `spares` counts a node that returned as a used spare
     had = "the job has no spare left" if spares else "the job has no spares"
     return Fail(
         fault.code,
@@ -129,7 +127,7 @@ def no_node(fault: Fault, earlier: Sequence[Fault], waited_s: float, spares: int
 
 
 def tried(faults: Iterable[Fault]) -> str:
-    """What has been done about faults so far, in words; empty when there were none."""
+    """Summarise the levels of earlier faults in a sentence; empty if there were none."""
     counts = Counter(fault.level for fault in faults if fault.level is not None)
     words = [f"{counts[level]} x {level.value}" for level in EscalationLevel if counts[level]]
     return f"Tried before: {', '.join(words)}." if words else ""
@@ -142,7 +140,7 @@ def _who(fault: Fault) -> str:
 
 
 def _streak(fault: Fault, earlier: Sequence[Fault], calm_steps: int, is_same: Callable[[Fault], bool]) -> int:
-    """How many faults in a row, `fault` included, are alike with fewer than `calm_steps` between them."""
+    """Count consecutive similar faults up to `fault`, with fewer than `calm_steps` steps from each to the next."""
     count, step = 1, fault.step
     for other in reversed(earlier):
         if not is_same(other):

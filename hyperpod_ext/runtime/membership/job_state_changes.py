@@ -1,8 +1,8 @@
-"""What has changed of the job state, so that those who have it need not be sent it whole. Pure.
+"""Changes of the job state, which candidates receive instead of the full job state. Pure.
 
-A job state is a JSON object. A change is a path of keys and a value, or a path alone where a key is gone. A digest is
-chained through all changes since the whole was sent: who has another one than the sender has missed or mistaken one,
-and asks for the whole.
+A job state is a JSON object. A change is a path of keys and the new value, or only the path if the key was removed. A
+digest is chained through all changes since the full job state was sent. A candidate whose digest differs has missed a
+change, and requests the full job state again.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 
 Path = tuple[str, ...]
 StateChange = tuple[Path, Any] | tuple[Path]
-"""Where, and what is there now; without a value: nothing."""
+"""Path and new value; only the path if the key was removed."""
 
 GONE = object()
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[StateChange]:
-    """What makes `after` of `before`. Objects are compared key by key, anything else as one value."""
+    """Return the changes from `before` to `after`. Objects are compared key by key, all other values as one."""
     return list(_changes(before, after, ()))
 
 
@@ -38,10 +38,10 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any], path: Path) ->
 
 
 def changed(state: Mapping[str, Any], made: Sequence[StateChange]) -> dict[str, Any]:
-    """`state` with these changes; nothing that it consists of is touched.
+    """Return a copy of `state` with these changes applied; `state` and its nested objects stay as they are.
 
     Raises:
-        KeyError: a path leads through what is not there.
+        KeyError: a path leads through a key that does not exist.
     """
     copied: dict[Path, dict[str, Any]] = {(): dict(state)}
     for change in made:
@@ -56,7 +56,7 @@ def changed(state: Mapping[str, Any], made: Sequence[StateChange]) -> dict[str, 
 
 
 def _copy_of(copied: dict[Path, dict[str, Any]], path: Path) -> dict[str, Any]:
-    """The object at `path`, which is the new state's own."""
+    """Return the new state's own copy of the object at `path`."""
     if path not in copied:
         above = _copy_of(copied, path[:-1])
         inner = above[path[-1]]
@@ -67,6 +67,6 @@ def _copy_of(copied: dict[Path, dict[str, Any]], path: Path) -> dict[str, Any]:
 
 
 def chained(digest: str, made: Sequence[StateChange]) -> str:
-    """The digest after these changes, from the one before."""
+    """Return the digest after these changes. `digest`: the one before them."""
     text = json.dumps([digest, made], separators=(",", ":"), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -1,15 +1,17 @@
-"""Who is in the job, in which generation, and what happens next. Pure: messages in, actions out.
+"""The state machine of a job: its ranks, nodes and generation. Pure: messages in, actions out.
 
     forming ──all joined──▶ restoring ──all restored──▶ running ──all done──▶ ended
        ▲                        │ a source failed: next best      │
-       └──────── fault: the generation rises, everybody leaves ◀──┘
+       └──────── fault: the generation rises, all ranks leave ◀───┘
 
-Every message carries the generation its sender believes in; older ones are ignored. A lost node's ranks go to a spare;
-where the job may have fewer nodes, it goes on without; else they wait for a node to come. The coordinator calls this
-(`coordinator/reports.py`) and carries out what it returns (`coordinator/actions.py`); the simulator does, too.
+Every message carries its sender's generation; messages of older generations are ignored. The ranks of a lost node move
+to a spare. Without a spare, an elastic job continues with fewer nodes, and other jobs wait for another node.
 
-Where the job continues without lost ranks (`continuing.py`), the others form the next generation at once, and the lost
-ones come back as joining nodes do.
+With `restart.policy: continue` (`continuing.py`) the remaining ranks form the next generation at once, and the lost
+ones return in the same way as joining nodes do.
+
+The coordinator calls this (`coordinator/reports.py`) and carries out the returned actions (`coordinator/actions.py`);
+the simulator does, too.
 """
 
 from __future__ import annotations
@@ -53,12 +55,12 @@ class Membership:
     """State machine of one job's membership.
 
     Args:
-        nodes: node of each rank; another one after that node was lost.
+        nodes: node of each rank.
         durable: whether there are durable tiers.
-        scale: numbers of nodes that the job may have; None: the one that `nodes` has.
-        reserve: spares that are not taken for growth.
-        states: of the nodes; None: all that have ranks are there.
-        continues: whether the others go on while lost ranks are replaced.
+        scale: allowed numbers of nodes; None for only the number in `nodes`.
+        reserve: number of spares that are not used for growth.
+        states: states of the nodes; None if all nodes in `nodes` are members.
+        continues: whether the remaining ranks continue while lost ones are replaced.
     """
 
     def __init__(
@@ -83,18 +85,18 @@ class Membership:
         self.states = states if states is not None else NodeStates(members=nodes.values())
         self.generation, self.phase = generation, phase
         self.committed = committed
-        """Newest step that some rank has reported as committed, of those that are not given up."""
+        """Newest step that any rank has committed in the current history: a restore of an earlier step lowers it."""
         self.began = dict(began or {})
-        """Step at which each generation of this run went on; those that never did are left out."""
+        """Step from which each generation of this run continued, without generations that never trained."""
         self.faults, self.spares_used = list(faults), spares_used
         self.broken = 0
-        """The newest generation that a fault has ended."""
+        """Newest generation that a fault has ended."""
         self.done: dict[int, str] = {}
         """Ranks that finished, with the digest of their final state."""
         self.has_failed = False
-        """Whether the job is over without all of them; another coordinator comes to that by itself, or does not."""
+        """Whether the job ended before all ranks were done. Not in the job state: another coordinator decides again."""
         self.sharing = ""
-        """How the states of ranks are related, as their snapshots say; empty: no rank has begun its loop."""
+        """Relation of the ranks' states, as in their snapshots; empty until a rank has begun its loop."""
         self.restoring = RestoreNegotiation(durable)
         scale = scale or Scale((self.size,), max(1, len(self.nodes) // max(1, self.size)))
         self.rescaling = Rescaling(scale, reserve, wanted=self.size, desired=self.size)
@@ -102,65 +104,71 @@ class Membership:
         self.renumbering = Renumbering()
         self.retention = Retention()
         self.held: set[int] = set()
-        """Nodes that want no rank to train: the next generation forms, and does not begin."""
+        """Nodes that hold training: until all of them resume, the next generation does not begin."""
 
-    # --- what others ask ------------------------------------------------------------------------
+    # --- properties -----------------------------------------------------------------------------
 
     @property
     def size(self) -> int:
-        """Nodes that have ranks. Counted once for each rank assignment, which is never changed but replaced."""
+        """Number of nodes with ranks. The count is stored per rank assignment: `nodes` is replaced, never modified."""
         if self._counted[0] is not self.nodes:
             self._counted = self.nodes, len(set(self.nodes.values()))
         return self._counted[1]
 
     @property
     def sharded(self) -> bool:
-        """Whether each rank holds a part of the state that no other has."""
+        """Whether each rank holds its own shard of the state."""
         return self.sharing == "shard"
 
     @property
     def unassigned(self) -> set[int]:
-        """Ranks that wait for a node to come."""
+        """Ranks without a node: theirs was lost, and no other has joined yet."""
         gone = {node for node in set(self.nodes.values()) if self.states[node] not in WITH_RANKS}
         return {rank for rank, node in self.nodes.items() if node in gone} if gone else set()
 
     @property
     def full_size(self) -> int:
-        """Ranks that the job has when none is missing."""
+        """Number of ranks of the job when none is missing."""
         return self.continuing.size(self.nodes, self.rescaling.each)
 
     @property
     def decision(self) -> Decision | None:
-        """What this generation restores, once that is known."""
+        """The restore decision of this generation; None before it is made."""
         return self.restoring.decision
 
     @property
     def attempt(self) -> int:
-        """How many decisions this generation has tried."""
+        """Number of restore decisions in this generation."""
         return self.restoring.attempt
 
     def missing(self) -> list[int]:
-        """Ranks with a node that the forming generation waits for."""
+        """Return the ranks that the forming generation waits for, without ranks that have no node."""
         forming = self.phase is JobPhase.FORMING
         return sorted(self.nodes.keys() - self.restoring.joined.keys() - self.unassigned) if forming else []
 
     def ranks_on(self, node: int) -> list[int]:
-        """Ranks that `node` has."""
-        has = self.states[node] in WITH_RANKS
-        return sorted(rank for rank, its in self.nodes.items() if its == node) if has else []
+        """Return the ranks of `node`."""
+        has_ranks = self.states[node] in WITH_RANKS
+        return sorted(rank for rank, other in self.nodes.items() if other == node) if has_ranks else []
 
     def is_shut_out(self, node: int) -> bool:
-        """Whether a node has been lost so often that it is not taken again."""
+        """Return whether a node has been lost so often that it may not join again."""
         return self.states.losses.get(node, 0) >= self.budgets.quarantine_after
 
     def spares_left(self, spares: int) -> bool:
-        """Whether a spare is there, or still to come, of those that the job began with."""
+        """Return whether a spare is left. `spares`: number of spares of the spec, some of which may not have joined
+        yet."""
         return bool(self.states.those(NodeState.SPARE, NodeState.JOINING)) or spares > self.spares_used
 
     # --- ranks join and restore -----------------------------------------------------------------
 
     def join(self, rank: int, live: Offer | None, held: Collection[Offer]) -> list[Action]:
-        """`rank` waits for a generation; `held` is what its node's memory server has."""
+        """Process the join of `rank`.
+
+        Args:
+            live: offer of its live state; None if it has none.
+            held: offers from its node's memory server.
+        """
         if self.phase is not JobPhase.FORMING:
             return []
         self.restoring.join(rank, live)
@@ -168,12 +176,12 @@ class Membership:
         return self._begin_if_complete()
 
     def _begin_if_complete(self) -> list[Action]:
-        """Once all ranks wait for the generation, and all is known that can be restored."""
+        """Begin the generation if all ranks have joined and all retained memory is known."""
         complete = self.phase is JobPhase.FORMING and len(self.restoring.joined) == len(self.nodes)
         return self._decide() if complete and not (self.held or self.states.those(NodeState.DECOMMISSIONED)) else []
 
     def _decide(self) -> list[Action]:
-        """Have all restore, or try the next best; ask the durable tiers first where they may have more."""
+        """Make a restore decision, or request the list of durable tiers first if they may have a newer step."""
         if self.phase is JobPhase.FORMING:
             self.generation = max(self.generation, self.restoring.newest_generation + 1)
         decided = self.restoring.decide(self.nodes, self.began, self.committed)
@@ -193,19 +201,23 @@ class Membership:
     def durable_answered(
         self, stored: list[Offer], generation: int, problems: tuple[str, ...], unreachable: tuple[str, ...] = ()
     ) -> list[Action]:
-        """Take the checkpoints in the durable tiers, their newest generation, and the files that could not be read.
+        """Process the list of checkpoints in the durable tiers.
 
-        `unreachable`: of the problems, those that do not tell whether anything is there.
+        Args:
+            stored: checkpoints that were found.
+            generation: newest generation in the tiers.
+            problems: files and tiers that could not be read.
+            unreachable: the problems of tiers that could not be listed, and so may hold more checkpoints.
         """
         if not self.began:
-            self.generation = max(self.generation, generation + 1)  # writers of earlier runs are older than this one
+            self.generation = max(self.generation, generation + 1)  # above all generations of earlier runs
         self.restoring.durable_answered(stored, problems, unreachable)
         if self.phase is JobPhase.RESTORING and self.restoring.is_asking:
             return self._decide()
         return self._begin_if_complete()
 
     def restore_reported(self, rank: int, generation: int, attempt: int, error: str) -> list[Action]:
-        """`rank` has restored and verified (empty `error`), or could not."""
+        """Process the result of a rank's restore. `error`: empty if it has restored and verified its state."""
         if generation != self.generation or attempt != self.attempt or self.phase is not JobPhase.RESTORING:
             return []
         if not error:
@@ -217,17 +229,18 @@ class Membership:
     def _go(self) -> list[Action]:
         assert self.decision is not None
         step, self.phase = self.decision.step, JobPhase.RUNNING
-        self.began[self.generation] = step  # not before: an attempt that failed gives up no steps
-        self.committed = step  # what was made after it is given up
+        self.began[self.generation] = step  # only now: a failed restore does not roll back
+        self.committed = step  # later steps are rolled back
         self.retention.went_on(step, self.sharing)
         unneeded = [Release(())] if self.continuing.enabled and self.renumbering.newest == self.generation else []
         return [Go(step), *unneeded, *self.release_retained(step), *self.reconcile()]
 
     def step_committed(self, step: int) -> None:
+        """Record that a rank has committed `step`."""
         self.committed = max(self.committed, step)
 
     def finished(self, rank: int, generation: int, digest: str) -> list[Action]:
-        """`rank` has returned from its training function."""
+        """Record that `rank` has returned from its training function. Returns `Finish` once all ranks have."""
         if generation != self.generation or self.phase is not JobPhase.RUNNING:
             return []
         self.done[rank] = digest
@@ -239,10 +252,10 @@ class Membership:
     # --- faults ---------------------------------------------------------------------------------
 
     def fault(self, fault: Fault, generation: int) -> list[Action]:
-        """A process died, or a rank's training function raised, in `generation`."""
+        """Process a fault of a rank in `generation`: its process died, or its training function raised."""
         left_already = generation < self.generation
         if self.phase is JobPhase.ENDED or (left_already and not fault.died):
-            return []  # what a rank met on its way out of an older generation is no news
+            return []  # an error on the way out of an older generation is no new fault
         actions, node = self.rescaling.drop(self.states), self.nodes[fault.rank]
         met = self._escalate(replace(fault, node=node, late=fault.late or generation <= self.broken))
         if isinstance(met, Fail):
@@ -252,7 +265,7 @@ class Membership:
             return [*actions, *self._do_without(lost, node if met is EscalationLevel.NODE else None, Why.FAILED)]
         if not left_already and self.phase is not JobPhase.FORMING:
             actions.append(self._leave(fault.rank))
-        # else nobody trains, so there is nothing to abort: the others go on waiting for this rank
+        # otherwise no rank trains, and no abort is needed: the other ranks keep waiting for this one
         self.restoring.forget_ranks([fault.rank])
         if met is EscalationLevel.NODE:
             ranks = self.ranks_on(node)
@@ -262,17 +275,20 @@ class Membership:
         return [*actions, Replace(fault.rank)] if met is EscalationLevel.PROCESS else actions
 
     def _escalate(self, fault: Fault) -> EscalationLevel | Fail:
-        """Write the fault down; what it costs, or why the job ends with it."""
+        """Record a fault. Returns its escalation level, or the failure if the job ends with it."""
         failure, level = give_up(fault, self.faults, self.budgets), level_of(fault, self.faults, self.budgets)
         if level is EscalationLevel.NODE and not fault.node_lost and not self.states.spares:
-            level = EscalationLevel.PROCESS  # a node that fails often is better than none
+            level = EscalationLevel.PROCESS  # without a spare, an unreliable node is better than none
         self.faults.append(replace(fault, level=level))
         return failure or level
 
     def meet_again(self, node: int, generation: int) -> list[Action]:
-        """A node was cut off for a moment, in `generation`: what it said, or was told, may be lost. So all meet anew,
-        and a change that is under way is begun anew. While the next one forms that it has yet to hear of, nothing is
-        lost: it is told of that, and its ranks join."""
+        """Process the return of a node that had lost its connection in `generation`.
+
+        Messages in both directions may be lost, so all ranks leave for a new generation, and a change in preparation
+        starts again. If the next generation is already forming, that is not needed: the node receives its abort now,
+        and its ranks join.
+        """
         if self.phase is JobPhase.ENDED:
             return []
         dropped, has_ranks = self.rescaling.drop(self.states), bool(self.ranks_on(node))
@@ -280,7 +296,7 @@ class Membership:
         return [*dropped, self._leave()] if dropped or (has_ranks and not joins) else []
 
     def _leave(self, rank: int = -1) -> Abort:
-        """All leave the generation, for a fault of `rank` if one is named."""
+        """End the generation for all ranks. `rank`: rank whose fault is the reason; -1 if there is no fault."""
         self.broken = self.generation if rank >= 0 else self.broken
         self.generation += 1
         self.phase, self.done, self.restoring = JobPhase.FORMING, {}, RestoreNegotiation(self.durable)
@@ -293,25 +309,25 @@ class Membership:
     # --- nodes come and go ----------------------------------------------------------------------
 
     def begin_with_spares(self, nodes: Collection[int]) -> None:
-        """The job begins, and these nodes are there without a rank."""
+        """Record the spares that are present when the job begins."""
         for node in nodes:
             self.states.set_state(node, NodeState.SPARE)
 
     def node_came(self, node: int, at: float = 0.0) -> list[Action]:
-        """A node is there that has no rank: it takes those that have none, or waits as a spare."""
+        """Process a node that joins without ranks: it gets the ranks of a lost node, or becomes a spare."""
         gone = self.states[node] in (NodeState.ABSENT, NodeState.RELEASED)
-        lost = [] if gone else self.node_lost(node, "its agent has begun anew", at)
+        lost = [] if gone else self.node_lost(node, "its agent was restarted", at)
         if self.phase is JobPhase.ENDED:
             return lost
         waiting = {self.nodes[rank] for rank in self.unassigned}
         self.states.set_state(node, NodeState.SPARE)
         if waiting:
-            # its own first: were it given another's and lost again, the next node would be given both as one's
+            # its own former ranks first: with another node's ranks, a second loss would mix up the ranks of both
             return [*lost, *self._give(node if node in waiting else min(waiting))]
         return [*lost, *self._grow()]
 
     def _grow(self) -> list[Action]:
-        """Another spare is there: take it where more nodes were asked for."""
+        """Use a new spare if an order wants more nodes than the job has."""
         rescaling = self.rescaling
         self.continuing.gave_up = False
         if rescaling.change is not None:
@@ -322,7 +338,7 @@ class Membership:
         return self.reconcile()
 
     def node_lost(self, node: int, cause: str, at: float = 0.0) -> list[Action]:
-        """All processes of `node` are gone, or nobody can tell any more what they do. `at`: see `Fault`."""
+        """Process the loss of `node`: its processes are gone, or cannot be reached. `at`: see `Fault`."""
         ranks, others_wait, was_held = self.ranks_on(node), bool(self.unassigned), bool(self.held)
         self.held.discard(node)
         was = self.states.lose(node)
@@ -330,11 +346,11 @@ class Membership:
         if self.phase is JobPhase.ENDED:
             return []
         if was is NodeState.JOINING or (not ranks and self.rescaling.prepares_on(node)):
-            return self._joining_lost(f"node {node} was lost on its way in: {cause}")
+            return self._joining_lost(f"node {node} was lost while it joined: {cause}")
         if not ranks:
             return self._begin_if_complete() or (self._refill_now() if self.continuing.is_short else [])
         if was_held and not others_wait and (rest := self.rescaling.staying_without(node, self.nodes, self.states)):
-            return self._shrink(rest)  # nobody trains, so nothing is lost but this node
+            return self._shrink(rest)  # no rank trains, so this is no fault
         actions = self.rescaling.drop(self.states)
         met = self._escalate(self._loss(node, ranks[0], cause, at))
         if isinstance(met, Fail):
@@ -344,7 +360,7 @@ class Membership:
             return [*actions, *self._do_without(ranks)]
         staying = None if others_wait else self.rescaling.staying_without(node, self.nodes, self.states)
         if staying is not None:
-            return [*actions, *self._go_on_without(node, staying)]
+            return [*actions, *self._continue_on(staying, node)]
         if self.phase is not JobPhase.FORMING:
             actions.append(self._leave(ranks[0]))
         return [*actions, *self._move(node, ranks)]
@@ -353,13 +369,14 @@ class Membership:
         return Fault(rank, cause, self.committed + 1, died=True, kind="lost", node=node, node_lost=True, at=at)
 
     def ends_with_loss(self, node: int, at: float = 0.0) -> bool:
-        """Whether the job would end if `node` were lost."""
+        """Return whether the loss of `node` would end the job."""
         if self.phase is JobPhase.ENDED or self.held or not (ranks := self.ranks_on(node)):
             return False
         return give_up(self._loss(node, ranks[0], "", at), self.faults, self.budgets) is not None
 
     def decommissioned(self, node: int, held: list[Offer]) -> list[Action]:
-        """A node whose ranks are elsewhere has ended its workers; its memory still serves what it holds."""
+        """Record that a decommissioned node has ended its workers. `held`: offers of its memory, which it still
+        serves."""
         if self.states[node] is not NodeState.DECOMMISSIONED:
             return []
         self.states.set_state(node, NodeState.RETAINED)
@@ -367,25 +384,27 @@ class Membership:
         return self._begin_if_complete()
 
     def no_node_came(self, node: int, waited_s: float) -> list[Action]:
-        """The time is over in which another node could have taken the place of `node`."""
+        """End the job if the ranks of lost node `node` have no other node after the wait."""
         if self.phase is JobPhase.ENDED or not any(self.nodes[rank] == node for rank in self.unassigned):
             return []
         fault = next(fault for fault in reversed(self.faults) if fault.node_lost and fault.node == node)
         earlier = self.faults[: self.faults.index(fault)]
         return [self._end(no_node(fault, earlier, waited_s, self.spares_used))]
 
-    # --- without ranks that are lost, for a while -------------------------------------------------
+    # --- training without missing ranks -----------------------------------------------------------
 
     def _can_do_without(self, lost: Collection[int]) -> bool:
-        """Whether the others go on by themselves: they have trained, and each of them has all of the state."""
+        """Return whether the other ranks can continue without `lost` ones: they have trained, and each holds the full
+        state."""
         able = self.continuing.can_do_without(self.nodes, lost)
         return able and bool(self.began) and not (self.sharded or self.held or self.unassigned - set(lost))
 
     def _do_without(self, lost: Collection[int], node: int | None = None, why: Why | None = None) -> list[Action]:
-        """From here on, ranks are those that are left. `node`: that of the others, which gives them up, and why."""
+        """Continue with the remaining ranks. `node`: node of the lost ranks if it is decommissioned, with the reason
+        `why`."""
         rank = min(lost)
         left = self.continuing.lose(self.nodes, lost, self.rescaling.each)
-        self.rescaling.try_anew()
+        self.rescaling.reset_tries()
         actions = self._reassign(Reassignment(left.after, left.moved, (), 1.0), "continued", rank)
         if node is None:
             return actions
@@ -395,25 +414,25 @@ class Membership:
         return [*actions, Decommission(node)]
 
     def _refill_now(self) -> list[Action]:
-        """Have the missing ranks come back, as far as there are nodes for them."""
+        """Prepare the return of the missing ranks for which there are nodes."""
         if self.phase is not JobPhase.RUNNING or self.unassigned or self.rescaling.change is not None:
             return []
         refill = self.continuing.refill(self.nodes, self.states, self.rescaling.each)
         return self.rescaling.prepare(refill, self.nodes, self.states, self.committed) if refill is not None else []
 
-    def _go_on_short(self, why: str) -> Log:
-        """The missing ranks do not come back before another fault, or another node, changes something."""
+    def _give_up_refill(self, why: str) -> Log:
+        """Start no more replacements for missing ranks until another fault, or another node, changes something."""
         self.continuing.gave_up = True
         return Log("rejoin_given_up", {"missing": self.full_size - len(self.nodes), "why": why})
 
     def _move(self, node: int, ranks: Collection[int]) -> list[Action]:
-        """All ranks of `node` to a spare, or to a node that comes."""
+        """Move all ranks of `node` to a spare, or wait for another node."""
         self.states.count_loss(node)
         self.restoring.forget_ranks(ranks)
         return self._give(node) if self.states.spares else [AwaitNode(node)]
 
     def _give(self, lost: int) -> list[Action]:
-        """The ranks that `lost` had, to the first spare."""
+        """Give the ranks of lost node `lost` to the first spare."""
         spare = min(self.states.spares)
         ranks = tuple(sorted(rank for rank in self.unassigned if self.nodes[rank] == lost))
         self.states.set_state(spare, NodeState.MEMBER)
@@ -423,7 +442,8 @@ class Membership:
         return [TakeOver(spare, ranks), *(Replace(rank) for rank in ranks)]
 
     def release_retained(self, step: int, *, late: bool = False) -> list[Action]:
-        """Every rank has committed `step`. `late`: or the time is over in which it should have."""
+        """Release nodes and snapshots that are no longer needed once every rank has committed `step`. `late`: release
+        the nodes in any case, because the time limit has passed."""
         if self.phase is not JobPhase.RUNNING:
             return []
         unneeded, gone = self.retention.is_unneeded(step), list[int]()
@@ -437,30 +457,32 @@ class Membership:
         return [Release(tuple(gone))]
 
     def releases_at(self, step: int) -> bool:
-        """Whether anything is released once every rank has committed `step`."""
+        """Return whether a node or snapshot can be released once every rank has committed `step`."""
         return self.retention.is_unneeded(step) or (self.retention.is_over(step) and bool(self.states.going))
 
-    # --- held from outside ----------------------------------------------------------------------
+    # --- training on hold -----------------------------------------------------------------------
 
     def hold(self, node: int, *, for_fault: bool = False) -> list[Action]:
-        """`node` wants no rank to train: all leave their step. That is no fault.
+        """Hold training for `node`: all ranks leave their step, which is no fault.
 
         Args:
-            for_fault: it wants that for a fault: no more than others wait for where ranks are missing.
+            for_fault: whether a fault is the reason. Then a job that trains without missing ranks is not held.
         """
         if self.phase is JobPhase.ENDED or node in self.held or (for_fault and self.continuing.is_short):
             return []
         if self.states[node] in (NodeState.ABSENT, NodeState.RELEASED):
-            return []  # nothing that it says later would end that
+            return []  # the job ignores this node, so it could never resume training
         self.held.add(node)
         dropped = self.rescaling.drop(self.states)
         return dropped if self.phase is JobPhase.FORMING else [*dropped, self._leave()]
 
     def resume(self, node: int, nodes: int, gone: Collection[int] = ()) -> list[Action]:
-        """`node` lets ranks train again; once all do, they go on. An elastic job goes on to `nodes` nodes.
+        """Resume training for `node`. Ranks continue once all holding nodes have resumed.
 
-        Those that are held still and are `gone` leave the job; if none is named, those that are none of the first
-        `nodes`.
+        Args:
+            nodes: number of nodes that the job must have from now on, if it is elastic.
+            gone: nodes that leave the job if they still hold training. If empty, nodes with numbers from `nodes` up
+                leave.
         """
         if self.phase is JobPhase.ENDED or node not in self.held:
             return []
@@ -474,7 +496,7 @@ class Membership:
                 actions += rescaling.want(nodes, OPERATOR, self.states)
                 actions.append(Log("resize_asked", {**fields, "of": self.size}))
         fewer = rescaling.wanted == nodes < self.size
-        leaving = {its for its in self.held if (its in gone if gone else its >= nodes)} if fewer else set()
+        leaving = {each for each in self.held if (each in gone if gone else each >= nodes)} if fewer else set()
         if leaving and leaving == self.held:
             self.held.clear()
             if staying := set(self.nodes.values()) - leaving:
@@ -482,15 +504,15 @@ class Membership:
         return [*actions, *self._begin_if_complete()]
 
     def _shrink(self, staying: Collection[int]) -> list[Action]:
-        """Nobody trains: from here on, ranks are those of the nodes that stay."""
+        """Continue on the nodes that stay, while no rank trains."""
         self.rescaling.wanted = len(staying)
         to = Reassignment.of(self.nodes, staying, self.rescaling.each, sharded=self.sharded)
         return self._reassign(to, "order" if self.rescaling.order else "leave")
 
-    # --- another number of nodes ----------------------------------------------------------------
+    # --- orders to resize and to move -----------------------------------------------------------
 
     def resize(self, nodes: int, order: str) -> list[Action]:
-        """Somebody wants the job on `nodes` nodes."""
+        """Process a user's order to run the job on `nodes` nodes. `order`: name of the order."""
         rescaling = self.rescaling
         why = rescaling.refusal(nodes)
         if not why and self.phase is JobPhase.ENDED:
@@ -503,7 +525,7 @@ class Membership:
         return [*dropped, Log("resize_asked", {"order": order, "nodes": nodes, "of": self.size}), *self.reconcile()]
 
     def move(self, node: int, order: str) -> list[Action]:
-        """Somebody wants the ranks of `node` on a spare."""
+        """Process a user's order to move the ranks of `node` to a spare. `order`: name of the order."""
         over, size = self.phase is JobPhase.ENDED, self.size
         short = "ranks are missing since a fault; order it again once they are back" if self.continuing.is_short else ""
         if why := "the job is over" if over else short or self.rescaling.why_no_move(node, size, self.states):
@@ -512,7 +534,7 @@ class Membership:
         return [Log("resize_asked", {"order": order, "nodes": size, "of": size, "moving": node}), *self.reconcile()]
 
     def leave(self, node: int) -> list[Action]:
-        """A node has been told to end: it goes as soon as it is not needed any more."""
+        """Process a node's request to leave. It is released as soon as the job no longer needs it."""
         if self.phase is JobPhase.ENDED:
             return []
         if self.states[node] is NodeState.MEMBER or node == self.rescaling.moving:
@@ -520,32 +542,33 @@ class Membership:
         if self.states[node] in (NodeState.DEPARTING, NodeState.RELEASED):
             return []
         if self.states[node] in HAD_RANKS:
-            self.states.ask_to_leave(node)  # and is released once its memory is not needed
+            self.states.ask_to_leave(node)  # it is released once its snapshots are not needed
             return []
         dropped = self.rescaling.drop(self.states) if self.states[node] is NodeState.JOINING else []
         self.states.set_state(node, NodeState.RELEASED)
-        goes_on = self._without_departing() or self.reconcile()
-        if node in self.held:  # it ends before it could say that it resumes
+        following = self._without_departing() or self.reconcile()
+        if node in self.held:  # the node ends without resuming training
             self.held.discard(node)
-            goes_on = goes_on or self._begin_if_complete()
-        return [*dropped, Release((node,)), *goes_on]
+            following = following or self._begin_if_complete()
+        return [*dropped, Release((node,)), *following]
 
     def _depart(self, node: int) -> list[Action]:
-        """A node with ranks leaves: the job goes on without, where it may have fewer nodes, or until another comes."""
+        """Prepare the departure of a node with ranks. The job continues with fewer nodes or a spare if it can;
+        otherwise the node stays until another one joins."""
         if self._can_do_without(ranks := self.ranks_on(node)):
             dropped = self.rescaling.drop(self.states)
             return [*dropped, Log("node_leaves", {"node": node}), *self._do_without(ranks, node, Why.ASKED)]
         if self.states[node] is NodeState.MEMBER:
             self.states.ask_to_leave(node)
         else:
-            self.rescaling.moving = None  # it goes now, with a spare or without
+            self.rescaling.moving = None  # the node leaves now, whether a spare gets its ranks or not
         if cancelled := self._without_departing():
             return cancelled
         dropped = self.rescaling.drop(self.states)
         return [*dropped, Log("node_leaves", {"node": node}), *self.reconcile()]
 
     def _without_departing(self) -> list[Action]:
-        """Want no more nodes than are there without those that leave; where those are too few, the job is cancelled."""
+        """Reduce the wanted number of nodes to the ones that stay. If those are too few, return `Cancel`."""
         if not self.states.those(NodeState.DEPARTING) - {self.rescaling.moving}:
             return []
         rest = len(self.states.those(NodeState.MEMBER, NodeState.SPARE, NodeState.JOINING))
@@ -556,7 +579,7 @@ class Membership:
         return []
 
     def gave_up_waiting(self) -> list[Action]:
-        """The nodes that were asked for have not come in time: go on with those that are there."""
+        """Continue with the existing nodes, because requested ones did not join in time."""
         rescaling, size = self.rescaling, self.size
         if rescaling.change is not None or rescaling.wanted <= size:
             return []
@@ -567,7 +590,7 @@ class Membership:
         return self.reconcile()
 
     def reconcile(self) -> list[Action]:
-        """What brings the job nearer to the number of nodes that is wanted."""
+        """Return the actions towards the wanted number of nodes, and towards the return of missing ranks."""
         if self.phase is not JobPhase.RUNNING or self.unassigned:
             return []
         if self.continuing.is_short:
@@ -577,42 +600,42 @@ class Membership:
         return [*called_off, *nearer]
 
     def prepared(self, rank: int) -> list[Action]:
-        """A joining worker has its imports done and waits."""
+        """Record that a joining worker has finished its imports and waits."""
         return self.rescaling.prepared(rank, self.committed)
 
     def not_prepared(self, rank: int, cause: str) -> list[Action]:
-        """A joining worker has died, or does not start."""
+        """Process the failure of a joining worker: it has died, or did not start."""
         return self._joining_lost(f"rank {rank} of the new world does not start: {cause}")
 
     def _joining_lost(self, why: str) -> list[Action]:
-        """Try once more, but not for ever."""
+        """Drop the change in preparation, and start it again unless too many tries have failed."""
         gives_up = self.rescaling.gives_up()
         dropped = self.rescaling.drop(self.states)
         if gives_up:
             if self.continuing.is_short:
-                return [*dropped, self._go_on_short(why)]
+                return [*dropped, self._give_up_refill(why)]
             return [*dropped, self.rescaling.stay(self.size, why, self.states)]
         return [*dropped, *(self._without_departing() or self.reconcile())]
 
     def stop_answered(self, rank: int, number: int, can: bool, making: int, over: bool) -> list[Action]:
-        """`rank`, which makes step `making`, can stop where it was asked to, or not; `over`: it makes no more steps."""
+        """Process a rank's answer to a request to stop (see `StopAgreement.answered`)."""
         actions = self.rescaling.stop_answered(rank, number, can, making, over, self.committed)
         if actions is not None:
             return actions
         dropped, why = self.rescaling.drop(self.states), "the job is about to end"
         if self.continuing.is_short:
-            return [*dropped, self._go_on_short(why)]
+            return [*dropped, self._give_up_refill(why)]
         return [*dropped, self.rescaling.stay(self.size, why, self.states)]
 
     def stopped(self, rank: int, number: int) -> list[Action]:
-        """`rank` has stopped at the step that was agreed on, and has saved what only it holds."""
+        """Record that `rank` has stopped after the agreed step and has saved the state that only it holds."""
         change = self.rescaling.stopped(rank, number)
         return self._switch(change) if change is not None else []
 
-    # --- another rank assignment ----------------------------------------------------------------
+    # --- a new rank assignment ------------------------------------------------------------------
 
     def _switch(self, change: PlannedRescale) -> list[Action]:
-        """All have stopped: from here on, ranks are those of the change."""
+        """Change to the planned rank assignment, once all ranks have stopped."""
         departs = any(self.states[node] is NodeState.DEPARTING for node in change.to.left_out)
         cause = "leave" if departs else "order" if self.rescaling.order else "nodes"
         if self.rescaling.moving in change.to.left_out:
@@ -625,8 +648,8 @@ class Membership:
             self.continuing.filled(change.refill)
         return [*self._reassign(change.to, cause), *late]
 
-    def _go_on_without(self, node: int, staying: Collection[int]) -> list[Action]:
-        """`node` is lost: from here on, ranks are those of the nodes that stay."""
+    def _continue_on(self, staying: Collection[int], node: int) -> list[Action]:
+        """Continue on the nodes that stay after the loss of `node`."""
         self.states.count_loss(node)
         refused: list[Action] = []
         if self.rescaling.order and self.rescaling.wanted != len(staying):
@@ -638,7 +661,7 @@ class Membership:
         return [*refused, *self._reassign(to, "lost", self.faults[-1].rank)]
 
     def _reassign(self, to: Reassignment, cause: str, rank: int = -1) -> list[Action]:
-        """Leave the generation for one in which ranks are those of `to`."""
+        """Begin a new generation with the rank assignment `to`. `rank`: rank whose fault is the reason; -1 for none."""
         fields = {"order": self.rescaling.order, "nodes": to.size, "of": self.size, "local_share": to.share}
         abort = self._leave(rank)
         self.rescaling.change, self.rescaling.order = None, ""
@@ -655,10 +678,10 @@ class Membership:
         numbers = {"generation": self.generation, "world_size": len(to.after), "moved": numbers_json(to.moved)}
         return [Log("world", {**fields, "cause": cause, **numbers}), abort, *(Decommission(node) for node in leaving)]
 
-    # --- what another coordinator needs to go on ------------------------------------------------
+    # --- the job state --------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """What must not be lost with the coordinator."""
+        """Return the part of the job state from which another coordinator can continue (see `revived`)."""
         leaving = self.rescaling.change.to.left_out if self.rescaling.change is not None else ()
         return {
             "nodes": numbers_json(self.nodes),
@@ -693,11 +716,11 @@ class Membership:
         reserve: int = 0,
         continues: bool = False,
     ) -> tuple[Self, list[Action]]:
-        """The membership under a new coordinator, and what everybody is told first.
+        """Restore the membership under a new coordinator. Returns it with the first actions.
 
         Args:
-            data: newest state that any member had been told of.
-            generation, committed: the newest that any member has heard of.
+            data: the membership's part of the newest job state.
+            generation, committed: newest generation and newest committed step of any voter.
         """
         nodes = {int(rank): int(node) for rank, node in data["nodes"].items()}
         members = {node for rank, node in nodes.items() if rank not in data["unassigned"]}
@@ -715,14 +738,14 @@ class Membership:
             phase=JobPhase.ENDED if data["ended"] else JobPhase.FORMING,
             faults=[Fault.from_json(fault) for fault in data["faults"]],
             committed=max(committed, int(data["committed"])),
-            began={int(its): int(step) for its, step in data["began"].items()},
+            began={int(number): int(step) for number, step in data["began"].items()},
             spares_used=int(data["spares_used"]),
             continues=continues,
         )
         membership.continuing.places = [int(node) for node in data.get("places", ())]
         membership.rescaling.learn(data)
         membership.renumbering = Renumbering.from_json(data["moves"])
-        membership.retention.moved = bool(membership.renumbering.moves)  # whether that was released is not known
+        membership.retention.moved = bool(membership.renumbering.moves)  # they may be released already: unknown here
         membership.sharing = str(data["sharing"])
         if data["ended"]:
             return membership, []

@@ -1,4 +1,4 @@
-"""Which rank is on which node. Pure."""
+"""The node of each rank, for jobs without agents. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """Nodes are numbered in the order of their first rank."""
+    """The nodes of a job, numbered in the order of their lowest ranks."""
 
     node_of: dict[int, int]
     """Node of each rank."""
@@ -18,7 +18,7 @@ class Nodes:
 
     @classmethod
     def of(cls, ranks: Sequence[Mapping[str, Any]]) -> Nodes:
-        """From what each rank says of itself: its `place`, and the `node` that torchrun has put it on."""
+        """Number the nodes. `ranks`: for each rank its machine (`place`) and its node under torchrun (`node`)."""
         numbers: dict[tuple[str, str | None], int] = {}
         node_of = {
             rank: numbers.setdefault((str(each["place"]), each["node"]), len(numbers))
@@ -38,9 +38,9 @@ class Nodes:
         return [rank for rank, on in self.node_of.items() if on == node]
 
     def leader(self, node: int) -> int:
-        """The rank that speaks for its node."""
+        """Return the rank that sends messages for its node: the lowest."""
         return min(self.ranks(node))
 
     def index(self, node: int) -> int:
-        """Which of the nodes on its machine this is: 0, but where one machine plays several."""
+        """Return the index of a node among the nodes on its machine: 0, unless several nodes share one machine."""
         return self.places[:node].count(self.places[node])

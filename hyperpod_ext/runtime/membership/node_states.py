@@ -1,12 +1,11 @@
-"""The states of a node, and how it may come from one to another. Pure.
+"""The states of a node, and the allowed transitions between them. Pure.
 
     absent ──▶ spare ──▶ joining ──▶ member ◀─▶ departing ──▶ decommissioned ──▶ retained ──▶ released
       ▲          │                    ▲ │                         ▲                  │
       │          └────────────────────┘ └─────────────────────────┘                  └──▶ spare
       └── from any of them: the node is lost
 
-Nothing else says what a node is: every change of state passes `NodeStates.set_state`, which refuses what the table does
-not allow.
+`NodeStates.set_state` makes every change of state, and refuses transitions that `TRANSITIONS` does not allow.
 """
 
 from __future__ import annotations
@@ -19,32 +18,32 @@ from typing import Self
 
 class NodeState(Enum):
     ABSENT = "absent"
-    """It has not come yet, or is lost."""
+    """A node that has not joined yet, or is lost."""
     SPARE = "spare"
-    """It is healthy, and has no rank."""
+    """A healthy node without ranks."""
     JOINING = "joining"
-    """A spare whose workers are started for the next rank assignment, while the others train."""
+    """A spare that starts workers for the next rank assignment, while all ranks train."""
     MEMBER = "member"
-    """It has ranks."""
+    """A node with ranks."""
     DEPARTING = "departing"
-    """It has ranks, and has asked to leave, or somebody wants them on another node."""
+    """A node with ranks that must leave: it has requested that, or a user has ordered its ranks moved."""
     DECOMMISSIONED = "decommissioned"
-    """Its ranks are elsewhere. It ends its workers, and has yet to report what its memory holds."""
+    """A node whose ranks are on other nodes now. It ends its workers, and has not reported its snapshots yet."""
     RETAINED = "retained"
-    """It has no rank, and its memory may still be needed."""
+    """A node without ranks whose snapshots may still be needed."""
     RELEASED = "released"
-    """The job needs nothing of it any more."""
+    """A node that the job no longer needs."""
 
 
 class Why(Enum):
-    """Why a node has to give up its ranks."""
+    """The reason why a node must give up its ranks."""
 
     RESIZED = "resized"
-    """The job goes on with fewer nodes."""
+    """The job continues with fewer nodes."""
     ASKED = "asked"
-    """It asked to leave, or its ranks are to move, as it will be taken away."""
+    """The node will be removed: it has requested to leave, or a user has ordered its ranks moved."""
     FAILED = "failed"
-    """Its processes die again and again."""
+    """Processes of the node die repeatedly."""
 
 
 _S = NodeState
@@ -58,18 +57,18 @@ TRANSITIONS: Mapping[NodeState, frozenset[NodeState]] = {
     _S.RETAINED: frozenset({_S.RETAINED, _S.SPARE, _S.RELEASED, _S.ABSENT}),
     _S.RELEASED: frozenset({_S.SPARE, _S.ABSENT}),
 }
-"""States that may follow each. One that may follow itself is set again when the node asks to leave."""
+"""Allowed next states of each state. A state that may follow itself is set again when the node requests to leave."""
 
 WITH_RANKS = frozenset({_S.MEMBER, _S.DEPARTING})
 HAD_RANKS = frozenset({_S.DECOMMISSIONED, _S.RETAINED})
 
 
 class TransitionError(Exception):
-    """A node cannot be in that state now: an error of ours."""
+    """A transition that `TRANSITIONS` does not allow: an error in this package."""
 
 
 class NodeStates:
-    """The state of every node, why it has to go if it has, and how often it was lost."""
+    """The state of every node, the reason if it must leave, and its number of losses."""
 
     def __init__(
         self, members: Iterable[int] = (), spares: Iterable[int] = (), losses: Mapping[int, int] | None = None
@@ -77,7 +76,7 @@ class NodeStates:
         self._states = dict.fromkeys(members, _S.MEMBER) | dict.fromkeys(spares, _S.SPARE)
         self._why: dict[int, Why] = {}
         self.losses = dict(losses or {})
-        """How often each node was lost, or given up."""
+        """Number of times that each node was lost, or was given up because of faults."""
 
     @classmethod
     def known(
@@ -88,7 +87,7 @@ class NodeStates:
         asked: Iterable[int],
         losses: Mapping[int, int],
     ) -> Self:
-        """Those that another coordinator has left behind. `asked`: of all of them, those that want to leave."""
+        """Restore the states from another coordinator's job state. `asked`: nodes that have requested to leave."""
         states = cls(members, spares, losses)
         asked = set(asked)
         for node in asked & states._states.keys():
@@ -103,10 +102,13 @@ class NodeStates:
         return self._states.get(node, _S.ABSENT)
 
     def set_state(self, node: int, state: NodeState, why: Why | None = None) -> None:
-        """`node` is in another state from now on. `why`: it has to go; what was said before stays true.
+        """Change the state of `node`.
+
+        Args:
+            why: reason why the node must leave; None keeps an earlier reason.
 
         Raises:
-            TransitionError: it cannot be, from the state that it is in.
+            TransitionError: `state` may not follow the node's current state.
         """
         if state not in TRANSITIONS[before := self[node]]:
             raise TransitionError(f"node {node} is {before.value}, and cannot become {state.value}")
@@ -117,24 +119,24 @@ class NodeStates:
             self._why[node] = why
 
     def lose(self, node: int) -> NodeState:
-        """`node` is gone; returns what it was."""
+        """Mark `node` as absent. Returns its former state."""
         if (before := self[node]) is not _S.ABSENT:
             self.set_state(node, _S.ABSENT)
         return before
 
     def why(self, node: int) -> Why | None:
-        """Why it has to go; None: it has not."""
+        """Return the reason why `node` must leave; None if it need not."""
         return self._why.get(node)
 
     def ask_to_leave(self, node: int) -> None:
-        """It is to be released as soon as it is not needed."""
+        """Mark that `node` must be released as soon as the job no longer needs it."""
         self.set_state(node, _S.DEPARTING if self[node] is _S.MEMBER else self[node], Why.ASKED)
 
     def count_loss(self, node: int) -> None:
         self.losses[node] = self.losses.get(node, 0) + 1
 
     def those(self, *states: NodeState) -> set[int]:
-        """Nodes that are in one of these states."""
+        """Return the nodes that are in one of these states."""
         return {node for node, state in self._states.items() if state in states}
 
     @property
@@ -143,51 +145,52 @@ class NodeStates:
 
     @property
     def asked(self) -> set[int]:
-        """Nodes that have asked to leave, and are still needed."""
+        """Nodes that have requested to leave, and that the job still needs."""
         return {node for node, why in self._why.items() if why is Why.ASKED}
 
     @property
     def going(self) -> set[int]:
-        """Nodes without a rank that are released once their memory is not needed: those that fail serve theirs on."""
+        """Nodes without ranks that are released once their snapshots are not needed. Nodes that were given up because
+        of faults are not among them: they keep serving snapshots."""
         return {node for node, why in self._why.items() if why is not Why.FAILED and self[node] in HAD_RANKS}
 
 
 @dataclass(slots=True)
 class Retention:
-    """Until which step memory may be needed: that of nodes that gave up their ranks, and on nodes that stay what ranks
-    had by earlier numbers."""
+    """The step up to which old snapshots are needed: on nodes that gave up their ranks, and of ranks that have other
+    numbers now."""
 
     next_due: Callable[[int], int] = lambda step: step
-    """The first step from one on that is saved to memory."""
+    """Returns the first step at or after a given one that is saved to memory."""
     until: int | None = None
-    """None: not known before all ranks have restored."""
+    """Step that every rank must commit before nodes without ranks are released; None until all ranks have restored."""
     handed_on: bool = True
-    """Whether new processes have ranks, and their state from there. A coordinator that cannot know takes it so."""
+    """Whether new processes have ranks, with state from the nodes that gave theirs up. True if that is unknown."""
     moved: bool = False
-    """Whether ranks have had other numbers, and what they had by those is held still."""
+    """Whether memory still holds snapshots that ranks saved under earlier numbers."""
     saved_anew: int = 0
-    """Once every rank has committed this step, each has saved by the number that it has."""
+    """Step that every rank must commit to have a snapshot under its current number."""
 
     def begin(self, *, handed_on: bool = True) -> None:
-        """Nodes give up their ranks."""
+        """Start to retain snapshots, because nodes give up their ranks."""
         self.until, self.handed_on = None, handed_on
 
     def went_on(self, step: int, sharing: str) -> None:
-        """All ranks go on after `step`.
+        """Compute the steps up to which snapshots are needed, when all ranks continue after `step`.
 
         Args:
-            sharing: how their states are related, as their snapshots say; empty: there are none.
+            sharing: relation of the ranks' states, from their snapshots; empty if there are none.
         """
         self.saved_anew = self.next_due(step + 1) + 1
         if self.until is None:
-            # what others do not have is safe once it has been saved where it is now; the step after that shows it
+            # state that only one rank has is safe once its new node has saved it, which the next step shows
             others_have_it = sharing in ("", "same") or (sharing == "alike" and not self.handed_on)
             self.until = step if others_have_it else self.saved_anew
 
     def is_over(self, step: int) -> bool:
-        """Whether it is not needed any more, now that every rank has committed `step`."""
+        """Return whether nodes without ranks are no longer needed once every rank has committed `step`."""
         return self.until is not None and step >= self.until
 
     def is_unneeded(self, step: int) -> bool:
-        """Whether what ranks had by earlier numbers is held for nothing, now that every rank has committed `step`."""
+        """Return whether snapshots under earlier numbers are no longer needed once every rank has committed `step`."""
         return self.moved and step >= self.saved_anew

@@ -1,7 +1,7 @@
-"""Which nodes keep parity of each other's snapshots. Pure; knows no addresses.
+"""Parity groups: nodes that hold parity of each other's snapshots. Pure; uses node numbers, not addresses.
 
-Where N nodes are in groups of k, one lost node of each group costs nothing that the group had whole; two of one group
-cost the step. So the members of a group are as far apart as can be, and a rack that is lost takes one of each.
+A group can rebuild the snapshots of one lost node, not of two. So the members of a group are in as many different
+failure domains as possible, and the loss of a rack takes at most one member of each group where that can be.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ Group = tuple[int, ...]
 
 
 def place_groups(nodes: Mapping[int, str], size: int, before: Sequence[Group] = ()) -> tuple[Group, ...]:
-    """Groups of `size` nodes, of some more where it does not come out even; none where there are fewer nodes.
+    """Divide nodes into parity groups of at least `size`; no group if there are fewer nodes.
 
-    Nodes of `before` that are still there stay together, and others take the places of those that are gone.
+    Groups are larger than `size` if the number of nodes is no multiple of it. Remaining nodes of each group of `before`
+    stay together, and new nodes replace the lost ones.
 
     Args:
         nodes: node number to failure domain, a rack or an availability zone.
 
     Raises:
-        ValueError: a group would be too small for parity.
+        ValueError: `size` is too small for parity.
     """
     if size < 3:
         raise ValueError(f"groups of {size} nodes: with two, parity is a copy; 3 are the fewest")
@@ -48,7 +49,7 @@ def place_groups(nodes: Mapping[int, str], size: int, before: Sequence[Group] = 
 
 
 def without_agent(policy: CheckpointPolicy) -> Problem | None:
-    """What of a policy needs an agent of ours on each node."""
+    """Return the problem of a policy with parity in a job without agents; None if there is no parity."""
     peer = policy.peer()
     if peer is None or peer.parity is None:
         return None
@@ -59,7 +60,7 @@ def without_agent(policy: CheckpointPolicy) -> Problem | None:
 
 
 def _dealt(nodes: Mapping[int, str], count: int) -> tuple[Group, ...]:
-    """Nodes dealt out domain by domain, those of the largest first."""
+    """Deal the nodes to `count` groups in turn, domain by domain, the largest domain first."""
     sizes = Counter(nodes.values())
     by_domain = sorted(nodes, key=lambda node: (-sizes[nodes[node]], nodes[node], node))
     return _in_order([by_domain[first::count] for first in range(count)])

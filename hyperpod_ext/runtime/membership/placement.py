@@ -1,11 +1,11 @@
-"""Which nodes keep copies of which nodes' snapshots. Pure; knows no addresses.
+"""Placement of replicas: the nodes that hold copies of each node's snapshots. Pure; uses node numbers, not addresses.
 
-Nodes form groups of replicas + 1 that hold each other's snapshots, and not one ring: with copies in
-groups, k of N nodes lost at once leave every snapshot somewhere with a probability of at least
+Nodes form groups of replicas + 1 that hold each other's snapshots. If k of N nodes are lost at once, the probability
+that a copy of every snapshot remains is at least
 
     1 - N * C(N - m, k - m) / (m * C(N, k))        m = replicas + 1, m <= k < 2m, m divides N
 
-(GEMINI, SOSP 2023); 93.3 % for 16 nodes in pairs of which two are lost, where a ring gives 86.7 %.
+(GEMINI, SOSP 2023). For two lost nodes of 16 in pairs that is 93.3 %; one ring of all nodes would give 86.7 %.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ Placement = dict[int, tuple[int, ...]]
 def place_replicas(
     nodes: Mapping[int, str], replicas: int, before: Mapping[int, tuple[int, ...]] | None = None
 ) -> Placement:
-    """Holders of each node's copies. `nodes`: node number to failure domain, a rack or an availability zone.
+    """Choose the holders of each node's copies.
 
-    Nodes whose holders in `before` are all there keep them, so that a loss moves no more than it must;
-    who does not know what was before may place otherwise, which costs balance and never a copy. Copies
-    go to other domains than their owner's where those have room: a node holds those of replicas + 1 at
-    most. With too few nodes each gets as many holders as there are.
+    A node keeps its holders of `before` if all of them remain, so that a loss moves as few copies as possible. Copies
+    go to other failure domains than their owner's if those have room: a node holds the copies of at most replicas + 1
+    others. If there are too few nodes, each gets as many holders as there are.
+
+    Args:
+        nodes: node number to failure domain, a rack or an availability zone.
+        before: the last placement. Without it copies are placed less evenly, but none is missing.
 
     Raises:
-        ValueError: fewer than one replica is asked for.
+        ValueError: `replicas` is less than one.
     """
     if replicas < 1:
         raise ValueError(f"{replicas} replicas: at least one copy is needed for a placement")
@@ -51,8 +54,11 @@ def place_replicas(
 
 
 def _rings(nodes: Mapping[int, str], replicas: int, wanted: int) -> Placement:
-    """Groups of replicas + 1, and of one more where it does not come out even. In each, a member's holders are
-    the next ones round; neighbours are as far apart as can be in the order of domains, so in different ones."""
+    """Place copies in groups of replicas + 1, or one more if the number of nodes is no multiple of that.
+
+    Each group is a ring in which the next members hold a member's copies. Neighbours in a ring are far apart in the
+    list of nodes sorted by domain, and so in different domains if possible.
+    """
     sizes = Counter(nodes.values())
     by_domain = sorted(nodes, key=lambda node: (-sizes[nodes[node]], nodes[node], node))
     groups = max(1, len(nodes) // (replicas + 1))
@@ -69,8 +75,8 @@ def _apart(node: int, nodes: Mapping[int, str], holders: Sequence[int]) -> bool:
 
 
 def _relieve(placed: Placement, movers: Sequence[int], nodes: Mapping[int, str], load: Counter[int], most: int) -> None:
-    """Take from nodes that hold too much what one with room can hold, of those that move anyway: whoever is placed
-    last may find room only on itself."""
+    """Move copies from overloaded nodes to nodes with room, only copies of `movers`, which move anyway. Without this
+    the node that is placed last might find room only on itself."""
     while moves := [
         (nodes[roomy] in {nodes[owner], *(nodes[holder] for holder in placed[owner])}, owner, full, roomy)
         for owner in movers
@@ -88,8 +94,8 @@ def _relieve(placed: Placement, movers: Sequence[int], nodes: Mapping[int, str],
 def _holders(
     node: int, nodes: Mapping[int, str], now: Sequence[int], load: Counter[int], wanted: int, most: int
 ) -> tuple[int, ...]:
-    """Holders of `node`: those it has now, but where they share its domain or another holder's and there is room
-    in a different one. Keeps `load` up to date."""
+    """Choose the holders of `node`, and update `load`. Its current holders `now` stay, unless one shares a domain with
+    the node or another holder and a different domain has room."""
     load.subtract(now)
     holders: list[int] = []
     around = max(nodes) + 1

@@ -1,8 +1,8 @@
-"""Which node gets which ranks when a job goes on with other nodes. Pure.
+"""The ranks of each node when a job continues with other nodes. Pure.
 
-A node has a block of as many ranks in a row as it has workers, and keeps its workers' order, so that each stays with
-its device. Shards of FSDP lie in the order of ranks: of a world of N nodes, block b holds the share from b/N to (b+1)/N
-of everything. Where the state is cut so, a node is best given the block that holds most of what it has already.
+A node has one block of consecutive ranks, one per worker, and keeps the order of its workers, so that each one keeps
+its device. FSDP stores shards in the order of ranks: with N nodes, block b holds the share from b/N to (b+1)/N of each
+tensor. For a sharded state, a node gets the block that overlaps most with its current one.
 """
 
 from __future__ import annotations
@@ -16,47 +16,48 @@ from hyperpod_ext.config.resize import allowed_sizes
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Numbers of nodes that a job may have, smallest first, and ranks of each node."""
+    """The allowed numbers of nodes of a job, smallest first, and the number of ranks per node."""
 
     sizes: tuple[int, ...]
     workers_per_node: int
 
     @classmethod
     def of(cls, elastic: Elastic | None, nodes: int, workers_per_node: int, batch: int | None = None) -> Scale:
-        """Those of a job that begins with `nodes`."""
+        """Return the scale of a job that begins with `nodes` nodes. `batch`: its global batch size."""
         sizes = (nodes,) if elastic is None else allowed_sizes(elastic, nodes, workers_per_node, batch)
         return cls(sizes, workers_per_node)
 
     def most(self, nodes: int) -> int | None:
-        """The largest of the numbers that is not above `nodes`."""
+        """Return the largest allowed number of nodes that is not above `nodes`; None if all are."""
         return max((size for size in self.sizes if size <= nodes), default=None)
 
 
 def blocks_of(nodes: Mapping[int, int], workers_per_node: int) -> list[int]:
-    """Node of each block of ranks, from the node of each rank."""
+    """Return the node of each block of ranks, from the node of each rank."""
     return [nodes[block * workers_per_node] for block in range(len(nodes) // workers_per_node)]
 
 
 def ranks_of(blocks: Sequence[int], workers_per_node: int) -> dict[int, int]:
-    """Node of each rank, from the node of each block."""
+    """Return the node of each rank, from the node of each block."""
     return {rank: blocks[rank // workers_per_node] for rank in range(len(blocks) * workers_per_node)}
 
 
 def overlap(before: int, of_before: int, after: int, of_after: int) -> int:
-    """What blocks `before` of a world and `after` of another have in common, in parts of 1/(of_before x of_after)."""
+    """Return the overlap of two blocks, in units of 1/(of_before x of_after): block `before` of `of_before`, and block
+    `after` of `of_after`."""
     low = max(before * of_after, after * of_before)
     high = min((before + 1) * of_after, (after + 1) * of_before)
     return max(0, high - low)
 
 
 def assign_ranks(before: Sequence[int], nodes: Collection[int], *, sharded: bool) -> list[int]:
-    """Node of each block of the new world.
+    """Return the node of each block of the new rank assignment.
 
     Args:
-        before: node of each block of the old world.
-        nodes: those of the new world, some of them new.
-        sharded: whether each node holds a part of its own, so that most of it should stay where it is. Else every
-            node has what any needs, and whoever can keeps its ranks.
+        before: node of each block of the old rank assignment.
+        nodes: nodes of the new rank assignment, with the joining ones.
+        sharded: whether each node holds its own shard. Then as much state as possible stays on its node; otherwise as
+            many nodes as possible keep their ranks.
     """
     staying = [(block, node) for block, node in enumerate(before) if node in nodes]
     count = len(nodes)
@@ -66,8 +67,8 @@ def assign_ranks(before: Sequence[int], nodes: Collection[int], *, sharded: bool
 
 
 def choose_staying(before: Sequence[int], candidates: Collection[int], count: int, *, sharded: bool) -> list[int]:
-    """Which `count` of `candidates` stay when there are more: those of the lowest ranks, or, where the state is cut
-    among nodes, those whose parts have most in common with the new ones."""
+    """Choose the `count` candidates that stay: the ones with the lowest ranks. For a sharded state, choose the ones
+    whose shards overlap most with the new ones."""
     able = [(block, node) for block, node in enumerate(before) if node in candidates]
     if not sharded or len(able) <= count:
         return [node for _, node in able[:count]]
@@ -80,7 +81,7 @@ def _as_they_were(staying: Sequence[tuple[int, int]], count: int) -> dict[int, i
 
 
 def _fill(blocks: dict[int, int], staying: Sequence[tuple[int, int]], count: int) -> dict[int, int]:
-    """`blocks`, and the nodes that are in none of them in what is left, in their own where they can."""
+    """Add the staying nodes that have no block to the free blocks, in their former block if it is free."""
     left = [(block, node) for block, node in staying if node not in blocks.values()]
     for block, node in sorted(left, key=lambda at: at[0] in blocks or at[0] >= count):
         if not (free := [place for place in range(count) if place not in blocks]):
@@ -90,12 +91,12 @@ def _fill(blocks: dict[int, int], staying: Sequence[tuple[int, int]], count: int
 
 
 def _most_in_common(staying: Sequence[tuple[int, int]], of_before: int, of_after: int) -> dict[int, int]:
-    """The blocks that have most in common with those before; among equals, those of which most are the same.
+    """Assign staying nodes to new blocks with the largest total overlap; among equals, with most unchanged blocks.
 
     Nodes that keep data keep their order; blocks are contiguous, so swapping never increases the overlap. Nodes that
     keep nothing get the remaining blocks.
     """
-    # best[i][k]: score of the first i nodes in the first k blocks, where any may be left out
+    # best[i][k]: best score of the first i nodes in the first k blocks; nodes and blocks may be skipped
     best = [[(0, 0)] * (of_after + 1) for _ in range(len(staying) + 1)]
     for i, (block, _) in enumerate(staying, 1):
         for k in range(1, of_after + 1):
@@ -116,7 +117,7 @@ def _most_in_common(staying: Sequence[tuple[int, int]], of_before: int, of_after
 
 
 def moved_ranks(before: Mapping[int, int], after: Mapping[int, int], workers_per_node: int) -> dict[int, int]:
-    """New rank of each rank whose process stays, by its rank before."""
+    """Return the new rank of each rank whose process stays, by its old rank."""
     old, new = blocks_of(before, workers_per_node), blocks_of(after, workers_per_node)
     return {
         old.index(node) * workers_per_node + local: new.index(node) * workers_per_node + local
@@ -127,7 +128,7 @@ def moved_ranks(before: Mapping[int, int], after: Mapping[int, int], workers_per
 
 
 def local_share(before: Sequence[int], after: Sequence[int]) -> float:
-    """Share of the new world's state that lies on the node which needs it, where each node holds its part alone."""
+    """Return the share of a sharded state that is already on the node that needs it in the new rank assignment."""
     common = sum(
         overlap(before.index(node), len(before), block, len(after))
         for block, node in enumerate(after)

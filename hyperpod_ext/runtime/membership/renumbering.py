@@ -1,4 +1,4 @@
-"""Which ranks got other numbers, in which generation. For nodes that have missed some of it. Pure."""
+"""The history of new numbers of ranks, for nodes that have missed some of it. Pure."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ _REMEMBERED = 16
 
 @dataclass(slots=True)
 class Renumbering:
-    """New numbers of the ranks whose processes stayed, by the generation that began with them; the newest few."""
+    """New numbers of ranks whose processes stayed, for the newest generations that began with new numbers."""
 
     moves: dict[int, dict[int, int]] = field(default_factory=dict)
+    """By generation: the new number of each rank, by its number before."""
 
     def add(self, generation: int, moved: Mapping[int, int]) -> None:
         self.moves = {**dict(sorted(self.moves.items())[-_REMEMBERED:]), generation: dict(moved)}
 
     @property
     def newest(self) -> int:
-        """Generation in which ranks last got other numbers; 0: never."""
+        """Newest generation that began with new numbers; 0 if none did."""
         return max(self.moves, default=0)
 
     @property
     def last(self) -> dict[int, int]:
-        """What changed in that generation."""
+        """New numbers of the generation `newest`, by the numbers before."""
         return self.moves.get(self.newest, {})
 
     def since(self, generation: int) -> dict[int, int] | None:
-        """New number of each rank of `generation` whose process stays; None: all have theirs still."""
+        """Return the current number of each rank of `generation` whose process stayed; None if no number changed."""
         later = [moved for number, moved in sorted(self.moves.items()) if number > generation]
         if not later:
             return None
@@ -39,7 +40,7 @@ class Renumbering:
         return together
 
     def rank_now(self, rank: int, generation: int) -> int | None:
-        """Number that a rank of `generation` has now; None: it has none any more."""
+        """Return the current number of a rank of `generation`; None if it has none any more."""
         moved = self.since(generation)
         return rank if moved is None else moved.get(rank)
 
@@ -57,5 +58,5 @@ class Renumbering:
 
 
 def numbers_json(moved: Mapping[int, int]) -> dict[str, int]:
-    """New numbers by old ones, as JSON has them."""
+    """Convert a map between numbers to JSON, whose keys are strings."""
     return {str(rank): now for rank, now in moved.items()}

@@ -1,12 +1,13 @@
-"""The way from one number of nodes to another, or to other nodes, while all train. Pure: messages in, actions out.
+"""The preparation of another rank assignment while all ranks train: for a resize, a move, or the return of missing
+ranks. Pure: messages in, actions out.
 
-    asked ──▶ enough nodes? ──▶ joining nodes start workers ──▶ all ranks agree on one step ──▶ all stop there
-                  │ no: more are asked for                             │ one is past it: a later one
-                  ▼
-              goes on with those it has, once the time is over
+    ordered ──▶ enough nodes? ──▶ joining nodes start workers ──▶ all ranks agree on one step ──▶ all stop after it
+                    │ no: more are requested                             │ one is past it: a later step
+                    ▼
+                continues with the existing nodes, after a timeout
 
-Until all have stopped nothing is changed: whatever goes wrong, the change is dropped, ranks that have stopped go on,
-and it is tried again. What follows then is the membership's (`membership.py`).
+Nothing changes until all ranks have stopped. If anything fails before that, the plan is dropped, stopped ranks
+continue, and the preparation is tried again. After that, `membership.py` makes the change.
 """
 
 from __future__ import annotations
@@ -41,31 +42,38 @@ from hyperpod_ext.runtime.membership.rank_assignment import (
 from hyperpod_ext.runtime.membership.stop_agreement import Answer, StopAgreement
 
 _AHEAD, _FARTHEST = 2, 4096
-"""Steps that a common stop lies ahead."""
+"""Number of steps from the newest one to a common stop: first and largest value."""
 OPERATOR = "operator"
-"""Name of the order to resize that comes with HyperPod's operator's command to go on."""
+"""Name of the resize order that is part of a resume command of the HyperPod operator."""
 OVERTAKEN = "another order came"
 NO_SPARE = "no spare is there to take the ranks; start the job with more `spares`"
 _TRIES = 3
-"""Deaths of joining workers before they are ready, after which the job stays as it is."""
+"""Number of losses of joining workers or nodes after which the job keeps its rank assignment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reassignment:
-    """Another rank assignment."""
+    """A new rank assignment, and its difference to the current one."""
 
     after: Mapping[int, int]
     """Node of each rank."""
     moved: Mapping[int, int]
     """New rank of each rank whose process stays."""
     left_out: tuple[int, ...]
-    """Nodes that have no rank in it."""
+    """Nodes that lose all their ranks."""
     share: float
-    """Of the state that ranks hold, what lies already on the node that needs it."""
+    """Share of the state that is already on the node that needs it."""
 
     @classmethod
     def of(cls, nodes: Mapping[int, int], staying: Collection[int], each: int, *, sharded: bool) -> Reassignment:
-        """From `nodes`, of each rank, to those that stay or join, each with so many workers."""
+        """Compute the reassignment from `nodes` to `staying`.
+
+        Args:
+            nodes: current node of each rank.
+            staying: nodes that have ranks afterwards, with joining ones.
+            each: ranks per node.
+            sharded: whether each rank holds its own shard of the state.
+        """
         before = blocks_of(nodes, each)
         blocks = assign_ranks(before, staying, sharded=sharded)
         after = ranks_of(blocks, each)
@@ -81,46 +89,48 @@ class Reassignment:
 
 @dataclass(slots=True)
 class PlannedRescale:
-    """A reassignment that is under way, until all ranks have stopped."""
+    """A reassignment in preparation, until all ranks have stopped."""
 
     to: Reassignment
     joining: dict[int, int]
     """Node of each rank whose process is new."""
     stop: StopAgreement
     ready: set[int] = field(default_factory=set)
-    """Of those ranks, the ones that wait for it."""
+    """Joining ranks whose workers are ready and wait."""
     refill: Refill | None = None
-    """Ranks that the job went on without come back by it."""
+    """The return of missing ranks that this change makes, if any."""
 
 
 @dataclass(slots=True)
 class Rescaling:
-    """How many nodes are wanted, and the change that is under way to have them."""
+    """The wanted number of nodes, and the change that is in preparation."""
 
     scale: Scale
     reserve: int = 0
-    """Spares that are not taken for growth."""
+    """Number of spares that are not used for growth."""
     wanted: int = 0
-    """Nodes with ranks that the job is on its way to."""
+    """Number of nodes with ranks that the job changes to now."""
     desired: int = 0
-    """What was asked for last; a node that comes by itself is taken up to here."""
+    """Number of nodes of the last order. Nodes that join without an order are used up to this number."""
     order: str = ""
-    """Names the request."""
+    """Name of the pending order; empty if none is pending."""
     moving: int | None = None
-    """The node that the request wants to have no ranks any more, as a spare is there for them."""
+    """Node whose ranks an order moves to a spare."""
     called_off: bool = False
-    """The last order took back an order for more nodes: spares beyond the reserve leave."""
+    """Whether the last order was for fewer nodes than the one before. Then spares beyond the reserve are released."""
     change: PlannedRescale | None = None
     _questions: int = 0
+    """Number of the last request to stop."""
     _tries: int = 0
+    """Number of joining workers or nodes that were lost since the last order."""
 
     @property
     def each(self) -> int:
-        """Ranks of a node."""
+        """Ranks per node."""
         return self.scale.workers_per_node
 
     def refusal(self, nodes: int) -> str:
-        """Why the job cannot have so many nodes; empty: it can."""
+        """Return why the job cannot have this number of nodes; empty if it can."""
         if nodes in self.scale.sizes:
             return ""
         if len(self.scale.sizes) == 1:
@@ -128,7 +138,7 @@ class Rescaling:
         return f"the job cannot run on {nodes} nodes; it can on {', '.join(map(str, self.scale.sizes))}"
 
     def want(self, nodes: int, order: str, states: NodeStates) -> list[Action]:
-        """The job is to have so many nodes. Returns the refusal of what was ordered before, if it has not come true."""
+        """Set the wanted number of nodes. Returns the refusal of an earlier order that is still pending."""
         overtaken: list[Action] = [self.refused(OVERTAKEN)] if self.order else []
         self.keep_moving(states)
         self.called_off = order != OPERATOR and nodes < self.wanted  # the operator's pods are its own
@@ -137,54 +147,56 @@ class Rescaling:
         return overtaken
 
     def stay(self, nodes: int, why: str, states: NodeStates) -> Log:
-        """The job keeps the nodes that it has."""
+        """Keep the job on its `nodes` nodes, and refuse the pending order with this reason."""
         self.keep_moving(states)
         self.wanted = self.desired = nodes
         return self.refused(why)
 
-    # --- the ranks of one node to a spare ---------------------------------------------------------
+    # --- moving the ranks of one node to a spare --------------------------------------------------
 
     def why_no_move(self, node: int, nodes: int, states: NodeStates) -> str:
-        """Why no spare can have the ranks of `node` now; empty: one can. `nodes`: those that have ranks."""
+        """Return why the ranks of `node` cannot move to a spare now; empty if they can. `nodes`: number of nodes with
+        ranks."""
         if states[node] is NodeState.DEPARTING:
             return f"node {node} is leaving already"
         if states[node] is not NodeState.MEMBER:
             return f"node {node} has no ranks that could move"
         if self.order or self.change is not None or self.wanted != nodes:
-            return "it is on its way to other nodes; order it again after that"
+            return "the job is being resized; order the move again after that"
         return "" if states.spares else NO_SPARE
 
     def move(self, node: int, order: str, states: NodeStates) -> None:
-        """A spare is to have the ranks of `node`."""
+        """Order the ranks of `node` to a spare."""
         self.moving, self.order, self._tries = node, order, 0
         states.ask_to_leave(node)
 
     def keep_moving(self, states: NodeStates) -> None:
-        """The node whose ranks were to move keeps those that it has."""
+        """Cancel the pending move: the node keeps its ranks."""
         if self.moving is not None and states[self.moving] is NodeState.DEPARTING:
             states.set_state(self.moving, NodeState.MEMBER)
         self.moving = None
 
     def call_off_move(self, states: NodeStates) -> list[Action]:
-        """Answer an order to move that cannot come true any more, if there is one."""
-        node, is_there = self.moving, self.moving is not None and states[self.moving] is NodeState.DEPARTING
-        if node is None or self.change is not None or (is_there and states.spares):
+        """Refuse a pending order to move that has become impossible, if there is one."""
+        node, has_ranks = self.moving, self.moving is not None and states[self.moving] is NodeState.DEPARTING
+        if node is None or self.change is not None or (has_ranks and states.spares):
             return []
         self.keep_moving(states)
-        return [self.refused(NO_SPARE if is_there else f"a fault took the ranks of node {node} before")]
+        return [self.refused(NO_SPARE if has_ranks else f"a fault took the ranks of node {node} before")]
 
     def refused(self, why: str) -> Log:
+        """Return the refusal of the pending order, which is then no longer pending."""
         order, self.order = self.order, ""
         return Log("resize_refused", {"order": order, "nodes": self.wanted, "why": why})
 
     def free(self, states: NodeStates) -> int:
-        """Spares that may be taken for growth."""
+        """Return the number of spares that may be used for growth."""
         return max(0, len(states.spares) - self.reserve)
 
     # --- towards the change ---------------------------------------------------------------------
 
     def reconcile(self, nodes: Mapping[int, int], states: NodeStates, committed: int, *, sharded: bool) -> list[Action]:
-        """What brings the job nearer to the number of nodes that is wanted. `nodes`: of each rank, all there."""
+        """Return the actions towards the wanted number of nodes. `nodes`: node of each rank; none of them is lost."""
         departing = states.those(NodeState.DEPARTING)
         if self.change is not None:
             return []
@@ -205,7 +217,8 @@ class Rescaling:
         return [begun, *self._begin(self.change, states, committed)]
 
     def _answer_order(self, size: int, states: NodeStates) -> list[Action]:
-        """The job has the nodes that it wants: answer a pending order, release nodes that came for an earlier one."""
+        """Answer the pending order of a job that has its wanted nodes, and release nodes that came for an earlier
+        order."""
         surplus = tuple(sorted(states.spares)[self.reserve :]) if self.called_off else ()
         for node in surplus:
             states.set_state(node, NodeState.RELEASED)
@@ -219,7 +232,7 @@ class Rescaling:
         return actions
 
     def prepare(self, refill: Refill, nodes: Mapping[int, int], states: NodeStates, committed: int) -> list[Action]:
-        """Ranks that the job goes on without come back."""
+        """Prepare the return of missing ranks."""
         to, stop = Reassignment(refill.after, refill.moved, (), 1.0), StopAgreement(len(nodes), _AHEAD, _FARTHEST)
         self.change = PlannedRescale(to, dict(refill.joining), stop, refill=refill)
         ranks = sorted(refill.joining)
@@ -227,39 +240,39 @@ class Rescaling:
         return [begun, *self._begin(self.change, states, committed)]
 
     def _begin(self, change: PlannedRescale, states: NodeStates, committed: int) -> list[Action]:
-        """Start the workers that are new, or ask for a step to stop at where none is."""
+        """Start the joining workers. If there are none, request the common stop at once."""
         for node in states.spares.intersection(change.joining.values()):
             states.set_state(node, NodeState.JOINING)
         preparing = [Prepare(rank, node, len(change.to.after)) for rank, node in change.joining.items()]
         return [*preparing] or self._ask_stop(change, committed)
 
     def is_joining(self, rank: int, node: int) -> bool:
-        """Whether a worker of `rank` on `node` is one that waits for the next rank assignment."""
+        """Return whether the worker of `rank` on `node` is started for the next rank assignment."""
         return self.change is not None and self.change.joining.get(rank) == node
 
     def prepares_on(self, node: int) -> bool:
-        """Whether workers of `node` are started for the next rank assignment."""
+        """Return whether `node` starts workers for the next rank assignment."""
         return self.change is not None and node in self.change.joining.values()
 
     def prepared(self, rank: int, committed: int) -> list[Action]:
-        """A joining worker has its imports done and waits."""
+        """Record that a joining worker is ready. Once all are, request the common stop."""
         assert self.change is not None
         self.change.ready.add(rank)
         if self.change.stop.number or self.change.ready < self.change.joining.keys():
             return []
         return [Log("resize_prepared", {"ranks": sorted(self.change.ready)}), *self._ask_stop(self.change, committed)]
 
-    def try_anew(self) -> None:
-        """What was tried before counts no more."""
+    def reset_tries(self) -> None:
+        """Forget earlier losses of joining workers and nodes."""
         self._tries = 0
 
     def gives_up(self) -> bool:
-        """A joining worker or node was lost once more; whether that was once too often."""
+        """Count the loss of a joining worker or node. Returns whether there were too many."""
         self._tries += 1
         return self._tries >= _TRIES
 
     def drop(self, states: NodeStates) -> list[Action]:
-        """Forget about the change that is under way; ranks that have stopped go on."""
+        """Cancel the change in preparation. Ranks that have stopped continue."""
         if self.change is None:
             return []
         change, self.change = self.change, None
@@ -268,7 +281,7 @@ class Rescaling:
         withdrawn = [WithdrawStop(change.stop.number)] if change.stop.number else []
         return [*withdrawn, *(EndPrepared(node) for node in sorted(set(change.joining.values())))]
 
-    # --- where all stop -------------------------------------------------------------------------
+    # --- the common stop ------------------------------------------------------------------------
 
     def _ask_stop(self, change: PlannedRescale, committed: int, *, later: bool = False) -> list[Action]:
         self._questions += 1
@@ -277,7 +290,8 @@ class Rescaling:
     def stop_answered(
         self, rank: int, number: int, can: bool, making: int, over: bool, committed: int
     ) -> list[Action] | None:
-        """`rank`, which makes step `making`, can stop where it was asked to, or not. None: the job is about to end."""
+        """Process a rank's answer to a request to stop (see `StopAgreement.answered`). Returns None if a rank makes no
+        more steps, because the job is about to end."""
         if self.change is None:
             return []
         match self.change.stop.answered(rank, number, can, making, over):
@@ -290,29 +304,31 @@ class Rescaling:
         return []
 
     def stopped(self, rank: int, number: int) -> PlannedRescale | None:
-        """`rank` has stopped at the step that was agreed on. Returns the change to make, once all have."""
+        """Record that `rank` has stopped after the agreed step. Returns the change to make once all ranks have."""
         change = self.change
         return change if change is not None and change.stop.stopped(rank, number) else None
 
     # --- without a node -------------------------------------------------------------------------
 
     def staying_without(self, node: int, nodes: Mapping[int, int], states: NodeStates) -> set[int] | None:
-        """Nodes with which the job goes on when `node` is lost; None: it needs another one in its place."""
+        """Return the nodes with which the job can continue at once after the loss of `node`; None if it cannot run on
+        fewer nodes, or if a spare can replace the node."""
         size = self.scale.most(len(set(nodes.values())) - 1)
         if states.spares or size is None:
             return None
-        rest = [its for its in blocks_of(nodes, self.each) if its != node]
-        rest.sort(key=lambda its: states[its] is NodeState.DEPARTING)  # who is about to leave is left out first
+        rest = [other for other in blocks_of(nodes, self.each) if other != node]
+        rest.sort(key=lambda other: states[other] is NodeState.DEPARTING)  # departing nodes are left out first
         return set(rest[:size])
 
-    # --- what another coordinator needs to go on --------------------------------------------------
+    # --- the job state ----------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
+        """Return the order and the wanted nodes, for the job state."""
         wishes = {"wanted": self.wanted, "desired": self.desired, "order": self.order, "moving": self.moving}
         return wishes | {"called_off": self.called_off}
 
     def learn(self, data: Mapping[str, Any]) -> None:
-        """Go on where another coordinator was."""
+        """Restore the order and the wanted nodes from another coordinator's job state."""
         self.wanted, self.desired, self.order = int(data["wanted"]), int(data["desired"]), str(data["order"])
         self.moving = None if data["moving"] is None else int(data["moving"])
         self.called_off = bool(data.get("called_off", False))

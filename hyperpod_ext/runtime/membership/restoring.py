@@ -1,8 +1,8 @@
-"""Which step a generation goes on from, and what is tried next when a rank cannot restore it. Pure.
+"""The choice of the step that a generation restores, and of the next one if a rank cannot restore it. Pure.
 
-Every rank that joins offers what it has live, and what its node's memory holds; durable tiers are asked when steps
-would be lost without them, or nothing else is known. A source that a rank refuses is not tried again. Under our agent
-the membership negotiates so (`membership.py`); elsewhere rank 0 does (`control_plane/decision.py`).
+Every joining rank offers its live state and the snapshots in its node's memory. Durable tiers are listed if steps would
+be lost without them, or if there is no other offer. A source that a rank could not restore is not tried again. In jobs
+with agents the membership uses this (`membership.py`), in other jobs rank 0 does (`control_plane/decision.py`).
 """
 
 from __future__ import annotations
@@ -30,87 +30,99 @@ from hyperpod_ext.runtime.snapshot.select import (
 
 @dataclass(slots=True)
 class RestoreNegotiation:
-    """How one generation comes to its step."""
+    """The choice of a step and its sources for one generation."""
 
     durable: bool = False
-    """Whether there are durable tiers: asked at the very start, and when memory has less than was committed."""
+    """Whether there are durable tiers. They are listed at the first start of a run, and when memory has less than the
+    newest committed step."""
     outlives_run: bool = False
-    """Whether memory outlives a run: what it holds may then be all that an earlier run has left."""
+    """Whether memory outlives a run, and so may hold the only state of an earlier run."""
     starts_over: bool = False
-    """Start from nothing if only some ranks' state is left."""
+    """Whether to start at step 0 if only some ranks' state remains."""
     step: int | None = None
-    """The only step to restore; None: the newest."""
+    """The only step that may be restored; None for the newest."""
     joined: dict[int, Offer | None] = field(default_factory=dict)
     """Ranks that wait for the generation to begin, each with its live state, if that is complete."""
     decision: Decision | None = None
     attempt: int = 0
-    """Number of the decision."""
+    """Number of decisions so far."""
     newest_generation: int = 0
-    """Of earlier runs, on the disks of nodes: what is saved from now on is of a later one."""
+    """Newest generation of earlier runs that is known from the disks of nodes. This run's generations must be later."""
     _disk_problems: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """Unreadable files on the disks of each node."""
     _restored: set[int] = field(default_factory=set)
+    """Ranks that have restored the decision."""
     _held: dict[int, Collection[Offer]] = field(default_factory=dict)
-    """What the memory of each node holds."""
+    """Offers from the memory of each node."""
     _stored: list[Offer] | None = None
-    """Checkpoints in the durable tiers, once they have answered."""
+    """Checkpoints in the durable tiers; None until they were listed."""
     _problems: tuple[str, ...] = ()
+    """Durable files that could not be read."""
     _unreachable: tuple[str, ...] = ()
-    """What may be there and could not be asked: no reason to go on from less."""
+    """Problems of durable tiers that could not be listed, and so may hold a newer checkpoint."""
     _excluded: frozenset[tuple[str, str]] = frozenset()
-    """Durable checkpoints that were refused already when the durable tiers were last asked."""
+    """Durable checkpoints that were already refused when the durable tiers were last listed."""
     _refused: set[OfferKey] = field(default_factory=set)
+    """Offers that a rank could not restore."""
     _last_error: str = ""
-    """Why the decision could not be carried out, until there is another."""
+    """Why the last decision could not be restored; empty once there is a new one."""
 
-    # --- what is offered ------------------------------------------------------------------------
+    # --- offers ---------------------------------------------------------------------------------
 
     def join(self, rank: int, live: Offer | None) -> None:
-        """`rank` waits for the generation to begin."""
+        """Record that `rank` waits for the generation, and the offer of its live state."""
         self.joined[rank] = live
 
     def hold(self, node: int, held: Collection[Offer]) -> None:
-        """What the memory of `node` holds."""
+        """Record the offers from the memory of `node`."""
         self._held[node] = held
 
     def look_at_disk(self, node: int, generation: int, problems: tuple[str, ...]) -> None:
-        """The newest generation that the disks of `node` have seen, and what cannot be read there."""
+        """Record the newest generation on the disks of `node`, and its unreadable files."""
         self.newest_generation = max(self.newest_generation, generation)
         self._disk_problems[node] = problems
 
     def forget_ranks(self, ranks: Collection[int]) -> None:
-        """The processes of these ranks are gone."""
+        """Forget that these ranks have joined: their processes are gone."""
         for rank in ranks:
             self.joined.pop(rank, None)
 
     def forget_node(self, node: int) -> None:
-        """The memory of `node` is gone."""
+        """Forget the offers of `node`: its memory is gone."""
         self._held.pop(node, None)
 
     def awaits(self, excluded: Collection[tuple[str, str]]) -> bool:
-        """Whether what durable tiers hold besides those is what this generation wants to know."""
+        """Return whether this generation waits for a list of durable checkpoints without `excluded` ones."""
         return self._excluded == frozenset(excluded)
 
     def durable_answered(
         self, stored: Collection[Offer], problems: tuple[str, ...], unreachable: tuple[str, ...]
     ) -> None:
-        """Take the checkpoints in the durable tiers and the files that could not be read.
+        """Record the list of checkpoints in the durable tiers.
 
-        `unreachable`: of the problems, those that do not tell whether anything is there.
+        Args:
+            stored: checkpoints that were found.
+            problems: files and tiers that could not be read.
+            unreachable: the problems of tiers that could not be listed, and so may hold more checkpoints.
         """
         refused = [offer for offer in self._stored or [] if (offer.url, offer.save_id) in self._excluded]
         self._stored, self._problems, self._unreachable = [*stored, *refused], problems, unreachable
 
-    # --- what is decided ------------------------------------------------------------------------
+    # --- decisions ------------------------------------------------------------------------------
 
     def decide(
         self, nodes: Mapping[int, int], began: Mapping[int, int], committed: int
     ) -> Decision | AskDurable | Fail:
-        """The best that is left; or that the durable tiers must be asked first, or that there is nothing.
+        """Choose the step to restore and a source for each rank.
 
         Args:
             nodes: node of each rank.
-            began: step at which each generation of this run went on.
-            committed: newest step that some rank has reported as committed, of those that are not given up.
+            began: step from which each generation of this run continued.
+            committed: newest step that any rank has committed in the current history, without steps before a rollback.
+
+        Returns:
+            The decision; or `AskDurable` if the durable tiers must be listed first; or the failure, if nothing can be
+            restored.
         """
         if self._is_unasked and self._stored is None and not began:
             return self._ask()
@@ -126,28 +138,28 @@ class RestoreNegotiation:
         return decided
 
     def short_parity(self, began: Mapping[int, int]) -> tuple[int, tuple[int, ...]] | None:
-        """Where the decided step is older than one that has parity, as too many of a group are lost: that step, and the
-        ranks of the group whose snapshots are missing."""
+        """Return the newest step that parity cannot rebuild, because too many nodes of a group are lost, and the ranks
+        whose snapshots are missing. None if no such step is newer than the decided one."""
         if not any(map(_has_parity, self._held.values())):
-            return None  # and the snapshots of all need not be looked at
+            return None  # this saves a search through all snapshots
         after = self.decision.step if self.decision is not None else -1
         return short_parity([offer for held in self._held.values() for offer in held], began, after)
 
     def all_restored(self, rank: int) -> bool:
-        """`rank` has restored and verified what was decided; whether every rank has."""
+        """Record that `rank` has restored and verified its state. Returns whether every rank has."""
         assert self.decision is not None
         self._restored.add(rank)
         return len(self._restored) == len(self.decision.sources)
 
     @property
     def is_asking(self) -> bool:
-        """Whether a decision was refused, and the durable tiers have yet to say what else there is."""
+        """Whether a rank could not restore the decision, and the list of durable tiers is awaited for the next one."""
         return bool(self._last_error)
 
     def refuse(self, errors: Mapping[int, str], nodes: Mapping[int, int]) -> None:
-        """These ranks could not restore what was decided for them."""
+        """Exclude the sources that ranks could not restore. `errors`: the error of each such rank."""
         assert self.decision is not None
-        # a rank that loaded something for this attempt no longer holds the live state it came with
+        # a rank that loaded other state in this attempt no longer holds its live state
         for rank, sources in self.decision.sources.items():
             if sources[0].kind != "self":
                 self.joined[rank] = None
@@ -156,14 +168,14 @@ class RestoreNegotiation:
         self.refuse_offers(refused, f"rank {rank}: {error}")
 
     def refuse_offers(self, refused: Collection[OfferKey], error: str) -> None:
-        """These offers could not be restored, with `error`."""
+        """Exclude offers that could not be restored. `error`: the first rank and its error."""
         self._refused |= set(refused)
         self._last_error = error
 
     @property
     def _is_unasked(self) -> bool:
-        """Whether there is more to know from durable tiers: they name their newest few, and what they named may have
-        been pruned since, as newer ones came."""
+        """Whether a list of the durable tiers would show more: they were not listed yet, or a listed checkpoint could
+        not be restored. A list has only the newest few, and those may have been pruned since."""
         return self.durable and (self._stored is None or bool(self._refused_durable() - self._excluded))
 
     def _refused_durable(self) -> frozenset[tuple[str, str]]:
@@ -190,10 +202,11 @@ class RestoreNegotiation:
         return self._nothing(offers, len(nodes), committed, short_parity(in_memory, began, -1))
 
     def _from_equals(self, nodes: Mapping[int, int], began: Mapping[int, int]) -> Decision | None:
-        """The decision that all offers lead to, from few of them: where all ranks hold the same, and some of them live.
+        """Decide from a few offers, if all ranks hold the same state and some hold it live; None if that is not so.
 
-        Of what memory holds, only that of nodes whose ranks need a source can be nearer than a live rank. All that is
-        held elsewhere is looked at by commit: whether it is newer, or shows that ranks differ. None: it takes them all.
+        The result is the same as with all offers. From memory it needs the snapshots of nodes whose ranks lack a live
+        state: only those are nearer than a live rank. For all others, one look at each commit shows whether it is
+        newer, or whether ranks differ.
         """
         live = [offer for offer in self.joined.values() if offer is not None]
         held = list(self._held.values())
@@ -216,7 +229,7 @@ class RestoreNegotiation:
         self, offers: Collection[Offer], ranks: int, committed: int, short: tuple[int, tuple[int, ...]] | None
     ) -> Fail:
         seen = ", ".join(sorted({_seen(offer) for offer in offers})) or "nothing"
-        wrong = [*self._problems, *(f"node {n}: {one}" for n, its in self._disk_problems.items() for one in its)]
+        wrong = [*self._problems, *(f"node {n}: {each}" for n, found in self._disk_problems.items() for each in found)]
         problems = f" Not readable: {'; '.join(wrong)}." if wrong else ""
         newest = f"the newest committed was {committed}" if committed else "none was committed in this run"
         last = f" The last try: {self._last_error}" if self._last_error else ""
@@ -232,7 +245,8 @@ class RestoreNegotiation:
         )
 
     def _blind(self, decided: Decision | Fail) -> Fail:
-        """The job must not go on from what was decided: a tier that may have a newer step cannot be asked."""
+        """Return the failure of a job that must not continue from `decided`: an unreachable tier may have a newer
+        step."""
         instead = "nothing" if isinstance(decided, Fail) or decided.step == 0 else f"step {decided.step}"
         return Fail(
             "UnreachableError",
@@ -246,7 +260,7 @@ def _has_parity(held: Collection[Offer]) -> bool:
 
 
 def _differ(live: Collection[Offer], commits: Collection[HeldCommit], began: Mapping[int, int]) -> bool:
-    """Whether states that should be the same were ever seen to differ."""
+    """Return whether any two states of one save differ although all ranks should hold the same."""
     digests: dict[str, set[str]] = {}
     contents: dict[str, set[str]] = {}
     for offer in live:

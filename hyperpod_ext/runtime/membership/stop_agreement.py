@@ -1,4 +1,4 @@
-"""The step after which all ranks stop together: asked for, agreed on, reached. Pure.
+"""The agreement of all ranks on one step after which they stop together. Pure.
 
     asked ──all can──▶ agreed ──all have stopped──▶ reached
       ▲ │ some rank is past that step, or has not begun its loop
@@ -14,45 +14,51 @@ from enum import Enum
 
 
 class Answer(Enum):
-    """What follows from a rank's answer."""
+    """The state of the agreement after a rank's answer."""
 
     WAIT = "wait"
-    """For the others."""
+    """Other ranks have not answered yet."""
     AGREED = "agreed"
-    """All ranks can stop there."""
+    """All ranks can stop after the requested step."""
     ASK_AGAIN = "ask again"
-    """Some rank is past that step: ask for a later one."""
+    """Some rank is past the requested step: request a later one."""
     ASK_LATER = "ask later"
-    """Some rank has not begun its loop: ask in a moment."""
+    """Some rank has not begun its loop: request again after a short wait."""
     ENDING = "ending"
     """Some rank makes no more steps."""
 
 
 @dataclass(slots=True)
 class StopAgreement:
-    """One stop of all ranks.
-
-    `ahead`: how many steps after the newest ranks are asked to stop; twice as many each time that one was past it.
-    """
+    """One common stop of all ranks."""
 
     ranks: int
+    """Number of ranks."""
     ahead: int
+    """Steps from the newest one to the requested one. It doubles each time that a rank was past the requested step."""
     farthest: int
+    """Largest value of `ahead`."""
     number: int = 0
-    """Of the question; 0: not asked yet."""
+    """Number of the latest request; 0 before the first one."""
     agreed: bool = False
     _answers: dict[int, tuple[bool, int]] = field(default_factory=dict)
-    """Of each rank: whether it can stop there, and which step it makes."""
+    """For each rank, whether it can stop after the requested step, and the step that it makes now."""
     _stopped: set[int] = field(default_factory=set)
 
     def ask(self, number: int, newest: int) -> int:
-        """Ask all ranks, under this number; returns the step to ask for. `newest`: that any rank has made."""
+        """Begin request `number` to all ranks. Returns the step to request. `newest`: newest step of any rank."""
         step = max([newest, *(making for _, making in self._answers.values())]) + self.ahead
         self.number, self.agreed, self._answers, self._stopped = number, False, {}, set()
         return step
 
     def answered(self, rank: int, number: int, can: bool, making: int, over: bool) -> Answer:
-        """`rank`, which makes step `making`, can stop or not. `over`: it makes no more steps."""
+        """Record a rank's answer.
+
+        Args:
+            can: whether the rank can stop after the requested step.
+            making: step that the rank makes now; negative before its loop has begun.
+            over: whether the rank makes no more steps.
+        """
         if number != self.number:
             return Answer.WAIT
         if over:
@@ -69,7 +75,7 @@ class StopAgreement:
         return Answer.ASK_AGAIN
 
     def stopped(self, rank: int, number: int) -> bool:
-        """`rank` has stopped at the step that was agreed on, and has saved. Returns whether all have."""
+        """Record that `rank` has stopped after the agreed step and has saved. Returns whether all ranks have."""
         if number != self.number or not self.agreed:
             return False
         self._stopped.add(rank)
