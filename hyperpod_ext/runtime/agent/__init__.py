@@ -1,5 +1,5 @@
-"""The per-node process that starts workers, notices when one dies, and replaces that one alone.
+"""The agent: the process on each node that starts workers, and replaces one that dies while the others stay.
 
-`python -m hyperpod_ext.runtime.agent` takes torchrun's flags. It never imports torch: it must start at
-once and answer at once while every core is busy training.
+`python -m hyperpod_ext.runtime.agent` has torchrun's flags. It never imports torch, because it must start fast, and
+must respond fast while training uses every core.
 """

@@ -34,7 +34,7 @@ _LEFT_FOR_NOW = "left for now"
 _EXIT_CODES = {
     "succeeded": 0,
     "left": 0,
-    _LEFT_FOR_NOW: 143,  # as of a process that SIGTERM ends: one that is done is not started again
+    _LEFT_FOR_NOW: 143,  # as after SIGTERM: a process with exit code 0 would not be started again
     "failed": JobFailedError.exit_code,
     "cancelled": 130,
 }
@@ -45,7 +45,7 @@ def main() -> None:
     arguments = parse(sys.argv[1:])
     run_dir = Path(os.environ.get(ENV_RUN_DIR, "hpx-run"))
     last_word.keep("")
-    signal.signal(signal.SIGTERM, _end)  # until there is a node
+    signal.signal(signal.SIGTERM, _end)  # until `Node` handles the signal
     try:
         with _disk_errors():
             _prepare(run_dir, arguments)
@@ -53,7 +53,7 @@ def main() -> None:
                 try:
                     state, why, hint = _run(arguments, run_dir, private)
                 finally:
-                    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what remains is to clean up
+                    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # only the clean-up remains
     except HyperpodExtError as error:
         last_word.say(f"node {arguments.node_rank}: {error}")
         last_word.keep(error.message, error.hint, arguments.node_rank)
@@ -74,13 +74,13 @@ def _prepare(run_dir: Path, arguments: argparse.Namespace) -> None:
     make_private_folder(run_dir)
     if arguments.node_rank == 0 and not arguments.rejoin:
         for report in (REPORT, *(path.name for path in run_dir.glob(report_of("*")))):
-            (run_dir / report).unlink(missing_ok=True)  # of an earlier run in the same place
+            (run_dir / report).unlink(missing_ok=True)  # from an earlier run in the same directory
     tell_here(run_dir, arguments.node_rank)
 
 
 @contextlib.contextmanager
 def _disk_errors() -> Iterator[None]:
-    """Raise an OSError with a file name as JobFailedError. One without a file is a defect."""
+    """Convert an OSError with a file name to a JobFailedError. One without a file name is a defect, and stays."""
     try:
         yield
     except OSError as error:
@@ -88,7 +88,7 @@ def _disk_errors() -> Iterator[None]:
             raise
         raise JobFailedError(
             f"{error.filename}: {error.strerror}",
-            hint="The node needs it: let this user write there, and see that the disk has room.",
+            hint="The node needs this file: give its user write access, and check that the disk has free space.",
         ) from error
 
 
@@ -105,7 +105,7 @@ def _report_in(run_dir: Path) -> dict[str, Any]:
 
 
 def _report(error: HyperpodExtError, arguments: argparse.Namespace, run_dir: Path) -> None:
-    """Write this node's error to its own report; to the job's report, too, if this is node 0 and there is none."""
+    """Write this node's error to its own report, and as node 0 also to the job's report if that does not exist."""
     node, log = arguments.node_rank, run_dir / "events.jsonl"
     world_size = arguments.nnodes * arguments.nproc_per_node
     why = error.to_json()
@@ -141,7 +141,7 @@ def _run(arguments: argparse.Namespace, run_dir: Path, private: Path) -> tuple[s
             if state == "left" and node.asked_to_leave and settings.config.elastic is None:
                 state = _LEFT_FOR_NOW
         finally:
-            take_signals_from(asyncio.get_running_loop(), signal.SIG_IGN)  # it ends already
+            take_signals_from(asyncio.get_running_loop(), signal.SIG_IGN)  # the node is already ending
         return state, *node.why_failed
 
     return asyncio.run(run())

@@ -1,4 +1,4 @@
-"""Starting a node's helper processes, and hearing of any child's death at once, through pidfds."""
+"""Start of a node's helper processes, and immediate notice of a child's death, through pidfds."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from hyperpod_ext.processes import children, send_signal
 from hyperpod_ext.runtime.ipc.connections import open_over
 
 _QUOTED = 3
-"""Lines of a process's last words."""
+"""Number of last lines of a process's output that go into an error."""
 _LISTEN_S = 5.0
-"""How long those are waited for: the kernel closes their pipe when the process ends."""
+"""How long to wait for the last output of an ended process: the kernel closes its pipe when the process ends."""
 
 
 _FORK_S = 60.0
-"""How long a fork server may take to fork a worker; it takes milliseconds."""
+"""How long a fork server may take to fork a worker. Normal are milliseconds."""
 
 _KNOWN: set[int] = set()
-"""Children of this process whose end somebody here hears of, or is about to."""
+"""Children of this process that `on_exit` watches, or is about to watch."""
 
 
 def on_exit(pid: int, tell: Callable[[int], None]) -> None:
-    """Call `tell(status)` in the event loop when child `pid` ends, and reap it. Works for one that has ended."""
+    """Call `tell(status)` in the event loop when child `pid` ends, and reap it. The child may have ended already."""
     loop = asyncio.get_running_loop()
     _KNOWN.add(pid)
     handle = os.pidfd_open(pid)
@@ -48,7 +48,7 @@ def on_exit(pid: int, tell: Callable[[int], None]) -> None:
         loop.remove_reader(handle)
         os.close(handle)
         _KNOWN.discard(pid)
-        with contextlib.suppress(ChildProcessError):  # reaped when the whole node was ended
+        with contextlib.suppress(ChildProcessError):  # reaped already, while the node ended
             tell(os.waitpid(pid, 0)[1])
 
     loop.add_reader(handle, ended)
@@ -62,14 +62,14 @@ def start_module(
     pass_fds: Sequence[int] = (),
     output: int | None = None,
 ) -> int:
-    """Start `python -m module arguments` in a session of its own; returns its process id.
+    """Start `python -m module arguments` in its own session. Returns the process id.
 
-    Where this process has imported the module already, the new one is forked from it, and imports nothing again. So an
-    agent that was itself forked from a process with everything imported starts its helpers in milliseconds. With a
-    second thread here, which may hold any lock at that moment, it is a new process all the same.
+    If this process has already imported the module, the new process is forked from it, and does not import again. So an
+    agent that was itself forked, with all imports done, starts its helpers in milliseconds. A process with more than
+    one thread is never forked, since another thread may hold a lock at that moment.
 
     Args:
-        output: what its output and its errors are written to. Default: what ours are.
+        output: file descriptor for the new process's stdout and stderr. Default: those of this process.
     """
     loaded = sys.modules.get(module)
     if loaded is None or threading.active_count() > 1:
@@ -91,7 +91,7 @@ def become_module(
     pass_fds: Sequence[int] = (),
     output: int | None = None,
 ) -> NoReturn:
-    """Run `module.main()` in this process, which has just been forked, as `python -m` would in a new one."""
+    """Run `module.main()` in this just forked process, as `python -m` would in a new process."""
     code = 1
     try:
         os.setsid()
@@ -103,13 +103,13 @@ def become_module(
         if output is not None:
             os.dup2(output, 1)
             os.dup2(output, 2)
-        gc.freeze()  # objects of the parent stay as they are: what they would close has another owner here
+        gc.freeze()  # a collected object of the parent would close descriptors that belong to others here
         _close_all_but({0, 1, 2, *pass_fds})
         environ = dict(environ)  # it may be os.environ itself
         os.environ.clear()
         os.environ.update(environ)
         sys.argv = [str(module.__file__), *arguments]
-        tempfile.tempdir = None  # TMPDIR may be another
+        tempfile.tempdir = None  # the new TMPDIR may differ
         sys.path[:0] = ["", *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
         module.main()
         code = 0
@@ -124,9 +124,9 @@ def become_module(
 
 
 def _close_all_but(kept: set[int]) -> None:
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  (a path object for each would be made for nothing)
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  (path objects are not needed)
         if int(name) not in kept:
-            with contextlib.suppress(OSError):  # the listing's own
+            with contextlib.suppress(OSError):  # the listing's own descriptor is closed already
                 os.close(int(name))
 
 
@@ -141,11 +141,11 @@ _MEMORY_SERVER = "hyperpod_ext.runtime.memory_server.__main__"
 
 
 class MemoryServer:
-    """A child process that keeps snapshots in memory. It imports its modules when it starts and answers requests after
+    """A child process that keeps snapshots in memory. It imports its modules when it starts, and answers requests after
     `begin`. Its output is forwarded to stderr of this process."""
 
     silent = ""
-    """Why it was killed: it did not answer."""
+    """Why it was killed; empty unless it did not answer."""
     is_gone = False
     """Whether its end has been handled."""
 
@@ -157,7 +157,7 @@ class MemoryServer:
         os.close(writing)
 
     def begin(self, path: Path, later: Path, node: int, environ: Mapping[str, str]) -> None:
-        """Serve at `path`, a socket that may be renamed to `later`."""
+        """Make the process serve at socket `path`, which may be renamed to `later`."""
         arguments = ["--socket", str(path), "--later", str(later), "--node", str(node), "--parent", str(os.getpid())]
         text = json.dumps({"arguments": arguments, "environ": dict(environ)})
         self._lines: deque[str] = deque(maxlen=_QUOTED)
@@ -166,7 +166,7 @@ class MemoryServer:
 
     def _listen(self, order: str) -> None:
         with contextlib.suppress(BrokenPipeError), os.fdopen(self.orders, "w") as orders:  # `on_exit` reports its end
-            orders.write(order)  # a pipe holds 64 KiB: more waits for the imports of the server
+            orders.write(order)  # blocks above 64 KiB, the size of the pipe, until the server has its imports done
         with os.fdopen(self.output, errors="replace") as lines:
             for line in lines:
                 sys.stderr.write(line)
@@ -174,17 +174,17 @@ class MemoryServer:
                 self._lines.append(line.strip())
 
     async def last_log_line(self) -> str:
-        """Return its last lines of output, once it has ended."""
+        """Return the last lines of output of the ended process."""
         await asyncio.to_thread(self._listening.join, _LISTEN_S)
         return " / ".join(line for line in self._lines if line)
 
 
 class ForkServerEndedError(JobFailedError):
-    """There is no process any more that forks workers."""
+    """The fork server has ended."""
 
 
 class ForkServer:
-    """The agent's side of a fork server. Its process imports at once, and forks after `connect` and `ready`."""
+    """The agent's side of a fork server. The process imports when it starts, and forks after `connect` and `ready`."""
 
     def __init__(self, preload: Sequence[str], environ: Mapping[str, str]) -> None:
         self._socket, theirs = socket.socketpair()
@@ -194,22 +194,23 @@ class ForkServer:
         theirs.close()
         self._asking = asyncio.Lock()
         self.is_ready = False
-        """Whether it has imported everything, and forks workers."""
+        """Whether the process has imported everything, and forks workers."""
         self.notes: tuple[str, ...] = ()
-        """Sentences on modules of `restart.preload` that are not, or hardly, preloaded."""
+        """Sentences on modules of `restart.preload` that are not, or only partly, preloaded."""
         self._spares: dict[int, int | Callable[[int], None] | None] = {}
-        """Of each warm spare: the callback for its end, or the status that it ended with."""
+        """For each warm spare, the callback for its end, or its exit status; None before either."""
 
     async def connect(self, environ: Mapping[str, str]) -> None:
-        """Use it in this event loop. `environ`: of each worker, in addition to the process's own."""
+        """Connect the fork server to this event loop. `environ`: variables of each worker, in addition to the fork
+        server's own."""
         self._reader, self._writer = await open_over(self._socket)
         self._environ = environ
 
     async def ready(self) -> float:
-        """Wait for the imports; return their seconds.
+        """Wait for the imports. Returns how many seconds they took.
 
         Raises:
-            JobFailedError: a module could not be imported, or it ended.
+            JobFailedError: a module could not be imported, or the fork server ended.
         """
         answer = await self._answer()
         seconds, self.notes = float(answer["ready"]), tuple(answer.get("notes", ()))
@@ -220,26 +221,26 @@ class ForkServer:
         """Return the process id of a new worker, a child of this process, and whether it was a warm spare.
 
         Raises:
-            JobFailedError: it could not, or it ended.
+            JobFailedError: the fork failed, or the fork server ended.
         """
         answer = await self._ask({"argv": argv, "env": {**self._environ, **env}, "cwd": str(cwd), "log": str(log)})
         return int(answer["pid"]), bool(answer["warm"])
 
     async def adopt_orphans(self) -> None:
-        """Reap processes that a dead worker has left when they end. One with a session of its own may run until the
-        node ends, for example to send the last of a run's logs."""
-        async with self._asking:  # between two forks, all workers among the children of this process are known
-            # children in its own session are waited for elsewhere
+        """Watch the processes that a dead worker has left, and reap each when it ends. They may run until the node
+        ends, for example to send the last of a run's logs."""
+        async with self._asking:  # between two forks, so that every worker is in `_KNOWN`
+            # children in this process's own session are waited for elsewhere
             orphans = [pid for pid in children(os.getpid()) if pid not in _KNOWN and _session_of(pid) != os.getsid(0)]
             for pid in orphans:
                 with contextlib.suppress(ProcessLookupError):
                     on_exit(pid, lambda status: None)
 
     async def keep_warm(self, local_ranks: Sequence[int]) -> None:
-        """Keep a process with a CUDA context ready for each of these, if this node has GPUs.
+        """Keep a process with a CUDA context ready for each local rank, if this node has GPUs.
 
         Raises:
-            JobFailedError: it ended.
+            JobFailedError: the fork server ended.
         """
         answer = await self._ask({"keep_warm": list(local_ranks)})
         for pid in answer["pids"]:
@@ -247,7 +248,7 @@ class ForkServer:
             on_exit(pid, functools.partial(self._spare_ended, pid))
 
     def on_exit(self, pid: int, tell: Callable[[int], None]) -> None:
-        """As the function of this name, for a worker from `fork`."""
+        """Call `tell(status)` when a worker from `fork` ends, like the function `on_exit`."""
         if pid not in self._spares:
             on_exit(pid, tell)
         elif isinstance(ended := self._spares[pid], int):
@@ -270,7 +271,7 @@ class ForkServer:
             try:
                 async with asyncio.timeout(_FORK_S):
                     answer = await self._answer()
-            except TimeoutError:  # it is stopped, say; its end is noticed as any other
+            except TimeoutError:  # a stopped process, for example; its end is handled like any other
                 send_signal(self.pid)
                 raise ForkServerEndedError(f"the process that forks workers forked none within {_FORK_S:g} s") from None
             _KNOWN.update([answer["pid"]] if "pid" in answer else answer["pids"])
@@ -282,9 +283,9 @@ class ForkServer:
         except ConnectionError:
             line = b""
         if not line:
-            send_signal(self.pid)  # where the line broke, and nothing else
+            send_signal(self.pid)  # in case that only the connection broke
             raise ForkServerEndedError(
-                "the process that forks workers ended", hint="The node's log has its last words."
+                "the process that forks workers ended", hint="Look at its last lines of output in the node's log."
             )
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:

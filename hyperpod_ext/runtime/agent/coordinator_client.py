@@ -1,4 +1,4 @@
-"""An agent's connection to the coordinator, and its search for another one when that is lost."""
+"""An agent's connection to the coordinator, and its search for another one when the coordinator is lost."""
 
 from __future__ import annotations
 
@@ -24,22 +24,23 @@ from hyperpod_ext.runtime.membership.quorum import candidates, may_take_over
 
 # shares of a lease
 _SEARCH = 0.9
-"""To look for a majority."""
+"""Share for the search for a majority."""
 _HOLD = 0.97
-"""To wait for the node voted for, which may have begun its search later; the rest is for ending processes."""
+"""Share after which a voter stops waiting: the node that it votes for may have begun its search later. The rest of the
+lease is for ending processes."""
 _DIAL = 1 / 6
-"""To connect to another node."""
+"""Share for connecting to another node."""
 _NEXT_DIAL = 1 / 60
-"""Until the next candidate is dialled, too."""
+"""Share after which the next candidate is dialled, too."""
 _DIAL_FORMER = 1 / 24
-"""To connect to the lost coordinator."""
-_COME_AGAIN_S = 0.05
-"""Pause before a coordinator that closed the connection without a message is dialled again."""
+"""Share for connecting to the lost coordinator."""
+_CONNECT_AGAIN_S = 0.05
+"""Seconds before a coordinator that closed the connection without a message is dialled again."""
 _TRIES = 3
-"""Handshakes that must fail in the same way before a node gives up: one may have been damaged on its way."""
+"""Number of failed handshakes in a row after which a node gives up: a single one may have been damaged in transit."""
 _SAME_JOB = "All nodes of a job need the same secret (HPX_SECRET_FILE), the same network.tls and the same endpoint."
 _UNACKNOWLEDGED = 10_000
-"""Events that are kept to be sent again."""
+"""Most events that are kept in order to send them again."""
 
 
 class ExcludedError(JobFailedError):
@@ -51,21 +52,22 @@ class _Search:
     """A search for another coordinator."""
 
     news: c.JobNews
-    """Of the lost one."""
+    """News of the lost coordinator."""
     deadline: float
     reached: set[int]
-    """Nodes that this one could connect to."""
+    """Nodes to which this one could connect."""
 
     @property
     def left_s(self) -> float:
+        """Seconds until the deadline."""
         return self.deadline - time.monotonic()
 
 
 class CoordinatorClient:
-    """Messages to and from the coordinator, wherever it is.
+    """Exchanges messages with the coordinator, on this node or another.
 
     Args:
-        election: where other agents reach this one.
+        election: this node's listener for other agents.
         handshake: makes the first message to a coordinator, from this agent's id, its newest term, and its job state.
         take_over: makes this node's agent the coordinator, from its own handshake, those of its voters, and the nodes
             that are gone for good.
@@ -83,37 +85,37 @@ class CoordinatorClient:
         self._lease_s = settings.config.restart.lease_s
         self._id = secrets.token_hex(8)
         self.job_state: wire.Message | None = None
-        """State of the coordinator, from which to take its place. Only a few agents have it."""
+        """The job state, from which this agent could coordinate; None if it is no candidate."""
         self._digest = ""
         """Digest of the job state."""
         self.news: c.JobNews | None = None
-        """None: the job has not begun."""
+        """Newest job news; None before the job has begun."""
         self._leader = -1
-        """The coordinator, or the lost one. The next one is set before its news come."""
+        """Node of the coordinator or of the lost one. A new one is set before its news arrive."""
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._heard_at = self._data_at = time.monotonic()
-        self._unheard: deque[c.Event] = deque(maxlen=_UNACKNOWLEDGED)
-        self._heard = 0
+        self._unacknowledged: deque[c.Event] = deque(maxlen=_UNACKNOWLEDGED)
+        self._acknowledged = 0
         self._beating: asyncio.Task[None] | None = None
         self._over = False
-        self._where: tuple[Callable[[], tuple[str, int]], Callable[[], str]] | None = None
+        self._connect_arguments: tuple[Callable[[], tuple[str, int]], Callable[[], str]] | None = None
         """Arguments of `connect`."""
         self._unanswered_since: float | None = None
-        """Since when coordinators close the connection without a message."""
+        """Time since which coordinators close the connection without a message; None if they do not."""
         self._confirmed = False
-        """Whether the other end coordinates; until then only the handshake is sent."""
+        """Whether the other end coordinates. Until then only the handshake is sent."""
         self.waits_for = ""
-        """Why this node waits, in words: its coordinator is lost, and there is no other yet."""
+        """Sentence on why this node waits, while its coordinator is lost and there is no other yet; else empty."""
         self._lost: frozenset[int] = frozenset()
         """Nodes that are gone for good according to the operator, the coordinator's among them."""
         self._may_return = True
-        """Whether this node may return to the lost coordinator. Not if another node may still count its vote: two
-        coordinators would act then."""
+        """Whether this node may return to the lost coordinator. It may not while another node may still count its vote,
+        because the job could have two coordinators then."""
         self.given_up = False
         """Whether this node has closed the connection: its coordinator was silent, or is gone."""
-        self._looking: asyncio.Future[None] | None = None
-        self._unsaid: list[c.FromAgent] = []
+        self._counting: asyncio.Future[None] | None = None
+        self._unsent: list[c.FromAgent] = []
         """Reports since the handshake, sent once the other end coordinates."""
 
     @property
@@ -126,7 +128,7 @@ class CoordinatorClient:
         return self._writer is not None and self._confirmed
 
     def heard_since(self, moment: float) -> bool:
-        """Whether the coordinator has sent anything since `moment`, of `time.monotonic()`."""
+        """Return whether the coordinator has sent anything since `moment`, of `time.monotonic()`."""
         return self._data_at > moment
 
     async def connect(
@@ -135,26 +137,26 @@ class CoordinatorClient:
         """Connect to the first coordinator, which may start later than this node.
 
         Args:
-            give_up: returns why not to wait for it; empty: wait.
-            limit_s: None: as long as a node may take to join.
+            give_up: returns why not to wait any longer; empty to keep waiting.
+            limit_s: time limit, in seconds; None for the time that a node may take to join.
 
         Raises:
-            JobFailedError: it does not start in time, or `give_up` says why not to wait.
+            JobFailedError: the coordinator did not start in time, or `give_up` returned a reason.
         """
-        self._where = endpoint, give_up
+        self._connect_arguments = endpoint, give_up
         deadline = time.monotonic() + (self._settings.join_timeout_s if limit_s is None else limit_s)
         refusals = 0
         while True:
             host, port = endpoint()
             try:
-                self._take_line(await self._dial(host, port, self._settings.join_timeout_s))
+                self._use(await self._dial(host, port, self._settings.join_timeout_s))
                 return
             except OSError as error:
                 if why := give_up():
                     raise JobFailedError(f"node {self._settings.node}: {why}") from error
                 refusals = refusals + 1 if isinstance(error, wire.WireError) else 0
                 if refusals == _TRIES:
-                    why = f"node {self._settings.node} is not of the job whose coordinator is at {host}:{port}: {error}"
+                    why = f"node {self._settings.node} cannot join the job of the coordinator at {host}:{port}: {error}"
                     raise JobFailedError(why, hint=_SAME_JOB) from error
                 if time.monotonic() > deadline:
                     raise JobFailedError(f"no coordinator at {host}:{port}: {error}") from error
@@ -167,9 +169,9 @@ class CoordinatorClient:
         return str(self._writer.get_extra_info("sockname")[0])
 
     def send_handshake(self) -> None:
-        """Send the handshake, and unacknowledged events again; from here on send heartbeats."""
+        """Send the handshake and all unacknowledged events, and send heartbeats from now on."""
         assert self._writer is not None
-        self._introduce(self._writer)
+        self._send_own_handshake(self._writer)
         self._confirm()
         if self._beating is None:
             self._beating = asyncio.create_task(self._beat())
@@ -177,85 +179,88 @@ class CoordinatorClient:
     def _confirm(self) -> None:
         assert self._writer is not None
         self._lost, self.waits_for, self.given_up = frozenset(), "", False
-        self._confirmed, self._heard_at, self._heard = True, time.monotonic(), 0
-        unsaid: list[c.FromAgent] = [*self._unheard, *self._unsaid]
-        for report in unsaid:
+        self._confirmed, self._heard_at, self._acknowledged = True, time.monotonic(), 0
+        unsent: list[c.FromAgent] = [*self._unacknowledged, *self._unsent]
+        for report in unsent:
             self._writer.write(wire.encode(encode(report)))
-        self._unsaid.clear()
+        self._unsent.clear()
 
     def send(self, report: c.FromAgent) -> None:
-        """Send to the coordinator. While disconnected, events are buffered and other messages dropped; the next
-        handshake carries the full state instead. Messages between a handshake and its answer are sent after that: a
-        vote may wait for seconds, and a worker may die meanwhile."""
+        """Send to the coordinator.
+
+        While disconnected, events are buffered and other messages dropped; the next handshake has the full state
+        instead. Messages between a handshake and its answer are sent after the answer: a vote may wait for seconds, and
+        a worker may die meanwhile.
+        """
         if isinstance(report, c.Event):
-            self._unheard.append(report)
+            self._unacknowledged.append(report)
         elif self._writer is not None and not self._confirmed:
-            self._unsaid.append(report)
+            self._unsent.append(report)
         if self._writer is not None and self._confirmed and not self._writer.is_closing():
             self._writer.write(wire.encode(encode(report)))
 
     async def next(self) -> c.ToAgent | None:
-        """Return the next order; None if the coordinator is gone before the job began.
+        """Return the next order; None if the job has ended, or if the coordinator is gone before the job began.
 
         Raises:
-            ExcludedError: this node has to stop.
+            ExcludedError: this node must stop.
         """
         while True:
             message = await self._read()
             if message is None:
                 if self._over:
                     return None
-                self._hang_up()
+                self._close_connection()
                 if self.news is None:
-                    if not await self._come_again():
+                    if not await self._connect_again():
                         return None
                     continue
                 message = await self._look_for_another(self.news)
             match message:
                 case c.Heard(heard=heard):
-                    while self._heard < heard and self._unheard:
-                        self._unheard.popleft()
-                        self._heard += 1
+                    while self._acknowledged < heard and self._unacknowledged:
+                        self._unacknowledged.popleft()
+                        self._acknowledged += 1
                     continue
                 case c.EndJob():
                     self._over = True
                 case c.StopNode(why=why, hint=hint):
                     raise ExcludedError(f"node {self._settings.node} stops: {why}", hint=hint)
                 case c.JobState(job_state=job_state, digest=digest):
-                    self._has(job_state, digest)
+                    self._store_job_state(job_state, digest)
                     continue
                 case c.JobStateChange():
                     self._change(message)
                     continue
                 case c.JobNews():
                     self.news, self._leader = message, message.coordinator
-                    self._election.let_go()
+                    self._election.release_voters()
                     if self._settings.node not in message.candidates:
                         self.job_state = None
             return message
 
-    async def _come_again(self) -> bool:
+    async def _connect_again(self) -> bool:
         """Connect again within a lease after a coordinator closed the connection without a message."""
         now = time.monotonic()
         if self._unanswered_since is None:
             self._unanswered_since = now
         left = self._unanswered_since + self._lease_s - now
-        if self._where is None or left <= 0:
+        if self._connect_arguments is None or left <= 0:
             return False
-        await asyncio.sleep(_COME_AGAIN_S)
+        await asyncio.sleep(_CONNECT_AGAIN_S)
         try:
-            await self.connect(*self._where, limit_s=left)
+            await self.connect(*self._connect_arguments, limit_s=left)
         except JobFailedError:
             return False
         self.send_handshake()
         return True
 
-    def _has(self, job_state: wire.Message, digest: str) -> None:
+    def _store_job_state(self, job_state: wire.Message, digest: str) -> None:
         self.job_state, self._digest = job_state, digest
         self.send(c.Acknowledged(number=int(job_state["number"])))
 
     def _change(self, change: c.JobStateChange) -> None:
-        """Change the job state; ask for all of it if it is not the one that the change was made to."""
+        """Apply a change of the job state. If it was made to another state than this node's, request the full state."""
         if self.job_state is None or (self._digest, chained(change.before, change.changes)) != (
             change.before,
             change.digest,
@@ -265,10 +270,11 @@ class CoordinatorClient:
         try:
             job_state = changed(self.job_state, change.changes)
         except (LookupError, TypeError) as error:
-            sys.stderr.write(f"node {self._settings.node} cannot change the job state, and asks for it: {error!r}\n")
+            why = f"cannot apply a change of the job state, and requests the full state: {error!r}"
+            sys.stderr.write(f"node {self._settings.node} {why}\n")
             self.send(c.AskJobState())
             return
-        self._has(job_state | {"number": change.number}, change.digest)
+        self._store_job_state(job_state | {"number": change.number}, change.digest)
 
     async def close(self) -> None:
         if self._beating is not None:
@@ -276,17 +282,17 @@ class CoordinatorClient:
         if self._writer is not None:
             with contextlib.suppress(ConnectionError):
                 await self._writer.drain()
-        self._hang_up()
+        self._close_connection()
 
-    def _introduce(self, writer: asyncio.StreamWriter) -> None:
-        self._unsaid.clear()
-        writer.write(wire.encode(with_version(encode(self._introduction()))))
+    def _send_own_handshake(self, writer: asyncio.StreamWriter) -> None:
+        self._unsent.clear()
+        writer.write(wire.encode(with_version(encode(self._own_handshake()))))
 
-    def _introduction(self) -> c.AgentHandshake:
+    def _own_handshake(self) -> c.AgentHandshake:
         return self._handshake(self._id, self.news.term if self.news is not None else 0, self.job_state)
 
     async def _read(self) -> c.ToAgent | None:
-        """Return the next message; skip damaged ones."""
+        """Return the next message, without malformed ones; None if the connection has ended."""
         while self._reader is not None:
             try:
                 if (message := await wire.read(self._reader)) is None:
@@ -300,37 +306,41 @@ class CoordinatorClient:
         return None
 
     def know_gone(self, hosts: Collection[str], *, replaced: bool) -> None:
-        """Note that nodes at these addresses are gone for good, according to the operator. If the coordinator is one of
-        them, they do not count for a majority. May be called again.
+        """Record that the nodes at these hosts are gone for good, according to the operator. If the coordinator is one
+        of them, they do not count for a majority. May be called again.
 
         Args:
-            replaced: others have their places, so they are lost; else they may be about to leave.
+            replaced: whether other nodes have replaced them, so that they are lost. Otherwise they may still be about
+                to leave.
         """
         if self.news is None:
             return
         members = self.job_state["members"] if self.job_state is not None else {}
         leads = members.get(str(self._leader), {"address": self.news.candidates.get(self._leader, ("", 0))})
         if leads["address"][0] not in hosts and not self.waits_for:
-            return  # before the loop over all members: each pod that looks for its place calls this
+            return  # before the loop over all members, because each pod that requests a number leads to this call
         known = {**self.news.candidates, **{int(node): its["address"] for node, its in members.items()}}
         gone = frozenset(node for node, (host, _) in known.items() if host in hosts)
-        # otherwise each call would drop the connection to the node that this one votes for
+        # drop the connection once only: later it may be the one to the node that this one votes for
         is_news = self._confirmed or self._leader not in self._lost
         if self._leader in gone or (gone and replaced and self.waits_for):
             self._lost |= gone
-            self._looking = asyncio.ensure_future(self._election.look_again())
+            self._counting = asyncio.ensure_future(self._election.look_again())
         if self._leader in gone and replaced and is_news:
             self.given_up = True
             self.disconnect()
 
     def disconnect(self) -> None:
-        """Drop the connection, as a network may."""
+        """Abort the connection, as a network failure would."""
         if self._writer is not None:
             self._writer.transport.abort()
 
-    def _take_line(self, dialled: wire.Connection) -> None:
-        """Use this connection from now on. Data count when they arrive: an order may take longer to be carried out than
-        a coordinator may be silent."""
+    def _use(self, dialled: wire.Connection) -> None:
+        """Use this connection from now on.
+
+        The coordinator counts as alive when its data arrive, not when they are read: carrying out the order before
+        them may take longer than a coordinator may be silent.
+        """
         reader, self._writer = dialled
         take = reader.feed_data
 
@@ -342,7 +352,7 @@ class CoordinatorClient:
         reader.feed_data = heard  # type: ignore[method-assign]
         self._reader = reader
 
-    def _hang_up(self) -> None:
+    def _close_connection(self) -> None:
         if self._writer is not None:
             self._writer.close()
         self._reader = self._writer = None
@@ -355,7 +365,7 @@ class CoordinatorClient:
             before = time.monotonic()
             await asyncio.sleep(every)
             now = time.monotonic()
-            if now - before > 2 * every:  # this process stood still: what came meanwhile has not been read yet
+            if now - before > 2 * every:  # this process was paused, and has not read messages that arrived meanwhile
                 self._heard_at = max(self._heard_at, now - self._lease_s / 4)
             if self._writer is None or not self._confirmed:
                 continue
@@ -376,36 +386,36 @@ class CoordinatorClient:
     async def _look_for_another(self, news: c.JobNews) -> c.ToAgent:
         """Return the first message of the next coordinator, which may be this node.
 
-        Each node goes to the lowest candidate that it reaches. The one that a majority goes to coordinates; a node that
-        finds none within its lease stops.
+        Each node votes for the lowest candidate that it reaches. A candidate with the votes of a majority coordinates.
+        A node that finds no coordinator within its lease stops.
         """
         me, job_state = self._settings.node, self.job_state
         members = {int(node) for node in job_state["members"]} if job_state is not None else set[int]()
         silent = time.monotonic() - self._heard_at
         search_s = max(_SEARCH * self._lease_s - silent, self._lease_s / 4)
-        if self._settings.listen is not None:  # no two sides can continue: the operator says which nodes are lost
+        if self._settings.listen is not None:  # the operator reports lost nodes, so two sides cannot both continue
             search_s = max(search_s, self._settings.config.restart.node_wait_s)
         search = _Search(news, time.monotonic() + search_s, {me})
         self.waits_for = f"the coordinator, node {news.coordinator}, is lost; this node looks for another"
-        asks_first = self._settings.listen is not None
+        try_former = self._settings.listen is not None
         self._may_return = True
         before, offers = self._before_me(news, job_state is not None)
-        if not self.given_up and (word := await self._reconnect(search)) is not None:
-            return word
+        if not self.given_up and (first := await self._reconnect(search)) is not None:
+            return first
         while search.left_s > 0:
-            if asks_first and (word := await self._ask_former(search)) is not None:
-                return word
-            asks_first = asks_first or offers
-            if (word := await self._vote_for_lowest(search, before)) is not None:
-                return word
-            if offers and (word := await self._offer_myself(search, members)) is not None:
-                return word
+            if try_former and (first := await self._try_former(search)) is not None:
+                return first
+            try_former = try_former or offers
+            if (first := await self._vote_for_lowest(search, before)) is not None:
+                return first
+            if offers and (first := await self._offer_myself(search, members)) is not None:
+                return first
             await asyncio.sleep(0.02)
-        self._hang_up()
+        self._close_connection()
         listed, reached = f" ({_listed(members)})" if members else "", _listed(search.reached | {*self._election.votes})
         raise ExcludedError(
             f"node {me} stops: the coordinator, node {news.coordinator}, is lost, and of the {news.members} nodes"
-            f"{listed} it reaches {reached} only: no majority, so others may go on without it",
+            f"{listed} it reaches {reached} only: no majority, so the others may continue without it",
             hint="Three nodes or more, spares among them, survive the loss of any one of them."
             if members and not may_take_over(members, members - {news.coordinator})
             else "Look at the network between the nodes.",
@@ -427,71 +437,81 @@ class CoordinatorClient:
                 await asyncio.sleep(0.02)
                 continue
             limit_s = min(search.left_s, self._lease_s * _DIAL)
-            if (word := await self._hear_from(search, former, dialled, limit_s)) is not None:
-                return self._unless_refused(await self._followed(search, former, word))
+            if (first := await self._first_message(search, former, dialled, limit_s)) is not None:
+                return self._unless_refused(await self._resolve(search, former, first))
         return None
 
     def _before_me(self, news: c.JobNews, has_state: bool) -> tuple[list[int], bool]:
-        """Return the candidates to vote for before this node, and whether this node is a candidate; later ones do not
-        coordinate while it lives."""
+        """Return the candidates that this node votes for, and whether it is a candidate itself. A candidate votes only
+        for lower ones, since it coordinates before the higher ones."""
         others = candidates(news.candidates, news.coordinator)
         me = self._settings.node
         if me not in others:
             return others, False
         return (others[: others.index(me)], True) if has_state else ([node for node in others if node != me], False)
 
-    async def _ask_former(self, search: _Search) -> c.ToAgent | None:
-        """Return the first message of the lost coordinator, if it is back.
+    async def _try_former(self, search: _Search) -> c.ToAgent | None:
+        """Return the first message of the lost coordinator, if it is back; else None.
 
-        It may have stood still, or have been cut off, too shortly for the others to agree on another. The node that
-        others vote for asks it, and sends the answer to its voters. Under an operator every node asks, and first:
-        nothing else ends its search, and a coordinator that has given the node up says so.
+        A coordinator may be paused or cut off for too short a time for the others to elect another one. Without an
+        operator, only the node that gets votes tries to reach it, and sends its answer to the voters. Under an
+        operator every node tries this first: nothing else ends its search, and a coordinator that has given the node up
+        answers with `StopNode`.
         """
         former, under_operator = search.news.coordinator, self._settings.listen is not None
         address = search.news.candidates.get(former)
         if address is None or not (self._may_return or under_operator):
             return None
-        word = await self._ask(search, address, former, _DIAL if under_operator else _DIAL_FORMER)
-        return self._unless_refused(await self._followed(search, former, word))
+        first = await self._try(search, address, former, _DIAL if under_operator else _DIAL_FORMER)
+        return self._unless_refused(await self._resolve(search, former, first))
 
-    def _unless_refused(self, word: c.ToAgent | None) -> c.ToAgent | None:
-        """Return the former coordinator's message; None if it refuses this node, unless there is an operator: another
-        coordinator may take the node."""
-        if not isinstance(word, c.StopNode) or self._settings.listen is not None:
-            return word
-        self._hang_up()
+    def _unless_refused(self, first: c.ToAgent | None) -> c.ToAgent | None:
+        """Return the former coordinator's message. If it refuses this node, return None instead, because another
+        coordinator may accept the node; under an operator, return the refusal."""
+        if not isinstance(first, c.StopNode) or self._settings.listen is not None:
+            return first
+        self._close_connection()
         return None
 
-    async def _ask(self, search: _Search, address: Address, node: int, share: float) -> c.ToAgent | None:
-        """Return the first message of `node`, which may coordinate already. `share` of the lease: to connect."""
+    async def _try(self, search: _Search, address: Address, node: int, share: float) -> c.ToAgent | None:
+        """Return the first message of `node`, which may coordinate already; None if none arrives in time.
+
+        Args:
+            share: share of the lease for connecting.
+        """
         ends = time.monotonic() + min(search.left_s, self._lease_s * _DIAL)
         try:
             dialled = await self._dial(*address, min(self._lease_s * share, max(0.05, ends - time.monotonic())))
         except OSError:
             return None
-        return await self._hear_from(search, node, dialled, ends - time.monotonic())
+        return await self._first_message(search, node, dialled, ends - time.monotonic())
 
     async def _offer_myself(self, search: _Search, members: set[int]) -> c.ToAgent | None:
+        """Wait for the votes of a majority, and coordinate the job then. Returns the new coordinator's first message;
+        None without a majority."""
         me, wait_s = self._settings.node, min(search.left_s, self._lease_s / 6)
         if me not in members or not await self._election.wait_for_majority(members, me, wait_s, lambda: self._lost):
             return None
-        self._take_over(self._introduction(), list(self._election.votes.values()), self._lost)
+        self._take_over(self._own_handshake(), list(self._election.votes.values()), self._lost)
         while search.left_s > 0:
             try:
-                self._take_line(await self._dial(*self._election.address, self._lease_s))
-            except OSError:  # this connection broke; this node coordinates all the same
+                self._use(await self._dial(*self._election.address, self._lease_s))
+            except OSError:  # only this connection broke; the node coordinates in any case
                 await asyncio.sleep(0.02)
                 continue
             self._leader = me
             self.send_handshake()
-            if (word := await self._read()) is not None:
-                return word
-            self._hang_up()
+            if (first := await self._read()) is not None:
+                return first
+            self._close_connection()
         return None
 
     async def _vote_for_lowest(self, search: _Search, nodes: list[int]) -> c.ToAgent | None:
-        """Return the first message, as coordinator, of the first of `nodes` that can be reached; None if there is none,
-        or it does not coordinate. Nodes are dialled side by side: a whole rack may be gone."""
+        """Vote for the first of `nodes` that can be reached. Returns its first message as coordinator; None if no node
+        is reached, or if it does not become the coordinator.
+
+        Nodes are dialled in parallel, shortly after one another, because a whole rack may be gone.
+        """
         limit_s = min(self._lease_s * _DIAL, max(0.05, search.left_s))
         dials: list[asyncio.Task[wire.Connection]] = []
 
@@ -499,7 +519,7 @@ class CoordinatorClient:
             if before:
                 await asyncio.wait({before[-1]}, timeout=self._lease_s * _NEXT_DIAL)
             if any(map(_has_connected, before)):
-                raise OSError("one before it answers")
+                raise OSError("a candidate before this one has answered")
             ends = time.monotonic() + limit_s
             for tries in itertools.count(1):
                 try:
@@ -507,7 +527,7 @@ class CoordinatorClient:
                 except ConnectionError as error:
                     if isinstance(error, ConnectionRefusedError) or tries == _TRIES:
                         raise
-                # only this connection broke. A vote for the next candidate could not be withdrawn until the search ends
+                # only this connection broke. Do not try the next candidate yet: a vote cannot be withdrawn in a search
                 await asyncio.sleep(0.02)
             raise AssertionError
 
@@ -527,55 +547,57 @@ class CoordinatorClient:
         return None
 
     async def _vote_for(self, search: _Search, node: int, dialled: wire.Connection) -> c.ToAgent | None:
-        """Return the first message of `node` as coordinator, or of another that it knows of."""
+        """Vote for `node`. Returns its first message as coordinator, or the message of another one that it names; None
+        without either."""
         hold_s = search.left_s + (_HOLD - _SEARCH) * self._lease_s
-        if self._settings.listen is not None:  # a long search looks again which nodes are there
+        if self._settings.listen is not None:  # a long search must regularly dial the other candidates again
             hold_s = min(search.left_s, self._lease_s)
-        word = await self._hear_from(search, node, dialled, hold_s)
-        self._may_return &= word is not None  # else it may take this one's vote for one that holds
-        return await self._followed(search, node, word)
+        first = await self._first_message(search, node, dialled, hold_s)
+        self._may_return &= first is not None  # without an answer, the node may still count this vote
+        return await self._resolve(search, node, first)
 
-    async def _followed(self, search: _Search, node: int, word: c.ToAgent | None) -> c.ToAgent | None:
-        """Return `word`, the first message of `node`. If it names another coordinator, return the message of that."""
-        if not _goes_by_another(word, node):
-            return word
-        self._hang_up()
-        address, is_former = word.candidates.get(word.coordinator), word.term == search.news.term
-        if address is None or word.term < search.news.term or (is_former and not self._may_return):
+    async def _resolve(self, search: _Search, node: int, first: c.ToAgent | None) -> c.ToAgent | None:
+        """Return `first`, the first message of `node`; if it names another coordinator, the first message of that
+        one."""
+        if not _names_another(first, node):
+            return first
+        self._close_connection()
+        address, is_former = first.candidates.get(first.coordinator), first.term == search.news.term
+        if address is None or first.term < search.news.term or (is_former and not self._may_return):
             return None
-        answer = await self._ask(search, address, word.coordinator, _DIAL)
-        if _goes_by_another(answer, word.coordinator):
-            self._hang_up()
+        answer = await self._try(search, address, first.coordinator, _DIAL)
+        if _names_another(answer, first.coordinator):
+            self._close_connection()
             return None
         if is_former and (answer is None or isinstance(answer, c.StopNode)):
-            await asyncio.sleep(self._lease_s * _DIAL_FORMER)  # the next vote may get the same answer
+            await asyncio.sleep(self._lease_s * _DIAL_FORMER)  # no faster: the next vote may get the same answer
         return self._unless_refused(answer) if is_former else answer
 
-    async def _hear_from(
+    async def _first_message(
         self, search: _Search, node: int, dialled: wire.Connection, limit_s: float
     ) -> c.ToAgent | None:
-        """Send the handshake; return the first message of `node`, None if none comes in time."""
-        self._take_line(dialled)
+        """Send the handshake. Returns the first message of `node`; None if none arrives in time."""
+        self._use(dialled)
         search.reached.add(node)
-        self._introduce(dialled[1])
+        self._send_own_handshake(dialled[1])
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.05, limit_s)):
-                if (word := await self._read()) is not None:
-                    if not _goes_by_another(word, node):
+                if (first := await self._read()) is not None:
+                    if not _names_another(first, node):
                         self._leader = node
                         self._confirm()
-                    return word
-        self._hang_up()
+                    return first
+        self._close_connection()
         return None
 
 
-def _goes_by_another(word: c.ToAgent | None, node: int) -> TypeGuard[c.JobNews]:
-    """Whether `node` says that another node coordinates."""
-    return isinstance(word, c.JobNews) and word.coordinator != node
+def _names_another(first: c.ToAgent | None, node: int) -> TypeGuard[c.JobNews]:
+    """Whether `first` is the news of `node` that another node coordinates."""
+    return isinstance(first, c.JobNews) and first.coordinator != node
 
 
 def _leave_all(dials: list[asyncio.Task[wire.Connection]]) -> None:
-    """Cancel dials, and close those that have connected."""
+    """Cancel all dials, and close the connections of the finished ones."""
     for dialling in dials:
         dialling.add_done_callback(_close)
         dialling.cancel()

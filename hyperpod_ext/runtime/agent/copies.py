@@ -16,11 +16,11 @@ from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.memory_server.protocol import requests as r
 
 _WATCH_S = 1.0
-"""How often to look for a new checkpoint in a durable tier."""
+"""Interval of looks for a new checkpoint in a durable tier."""
 _WATCH_ALL = 5
-"""One of so many looks reports all changes."""
-_TELL_S = 2.0
-"""How often the progress of the last upload is reported."""
+"""Number of looks of which one reports all changes."""
+_PROGRESS_S = 2.0
+"""Interval of progress reports of the last upload."""
 
 
 class Break(Protocol):
@@ -44,11 +44,12 @@ class CopyMonitor:
                 await self.tell(all_changes=look % _WATCH_ALL == 0)
 
     async def tell(self, *, all_changes: bool = True) -> None:
-        """Report changes since the last call; failures go to this node's log, too.
+        """Report changes since the last call, and write failures to this node's log.
 
         Args:
-            all_changes: False: new steps and failures of durable tiers only. The event log needs those at once, since a
-                job may end at any moment; copies on peers change with each step.
+            all_changes: whether to report all changes. If false, only new steps and failures of durable tiers are
+                reported: the event log needs those soon, since a job may end at any moment. Copies on peers change
+                with each step.
         """
         for status in (await self._ask(r.Status())).copying:
             fields = _event_fields(status)
@@ -68,7 +69,7 @@ class CopyMonitor:
 
 
 def _state_of(fields: dict[str, Any]) -> tuple[int | None, int]:
-    """Newest step of a durable tier, and the number of failed copies: a job's report needs both."""
+    """Return the newest step of a durable tier, and the number of failed copies: the job's report needs both."""
     return fields.get("newest_step"), fields.get("failed", 0)
 
 
@@ -79,7 +80,8 @@ def _event_fields(status: dict[str, Any]) -> dict[str, Any]:
 
 
 class LastStep:
-    """This node's part of the upload of the newest step. All nodes report their snapshots first, and are sent the step.
+    """This node's part of the upload of the newest step. All nodes first report their snapshots to the coordinator,
+    which then orders the save to upload.
 
     Args:
         tell, event: messages and events for the coordinator.
@@ -101,7 +103,10 @@ class LastStep:
             self._named.set_result(save_id)
 
     async def upload(self, ranks: Collection[int], limit_s: float) -> None:
-        """Upload this node's part, and report the rest after `limit_s`. Processes of `ranks` have ended.
+        """Upload this node's part for at most `limit_s`, then report whether anything is left.
+
+        Args:
+            ranks: ranks of this node, whose processes have ended.
 
         Raises:
             OSError, JobFailedError: the memory server is gone.
@@ -111,14 +116,16 @@ class LastStep:
         save_id = ""
         try:
             async with asyncio.timeout(limit_s):
-                # a save that a rank asked for last may not be sealed yet
+                # the last save of a rank may not be sealed yet
                 self._tell(c.LastSnapshots(held=(await held_at_last(self._memory, ranks))[0]))
                 save_id = await named
-        except TimeoutError:  # a node has not reported its snapshots: upload what is due
+        except TimeoutError:  # a node has not reported its snapshots: upload the scheduled ones only
             pass
         while True:
             left_s = until - time.monotonic()
-            progress = await self._memory.ask(r.UploadNow(save_id=save_id, timeout_s=max(0.0, min(left_s, _TELL_S))))
+            progress = await self._memory.ask(
+                r.UploadNow(save_id=save_id, timeout_s=max(0.0, min(left_s, _PROGRESS_S)))
+            )
             if progress.idle or left_s <= 0:
                 break
             self._event("uploading", save_id=save_id, seconds_left=round(left_s, 1), tiers=progress.tiers)
@@ -128,6 +135,6 @@ class LastStep:
         self._tell(c.Uploaded())
 
     async def finish_due(self, limit_s: float) -> None:
-        """Let uploads of older steps arrive: the job continues without this node."""
+        """Wait for uploads that are under way, when the job continues without this node."""
         await self._memory.ask(r.WaitIdle(timeout_s=limit_s))
         await self.copies.tell()

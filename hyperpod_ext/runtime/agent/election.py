@@ -1,4 +1,4 @@
-"""The listener for agents of other nodes, and the coordinator, if this node's agent is it."""
+"""The election: the listener for other agents' votes, and the coordinator if this node's agent has that role."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from hyperpod_ext.runtime.membership.quorum import may_take_over
 from hyperpod_ext.runtime.storage.open import open_tier
 
 _UNPROVEN = 1024
-"""Least number of connections at a time that have not shown the secret yet."""
+"""Smallest limit for simultaneous connections that have not shown the secret yet."""
 _LOOK_S = 0.2
-"""How often to look whether another node coordinates."""
+"""Interval of looks for another coordinator."""
 _OTHER_FILES = 1024
-"""Open files of an agent, without connections of other agents."""
+"""Open files of an agent, not counting the connections of other agents."""
 _WHERE = "coordinator.json"
 """File in the run directory with the coordinator's address."""
 
 
 class Serves(Protocol):
-    """A coordinator, as an `ElectionListener` sees it."""
+    """The methods of a coordinator that an `ElectionListener` calls."""
 
     async def serve(
         self,
@@ -53,7 +53,7 @@ class Serves(Protocol):
 
 
 class KnowsJob(Protocol):
-    """This node's `CoordinatorClient`, as an `ElectionListener` sees it."""
+    """The members of this node's `CoordinatorClient` that an `ElectionListener` uses."""
 
     news: c.JobNews | None
 
@@ -66,8 +66,11 @@ class KnowsJob(Protocol):
 
 
 def places_for(nodes: int) -> int:
-    """Return how many connections may not have shown the secret yet, and raise this process's limit of open files for
-    them: all agents of `nodes` nodes, spares included, may connect at once, and again, next to strangers."""
+    """Return the limit for simultaneous connections that have not shown the secret yet, and raise this process's limit
+    of open files for them.
+
+    All agents of `nodes` nodes, spares included, may connect at once, each of them twice, next to strangers.
+    """
     places = max(_UNPROVEN, 2 * nodes)
     allow_open_files(unproven.FILES_A_PLACE * places)
     if not allow_open_files(nodes + _OTHER_FILES):
@@ -79,12 +82,12 @@ def places_for(nodes: int) -> int:
 
 
 class ElectionListener:
-    """Listens for agents of the job. They are passed to the coordinator if that is here; else they are votes for it.
+    """Listens for agents of the job. Passes them to this node's coordinator; if there is none, they are votes for one.
 
     Args:
-        places: connections at a time that have not shown the secret yet, see `places_for`.
-        encrypted: whether agents speak TLS.
-        succeeded: whether the job has ended, so that no other agent is needed.
+        places: limit for simultaneous connections that have not shown the secret yet (see `places_for`).
+        encrypted: whether agents use TLS.
+        succeeded: whether the job has succeeded, so that agents that connect are sent its end.
     """
 
     def __init__(
@@ -98,19 +101,20 @@ class ElectionListener:
     ) -> None:
         self._secret, self._encrypted, self._succeeded = secret, encrypted, succeeded
         self.client: KnowsJob | None = None
-        """This node's connection to a coordinator elsewhere."""
+        """This node's connection to the coordinator."""
         # not the connection: asyncio breaks when that is closed in the middle of a TLS handshake
         self._unproven: Unproven[asyncio.Task[Any]] = Unproven(unproven.places(places), asyncio.Task.cancel)
         self._listener = Listener(self._serve, on_error)
         self._coordinator: Serves | None = None
-        self._let_go = asyncio.Event()
+        self._released = asyncio.Event()
+        """Set when voters must stop waiting."""
         self.votes: dict[int, c.AgentHandshake] = {}
         """Handshake of each node that waits for this one to coordinate."""
         self._voted = asyncio.Condition()
         self.address = ("", 0)
 
     async def open(self, host: str, port: int) -> None:
-        """Listen; port 0 is any free one.
+        """Listen. Port 0 selects a free port.
 
         Raises:
             OSError: the port is taken.
@@ -118,14 +122,18 @@ class ElectionListener:
         self.address = (host, await self._listener.listen_tcp(host, port))
 
     def lead_to(self, coordinator: Serves) -> None:
-        """From now on, pass agents to `coordinator`; also those that wait."""
+        """Pass agents to `coordinator` from now on, with the waiting voters."""
         self._coordinator = coordinator
-        self.let_go()
+        self.release_voters()
 
     async def wait_for_majority(
         self, members: Collection[int], me: int, timeout_s: float, gone: Callable[[], Collection[int]] = tuple
     ) -> bool:
-        """Whether more than half of `members`, without those that are `gone` for good, vote for this node in time."""
+        """Wait until a majority of `members` votes for node `me`. Returns whether it does within `timeout_s`.
+
+        Args:
+            gone: returns nodes that are gone for good, which do not count.
+        """
 
         def enough() -> bool:
             return may_take_over(set(members) - set(gone()), {*self.votes, me})
@@ -138,13 +146,13 @@ class ElectionListener:
         return True
 
     async def look_again(self) -> None:
-        """Count again whether there is a majority: other nodes are gone for good."""
+        """Count the votes again, because more nodes are gone for good."""
         await self._change(lambda: None)
 
-    def let_go(self) -> None:
-        """End the wait of voters: there is a coordinator, which may be elsewhere."""
-        self._let_go.set()
-        self._let_go = asyncio.Event()
+    def release_voters(self) -> None:
+        """End the wait of voters, because there is a coordinator on this node or another."""
+        self._released.set()
+        self._released = asyncio.Event()
 
     async def close(self) -> None:
         await self._listener.close()
@@ -172,14 +180,14 @@ class ElectionListener:
             writer.write(wire.encode(encode(c.StopNode(why=str(error), hint=""))))
             await writer.drain()
             return
-        if self._succeeded:  # it was given a place just before the end, or has not heard of that
+        if self._succeeded:  # the agent got its place just before the end of the job, or has missed the end
             writer.write(wire.encode(encode(c.EndJob(state="succeeded", grace_s=-1.0))))
             await writer.drain()
             return
         reading = asyncio.create_task(wire.read(reader))
         try:
             if self._coordinator is None:
-                await self._keep(handshake, reading, writer)
+                await self._hold_vote(handshake, reading, writer)
             if self._coordinator is not None:
                 await self._coordinator.serve(handshake, reading, reader, writer)
         finally:
@@ -193,23 +201,23 @@ class ElectionListener:
         where = news.candidates.get(news.coordinator) if news is not None else None
         return c.FreeNumber(node=node, knows_job=news is not None, coordinator=where, succeeded=self._succeeded)
 
-    async def _keep(
+    async def _hold_vote(
         self, handshake: c.AgentHandshake, reading: asyncio.Task[wire.Message | None], writer: asyncio.StreamWriter
     ) -> None:
-        """Hold a vote until this node coordinates, the connection closes, or the voter sends another message.
+        """Count a vote until this node coordinates, the connection closes, or the voter sends another message.
 
-        If another node coordinates, answer with this node's `JobNews`, even if the voter lost contact with that node.
+        If another node coordinates, answer with this node's `JobNews`, even if the voter has lost that coordinator.
         """
-        node, came = handshake.node, time.monotonic()
+        node, arrived = handshake.node, time.monotonic()
         await self._change(lambda: self.votes.update({node: handshake}))
-        let_go = asyncio.create_task(self._let_go.wait())
+        released = asyncio.create_task(self._released.wait())
         try:
-            while self._coordinator is None and not self._knows_another(handshake, came):
-                done, _ = await asyncio.wait({reading, let_go}, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+            while self._coordinator is None and not self._knows_another(handshake, arrived):
+                done, _ = await asyncio.wait({reading, released}, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
                 if done:
                     break
         finally:
-            let_go.cancel()
+            released.cancel()
             if self._coordinator is None and self.votes.get(node) is handshake:
                 await self._change(lambda: self.votes.pop(node, None))
         if (
@@ -221,18 +229,18 @@ class ElectionListener:
             writer.write(wire.encode(encode(news)))
             await writer.drain()
 
-    def _knows_another(self, handshake: c.AgentHandshake, came: float) -> bool:
-        """Whether this node has a coordinator that the voter does not know of, or, after the vote came, has heard from
-        the coordinator that the voter lost contact with.
+    def _knows_another(self, handshake: c.AgentHandshake, arrived: float) -> bool:
+        """Return whether this node has a newer coordinator than the voter, or has received a message from the voter's
+        lost coordinator since the vote arrived.
 
         Args:
-            came: when the vote came, of `time.monotonic()`.
+            arrived: when the vote arrived, of `time.monotonic()`.
         """
         if self.client is None or not self.client.has_coordinator:
             return False
         if not handshake.knows_job or (news := self._news) is None:
             return not handshake.knows_job
-        return news.term > handshake.term or (news.term == handshake.term and self.client.heard_since(came))
+        return news.term > handshake.term or (news.term == handshake.term and self.client.heard_since(arrived))
 
     @property
     def _news(self) -> c.JobNews | None:
@@ -245,20 +253,20 @@ class ElectionListener:
 
 
 class Leadership:
-    """Coordinates the job from this node, at first on node 0, later where it is elected."""
+    """Runs the coordinator on this node: as node 0 from the start, as another node when it is elected."""
 
     def __init__(self, settings: NodeSettings) -> None:
         config = settings.config
         self._settings = settings
         self._others = itertools.cycle(settings.others)
         self.coordinator: Coordinator | None = None
-        """None: another node coordinates."""
+        """The coordinator; None while another node coordinates."""
         self._log_upload: LogUpload | None = None
         places = places_for(config.most_nodes + config.spares)
         self.election = ElectionListener(settings.secret, self._broke, places, encrypted=config.encrypted)
 
     async def begin(self) -> None:
-        """Coordinate as the first node.
+        """Start the first coordinator of the job.
 
         Raises:
             ConflictError: the port is taken.
@@ -283,17 +291,23 @@ class Leadership:
             ) from error
 
     def take_over(self, own: c.AgentHandshake, votes: list[c.AgentHandshake], gone: frozenset[int]) -> None:
-        """Coordinate in place of one that is lost, elected by `votes`."""
+        """Replace a lost coordinator, after an election.
+
+        Args:
+            own: handshake of this node's agent.
+            votes: handshakes of the voters.
+            gone: nodes that are gone for good.
+        """
         settings = self._settings
         self._lead(Coordinator.successor(settings.config, settings.node, settings.run_dir, own, votes, gone))
 
     def endpoint(self) -> tuple[str, int]:
-        """Address of the coordinator, which a node that joins later reads from the run directory."""
+        """Return the address of the coordinator. A node that joins a running job reads it from the run directory."""
         settings = self._settings
         if settings.others:
             return next(self._others)
         if settings.rejoin:
-            with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # it is missing, or was cut off
+            with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # the file is missing or incomplete
                 host, port = json.loads((settings.run_dir / _WHERE).read_text())["address"]
                 return str(host), int(port)
         return settings.host, settings.port
@@ -316,7 +330,8 @@ class Leadership:
             self._log_upload = LogUpload(coordinator.events.path, place, self._settings.node)
 
     def _write_address(self) -> None:
-        """For agents that join later: without it, only those do not find the coordinator."""
+        """Write the coordinator's address for agents that join later. On an error, log it: only those agents need
+        it."""
         path = self._settings.run_dir / _WHERE
         try:
             write_atomically(path, json.dumps({"address": self.election.address}) + "\n")

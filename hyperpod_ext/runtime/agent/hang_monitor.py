@@ -1,4 +1,5 @@
-"""An agent's watch over its workers: reads heartbeats, times steps, and ends a worker that hangs, after its stacks."""
+"""The hang monitor of a node: reads the workers' heartbeats, times steps, and kills a hung worker after it has written
+its stacks."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from hyperpod_ext.runtime.ipc import control_messages as c
 
 _LOOK_S = 0.25
 _AFTER_S = 0.01
-"""Pause between a rank's time limit and the look at it."""
+"""Seconds after a rank's time limit at which its heartbeat is read."""
 _SIGNALS = {"sigkill": signal.SIGKILL, "sigsegv": signal.SIGSEGV, "hang": signal.SIGSTOP}
 """Ordered faults that are injected at once, from outside the process."""
 
@@ -35,22 +36,24 @@ class MonitoredWorker:
     log: Path
     heartbeat: HeartbeatPage
     step: int = 0
-    """Newest step that it has reported to begin."""
+    """Newest step that the worker has begun, from its reports."""
     collectives: int = 0
+    """Number of collectives in the newest heartbeat."""
     collectives_at: float = 0.0
+    """When that number last changed."""
     steps: int = 0
-    """Steps made in its generation."""
+    """Steps made in the worker's generation."""
     kill_reason: str = ""
-    """Why this agent ends it."""
+    """Why this agent kills the worker; empty if it does not."""
     kind: FaultKind | None = None
-    """Kind of that fault, if the reason does not say it."""
+    """Kind of the fault, if it does not follow from the exit status and `kill_reason`."""
     place: tuple[int, str] | None = None
-    """Its step and phase at that decision; a process that was stopped runs on for a moment."""
+    """Step and phase of the worker when its kill was decided: it may still run for a moment."""
     ending: asyncio.Task[None] | None = None
 
     @property
     def phase(self) -> str:
-        """Its newest phase; empty before the first."""
+        """Newest phase of the worker; empty before the first."""
         reading = self.heartbeat.read()
         return reading.phase.word if reading.marks else ""
 
@@ -59,7 +62,7 @@ class HangMonitor:
     """Watches the workers of one node.
 
     Args:
-        workers: returns them by rank.
+        workers: returns the node's workers, by rank.
         tell, event: messages and events for the coordinator.
     """
 
@@ -80,7 +83,7 @@ class HangMonitor:
         self.on_node_fault: Callable[[NodeFault], None] = lambda fault: None
         """Injects an ordered fault of the node."""
 
-    # --- what happens to workers ----------------------------------------------------------------
+    # --- start, reports and end of workers ------------------------------------------------------
 
     def new_page(self) -> HeartbeatPage:
         """Return a page for the heartbeat of a new worker."""
@@ -91,7 +94,7 @@ class HangMonitor:
         return page
 
     def heard(self, worker: MonitoredWorker, report: c.Event) -> None:
-        """Note a reported step, or the begin of the steps of a generation."""
+        """Record a reported step, or the start of the steps of a generation."""
         began = report.fields.get("began")
         if report.event == "begun":
             worker.steps = 0
@@ -100,7 +103,7 @@ class HangMonitor:
             worker.steps += 1
 
     def exit_cause(self, worker: MonitoredWorker, status: int, last_log_line: str) -> dict[str, Any]:
-        """Return why and where a worker's process has ended, as fields of `Died`."""
+        """Return the cause and place of the end of a worker's process, as fields of `Died`."""
         oom = self._oom_kills.since_last()
         exit_cause = decode_exit(status, kill_reason=worker.kill_reason, last_log_line=last_log_line, oom=oom)
         kind = worker.kind or exit_cause.kind
@@ -109,7 +112,7 @@ class HangMonitor:
         place = phase if kind in NO_PROGRESS else f"status {status}" if kind == "exit" else ""
         return {"cause": exit_cause.cause, "kind": kind, "step": step, "phase": phase, "place": place}
 
-    # --- what is looked at, a few times a second --------------------------------------------------
+    # --- checks, a few times per second -----------------------------------------------------------
 
     async def run(self) -> None:
         pause_s = _LOOK_S
@@ -120,7 +123,7 @@ class HangMonitor:
                 pause_s = self._look()
 
     def _heartbeats(self) -> Iterator[tuple[MonitoredWorker, Heartbeat]]:
-        """Of workers that have reached the training function."""
+        """Yield the workers that have reached the training function, each with its heartbeat."""
         now = time.monotonic()
         for rank, worker in self._workers().items():
             if not (reading := worker.heartbeat.read()).marks:
@@ -131,7 +134,8 @@ class HangMonitor:
             yield worker, Heartbeat.of(rank, reading, quiet_since=since, stopped=stopped, now=now)
 
     def _look(self) -> float:
-        """Look once. Returns the seconds to the next look: fewer than usual if a rank's time limit ends before."""
+        """Check all workers once. Returns the seconds until the next check, fewer than usual if a rank's time limit
+        ends before."""
         pauses = [_LOOK_S]
         for worker, heartbeat in self._heartbeats():
             if worker.kill_reason:
@@ -147,12 +151,12 @@ class HangMonitor:
         return min(pauses)
 
     def answer(self) -> None:
-        """Send the heartbeats of all workers here, as the coordinator asks."""
+        """Send the heartbeats of all workers of this node to the coordinator."""
         known = tuple(c.RankHeartbeat(**heartbeat.to_json()) for _, heartbeat in self._heartbeats())
         self._tell(c.Heartbeats(heartbeats=known))
 
     def end(self, rank: int, cause: str, kind: FaultKind | None = None) -> None:
-        """Write the stacks of a worker that hangs, and end it. Its death is reported as any other, with this cause."""
+        """Let a hung worker write its stacks, and kill it. Its death is reported like any other, with this cause."""
         worker = self._workers().get(rank)
         if worker is None or worker.kill_reason:
             return

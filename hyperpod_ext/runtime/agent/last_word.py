@@ -1,4 +1,4 @@
-"""The last message of an agent: in its output, and on Kubernetes in the status of its pod."""
+"""The last message of an agent, in its output and, on Kubernetes, in the status of its pod."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ import sys
 from hyperpod_ext.config.last_word import HINT, OF_JOB, OF_NODE
 
 ENV_FILE = "HPX_TERMINATION_LOG"
-"""Variable with the file of a container's last message, if the pod names another one."""
+"""Variable with the path of the container's termination log, if the pod sets another one than the default."""
 _FILE = "/dev/termination-log"
 _MOST_BYTES = 4096
-"""Kubernetes keeps no more."""
+"""Kubernetes' limit for a termination message."""
 
 
 def say(words: str) -> None:
-    print(f"hyperpod_ext agent, {words}", file=sys.stderr)  # noqa: T201  (its log keeps what is printed)
+    """Print a message to stderr, from where it goes to the log of this process."""
+    print(f"hyperpod_ext agent, {words}", file=sys.stderr)  # noqa: T201
 
 
 def of_failed_job(why: str, hint: str) -> str:
-    """Return why the job failed, and keep it."""
+    """Return the message of a failed job, and write it to the pod's status."""
     keep(why, hint)
-    return "\n".join(filter(None, (why, hint))) or "the job failed; the report of the node that led it says why"
+    return "\n".join(filter(None, (why, hint))) or "the job failed; look for the reason in the coordinator's report"
 
 
 def keep(message: str, hint: str = "", node: int | None = None) -> None:
-    """Write to the pod's status why the job failed, or why `node` had to stop. Empty: clear it."""
+    """Write to the pod's status why the job failed, or why `node` had to stop. An empty message clears the status."""
     head = OF_JOB if node is None else f"{OF_NODE} {node}: "
     text = head + message + (f"{HINT}{hint}" if hint else "") if message else ""
-    with contextlib.suppress(OSError):  # there is no such file: this is no container of Kubernetes
+    with contextlib.suppress(OSError):  # the file exists only in containers of Kubernetes
         descriptor = os.open(os.environ.get(ENV_FILE, _FILE), os.O_WRONLY | os.O_TRUNC)
         with os.fdopen(descriptor, "wb") as file:
             file.write(text.encode()[:_MOST_BYTES])

@@ -21,55 +21,58 @@ from hyperpod_ext.runtime.memory_server.protocol.request import A, Request, read
 
 _START_S = 30.0
 _AGAIN_S = 0.2
-"""How soon a request is sent again whose connection broke."""
+"""Seconds until a request is sent again after its connection broke."""
 _PING_S = 3.0
-"""How often to ask whether the server answers at all."""
+"""Interval of checks that the server answers."""
 _MOST_LIMITS = 10
-"""Factor on the limit of an answer that waits for earlier requests of a dead rank."""
+"""Factor on the time limit of an answer that waits for earlier requests of a dead rank."""
 
 
 class Ask(Protocol):
-    """Asks the memory server."""
+    """Sends a request to the memory server and returns its answer."""
 
     async def __call__(self, request: Request[A], /) -> A: ...
 
 
 _LONG = (r.Durable, r.UploadNow, r.WaitIdle, r.WaitState, r.WaitOthers, r.CheckTiers, r.Fetch, r.FetchHead)
-"""Requests that wait for other processes or for a store."""
+"""Requests without a time limit, because they wait for other processes or for a store."""
 _SETTINGS = (r.Listen, r.Fence, r.Rescale, r.Peers, r.PeerSchedule, r.ScheduleCopy)
-"""Requests that are sent to the next server, too."""
+"""Requests that change a setting of the server. They are sent again to its successor."""
 
 
 def _setting(request: Request[Any]) -> tuple[object, ...] | None:
-    """Return a name for what a request sets: the newest with the same name counts. None: it sets nothing."""
+    """Return a key for the setting that a request changes, by which a newer one replaces it; None if it changes
+    none."""
     if not isinstance(request, _SETTINGS):
         return None
     return type(request), getattr(request, "kind", None), isinstance(request, r.Fence) and request.step is None
 
 
 class AsyncMemoryClient:
-    """Sends each request on a connection of its own, and again to the next server if this one ends meanwhile.
+    """Sends each request on its own connection, and again to the next server if this one ends before it answers.
 
     Args:
-        limit_s: seconds for an answer that waits for no other process.
+        limit_s: time limit for an answer, in seconds, for requests that wait for no other process.
     """
 
     def __init__(self, path: Path, limit_s: float = _START_S / 2) -> None:
         self._path, self._limit_s = path, limit_s
         self.on_silent: Callable[[str], object] = lambda why: None
-        """Called with a sentence if no answer comes within `limit_s`; it has to end the server."""
+        """Called with a sentence if no answer comes within `limit_s`. It must kill the server."""
         self.ended = ""
-        """Why there is no server, and no other follows."""
+        """Why the last server ended; empty while there is one, or another will follow."""
         self._number = 0
         """Number of the server, from 0."""
         self._change = asyncio.Event()
-        self._reported: dict[tuple[object, ...], Request[Any]] = {}
+        """Set when the server has ended."""
+        self._settings: dict[tuple[object, ...], Request[Any]] = {}
+        """Newest request for each setting, in the order in which they were sent."""
 
     async def ask(self, request: Request[A]) -> A:
         """Return the answer.
 
         Raises:
-            JobFailedError: the server is gone for good, or refuses.
+            JobFailedError: the last server has ended, or the server refuses the request.
         """
         deadline = None
         while True:
@@ -83,35 +86,37 @@ class AsyncMemoryClient:
             except TimeoutError:
                 deadline = deadline or time.monotonic() + _START_S
                 if time.monotonic() > deadline:
-                    why = f"the memory server broke off `{type(request).__name__}` again and again for {_START_S:g} s"
+                    why = f"the connection to the memory server broke at each `{type(request).__name__}`"
+                    why += f" for {_START_S:g} s"
                     raise JobFailedError(why) from None
         answered = _read(request, answer)
         if (setting := _setting(request)) is not None:
-            self._reported.pop(setting, None)  # the newest comes last
-            self._reported[setting] = request
+            self._settings.pop(setting, None)  # so that the newest is last
+            self._settings[setting] = request
         return answered
 
     async def watch(self) -> None:
-        """Find servers that are stopped."""
+        """Check regularly that the server answers, to find a stopped one."""
         with contextlib.suppress(JobFailedError):
             while True:
                 await asyncio.sleep(min(_PING_S, self._limit_s / 4))
                 await self.ask(r.Handshake())
 
     def lost(self, for_good: str = "") -> None:
-        """Note that the server has ended. `for_good`: why no other one follows."""
+        """Record that the server has ended. `for_good`: the reason, if no other server will follow; else empty."""
         self.ended = for_good
         self._number += 1
         self._change.set()
         self._change = asyncio.Event()
 
     async def succeed(self, path: Path) -> list[Declared]:
-        """Send the settings of the former server to the one at `path`, and use that from now on.
+        """Send all settings to the new server at `path`, and use it from now on.
 
-        Returns its answers; none if it has ended, too.
+        Returns:
+            The answers of the new server; empty if it has ended, too.
         """
         number, answers = self._number, list[Declared]()
-        for request in [*self._reported.values(), r.Held()]:
+        for request in [*self._settings.values(), r.Held()]:
             answer = await self._answer(path, request, number)
             if answer is None:
                 return []
@@ -120,7 +125,8 @@ class AsyncMemoryClient:
         return answers
 
     async def _answer(self, path: Path, request: Request[Any], number: int | None = None) -> wire.Message | None:
-        """None: the server has ended."""
+        """Return the answer to `request`; None if the server has ended. `number`: number of the server to use; None for
+        any."""
         line = await self._open(path, number)
         if line is None:
             return None
@@ -130,7 +136,7 @@ class AsyncMemoryClient:
         limits = _MOST_LIMITS if isinstance(request, r.Held) and request.owner is not None else 1
         slices = math.inf if isinstance(request, _LONG) else 10 * limits
         try:
-            # in slices: time in which this process stood still does not count
+            # in slices, so that a pause of this process does not count as silence of the server
             while not reading.done() and self._number == asked and slices > 0:
                 await asyncio.wait({reading}, timeout=self._limit_s / 10)
                 slices -= 1
@@ -150,7 +156,7 @@ class AsyncMemoryClient:
         while True:
             try:
                 return await open_unix(path)
-            except (FileNotFoundError, ConnectionRefusedError):  # it is still starting
+            except (FileNotFoundError, ConnectionRefusedError):  # the server is still starting
                 if self.ended:
                     raise JobFailedError(f"the memory server of this node is gone: {self.ended}") from None
                 if number not in (None, self._number):
@@ -158,7 +164,7 @@ class AsyncMemoryClient:
                 if time.monotonic() > deadline:
                     raise JobFailedError(
                         f"the memory server of this node does not answer {_START_S:g} s after it was started",
-                        hint="The node's log has its last words.",
+                        hint="Look at its last lines of output in the node's log.",
                     ) from None
                 await asyncio.sleep(0.01)
 
@@ -180,7 +186,8 @@ def held_in(answer: r.Snapshots) -> Held:
 
 
 async def held_at_last(memory: AsyncMemoryClient, ranks: Collection[int]) -> Held:
-    """Return what this node holds after all requests of `ranks`, whose processes have ended."""
+    """Return the snapshots and parity in this node's memory, after all requests of `ranks`, whose processes have
+    ended."""
     if memory.ended:
         return (), ()
     for rank in ranks:

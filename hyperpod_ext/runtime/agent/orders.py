@@ -1,4 +1,4 @@
-"""Orders that a node carries out: the coordinator's, and the operator's."""
+"""The orders that a node carries out, from the coordinator and from the operator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hyperpod_ext.runtime.memory_server.protocol import requests as r
 
 
 class Orders:
-    """Carries out the coordinator's orders, and passes on those for workers."""
+    """Carries out the coordinator's orders, and passes the workers' orders on."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Orders:
 
     @property
     def ranks(self) -> set[int]:
-        """Ranks assigned to this node, and those with a process here."""
+        """Ranks that are assigned to this node, or have a process on it."""
         return {*self._own_ranks, *self._workers.ranks}
 
     async def follow(self, order: c.ToAgent) -> None:
@@ -74,12 +74,12 @@ class Orders:
             case c.ScheduleSave(kind=kind, step=step):
                 await self._ask(r.ScheduleCopy(kind=kind, step=step))
             case c.AskDurableTiers(exclude=exclude):
-                # a store may be slow, and an abort may not wait for it
+                # in the background: a store may be slow, and an abort must not wait for it
                 self._reports.spawn(self._report_durable(exclude))
             case c.AskHeartbeats():
                 self._workers.monitor.answer()
             case c.AskAlive(generation=generation):
-                if self._workers.all_live():  # else a report of a death is on its way, and says more
+                if self._workers.all_live():  # otherwise the report of a death follows, with more details
                     self._reports.tell(c.Alive(generation=generation))
             case c.EndHung(rank=rank, cause=cause):
                 self._workers.monitor.end(rank, cause)
@@ -95,11 +95,12 @@ class Orders:
     async def save_last(self, limit_s: float) -> None:
         """End all workers, and upload the newest step to the durable tiers."""
         ranks = self.ranks
-        self._workers.kill_all()  # from here on nobody writes to the slots
+        self._workers.kill_all()  # afterwards no process writes to the slots
         await self._last_step.upload(ranks, limit_s)
 
     async def _lead_workers(self, order: c.ToWorker) -> None:
-        """Pass `order` on: an abort at once, as survivors wait in their collectives; else after the memory server."""
+        """Pass `order` on to the workers: an abort at once, since ranks wait in collectives; any other order after the
+        memory server has its part."""
         match order:
             case c.AbortGeneration():
                 self._workers.leave(order)
@@ -107,7 +108,7 @@ class Orders:
             case c.BeginGeneration() | c.TryNext():
                 await self._begin(order)
             case c.GoOn(step=step):
-                # until now, when all have this step, a newer one might have been needed
+                # only now: until all ranks have this step, a newer one might have been needed
                 generation = self._workers.generation
                 await self._ask(r.Fence(generation=generation, step=step, **self._restored_from))
                 if self._config.restart.warm_spares:
@@ -117,9 +118,9 @@ class Orders:
         self._workers.send(order)
 
     async def _begin(self, order: c.BeginGeneration | c.TryNext) -> None:
-        self._workers.generation = order.generation  # the first one follows those of earlier runs
+        self._workers.generation = order.generation  # the first one is above all generations of earlier runs
         self._restored_from = {"run": order.run, "stored": order.decision.stored}
-        # not at the abort: saves of ranks that have left, or died, were still on their way then
+        # not at the abort, when saves of ranks that have left or died were still under way
         if isinstance(order, c.BeginGeneration):
             self._workers.keep_only(self._own_ranks)
         await self._ask(r.Fence(generation=self._workers.generation, run=order.run))
@@ -172,7 +173,7 @@ class Orders:
         await self._forks.fork(partial(self._workers.start, start))
 
     async def _decommission(self) -> None:
-        """Another node has the ranks of this one, whose memory may still be needed."""
+        """End all workers, because other nodes have their ranks now, and report the snapshots in this node's memory."""
         ranks = self._workers.ranks
         self._workers.kill_all()
         held, pieces = await held_at_last(self._memory.client, ranks)
@@ -191,7 +192,7 @@ class Orders:
 
 
 class Operator:
-    """Carries out what AWS's operator asks of this node. Another coordinator gets its newest order, too."""
+    """Carries out the orders of AWS's operator for this node, and sends the newest one to each new coordinator."""
 
     def __init__(
         self, client: CoordinatorClient, workers: Workers, memory: MemorySupervisor, reports: NodeReports
@@ -201,14 +202,15 @@ class Operator:
         self._resumed_in = -1
         """Term of the coordinator that has the order to resume."""
         self._limit: asyncio.TimerHandle | None = None
-        """Ends ranks that have not left their step."""
+        """Timer that kills ranks which have not left their step."""
 
     def hold(self, limit_s: float | None = None) -> None:
-        """Have no rank of the job train until `resume`; processes and memory stay.
+        """Hold training of the whole job until `resume`. Processes and memory stay.
 
         Args:
-            limit_s: ranks here that have not left their step by then are ended. None: the hold is for a fault, in which
-                `restart.leave_timeout_s` counts, and a job that continues without lost ranks does not stop.
+            limit_s: seconds after which ranks of this node that have not left their step are killed. None if a fault is
+                the reason: then `restart.leave_timeout_s` counts, and a job that trains without missing ranks is not
+                held.
         """
         self._order = c.HoldTraining(for_fault=limit_s is None)
         self._reports.tell(self._order)
@@ -217,14 +219,14 @@ class Operator:
             self._limit = asyncio.get_running_loop().call_later(limit_s, self._workers.end_trainers, why)
 
     async def held(self, limit_s: float) -> None:
-        """Wait, for `limit_s` at most, until ranks here are held and their state has arrived in other tiers."""
+        """Wait until this node's ranks are held and their state is copied to the other tiers, for at most `limit_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._workers.all_wait()
                 await self._memory.client.ask(r.WaitIdle(timeout_s=limit_s))
 
     def resume(self, nodes: int, gone: Collection[str] = ()) -> None:
-        """Let ranks train again, on `nodes` nodes if the job is elastic. Nodes at the addresses `gone` have left it."""
+        """Resume training, on `nodes` nodes if the job is elastic. `gone`: hosts of nodes that have left the job."""
         if self._limit is not None:
             self._limit.cancel()
             self._limit = None
@@ -235,7 +237,7 @@ class Operator:
         self._reports.tell(self._order)
 
     def repeat(self, message: c.ToAgent | c.FromAgent) -> None:
-        """Send the newest order again if `message` is from a coordinator that may not have it."""
+        """Send the newest order again if `message` comes from a coordinator that may not have it."""
         if not isinstance(message, c.JobNews) or self._order is None:
             return
         if isinstance(self._order, c.ResumeTraining):
@@ -246,9 +248,9 @@ class Operator:
 
     @property
     def waits_for(self) -> str:
-        """Why this node waits, in words; empty if it does not."""
+        """Sentence on why this node waits; empty if it does not."""
         return self._client.waits_for
 
     def log_call(self, **fields: Any) -> None:
-        """Log a call of the pod for the job's event log."""
+        """Write a call of the operator to the job's event log."""
         self._reports.event("operator_asked", **fields)

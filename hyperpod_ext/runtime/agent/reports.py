@@ -21,31 +21,31 @@ _FAILED = JobFailedError.__name__
 
 
 class NodeReports:
-    """Sends reports, and runs background tasks: the failure of a task is reported as the node's.
+    """Sends reports of a node, and runs background tasks: if one fails, it reports that the node has failed.
 
     Args:
-        generation: returns the generation of the workers here.
+        generation: returns the generation of the node's workers.
     """
 
     def __init__(self, node: int, client: CoordinatorClient, generation: Callable[[], int]) -> None:
         self._node, self._client, self._generation = node, client, generation
         self.listeners: list[Callable[[c.ToAgent | c.FromAgent], None]] = []
-        """Get each report, and each order of the coordinator."""
+        """Called with each report, and with each order of the coordinator."""
         self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Why this node ends without an order."""
+        """Why this node ends without an order; pending if it does not."""
         self.over = False
         """Whether the job has ended, or continues without this node."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def tell(self, report: c.FromAgent) -> None:
-        """Send `report`. One without a generation gets that of the workers: its worker has joined none yet."""
+        """Send `report`. If it has no generation, as before its worker's first join, it gets the node's."""
         if not report.generation:
             report = report.model_copy(update={"generation": self._generation()})
         self.pass_on(report)
         self._client.send(report)
 
     def event(self, event: str, **fields: Any) -> None:
-        """Send a line for the job's event log."""
+        """Send an event for the job's event log."""
         t = fields.pop("t", None) or time.monotonic()
         self.tell(c.Event(event=event, t=t, fields={**fields, "node": self._node}))
 
@@ -72,7 +72,7 @@ class NodeReports:
         self.report_last(c.NodeBroken(cause=why, code=code, lost=lost), why)
 
     def report_last(self, report: c.NodeBroken | c.CancelJob, why: str) -> None:
-        """Let the coordinator decide after `report`, and end this node if no order comes."""
+        """Send `report`, and end this node if the coordinator does not end the job within a few seconds."""
 
         def give_up() -> None:
             if not self.broken.done():
@@ -89,7 +89,8 @@ class NodeReports:
 
 
 class Gathering:
-    """Joins and restores of a node's ranks: sent as one once all ranks have reported, or a moment after the first.
+    """Combines the joins of a node's ranks, and their restores, in one message: sent once all ranks have reported, or
+    shortly after the first one.
 
     Args:
         send: sends to the coordinator.
@@ -117,7 +118,11 @@ class Gathering:
         pieces: tuple[c.HeldPiece, ...] = (),
         disk: c.DiskState = c.DiskState(),  # noqa: B008  (it never changes)
     ) -> None:
-        """Send that `rank` waits for a generation. `held`, `pieces`, `disk`: what memory and disks here contain."""
+        """Send that `rank` waits for a generation.
+
+        Args:
+            held, pieces, disk: snapshots and parity in the node's memory, and the state of its disks.
+        """
         self._joins[rank], self._held, self._pieces, self._disk = join, held, pieces, disk
         self._have_joined.add(rank)
         self._wait_for_others(self._have_joined)
@@ -131,7 +136,7 @@ class Gathering:
         self._wait_for_others({rank for attempt, rank in self._have_restored if attempt == report.attempt})
 
     def take_back(self, rank: int) -> None:
-        """Drop reports of `rank` that were not sent: another process takes its place."""
+        """Drop unsent reports of `rank`, because another process replaces it."""
         self._joins.pop(rank, None)
         self._restored.pop(rank, None)
         self._have_joined.discard(rank)
@@ -142,13 +147,13 @@ class Gathering:
         self._send(report)
 
     def drop(self) -> None:
-        """Drop everything: the generation is over, and waiting ranks join again."""
+        """Drop all unsent reports: the generation has ended, and waiting ranks join again."""
         self._joins, self._restored = {}, {}
         self._have_joined, self._have_restored = set(), set()
         self._stop()
 
     def flush(self) -> None:
-        """Send everything now."""
+        """Send all waiting reports now."""
         self._stop()
         joins, self._joins = self._joins, {}
         restored, self._restored = self._restored, {}

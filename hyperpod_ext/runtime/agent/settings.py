@@ -1,4 +1,4 @@
-"""Settings of an agent, read from torchrun's flags and from the job's settings in the environment."""
+"""Settings of an agent, from torchrun's flags and from the job's settings in the environment."""
 
 from __future__ import annotations
 
@@ -43,13 +43,14 @@ class NodeSettings:
     chaos: bool = True
     join_timeout_s: float = 600.0
     rejoin: bool = False
-    """Whether the job runs already, and this agent takes the place of a lost one."""
+    """Whether the job already runs, and this agent replaces a lost one."""
     listen: tuple[str, int] | None = None
-    """Address of this agent under an operator, which sends it to all nodes, and also says which nodes are gone."""
+    """Address of this agent under an operator, which sends it to all nodes, and also reports nodes that are gone."""
     others: tuple[tuple[str, int], ...] = ()
-    """Addresses of agents of a running job, one of which coordinates; none: use the address of node 0."""
+    """Addresses of agents of a running job, one of which coordinates. If empty, the address of node 0 is used."""
     keep_events: bool = False
-    """Whether to upload the job's events to its first durable tier: the run directory is lost with this machine."""
+    """Whether to upload the job's events to its first durable tier, because the run directory is lost with this
+    machine."""
 
     @property
     def agent_socket(self) -> Path:
@@ -65,7 +66,7 @@ class NodeSettings:
         return self.socket_dir / f"node{self.node}.next"
 
     def worker_environ(self) -> dict[str, str]:
-        """Environment of the fork server, and so of every worker; libraries read some of it on import."""
+        """Return the environment of the fork server, and so of every worker: libraries read some of it on import."""
         environ = {
             **os.environ,
             ENV_RUNTIME: self.config.model_dump_json(),
@@ -73,7 +74,7 @@ class NodeSettings:
             ENV_AGENT_SOCKET: str(self.agent_socket),
             ENV_MEMORY_SOCKET: str(self.memory_socket),
         }
-        environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: many workers share the cores
+        environ.setdefault("OMP_NUM_THREADS", "1")  # like torchrun, because many workers share the cores
         if interface := self.config.interface:
             for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
                 environ.setdefault(variable, interface)
@@ -86,11 +87,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
     description = "`python -m hyperpod_ext.runtime.agent [flags] -- script.py [args]`: run one node of a job."
     parser = argparse.ArgumentParser(prog="python -m hyperpod_ext.runtime.agent", description=description)
     parser.add_argument(
-        "--nnodes", type=int, default=1, help="nodes of the job, without spares; of an elastic job: those there are"
+        "--nnodes", type=int, default=1, help="number of nodes, without spares; for an elastic job, the existing ones"
     )
     parser.add_argument("--nproc-per-node", "--nproc_per_node", type=int, default=1, help="workers on each node")
     parser.add_argument(
-        "--node-rank", "--node_rank", type=int, default=0, help="number of this node, from 0; from nnodes on: a spare"
+        "--node-rank", "--node_rank", type=int, default=0, help="number of this node, from 0; nnodes and above: a spare"
     )
     parser.add_argument(
         "--rdzv-endpoint",
@@ -98,7 +99,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         type=_endpoint,
         default="127.0.0.1:29400",
         metavar="HOST:PORT",
-        help="where node 0 is; with one node, port 0 takes a free one",
+        help="address of node 0; with one node, port 0 selects a free port",
     )
     parser.add_argument(
         "--rdzv-timeout", type=float, default=600.0, metavar="SECONDS", help="how long to look for node 0"
@@ -106,12 +107,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--rejoin",
         action="store_true",
-        help="the job runs already: take the place of a lost node; the endpoint is that of any agent that coordinates",
+        help="replace a lost node of a running job; --rdzv-endpoint is then the address of the coordinator",
     )
     parser.add_argument(
         "--keep-events",
         action="store_true",
-        help="bring the job's events to its first durable tier, too: the run directory goes with this machine",
+        help="also upload the job's events to its first durable tier: the run directory is lost with this machine",
     )
     parser.add_argument("script", help="training script")
     parser.add_argument("script_args", nargs=argparse.REMAINDER, help="its arguments")
@@ -129,7 +130,7 @@ def read_settings(arguments: argparse.Namespace, run_dir: Path, private: Path) -
     """Return the settings of this agent.
 
     Raises:
-        JobFailedError: flags contradict the job's settings, or this node lacks something.
+        JobFailedError: flags contradict the job's settings, or this node fails a check.
     """
     config = _config(arguments)
     check_node(config, Path(arguments.script))
@@ -163,10 +164,10 @@ def read_settings(arguments: argparse.Namespace, run_dir: Path, private: Path) -
 
 def _where_node_0_is(arguments: argparse.Namespace) -> tuple[str, int]:
     host, _, port = arguments.rdzv_endpoint.rpartition(":")
-    host = host.strip("[]")  # of an IPv6 address
+    host = host.strip("[]")  # an IPv6 address has brackets
     if int(port):
         return host, int(port)
-    if arguments.nnodes == 1 and not arguments.rejoin:  # as with torchrun
+    if arguments.nnodes == 1 and not arguments.rejoin:  # like torchrun
         return host, free_port(host)
     raise JobFailedError(
         f"--rdzv-endpoint {arguments.rdzv_endpoint}: nodes cannot find each other without a port",
@@ -174,23 +175,27 @@ def _where_node_0_is(arguments: argparse.Namespace) -> tuple[str, int]:
     )
 
 
-def _begun_with(config: RuntimeConfig, elastic: Elastic, there: int) -> RuntimeConfig:
-    """Return the settings of an elastic job that starts again on other nodes; those above its size are spares."""
+def _begun_with(config: RuntimeConfig, elastic: Elastic, existing: int) -> RuntimeConfig:
+    """Return the settings of an elastic job that starts again on `existing` nodes. Nodes above its size are spares."""
     sizes = allowed_sizes(elastic, config.nodes, config.workers_per_node, config.global_batch_size)
-    most = max(there - config.spares, min(there, config.nodes))
+    most = max(existing - config.spares, min(existing, config.nodes))
     if not (fit := [size for size in sizes if size <= most]):
-        message = f"{config.name} cannot begin on {there} nodes (--nnodes); it can on {', '.join(map(str, sizes))}"
+        message = f"{config.name} cannot begin on {existing} nodes (--nnodes); it can on {', '.join(map(str, sizes))}"
         raise JobFailedError(message, hint="start it where there are more nodes, or lower elastic.min_nodes")
     return config.model_copy(update={"nodes": max(fit)})
 
 
 def _config(arguments: argparse.Namespace) -> RuntimeConfig:
-    """Return the job's settings, or defaults for a script started by hand; refuse flags that contradict them."""
+    """Return the job's settings, or defaults for a script started by hand.
+
+    Raises:
+        JobFailedError: flags contradict the settings.
+    """
     shape = {"nodes": arguments.nnodes, "workers_per_node": arguments.nproc_per_node}
     if ENV_RUNTIME not in os.environ:
         return RuntimeConfig(name="job", **shape)
     config = by_clock(RuntimeConfig.from_json(os.environ[ENV_RUNTIME]))
-    if os.environ.get(ENV_CHAOS) == "off":  # the run to compare with: it begins from nothing, and leaves nothing
+    if os.environ.get(ENV_CHAOS) == "off":  # a reference run: it restores no durable checkpoint, and writes none
         passing = tuple(tier for tier in config.checkpoint.tiers if not isinstance(tier, DurableTier))
         config = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"tiers": passing})})
     if config.elastic is not None and arguments.nnodes != config.nodes:
