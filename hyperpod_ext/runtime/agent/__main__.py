@@ -80,7 +80,7 @@ def _prepare(run_dir: Path, arguments: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def _disk_errors() -> Iterator[None]:
-    """Convert an OSError with a file name to a JobFailedError. One without a file name is a defect, and stays."""
+    """Convert an OSError with a file name to a JobFailedError. Without one it is a defect, and is raised unchanged."""
     try:
         yield
     except OSError as error:

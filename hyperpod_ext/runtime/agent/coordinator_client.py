@@ -22,18 +22,17 @@ from hyperpod_ext.runtime.ipc.declared import Address, encode, with_version
 from hyperpod_ext.runtime.membership.job_state_changes import chained, changed
 from hyperpod_ext.runtime.membership.quorum import candidates, may_take_over
 
-# shares of a lease
 _SEARCH = 0.9
-"""Share for the search for a majority."""
+"""Share of the lease for the search for a majority."""
 _HOLD = 0.97
-"""Share after which a voter stops waiting: the node that it votes for may have begun its search later. The rest of the
-lease is for ending processes."""
+"""Share of the lease after which a voter stops waiting: the node that it votes for may have begun its search later. The
+rest of the lease is for ending processes."""
 _DIAL = 1 / 6
-"""Share for connecting to another node."""
+"""Share of the lease for connecting to another node."""
 _NEXT_DIAL = 1 / 60
-"""Share after which the next candidate is dialled, too."""
+"""Share of the lease between the starts of two dials."""
 _DIAL_FORMER = 1 / 24
-"""Share for connecting to the lost coordinator."""
+"""Share of the lease for connecting to the lost coordinator."""
 _CONNECT_AGAIN_S = 0.05
 """Seconds before a coordinator that closed the connection without a message is dialled again."""
 _TRIES = 3
@@ -100,7 +99,7 @@ class CoordinatorClient:
         self._beating: asyncio.Task[None] | None = None
         self._over = False
         self._connect_arguments: tuple[Callable[[], tuple[str, int]], Callable[[], str]] | None = None
-        """Arguments of `connect`."""
+        """Arguments of the last call of `connect`, for connecting again."""
         self._unanswered_since: float | None = None
         """Time since which coordinators close the connection without a message; None if they do not."""
         self._confirmed = False
@@ -442,8 +441,8 @@ class CoordinatorClient:
         return None
 
     def _before_me(self, news: c.JobNews, has_state: bool) -> tuple[list[int], bool]:
-        """Return the candidates that this node votes for, and whether it is a candidate itself. A candidate votes only
-        for lower ones, since it coordinates before the higher ones."""
+        """Return the candidates that this node may vote for, and whether it is a candidate itself. A candidate votes
+        for lower ones only: it coordinates rather than a higher one."""
         others = candidates(news.candidates, news.coordinator)
         me = self._settings.node
         if me not in others:
@@ -557,8 +556,8 @@ class CoordinatorClient:
         return await self._resolve(search, node, first)
 
     async def _resolve(self, search: _Search, node: int, first: c.ToAgent | None) -> c.ToAgent | None:
-        """Return `first`, the first message of `node`; if it names another coordinator, the first message of that
-        one."""
+        """Return `first`, the first message of `node`, unless it names another coordinator. Then return the first
+        message of that one."""
         if not _names_another(first, node):
             return first
         self._close_connection()

@@ -18,7 +18,7 @@ from hyperpod_ext.runtime.memory_server.protocol import requests as r
 _WATCH_S = 1.0
 """Interval of looks for a new checkpoint in a durable tier."""
 _WATCH_ALL = 5
-"""Number of looks of which one reports all changes."""
+"""Number of looks per full report: one in so many reports all changes."""
 _PROGRESS_S = 2.0
 """Interval of progress reports of the last upload."""
 

@@ -99,8 +99,8 @@ class Orders:
         await self._last_step.upload(ranks, limit_s)
 
     async def _lead_workers(self, order: c.ToWorker) -> None:
-        """Pass `order` on to the workers: an abort at once, since ranks wait in collectives; any other order after the
-        memory server has its part."""
+        """Pass `order` on to the workers: an abort at once, because ranks wait in collectives; any other order once the
+        memory server has processed its part of it."""
         match order:
             case c.AbortGeneration():
                 self._workers.leave(order)

@@ -214,7 +214,7 @@ class Coordinator:
         """Serve the connection of one agent until it closes.
 
         Args:
-            reading: the read of the agent's first message after the handshake, under way.
+            reading: task that reads the agent's first message after the handshake.
         """
         node = handshake.node
         self.lost_nodes.notice_pause(time.monotonic())

@@ -25,7 +25,7 @@ steps."""
 _IDLE_STEPS = 64
 _WAITED_STEPS = 4096
 _SCHEDULED_S = 1.0
-"""Time after which every memory server has received a scheduled step."""
+"""Time in which a scheduled step reaches every memory server."""
 _TIMEOUT_INTERVALS = 10
 """Number of intervals after which a copy that has not arrived no longer counts as under way."""
 _ENOUGH = 5
@@ -218,7 +218,7 @@ class _Tuned:
         self._overdue = self._since is not None and now - self._since > _TIMEOUT_INTERVALS * self.interval
 
     def arrived(self, step: int, now: float) -> bool:
-        """Record that the newest copy in the tier is of `step`. Returns whether this ends the timed copy."""
+        """Record that the newest copy in the tier is of `step`. Returns whether the timed copy has arrived with it."""
         if self._since is None or self._expected is None or step < self._expected:
             return False
         self.latencies.append(now - self._since)

@@ -79,7 +79,7 @@ class Ranks:
         return default if self._newest is None else self._newest
 
     def committed_by_all(self, world_size: int) -> int | None:
-        """Return the newest step that every rank has committed; None while a rank has reported none."""
+        """Return the newest step that every rank has committed; None until all ranks have reported one."""
         return min(self.steps.values()) if len(self.steps) == world_size else None
 
 

@@ -32,7 +32,7 @@ class LostNodes:
 
     @property
     def is_over(self) -> bool:
-        """Whether the job has ended, or goes on without this coordinator."""
+        """Whether the job has ended, or continues without this coordinator."""
         return self._end.ended.done() or self._members.stepped_down
 
     @property

@@ -62,7 +62,7 @@ class LivenessQuery:
     fault: Fault
     """The fault to count if all ranks live."""
     missing: set[int] = field(default_factory=set)
-    """Nodes that have not answered. A lost one never does; it is found at the end of its lease."""
+    """Nodes that have not answered. A lost node never answers; its loss is detected when its lease ends."""
 
     def alive(self, node: int, generation: int) -> Fault | None:
         """Record that all ranks of `node` live. Returns the fault once all nodes have answered, else None."""

@@ -2,7 +2,7 @@
 
 RUN_DIR/resizes/NAME.json      one order, written atomically; names sort by time
 RUN_DIR/nodes_wanted.json      nodes that the job needs, for the process that starts nodes
-RUN_DIR/node3.left             node 3 can be returned
+RUN_DIR/node3.left             the job no longer needs node 3
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class SaveSchedule:
             self.policy = self.policy.with_memory_every(self.tuner.memory_every)
 
     def went_on(self, membership: Membership) -> None:
-        """Record that all ranks of a generation have been restored and continue."""
+        """Record that a generation starts to train, because all its ranks have restored their state."""
         self.tuner.went_on(membership)
 
     def heard(self, event: Mapping[str, Any], now: float) -> bool:

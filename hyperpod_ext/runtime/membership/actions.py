@@ -53,7 +53,7 @@ class Fault:
     at: float = 0.0
     """Unix time at which the fault was detected, in seconds. The clocks of all coordinators agree well enough."""
     level: EscalationLevel | None = None
-    """Level at which the fault was handled; None if the job ended with it."""
+    """Level at which the fault is handled; None before it is decided."""
     place: str = ""
     """Place by which a repeated fault is recognised, with its kind: a line of the script, the phase of a hang. If
     empty, the cause is compared instead."""

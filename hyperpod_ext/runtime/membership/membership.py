@@ -534,7 +534,7 @@ class Membership:
         return [Log("resize_asked", {"order": order, "nodes": size, "of": size, "moving": node}), *self.reconcile()]
 
     def leave(self, node: int) -> list[Action]:
-        """Process a node's request to leave. It is released as soon as the job no longer needs it."""
+        """Process a node's request to leave: release the node as soon as the job no longer needs it."""
         if self.phase is JobPhase.ENDED:
             return []
         if self.states[node] is NodeState.MEMBER or node == self.rescaling.moving:
@@ -608,7 +608,7 @@ class Membership:
         return self._joining_lost(f"rank {rank} of the new world does not start: {cause}")
 
     def _joining_lost(self, why: str) -> list[Action]:
-        """Drop the change in preparation, and start it again unless too many tries have failed."""
+        """Cancel the change in preparation, and prepare it again unless too many tries have failed."""
         gives_up = self.rescaling.gives_up()
         dropped = self.rescaling.drop(self.states)
         if gives_up:

@@ -68,7 +68,7 @@ class TransitionError(Exception):
 
 
 class NodeStates:
-    """The state of every node, the reason if it must leave, and its number of losses."""
+    """The state of every node, the reason why a node must leave, and how often each one was lost."""
 
     def __init__(
         self, members: Iterable[int] = (), spares: Iterable[int] = (), losses: Mapping[int, int] | None = None
@@ -157,11 +157,11 @@ class NodeStates:
 
 @dataclass(slots=True)
 class Retention:
-    """The step up to which old snapshots are needed: on nodes that gave up their ranks, and of ranks that have other
-    numbers now."""
+    """The time for which old snapshots are kept: those on nodes that gave up their ranks, and those that ranks saved
+    under other numbers."""
 
     next_due: Callable[[int], int] = lambda step: step
-    """Returns the first step at or after a given one that is saved to memory."""
+    """Function that returns the first step, at or after a given one, that is saved to memory."""
     until: int | None = None
     """Step that every rank must commit before nodes without ranks are released; None until all ranks have restored."""
     handed_on: bool = True

@@ -75,8 +75,8 @@ def _apart(node: int, nodes: Mapping[int, str], holders: Sequence[int]) -> bool:
 
 
 def _relieve(placed: Placement, movers: Sequence[int], nodes: Mapping[int, str], load: Counter[int], most: int) -> None:
-    """Move copies from overloaded nodes to nodes with room, only copies of `movers`, which move anyway. Without this
-    the node that is placed last might find room only on itself."""
+    """Move copies from overloaded holders to nodes with room, but only copies whose owner is in `movers`. Otherwise the
+    node that is placed last might find room only on itself."""
     while moves := [
         (nodes[roomy] in {nodes[owner], *(nodes[holder] for holder in placed[owner])}, owner, full, roomy)
         for owner in movers

@@ -43,8 +43,8 @@ def ranks_of(blocks: Sequence[int], workers_per_node: int) -> dict[int, int]:
 
 
 def overlap(before: int, of_before: int, after: int, of_after: int) -> int:
-    """Return the overlap of two blocks, in units of 1/(of_before x of_after): block `before` of `of_before`, and block
-    `after` of `of_after`."""
+    """Return how much two blocks of the state overlap: number `before` of `of_before` equal blocks, and number `after`
+    of `of_after`. The unit is 1/(of_before x of_after) of the state."""
     low = max(before * of_after, after * of_before)
     high = min((before + 1) * of_after, (after + 1) * of_before)
     return max(0, high - low)

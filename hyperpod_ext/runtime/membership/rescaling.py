@@ -53,7 +53,7 @@ _TRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Reassignment:
-    """A new rank assignment, and its difference to the current one."""
+    """A new rank assignment, and how it differs from the current one."""
 
     after: Mapping[int, int]
     """Node of each rank."""
@@ -141,7 +141,7 @@ class Rescaling:
         """Set the wanted number of nodes. Returns the refusal of an earlier order that is still pending."""
         overtaken: list[Action] = [self.refused(OVERTAKEN)] if self.order else []
         self.keep_moving(states)
-        self.called_off = order != OPERATOR and nodes < self.wanted  # the operator's pods are its own
+        self.called_off = order != OPERATOR and nodes < self.wanted  # an operator removes its pods itself
         self.wanted = self.desired = nodes
         self.order, self._tries = order, 0
         return overtaken

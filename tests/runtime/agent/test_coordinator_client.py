@@ -514,7 +514,7 @@ def test_a_node_of_another_job_says_so_at_once_and_one_damaged_handshake_is_trie
                 await client.connect(lambda: where, lambda: "")
             else:
                 with pytest.raises(
-                    JobFailedError, match=r"not of the job whose coordinator is at .* another job's secret"
+                    JobFailedError, match=r"cannot join the job of the coordinator at .* another job's secret"
                 ):
                     await client.connect(lambda: where, lambda: "")
             await client.close()

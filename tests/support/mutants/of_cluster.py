@@ -144,7 +144,7 @@ MUTANTS: list[Mutant] = [
     MEMBERSHIP.mutant(
         "cluster.restarted_node_was_not_lost",
         "A node whose agent has begun anew has lost what it had.",
-        'lost = [] if gone else self.node_lost(node, "its agent has begun anew", at)',
+        'lost = [] if gone else self.node_lost(node, "its agent was restarted", at)',
         "lost = list[Action]()",
     ),
     RESTORING.mutant(

@@ -203,7 +203,7 @@ MUTANTS: list[Mutant] = [
     RESCALING.mutant(
         "rescaling.move_unanswered",
         "An order to move ranks is answered when the last spare is lost on the way.",
-        "(is_there and states.spares)",
-        "is_there",
+        "(has_ranks and states.spares)",
+        "has_ranks",
     ),
 ]

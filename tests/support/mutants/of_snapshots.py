@@ -144,7 +144,7 @@ MUTANTS: list[Mutant] = [
     FINAL_SAVE.mutant(
         "final_save.some_ranks_are_enough",
         "At the end a snapshot is named that every rank of its world has.",
-        "if len(having) == one.world_size:",
+        "if len(owners) == one.world_size:",
         "if having:",
     ),
     PEER_SERVER.mutant(
