@@ -5,9 +5,9 @@ python -m hyperpod_ext.runtime.memory_server --socket PATH --lock PATH --idle-ex
 python -m hyperpod_ext.runtime.memory_server --listen HOST:PORT --managed-tier-api
 python -m hyperpod_ext.runtime.memory_server --orders DESCRIPTOR --parent PID
 
-The first is an agent's, and ends with it. The second is started by a script without an agent: it serves one run of the
-job after another, in whatever world size, and ends some time after the last. The fourth imports, and waits for the
-arguments of the first.
+The first form is for an agent and ends with it. The second is started by a script without an agent: it serves
+successive runs of the job, with any world size, and ends some time after the last one. The third serves AWS's client.
+The fourth imports modules, then waits for the arguments of the first.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from hyperpod_ext.standard_streams import lose_unwritable_output
 _PROG = "python -m hyperpod_ext.runtime.memory_server"
 _API, _ORDERS = "--managed-tier-api", "--orders"
 _LATER = ("awscrt.checksums", "cryptography.hazmat.primitives.ciphers")
-"""What is imported where it is used first."""
+"""Modules that others import only at their first use."""
 
 
 def main() -> None:
@@ -53,8 +53,8 @@ def main() -> None:
 
 
 def _wait_for_orders() -> None:
-    """Import what a server needs, and take arguments and environment from who has started this process: JSON, up to the
-    end of the pipe. Nothing comes where that has no use for it."""
+    """Import the modules of a server, then read its arguments and environment from the parent: JSON, up to the end of
+    the pipe. An empty pipe means that no server is needed; the process then ends."""
     parser = argparse.ArgumentParser(prog=_PROG)
     parser.add_argument(_ORDERS, type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
@@ -62,7 +62,7 @@ def _wait_for_orders() -> None:
     die_with_parent(arguments.parent)
     _ignore_signals(argparse.Namespace(parent=arguments.parent, idle_exit_s=None))
     waits = not wait_readable(arguments.orders, 0)
-    for module in _LATER if waits else ():  # else they would only delay the start
+    for module in _LATER if waits else ():  # if the order is here already, imports would only delay the start
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
     with os.fdopen(arguments.orders) as orders:
@@ -101,11 +101,11 @@ def _parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
 def _serve_workers() -> None:
     parser = _parser()
     parser.add_argument("--socket", type=Path, required=True, help="Unix socket to listen on")
-    parser.add_argument("--later", type=Path, help="what that may be renamed to")
+    parser.add_argument("--later", type=Path, help="path to which the socket may be renamed")
     parser.add_argument("--node", type=int, default=0, help="number of this node")
     parser.add_argument(_API, action="store_true", help="see --help with it")
     parser.add_argument("--idle-exit-s", type=float, help="end after this long without a connection; needs --lock")
-    parser.add_argument("--lock", type=Path, help="lock file of whoever starts, finds or ends a server here")
+    parser.add_argument("--lock", type=Path, help="lock file, held while a server here is started, found or ended")
     arguments = _parse(parser)
     if (arguments.idle_exit_s is None) != (arguments.lock is None):
         parser.error("--idle-exit-s and --lock go together")
@@ -132,11 +132,11 @@ def _serve_workers() -> None:
 
 
 def _ignore_signals(arguments: argparse.Namespace) -> None:
-    """Of those that a terminal or a scheduler sends to every process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the agent's business; it stops us
-    if arguments.parent is not None:  # Slurm signals every process of a step: what is held here has yet to be saved
+    """Ignore signals that a terminal or a scheduler sends to every process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent handles Ctrl-C, and stops this process
+    if arguments.parent is not None:  # Slurm signals every process of a step; snapshots here must still be uploaded
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if arguments.idle_exit_s is not None:  # the terminal that training was started from may go
+    if arguments.idle_exit_s is not None:  # the terminal in which training was started may be closed
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 

@@ -1,6 +1,7 @@
-"""Where no agent of ours writes a job's event log: the memory server keeps what its node's processes have written.
+"""Upload a node's events from its memory server, for jobs without our agent.
 
-It brings their events to the first durable tier, beside the checkpoints, and says which of them died without a word.
+The events of the node's processes go to the first durable tier, next to the checkpoints. A process that dies without
+an event is reported as a fault.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ from hyperpod_ext.runtime.memory_server.node_numbers import NodeNumbers
 from hyperpod_ext.runtime.storage.object_store import ObjectStore
 
 _LOOK_S = 0.5
-_LAST_WORDS = frozenset({"done", "stopped"})
-_DIED = "its process ended without a word: the launcher's log says how"
+_LAST_EVENTS = frozenset({"done", "stopped"})
+_UNKNOWN_END = "its process ended with an unknown exit status; see the launcher's log"
 _EXIT_CODE = 49
-"""Place of the status of a process that has ended, after its name, in /proc/PID/stat."""
+"""Index of the exit status in /proc/PID/stat, counted from the field after the process name."""
 
 
 @dataclass(slots=True)
 class _Process:
-    """A rank's process, as its events show it."""
+    """A rank's process, according to its events."""
 
     handle: int
-    """Of the process; -1: it has ended."""
+    """pidfd of the process; -1: it has ended."""
     rank: int = -1
     step: int = 0
     generation: int | None = None
@@ -45,13 +46,13 @@ class _Process:
 
 
 class NodeEventLog:
-    """This node's share of the job's event log.
+    """This node's part of the job's event log.
 
     Args:
-        directory: where its processes write.
-        store: place of the job in the durable tier; None: it has none, and nothing is kept.
-        node: number of this node by now.
-        numbers: what becomes of events besides; None: nothing.
+        directory: folder to which the node's processes write events.
+        store: the job's folder in a durable tier; None: there is no such tier, and events are not uploaded.
+        node: returns this node's current number.
+        numbers: computes metrics from the events, if configured.
     """
 
     def __init__(
@@ -61,35 +62,38 @@ class NodeEventLog:
         self._kept = KeptLog(store, node()) if store is not None else None
         self._processes: dict[int, _Process] = {}
         self._ends = select.epoll()
-        """Handles of processes: those that have ended come in the order in which they did, so the first fault is the
-        one for which a launcher has ended the others."""
+        """pidfds of processes. epoll returns ended processes in the order of their ends, so the first fault is the
+        cause of the launcher's ending the others."""
         self._faulty = False
-        """A fault is known since this node's ranks have joined."""
+        """Whether a fault was reported since this node's ranks joined."""
         self._urgent, self._next = False, 0.0
         self._wanted, self._done = 0, 0
         self._changed = threading.Condition()
         self._failed = ""
         self._own_events: list[bytes] = []
-        """Events of this process."""
+        """Events of the memory server itself."""
         threading.Thread(target=self._work, name="event log", daemon=True).start()
 
     def enter(self, first: tuple[str, int] | None) -> None:
-        """A generation begins; `first`: where the memory server of node 0 listens."""
+        """Begin a generation. `first`: address of node 0's memory server."""
         if self._numbers is not None:
             self._numbers.enter(self._node(), first, self._own)
 
     def receive(self, epoch: float, lines: Sequence[str]) -> None:
-        """Another node has told its events."""
+        """Add another node's events to the metrics. `epoch`: Unix time at 0 of that node's clock."""
         if self._numbers is not None:
             self._numbers.receive(epoch, lines)
 
     def _own(self, event: str, **fields: Any) -> None:
-        """An event of this process."""
+        """Log an event of the memory server itself."""
         with self._changed:
             self._own_events.append(checked(event, fields)[1])
 
     def wait_kept(self, timeout_s: float) -> bool:
-        """Until all that was written before is kept, or could not be. 0 asks whether it is."""
+        """Wait until all earlier events are uploaded, or uploading failed; return False after `timeout_s`.
+
+        With `timeout_s` 0, return at once whether nothing is left to upload or uploading failed.
+        """
         if not timeout_s:
             return bool(self._failed) or not self._spool.left
         with self._changed:
@@ -104,23 +108,23 @@ class NodeEventLog:
             urgent = wanted > self._done
             ended = self._ends.poll(0 if urgent else _LOOK_S)
             try:
-                self._take()
+                self._read_spool()
                 for handle, _ in ended:
                     self._ended(handle)
                 if self._numbers is not None:
                     self._numbers.forward()
                 if urgent or self._urgent or time.monotonic() >= self._next:
                     self._keep()
-            except Exception as error:  # whatever it was: the job goes on, and so does this thread
-                self._say(repr(error))
+            except Exception as error:  # neither the job nor this thread may end because of it
+                self._report(repr(error))
             with self._changed:
                 self._done = wanted
                 self._changed.notify_all()
 
-    def _take(self) -> None:
-        """What processes have written since."""
+    def _read_spool(self) -> None:
+        """Add the events that processes wrote since the last call."""
         if self._kept is not None and self._kept.full:
-            return  # the place cannot be reached; what is written meanwhile stays where it is
+            return  # the tier is unreachable; new events stay in the processes' files
         for pid, lines in self._spool.read().items():
             process = self.watch(pid)
             for line in lines:
@@ -138,7 +142,7 @@ class NodeEventLog:
             self._numbers.add(lines)
 
     def watch(self, pid: int) -> _Process:
-        """Tell of the end of a rank's process. Who has not seen it alive cannot: others may have waited for it."""
+        """Watch a rank's process, to report its end. Its exit status is unknown if it ended before this call."""
         with self._changed:
             if (known := self._processes.get(pid)) is not None:
                 return known
@@ -165,15 +169,15 @@ class NodeEventLog:
         self._urgent |= name in AT_ONCE
 
     def _ended(self, handle: int) -> None:
-        """A process has ended: a fault, unless it was done, or went with another for which its node is started anew."""
+        """Report the end of a process as a fault, unless it was done or another process's fault came first."""
         with self._changed:
             pid, process = next(one for one in self._processes.items() if one[1].handle == handle)
         os.close(handle)
         process.handle = -1
-        if process.rank < 0 or process.last in _LAST_WORDS or self._faulty:
+        if process.rank < 0 or process.last in _LAST_EVENTS or self._faulty:
             return
         self._faulty = self._urgent = True
-        kind, cause = _how(pid)
+        kind, cause = _exit_of(pid)
         fields = {"rank": process.rank, "node": self._node(), "step": process.step + 1, "cause": cause, "died": True}
         more = {"kind": kind, "escalation_level": "process", "generation": process.generation}
         self._add([checked("fault", fields | more)[1]])
@@ -185,26 +189,26 @@ class NodeEventLog:
                 self._kept.flush()
         except HyperpodExtError as error:
             if lost := self._spool.shed():
-                self._say(f"{error}; {lost} bytes of events were given up")
+                self._report(f"{error}; {lost} bytes of events were deleted")
             else:
-                self._say(str(error))
+                self._report(str(error))
             return
         self._urgent, self._failed = False, ""
         self._spool.keep()
 
-    def _say(self, why: str) -> None:
+    def _report(self, why: str) -> None:
         if why != self._failed:
             self._failed = why
             sys.stderr.write(f"the job's events are not kept: {json.dumps(why)}\n")
 
 
-def _how(pid: int) -> tuple[str, str]:
-    """Kind and cause of the end of somebody else's child, which the kernel shows until its parent has waited for it."""
+def _exit_of(pid: int) -> tuple[str, str]:
+    """Return kind and cause of a process's end. The kernel shows them until the process's parent has waited for it."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return "", _DIED
+        return "", _UNKNOWN_END
     if fields[0] != "Z":
-        return "", _DIED
+        return "", _UNKNOWN_END
     found = decode_exit(int(fields[_EXIT_CODE]))
     return found.kind, found.cause

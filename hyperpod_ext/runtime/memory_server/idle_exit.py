@@ -1,4 +1,4 @@
-"""Ends a memory server that nobody started as a child, once nobody is connected and no copy is under way any more."""
+"""End a memory server without a parent process when it has no connections and no running copies."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _TICK_S = 1.0
 
 
 class IdleExit:
-    """Counts the connections: each is the inside of a `with` of this. Thread-safe.
+    """Counts the connections, each of which uses this object in a `with` statement. Thread-safe.
 
     Args:
-        socket: where the server listens; removed when it ends.
-        lock: file that is held while somebody starts, finds or ends a server there.
-        after_s: seconds without a connection.
+        socket: the server's socket, removed at its end.
+        lock: lock file, held while a server is started, found or ended.
+        after_s: seconds without a connection before the end.
     """
 
     def __init__(self, socket: Path, lock: Path, after_s: float) -> None:
@@ -29,12 +29,12 @@ class IdleExit:
         self._copied: Callable[[], bool] = lambda: True
 
     def start(self, copied: Callable[[], bool]) -> None:
-        """End this process from now on when it is idle. `copied`: whether all that is due has been copied."""
+        """From now on, end this process when it is idle. `copied`: returns whether all due copies are done."""
         self._copied = copied
         threading.Thread(target=self._end_when_idle, name="end when idle", daemon=True).start()
 
     def hasten(self) -> None:
-        """End as soon as nobody is connected."""
+        """End as soon as there are no connections."""
         self._after_s = 0.0
 
     def __enter__(self) -> None:
@@ -52,11 +52,11 @@ class IdleExit:
             if not self._idle():
                 continue
             try:
-                with locked(self._lock):  # whoever starts one or finds this one holds it
+                with locked(self._lock):  # held by a process that is starting a server or connecting to this one
                     if self._idle():
                         self._socket.unlink(missing_ok=True)
                         os._exit(0)
-            except FileNotFoundError:  # the folder of its socket is gone: nobody can find this one any more
+            except FileNotFoundError:  # the socket's folder was deleted: no process can connect any more
                 os._exit(0)
 
     def _idle(self) -> bool:

@@ -1,6 +1,6 @@
-"""Snapshots of this node's ranks on its own disks: offered to restore from, and read for other nodes, as memory is.
+"""Snapshots of this node's ranks on its own disks: offered for a restore, and read for other nodes.
 
-Each rank that joins asks what is there, so the answer comes from an index: a disk that hangs holds nobody up.
+Every joining rank requests the list of snapshots. The list comes from an index, so that a hanging disk blocks no rank.
 """
 
 from __future__ import annotations
@@ -20,15 +20,13 @@ from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest, without_run
 
 _FIRST_LOOK_S = 10.0
-"""How long the first look at a disk is waited for: a disk that takes longer counts as unreadable."""
-
-
+"""Time limit for the first read of a disk: a slower disk counts as unreadable."""
 _MOST_PROBLEMS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What one disk has."""
+    """The contents of one disk."""
 
     snapshots: tuple[dict[str, Any], ...] = ()
     generation: int = 0
@@ -45,14 +43,14 @@ class OpenSnapshot:
 
 
 class NodeDisk:
-    """The tiers that are on the node itself."""
+    """The durable tiers on this node's own disks."""
 
     def __init__(
         self, uploaders: Sequence[Uploader], cache: RestoreCache, plans: Plans, first_look_s: float = _FIRST_LOOK_S
     ) -> None:
         self._cache, self._plans, self._first_look_s = cache, plans, first_look_s
         self.run = ""
-        """This run of the job, once the node is in it."""
+        """Name of this run of the job, after the node has joined it."""
         self._looks: dict[str, _Look] = {}
         self._looked = threading.Condition()
         self._uploaders = [uploader for uploader in uploaders if uploader.tier.on_node]
@@ -61,10 +59,10 @@ class NodeDisk:
             threading.Thread(target=self._look_at, args=(uploader, True), name="disk", daemon=True).start()
 
     def state(self) -> dict[str, Any]:
-        """Snapshots, newest generation and problems of all disks, as `DiskState` has them."""
+        """Return snapshots, newest generation and problems of all disks, in the form of `DiskState`."""
         with self._looked:
             self._looked.wait_for(lambda: len(self._looks) == len(self._uploaders), self._first_look_s)
-            # waited for once: what a disk answers later counts from then on
+            # wait for a disk only once; a later answer replaces its problem
             looks = [self._looks.setdefault(each.url, self._silent(each)) for each in self._uploaders]
         return {
             "snapshots": [one for look in looks for one in look.snapshots],
@@ -73,19 +71,20 @@ class NodeDisk:
         }
 
     def has(self, owner: int, save_id: str) -> bool:
-        """Whether a rank's snapshot is here. The save id of another run than this one names it."""
+        """Return whether a rank's snapshot is on a disk here. A save id of another run contains that run's name."""
         return self._find(owner, save_id) is not None
 
     def may_have(self, uploader: Uploader, step: int) -> bool:
-        """Whether a tier that the job restored `step` from has it here: another node's disk may be the one."""
+        """Return whether the tier may hold `step` for this node. The job may have restored it from another node's disk;
+        then a tier on this node's disk does not have it."""
         there = (one["step"] for one in self._looks.get(uploader.url, _Look()).snapshots)
         return not uploader.tier.on_node or step in there
 
     def place(self, owner: int, save_id: str) -> tuple[str, str, int]:
-        """URL, folder and rank by which `RestoreCache` reads it.
+        """Return a snapshot's URL, folder and rank, the arguments of `RestoreCache`.
 
         Raises:
-            NotFoundError: it is on no disk here.
+            NotFoundError: the snapshot is on no disk here.
         """
         if (found := self._find(owner, save_id)) is None:
             raise NotFoundError(f"{save_id} of rank {owner} is not held on this node")
@@ -109,9 +108,9 @@ class NodeDisk:
         return next((one for one in every if (one["rank"], one["save_id"], one["run"]) == wanted), None)
 
     def _look_at(self, uploader: Uploader, check: bool = False) -> None:
-        """Read the manifests on a disk again. A checkpoint that cannot be believed is a problem, and no offer.
+        """Read the manifests on a disk again. A checkpoint with an invalid manifest is reported, and not offered.
 
-        check: see whether the disk can be written, too. One that cannot may still have what to resume from.
+        check: also check that the disk is writable. A read-only disk may still have a checkpoint to resume from.
         """
         generation, snapshots, problems = 0, list[dict[str, Any]](), list[str]()
         try:
@@ -133,7 +132,7 @@ class NodeDisk:
                 snapshots += [{**summary_of(one), **known} for one in manifest["ranks"].values()]
         except HyperpodExtError as error:
             problems.append(in_line(error))
-        except Exception as error:  # whatever is on the disk: a look that ends without an answer is waited for
+        except Exception as error:  # `state` waits for the result, so any contents of the disk must produce one
             problems.append(f"{uploader.url}: {error!r}")
         with self._looked:
             self._looks[uploader.url] = _Look(tuple(snapshots), generation, tuple(problems[:_MOST_PROBLEMS]))

@@ -1,4 +1,5 @@
-"""What a node's memory server does for the job's numbers, where no agent of ours coordinates: node 0's shows them."""
+"""Metrics of jobs without our agent: each memory server sends its node's events to that of node 0, which exports them.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +17,13 @@ from hyperpod_ext.runtime.storage.object_store import ObjectStore
 
 _TIMEOUT_S = 5.0
 _AGAIN_S = 30.0
-"""How long a node 0 that did not answer is left alone. What is not told to it is missing from its numbers."""
+"""Pause after node 0 did not answer. The metrics lack events that node 0 does not receive."""
 _AT_ONCE = 20_000
-"""Lines told in one message, at most; of more, the oldest are left out."""
+"""Maximum number of lines kept for one message; the oldest ones are dropped."""
 
 
 class NodeNumbers:
-    """One node's part."""
+    """One node's part of the job's metrics."""
 
     def __init__(self, config: RuntimeConfig, store: ObjectStore | None, secret: bytes) -> None:
         self._config, self._store, self._secret = config, store, secret
@@ -34,7 +35,12 @@ class NodeNumbers:
         self._not_before = 0.0
 
     def enter(self, node: int, first: tuple[str, int] | None, event: Callable[..., None]) -> None:
-        """A generation begins in which this is node `node`. `event` takes what is worth an event."""
+        """Begin a generation with this node's number.
+
+        Args:
+            first: address of node 0's memory server.
+            event: logs an event.
+        """
         if self._config.metrics is None:
             return
         if node == 0 and self._numbers is None:
@@ -46,7 +52,7 @@ class NodeNumbers:
         return PeerClient(*first, self._secret, _TIMEOUT_S, encrypted=self._config.encrypted)
 
     def _past(self) -> list[Event]:
-        """What was kept before, by this machine's clock: counters go on where they were."""
+        """Return the uploaded events, with times of this machine's clock, so that counters continue."""
         if self._store is None:
             return []
         try:
@@ -55,12 +61,12 @@ class NodeNumbers:
             return []
 
     def add(self, lines: Iterable[bytes]) -> None:
-        """Events of this node."""
+        """Add events of this node."""
         if self._config.metrics is not None:
             self._waiting += [line.decode(errors="replace") for line in lines]
 
     def forward(self) -> None:
-        """Hand what was added to node 0."""
+        """Send the added events to node 0."""
         if self._waiting and self._numbers is not None:
             self.receive(self._epoch, self._waiting)
             self._waiting = []
@@ -73,7 +79,7 @@ class NodeNumbers:
         self._waiting = self._waiting[-_AT_ONCE:]
 
     def receive(self, epoch: float, lines: Sequence[str]) -> None:
-        """Events of a node, whose clock was at 0 at Unix time `epoch`."""
+        """Count the events of a node. `epoch`: Unix time at 0 of that node's clock."""
         if self._numbers is not None:
             self._numbers.take(self._read(epoch - self._epoch, lines))
 

@@ -1,4 +1,4 @@
-"""Layouts of images that are known on this node."""
+"""The layouts of images that this node stores or receives."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from hyperpod_ext.errors import NotFoundError
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan, read_plan
 
 _NEWEST = 64
-"""Plans kept though no snapshot has them yet or any more: a rank adds its plan before its first save."""
+"""Number of kept plans without a snapshot: a rank adds its plan before its first save."""
 
 
 class Plans:
-    """Plans by digest. Tensors that grow give a new one at each save: those that are not in use are dropped, the one
-    used longest ago first.
+    """Plans by digest. The least recently used ones without a snapshot are dropped, because tensors that grow cause a
+    new plan at each save.
 
     Args:
-        in_use: digests of the plans of snapshots that are held.
+        in_use: returns the digests of the plans of all snapshots on this node.
     """
 
     def __init__(self, in_use: Callable[[], Collection[str]] = tuple) -> None:
@@ -30,7 +30,7 @@ class Plans:
         """Read and keep a plan.
 
         Raises:
-            CorruptSnapshotError: it is not what its digest says.
+            CorruptSnapshotError: the plan does not match its digest.
         """
         if (known := self.get(digest)) is not None:
             return known
@@ -45,7 +45,7 @@ class Plans:
         return plan
 
     def get(self, digest: str) -> Plan | None:
-        """The plan, if it is known; it counts as used now."""
+        """Return a plan and mark it as used, or return None."""
         with self._lock:
             plan = self._plans.pop(digest, None)
             if plan is not None:

@@ -1,4 +1,4 @@
-"""What the durable tiers have to restore from, and what of it was brought into this node's memory."""
+"""Checkpoints of the durable tiers for a restore, and a cache of their images in this node's memory."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _MOST_PROBLEMS = 20
 
 
 class RestoreCache:
-    """Of one node; the uploader of each durable tier knows where that is."""
+    """One node's cache of durable snapshots, read from the tiers of its uploaders."""
 
     def __init__(self, uploaders: Sequence[Uploader], budget: Budget, plans: Plans) -> None:
         self._uploaders, self._budget, self._plans = uploaders, budget, plans
         self._fetched: dict[tuple[str, str, str], Region] = {}
         self._fetching = threading.Lock()
         self._read: tuple[tuple[str, str], Manifest] | None = None
-        """The checkpoint that was read last, and its manifest: each rank asks for the images of several."""
+        """Place (URL, folder) and manifest of the last read checkpoint: ranks request several of its images."""
         self._plan_of: dict[str, Plan] = {}
-        """Layouts of its images, by their digests."""
+        """Layouts of that checkpoint's images, by digest."""
 
     def offers(self, exclude: Collection[tuple[str, str]] = (), newest: int = 4) -> DurableCheckpoints:
-        """The newest checkpoints of each durable tier, verified as far as their manifests go.
+        """Return the newest checkpoints of each durable tier with a valid manifest, at most `newest` per tier.
 
-        `exclude`: URL and save id of those that were refused and need not be named again.
+        `exclude`: URLs and save ids of refused checkpoints.
         """
         offers: list[dict[str, Any]] = []
         problems: list[str] = []
@@ -64,7 +64,7 @@ class RestoreCache:
                         break
                     continue
                 if is_of_node(manifest):
-                    continue  # somebody has copied it here
+                    continue  # copied by hand from a node's disk
                 keys = ("step", "generation", "save_id", "world_size")
                 summary = {key: manifest[key] for key in keys}
                 offers.append({**summary, "tier": uploader.tier.kind, "url": uploader.url, "folder": one.folder})
@@ -78,19 +78,20 @@ class RestoreCache:
         )
 
     def fetch(self, url: str, folder: str, rank: int) -> tuple[Manifest, Plan, int, int, bool]:
-        """A rank's snapshot of a durable checkpoint, brought into memory once for all ranks of this node.
+        """Read a rank's snapshot of a durable checkpoint into memory, once for all ranks of this node.
 
-        The last that is returned is whether its bytes are known to be the job's; False where an earlier version has
-        written it. Its CRC is not verified yet.
+        Returns manifest, layout, offset, a read-only descriptor of the memory, and whether a MAC proves that the job
+        wrote the bytes (False: an earlier version wrote the checkpoint, without MACs). The CRC is not verified.
 
         Raises:
-            NotFoundError, CorruptSnapshotError, UnreachableError: it cannot be had, or the job has not written it.
+            NotFoundError, UnreachableError: the snapshot cannot be read.
+            CorruptSnapshotError: the snapshot is damaged, or another job's.
         """
         manifest, plan, bound, region = self._region(url, folder, rank)
         return manifest, plan, 0, os.open(f"/proc/self/fd/{region.fd}", os.O_RDONLY | os.O_CLOEXEC), bound
 
     def image(self, url: str, folder: str, rank: int) -> tuple[Manifest, Plan, memoryview]:
-        """The same for another node: a view of its bytes, which lives on when they are forgotten."""
+        """Return the same snapshot for another node, with a view of its bytes that stays valid after `forget`."""
         manifest, plan, _, region = self._region(url, folder, rank)
         return manifest, plan, region.view(0, int(manifest["nbytes"]))
 
@@ -99,7 +100,7 @@ class RestoreCache:
         manifest, plan, bound = self.head(url, folder, rank)
         checkpoint = self._checkpoint(uploader, folder)
         name = checkpoint["files"][str(rank)]
-        self.forget(but=(url, folder))  # another was refused
+        self.forget(but=(url, folder))  # any other checkpoint was refused
         with self._fetching:
             region = self._fetched.get((url, folder, name))
             if region is None:
@@ -117,11 +118,9 @@ class RestoreCache:
         return manifest, plan, bound, region
 
     def head(self, url: str, folder: str, rank: int) -> tuple[Manifest, Plan, bool]:
-        """What is known of a rank's snapshot of a durable checkpoint before its bytes are read: manifest, layout, and
-        whether its bytes will be known to be the job's.
+        """Return manifest and layout of a rank's durable snapshot, and whether its bytes have a MAC. Reads no image.
 
-        Raises:
-            NotFoundError, CorruptSnapshotError, UnreachableError: it cannot be had, or the job has not written it.
+        Raises: like `fetch`.
         """
         uploader = self._uploader(url)
         checkpoint = self._checkpoint(uploader, folder)
@@ -138,7 +137,7 @@ class RestoreCache:
         return uploader
 
     def _checkpoint(self, uploader: Uploader, folder: str) -> Manifest:
-        """The manifest of a checkpoint, verified."""
+        """Return the verified manifest of a checkpoint."""
         known = self._read
         if known is not None and known[0] == (uploader.url, folder):
             return known[1]
@@ -148,8 +147,10 @@ class RestoreCache:
         return checkpoint
 
     def forget(self, but: tuple[str, str] = ("", "")) -> bool:
-        """Training goes on from what was fetched, so its memory is needed no more, but for that of `but`: URL and
-        folder. Whoever reads it this moment has it mapped. Returns whether there was any."""
+        """Free the fetched images, except those of `but` (URL, folder); return whether any were freed.
+
+        Processes that are reading an image keep their own mapping of it.
+        """
         with self._fetching:
             gone = [key for key in self._fetched if key[:2] != but]
             for key in gone:
@@ -162,12 +163,12 @@ class RestoreCache:
 
 
 def _some(problems: Sequence[str]) -> tuple[str, ...]:
-    """The first of them, as others may make any number by what they write to a tier."""
+    """Return the first problems and the number of the others: damage in a tier may cause any number of them."""
     left = len(problems) - _MOST_PROBLEMS
     return (*problems[:_MOST_PROBLEMS], *([f"{left} more"] if left > 0 else []))
 
 
 def in_line(error: HyperpodExtError) -> str:
-    """An error's words on one line, without the full stop."""
+    """Return an error's message and hint on one line, without the last full stop."""
     sentences = [" ".join(text.split()).removesuffix(".") for text in (error.message, error.hint) if text]
     return ". ".join(sentences)

@@ -1,4 +1,4 @@
-"""Answers this node's requests (`protocol/requests.py`) on a Unix socket, one thread a connection."""
+"""Serve this node's requests (`protocol/requests.py`) on a Unix socket, with one thread per connection."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from hyperpod_ext.runtime.snapshot.manifest import Manifest
 
 _BREATH_S = 0.05
 _LOOK_S = 1.0
-"""How often it is looked whether the socket exists, while nobody comes."""
+"""Interval between checks that the socket still exists, while no process connects."""
 
 Answer = tuple[Declared, int | None]
-"""An answer and the descriptor that goes with it, which is closed once sent."""
+"""An answer, and the descriptor sent with it, which is closed afterwards."""
 
 
 @dataclass(eq=False, slots=True)
 class _Connection:
-    """One process that asks."""
+    """The connection of one process."""
 
     socket: socket.socket
     pid: int = 0
     handshake_done: bool = False
     writers: set[tuple[int, int]] = field(default_factory=set)
-    """Ranks that save over it, each with the process id."""
+    """Ranks that save over this connection, each with its process id."""
 
     def gone(self) -> bool:
-        """Whether nobody will say anything over it any more."""
+        """Return whether the process has closed its end."""
         poll = select.poll()
         poll.register(self.socket, select.POLLRDHUP)
         return bool(poll.poll(0))
@@ -55,9 +55,9 @@ class Server:
     """One node's memory server. Only processes of the same user are answered.
 
     Args:
-        config: what this process was started with.
-        idle_exit: when to end without being told; None: never.
-        later: what `path` may be renamed to. If somebody removes both, this one is made again.
+        config: the configuration with which this process was started.
+        idle_exit: ends this process when it is idle; None: it never ends by itself.
+        later: path to which `path` may be renamed. If both are deleted, the server makes `later` again.
     """
 
     def __init__(
@@ -76,21 +76,21 @@ class Server:
         self._writers_changed = threading.Condition()
 
     def serve(self) -> NoReturn:
-        """Answer until this process is ended."""
+        """Answer requests until this process ends."""
         self._listen(self._path)
         if self._idle_exit is not None:
             self._idle_exit.start(lambda: self._memory.wait_idle(0))
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError as error:  # nobody came; or out of descriptors: what is held is worth more than who waits
+            except OSError as error:  # time limit, or out of descriptors: the snapshots matter more than a new caller
                 if not isinstance(error, TimeoutError):
                     time.sleep(_BREATH_S)
                 self._listen_again()
                 continue
             try:
                 threading.Thread(target=self._converse, args=(connection,), daemon=True).start()
-            except RuntimeError:  # out of threads: the same
+            except RuntimeError:  # out of threads, likewise
                 connection.close()
                 time.sleep(_BREATH_S)
 
@@ -101,12 +101,12 @@ class Server:
         self._listener.settimeout(_LOOK_S if self._later is not None else None)
 
     def _listen_again(self) -> None:
-        """Make the socket again if somebody has removed it, as those do who clean the temporary directory."""
+        """Make the socket again if it was deleted, for example by a clean-up of the temporary directory."""
         if self._later is None or self._path.exists() or self._later.exists():
             return
         self._listener.close()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with contextlib.suppress(OSError):  # the disk is full: the next look tries again
+        with contextlib.suppress(OSError):  # the disk is full: the next check tries again
             make_private_folder(self._later.parent)
             self._listen(self._later)
 
@@ -119,13 +119,13 @@ class Server:
                 while (message := wire.receive(sock)) is not None:
                     self._take(connection, message)
             except ConnectionError:
-                pass  # the worker died or broke the protocol; what it had not asked to seal stays unsealed
+                pass  # the worker died or broke the protocol; a snapshot without a seal request stays unsealed
             finally:
                 self._connections.discard(connection)
                 self._change_writers(set(), connection.writers)
 
     def _take(self, connection: _Connection, message: wire.Message) -> None:
-        """Do what a message asks, and answer, but for a step: that one is told and not waited for."""
+        """Handle one request and send the answer. `Stepped` has none."""
         descriptor = None
         try:
             if not connection.handshake_done:
@@ -136,7 +136,7 @@ class Server:
                 self._memory.stepped(request.owner)
                 return
             if isinstance(request, r.Map):
-                # one that has got another number saves as its former rank no more, which a new process may be by now
+                # after a change of its rank, a process no longer saves as its former rank, which another may have now
                 before, connection.writers = connection.writers, {(request.owner, connection.pid)}
                 self._change_writers(connection.writers, before - connection.writers)
                 if self._memory.event_log is not None:
@@ -145,17 +145,17 @@ class Server:
             answer = encode(answered)
         except (HyperpodExtError, wire.WireError) as error:
             answer = refusal(error)
-        except (LookupError, OSError, TypeError, ValueError) as error:  # who asked is told, and what is held stays
+        except (LookupError, OSError, TypeError, ValueError) as error:  # the caller gets the error, the server goes on
             answer = refusal(ValueError(f"the memory server of this node could not do `{message['op']}`: {error}"))
         _reply(connection.socket, answer, descriptor)
 
-    # --- who saves ------------------------------------------------------------------------------
+    # --- saving processes -----------------------------------------------------------------------
 
     def _hang_up(self, pid: int) -> None:
-        """A process will say no more, though the kernel has not closed its end yet: what it has asked for is done."""
+        """Read no more requests of a dying process, whose end the kernel has not closed yet. Earlier requests count."""
         for connection in list(self._connections):
             if connection.pid == pid:
-                with contextlib.suppress(OSError):  # closed by now
+                with contextlib.suppress(OSError):  # closed already
                     connection.socket.shutdown(socket.SHUT_RD)
         self._memory.own.wake()
 
@@ -165,12 +165,15 @@ class Server:
             self._writers_changed.notify_all()
 
     def _wait_earlier(self, owner: int, pid: int) -> None:
-        """Until all that earlier processes of `owner` had asked for is done: a dead one's last seal counts."""
+        """Wait until all requests of earlier processes of `owner` are done: a dead process's last seal counts."""
         with self._writers_changed:
             self._writers_changed.wait_for(lambda: all(o != owner or p == pid for o, p in self._writers))
 
     def _wait_others(self, pids: Collection[int], timeout_s: float) -> tuple[int, ...]:
-        """Processes that may still be saving, other than these; a dead one's last seal is waited for."""
+        """Wait until no other process may still be saving; return the remaining ones after `timeout_s`.
+
+        A dead process counts until its last seal is done.
+        """
 
         def others() -> tuple[int, ...]:
             return tuple(sorted({pid for _, pid in self._writers} - set(pids)))
@@ -229,7 +232,7 @@ class Server:
                 return Done(), None
 
     def _obey(self, order: r.AnyOrder) -> None:
-        """Requests whose answer says nothing."""
+        """Handle a request with the answer `Done`."""
         memory = self._memory
         match order:
             case r.AddPlan():
@@ -283,7 +286,7 @@ class Server:
             self._memory.check_tiers()
         except HyperpodExtError:
             if self._idle_exit is not None and not self._memory.held():
-                self._idle_exit.hasten()  # who mends the environment needs a server that has it
+                self._idle_exit.hasten()  # the next run needs a server with the corrected environment
             raise
 
 
@@ -295,12 +298,12 @@ def _image(manifest: Manifest, plan: Plan, offset: int, *, known: str = "", boun
 def _reply(connection: socket.socket, answer: wire.Message, descriptor: int | None) -> None:
     try:
         wire.encode(answer)
-    except wire.TooLongError as error:  # to be told, or the asker waits for ever
+    except wire.TooLongError as error:  # without an answer the caller would wait for ever
         answer = refusal(error)
     try:
         wire.send(connection, answer, [descriptor] if descriptor is not None else None)
     except ConnectionError:
-        # the process is dead, or asks again over another connection; what it asked for after this is still done
+        # the process is dead, or has a new connection; its later requests on this one are still handled
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_WR)
     finally:

@@ -1,4 +1,4 @@
-"""All that one memory server holds and does: own snapshots, replicas, plans, and the way to other tiers."""
+"""The state of one memory server: own snapshots, replicas, layouts, and copies to other tiers."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class NodeMemory:
     """One node's part of every tier.
 
     Args:
-        policy: what goes where, and when.
-        node, nodes, owners: this node's number, how many there are, and how many ranks each has.
-        most_nodes: how many there may come to be. Default: as many as there are.
+        policy: tiers and their intervals.
+        node, nodes, owners: this node's number, the number of nodes, and the number of ranks of each node.
+        most_nodes: maximum number of nodes after a resize. Default: `nodes`.
         group: see `CpuPriority`.
-        encrypted: whether other nodes are spoken to with TLS.
+        encrypted: whether connections to other nodes use TLS.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class NodeMemory:
         self._budget = Budget(limit, usable_bytes)
         self._node = node
         self.number = node
-        """Of this node by now, where no agent tells."""
+        """This node's current number in a job without our agent."""
         self.event_log: NodeEventLog | None = None
         slots = slots_of(policy)
         self.own = Regions(kind="own", job=job, secret=secret, budget=self._budget, slots=slots)
@@ -96,7 +96,7 @@ class NodeMemory:
         by_nixl = peer is not None and peer.transport == "nixl" and not self._alone and not encrypted
         self._nixl = NixlTransfer(self._cpu_priority) if by_nixl else None
         self.parts: IncomingParts | None = None
-        """Where the peer tier is by parity."""
+        """Parity pieces of this node, if the peer tier uses parity."""
         if peer is not None and peer.parity is not None and not self._alone:
             pieces = Regions(kind="parity", job=job, secret=secret, budget=self._budget, slots=MIN_SLOTS)
             self.parts = IncomingParts(pieces, self._cpu_priority)
@@ -117,24 +117,24 @@ class NodeMemory:
         self._servers_lost = 0
         self._provisional: dict[int, Manifest] = {}
         self._departed: set[int] = set()
-        """Ranks whose memory here is given back as soon as nobody copies from it."""
+        """Ranks of other nodes with memory here, which is freed when no copy reads it any more."""
         self._restore_cache = RestoreCache(self.uploaders, self._budget, self.plans)
         self.disk = NodeDisk(self.uploaders, self._restore_cache, self.plans)
 
     def _plans_in_use(self) -> set[str]:
-        """Digests of the plans of all that is held."""
+        """Digests of the plans of all snapshots and parity pieces on this node."""
         held = [*self.own.manifests(), *self.replicas.manifests()]
         pieces = self.parts.pieces.manifests() if self.parts is not None else []
         held += [manifest for piece in pieces for manifest in piece["manifests"].values()]
         return {str(manifest["plan"]) for manifest in held}
 
     def map(self, owner: int, slot_bytes: int) -> tuple[Region, int]:
-        """Region of a rank, and a descriptor of its memory. What was fetched to restore from gives way to it.
+        """Return a rank's region, and a descriptor of its memory. If memory is short, fetched images are freed for it.
 
         Raises:
-            MemoryTierFullError: the node has not that much left; what is held stays as it is.
+            MemoryTierFullError: the node has not enough memory; existing snapshots stay.
         """
-        self._departed = self._departed - {owner}  # it is back
+        self._departed = self._departed - {owner}  # the rank is on this node again
         try:
             return self.own.map(owner, slot_bytes)
         except MemoryTierFullError:
@@ -143,7 +143,7 @@ class NodeMemory:
             return self.own.map(owner, slot_bytes)
 
     def seal(self, owner: int, slot: int, record: SaveRecord) -> Manifest:
-        """Seal a snapshot, and send it on where it is due; a provisional one once `resolve` keeps it."""
+        """Seal a snapshot, and copy it to the tiers on which it is due. A provisional one is copied after `resolve`."""
         self.plans[record.plan]
         with self._cpu_priority.urgent():
             fields = record.model_dump(exclude={"provisional"})
@@ -157,7 +157,7 @@ class NodeMemory:
         return manifest
 
     def resolve(self, owner: int, save_id: str, *, keep: bool) -> None:
-        """Keep a provisional snapshot, and send it on where it is due, or drop it."""
+        """Keep a provisional snapshot and copy it to the tiers on which it is due, or drop it."""
         manifest = self._provisional.pop(owner, None)
         if manifest is None or manifest["save_id"] != save_id:
             return
@@ -170,22 +170,22 @@ class NodeMemory:
                 self.replicator.left_out(owner)
 
     def _send_on(self, owner: int, manifest: Manifest) -> None:
-        """To the slower tiers that are due."""
+        """Copy a snapshot to the slower tiers on which it is due."""
         for uploader in self.uploaders:
             uploader.sealed(owner, manifest)
-        # what data parallelism keeps equal, every node holds already: its own snapshot is the others' replica
+        # state that is equal on all data-parallel ranks needs no replicas: every node has it in its own snapshot
         if self.replicator is not None and manifest["extras"].get("sharing") != "same":
             self.replicator.sealed(owner, manifest)
         elif self.replicator is not None:
             self.replicator.left_out(owner)
 
     def stepped(self, owner: int) -> None:
-        """A rank has made a step."""
+        """Record a step of a rank."""
         if self.replicator is not None:
             self.replicator.stepped(owner)
 
     def begin(self, owner: int, slot: int, step: int, save_id: str, generation: int) -> None:
-        """A rank writes a slot from now on."""
+        """Let a rank write a slot; see `Regions.begin`."""
         self.stepped(owner)
         self.own.begin(owner, slot, step, save_id, generation)
         if self.replicator is not None:
@@ -194,10 +194,13 @@ class NodeMemory:
     def fence(
         self, generation: int, step: int | None, run: str, stored: Collection[str] = (), *, again: bool = True
     ) -> None:
-        """A generation begins at `step`; `stored`: URLs of durable tiers that it begins from; `again`: it saves that
-        step once more.
+        """Begin a generation: refuse writers of earlier ones, and drop snapshots after `step`.
 
-        `step` None: where it begins is not certain yet. Older writers are refused, and nothing is given up.
+        Args:
+            step: step after which the generation begins; None: not decided yet, so nothing is dropped.
+            run: name of this run of the job; empty: unchanged.
+            stored: URLs of the durable tiers that have `step` already.
+            again: whether the generation saves `step` once more.
         """
         self.disk.run = run or self.disk.run
         self.own.fence(generation, step)
@@ -210,34 +213,32 @@ class NodeMemory:
                 uploader.enter(generation, step, run, there, again=again)
 
     def enter(self, order: Enter) -> None:
-        """A generation begins on a node without an agent."""
+        """Begin a generation on a node without our agent."""
         self.number, self.disk.run = order.node, order.run
         if self.event_log is not None:
             self.event_log.enter(order.first)
         for uploader in self.uploaders:
-            # between two runs it may have become another number of ranks, on another number of nodes
+            # the numbers of ranks and nodes may have changed between two runs
             uploader.resize(order.node, order.nodes, order.owners)
-            # where `base` is saved again, `fence` says so
+            # a `fence` follows if `base` is saved again
             uploader.enter(order.generation, order.base, order.run, stored=(), again=False)
         for regions in (self.own, self.replicas):
             regions.fence(order.generation, order.drop)
 
     def keep_only(self, ranks: Collection[int]) -> None:
-        """Give back the memory of ranks of earlier runs, unless it is being copied; then the next save asks again."""
+        """Free the memory of ranks of earlier runs, unless copies are running; the caller then tries again later."""
         left = [owner for owner in self.own.owners() if owner not in ranks]
         if left and self.wait_idle(0):
             for owner in left:
                 self.own.drop(owner)
 
     def rescale(self, nodes: int, owners: int) -> None:
-        """The job has so many nodes from now on, and this one so many ranks; an upload under way is of as many as when
-        it was sealed."""
+        """Set the number of nodes, and of this node's ranks. Running uploads keep the numbers of their save."""
         for uploader in self.uploaders:
             uploader.resize(self._node, nodes, owners)
 
     def release_departed(self, ranks: Collection[int], world_size: int) -> None:
-        """Give back the memory of ranks that are not on this node any more, since the job was resized. What is copied
-        from at the moment goes with one of the next saves."""
+        """Free the memory of ranks that left this node in a resize. Slots being copied are freed after a later save."""
         self._departed = set(self.own.owners()) - set(ranks)
         if self.replicator is not None:
             self.replicator.let_go(self._departed)
@@ -257,16 +258,16 @@ class NodeMemory:
         self._departed = self._departed.intersection(self.own.owners())
 
     def held(self) -> list[dict[str, Any]]:
-        """Whole snapshots here, own and replicas, in brief."""
+        """Return summaries of all complete snapshots on this node, own and replicas."""
         own = [{**summary, "replica": False} for summary in self.own.held()]
         return own + [{**summary, "replica": True} for summary in self.replicas.held()]
 
     def held_pieces(self) -> list[dict[str, Any]]:
-        """Whole parity pieces here, in brief."""
+        """Return summaries of all complete parity pieces on this node."""
         return self.parts.held() if self.parts is not None else []
 
     def open(self, owner: int, save_id: str) -> tuple[Manifest, Plan, int, int]:
-        """Manifest, plan, offset and a read-only descriptor of a snapshot, own or replica."""
+        """Return manifest, plan, offset and a read-only descriptor of a snapshot, own or replica."""
         try:
             manifest, offset, fd = self.own.open(owner, save_id)
         except NotFoundError:
@@ -278,7 +279,7 @@ class NodeMemory:
     # --- other nodes ----------------------------------------------------------------------------
 
     def listen(self, host: str) -> int:
-        """Serve other nodes on a free port of `host`; 0 on a job of one node."""
+        """Serve other nodes on a free port of `host`; return the port, or 0 in a job of one node."""
         if self._alone:
             return 0
         if self.peer_server is None:
@@ -307,11 +308,13 @@ class NodeMemory:
         servers_lost: int = 0,
         group: dict[int, tuple[int, ...]] | None = None,
     ) -> None:
-        """Who the other nodes are, and what fails together. One with another address is another memory server.
+        """Set the memory servers of all nodes. A new address of a node means a new memory server.
 
         Args:
-            servers_lost: so many were lost so far, those of nodes that are not among `peers`, too.
-            group: ranks of each node of this one's parity group.
+            peers: address of each node's memory server.
+            domains: name of each node's failure domain.
+            servers_lost: number of the job's memory servers lost so far, including those of nodes not in `peers`.
+            group: ranks of each node of this node's parity group.
         """
         others = {node: address for node, address in self._peers.items() if node != self._node}
         if servers_lost != self._servers_lost or any(peers.get(node, at) != at for node, at in others.items()):
@@ -322,7 +325,7 @@ class NodeMemory:
             self.replicator.set_peers(peers, domains, group)
 
     def replicate_now(self) -> None:
-        """Have the newest snapshots copied to other nodes; `wait_idle` tells when they are."""
+        """Copy the newest snapshots to other nodes; `wait_idle` waits for the copies."""
         if self.replicator is None:
             return
         for owner in self.own.owners():
@@ -338,13 +341,13 @@ class NodeMemory:
     # --- durable tiers --------------------------------------------------------------------------
 
     def check_tiers(self) -> None:
-        """Raise where checkpoints could not be written: a bucket that is not there or denies, for example."""
+        """Raise HyperpodExtError if a tier is not writable, for example a bucket that is missing or denies access."""
         for uploader in self.uploaders:
-            if not uploader.tier.on_node:  # what is wrong with a disk is said with what it holds
+            if not uploader.tier.on_node:  # problems of this node's disks are in `NodeDisk.state`
                 uploader.checkpoints.store.check()
 
     def schedule_copy(self, step: int, kind: str | None) -> None:
-        """Have `step` copied to the tiers of this kind, or to every durable one, once it is saved."""
+        """Copy `step` to the tiers of this kind once it is saved. None: to every durable tier."""
         for uploader in self.uploaders:
             if kind in (None, uploader.tier.kind):
                 uploader.ask(step)
@@ -366,7 +369,7 @@ class NodeMemory:
     # --- the end --------------------------------------------------------------------------------
 
     def upload_now(self, save_id: str, timeout_s: float) -> UploadProgress:
-        """Bring one commit to every durable tier, whether it is due or not."""
+        """Upload one step to every durable tier, even if it is not due; return the progress after `timeout_s`."""
         manifests = [
             self.own.open_manifest(int(summary["rank"]), save_id)
             for summary in self.own.held()
@@ -379,7 +382,7 @@ class NodeMemory:
         return UploadProgress(idle=idle, tiers=tuple(tiers))
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Until everything that is due has arrived somewhere or failed, the event log's last lines among it."""
+        """Wait until all due copies and events have arrived or failed; return False after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         if self.event_log is not None and not self.event_log.wait_kept(timeout_s):
             return False
@@ -390,7 +393,7 @@ class NodeMemory:
         return all(uploader.wait_idle(_left(deadline)) for uploader in self.uploaders)
 
     def status(self) -> ServerStatus:
-        """What is held, and how the copying goes."""
+        """Return summaries of snapshots and pieces, and the state of copies to each tier."""
         to_peers = [self.replicator.status()] if self.replicator is not None else []
         copying = [*to_peers, *(uploader.status for uploader in self.uploaders)]
         return ServerStatus(snapshots=tuple(self.held()), pieces=tuple(self.held_pieces()), copying=tuple(copying))
@@ -401,6 +404,6 @@ def _left(deadline: float) -> float:
 
 
 def slots_of(policy: CheckpointPolicy) -> int:
-    """Slots of each rank: one that is whole and one that is written; one more that is copied to a durable tier;
-    with peers, one that is copied and one that has its replicas, so that a node's loss leaves one step whole."""
+    """Return the number of slots of each rank: one complete, one being written, and one being uploaded if there is a
+    durable tier. A peer tier adds one being copied and one with replicas, so that one step survives a node's loss."""
     return MIN_SLOTS + 2 * (policy.peer() is not None) + bool(policy.durable())

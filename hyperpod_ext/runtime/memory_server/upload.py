@@ -1,6 +1,6 @@
-"""One checkpoint's way to a durable tier: this node's part of it, what the nodes tell each other, and the commit.
+"""Upload one checkpoint to a durable tier: this node's part, notes to other nodes, and the commit.
 
-Everything here runs in the one thread of an `Uploader`. It waits for other nodes, for S3, and never for a worker.
+Everything here runs in the one thread of an `Uploader`, which waits for other nodes and for S3, but never for a worker.
 """
 
 from __future__ import annotations
@@ -25,21 +25,23 @@ from hyperpod_ext.runtime.storage.upload_split import partition_uploads
 
 _POLL_S = (0.02, 1.0)
 _DEADLINE_S = 600.0
-"""How long other nodes are waited for, at least."""
+"""Minimum time limit of the wait for other nodes."""
 _TURN_S, _LAST_TURN_S = 2.0, 30.0
-"""How much later each node commits what lower ones do not, and the most: well before its patience is over."""
+"""Delay per node number before a node commits in place of a lower one, and the maximum delay. Both are far below the
+time limit of the wait."""
 _SLOWEST_BYTES_S = 5e6
-"""A second, of another node's part: how long that may take. Who is lost, or says that it fails, is not waited for."""
+"""Assumed minimum upload rate of another node, in bytes per second. Nodes that are lost or report a failure are not
+waited for."""
 
 
 class Upload:
-    """Brings to one tier what the queue hands out.
+    """Uploads checkpoints of a queue to one tier.
 
     Args:
         regions: this node's own snapshots.
-        plan_of: plan by digest.
-        of_node: each node has a checkpoint of its own ranks.
-        on_bytes: hears of bytes handed over, and of as many negative ones when they must be sent again.
+        plan_of: returns a layout by digest.
+        of_node: whether each node has a checkpoint of its own ranks.
+        on_bytes: called with the number of bytes just sent; with a negative number if they must be sent again.
     """
 
     def __init__(
@@ -56,19 +58,19 @@ class Upload:
         self._checkpoints, self._regions, self._plan_of, self._queue = checkpoints, regions, plan_of, queue
         self._on_bytes = on_bytes
         self.entered: dict[int, tuple[int, str]] = {}
-        """Of each generation: the step at which it began, and the run."""
+        """First step and name of the run, by generation."""
         self._fenced: set[int] = set()
         self._reported: set[str] = set()
-        """What others were told not to wait for."""
+        """Save ids that this node has reported as failed or cancelled."""
         self.wake = threading.Event()
-        """Something happened that may end a wait for other nodes."""
+        """Set after a change that may end a wait for other nodes."""
 
     def bring(self, task: UploadTask) -> bool:
-        """Upload this node's part, and see the checkpoint committed; whether it was this node that committed it.
+        """Upload this node's part, and wait for the commit; return whether this node committed the checkpoint.
 
         Raises:
             Cancelled: a newer snapshot needs the memory.
-            HyperpodExtError: the tier refuses it; nothing of it counts, earlier checkpoints are untouched.
+            HyperpodExtError: the tier refuses the checkpoint. Earlier checkpoints are unchanged.
         """
         checkpoints, folder = self._checkpoints.until(task.cancelled), folder_of(task.step, task.generation)
         if not all(self._regions.begin_copy(pin) for pin in task.pins.values()):
@@ -89,17 +91,17 @@ class Upload:
         if len(everyone) < of and not self._of_node:  # nodes have left since it was saved
             raise HyperpodExtError(f"only {len(everyone)} of {of} ranks' parts of step {task.step} are there")
         files, uploads = partition_uploads(records)
-        # of images that are equal one is brought, by one node
+        # equal images are uploaded once, by one node
         task.left = {rank: int(task.pins[rank].manifest["nbytes"]) for rank in uploads[task.node]}
         macs = {}
         for rank in uploads[task.node]:
             macs[files[rank]] = self._upload(task, f"{folder}/{files[rank]}", rank)
             del task.left[rank]
-        task.stack.close()  # from here on the workers may have the memory
+        task.stack.close()  # from here on workers may overwrite the slots
         checkpoints = self._checkpoints.until(lambda: task.dropped)
         if task.nodes > 1:
             checkpoints.put_done(folder, task.node, macs)
-            task.brought = True
+            task.uploaded = True
         most = max(sum(int(everyone[rank]["nbytes"]) for rank in ranks) for ranks in uploads.values())
         committed = self._see_committed(task, folder, records.keys(), everyone, files, macs, checkpoints, most)
         if self._of_node and not committed:
@@ -109,7 +111,7 @@ class Upload:
         return committed
 
     def _check_own(self, folder: str, everyone: Mapping[int, Manifest], checkpoints: Checkpoints) -> None:
-        """Raise if the checkpoint there is another node's."""
+        """Raise HyperpodExtError if the committed checkpoint is another node's."""
         found = parse_folder(folder)
         there = checkpoints.read(found)["ranks"] if found is not None else {}
         if there.keys() != {str(rank) for rank in everyone}:
@@ -119,22 +121,28 @@ class Upload:
                 hint="Set the tier's path to a folder on each node's own disk, or use `kind: file` for shared storage.",
             )
 
-    # --- what others are told -------------------------------------------------------------------
+    # --- notes to other nodes -------------------------------------------------------------------
 
-    def tell_failed(self, task: UploadTask) -> None:
-        """Let no other node wait for what does not come. Where telling fails, too, they wait in vain."""
+    def report_failed(self, task: UploadTask) -> None:
+        """Write a note that this node's part will not come, so that no other node waits for it.
+
+        If the note cannot be written either, the others wait until their time limit.
+        """
         if task.generation in self.entered and task.generation not in self._fenced:
             return  # the folder may be another run's
         if task.nodes > 1:
-            self._tell(task, self._checkpoints.put_failed)
+            self._report(task, self._checkpoints.put_failed)
 
-    def tell_left(self, task: UploadTask) -> None:
-        """The same, of a step that was given up here because its memory was needed: another node, which has it
-        still, has no newer one to go on to before the next is due. What a new generation gave up, all have."""
-        if task.nodes > 1 and not task.brought and not task.dropped:
-            self._tell(task, self._checkpoints.put_left, fence=True)
+    def report_left(self, task: UploadTask) -> None:
+        """Write a note that this node cancelled the step because a save needed its slot.
 
-    def _tell(self, task: UploadTask, put: Callable[[str, int, int], None], *, fence: bool = False) -> None:
+        Without it, a node that still has the step would wait until the next step is due. A step dropped by a new
+        generation needs no note: all nodes drop it.
+        """
+        if task.nodes > 1 and not task.uploaded and not task.dropped:
+            self._report(task, self._checkpoints.put_left, fence=True)
+
+    def _report(self, task: UploadTask, put: Callable[[str, int, int], None], *, fence: bool = False) -> None:
         folder = folder_of(task.step, task.generation)
         with contextlib.suppress(HyperpodExtError):
             if fence:
@@ -145,12 +153,12 @@ class Upload:
         self._reported.add(task.save_id)
 
     def _fence(self, generation: int, checkpoints: Checkpoints) -> None:
-        """Also for a generation that another one of this run has followed while its checkpoint waited."""
+        """Fence the task's generation in the tier, once, even if a newer generation of this run has begun."""
         if generation in self.entered and generation not in self._fenced:
             checkpoints.fence(generation, *self.entered[generation])
             self._fenced.add(generation)
 
-    # --- one step after the other ---------------------------------------------------------------
+    # --- the parts of an upload, in order -------------------------------------------------------
 
     def _all_records(self, task: UploadTask, folder: str, checkpoints: Checkpoints) -> dict[int, list[Manifest]]:
         if task.nodes == 1:
@@ -158,7 +166,7 @@ class Upload:
         found: dict[int, list[Manifest]] = {}
 
         strange: set[int] = set()
-        """Node numbers of records that this job did not write. A high number alone proves nothing: spares have one."""
+        """Node numbers of records that this job did not write. A high number alone is no proof: spares have one."""
 
         def complete() -> bool:
             progress = self._progress(task, folder, checkpoints)
@@ -180,7 +188,7 @@ class Upload:
         return found
 
     def _upload(self, task: UploadTask, name: str, rank: int) -> Mac:
-        """Bring one image; its MAC is made here, where nobody waits for it but the checkpoint."""
+        """Upload one image and return its MAC, which is computed here because no worker waits for this thread."""
         pin = task.pins[rank]
 
         def handed_over(nbytes: int) -> None:
@@ -206,11 +214,13 @@ class Upload:
         checkpoints: Checkpoints,
         nbytes: int,
     ) -> bool:
-        """Commit when all are done. The lowest node's business; the others step in when it does not come to it.
+        """Wait until all parts are uploaded and the checkpoint is committed; return whether this node committed it.
+
+        The lowest node commits, or else a higher one after a delay.
 
         Args:
-            nodes: numbers of the nodes whose records were verified.
-            nbytes: most bytes that one node uploads.
+            nodes: numbers of the nodes with verified records.
+            nbytes: maximum number of bytes that one node uploads.
         """
         timeout_s = time.monotonic() + min(_TURN_S * task.node, _LAST_TURN_S)
         limit_s = max(_DEADLINE_S, nbytes / _SLOWEST_BYTES_S)
@@ -225,20 +235,20 @@ class Upload:
                     return True
                 if not nodes <= progress.done:
                     return False
-                # who is lower may have gone on to a newer step: its part is there, and so nobody else would commit
+                # a lower node may have uploaded its part and begun a newer step without committing this one
                 if time.monotonic() < timeout_s and not self._queue.is_passed(task, time.monotonic()):
                     return False
                 try:
                     for node in nodes - {task.node}:
                         known |= checkpoints.macs(folder, node)
-                except NotFoundError:  # another has committed since
+                except NotFoundError:  # another node has just committed
                     return False
-            if task.generation in self.entered:  # a copy takes its time, and another run may have begun since
+            if task.generation in self.entered:  # another run may have begun during the upload
                 checkpoints.check_not_followed(task.generation, self.entered[task.generation][1])
             by_us = checkpoints.commit(folder, everyone, files, known, self._plan_of, of_node=self._of_node)
             return True
 
-        # only then: the memory, which others may want, is free by now
+        # the slots are released already, so only a newer step ends this wait, not a save
         self._poll(
             lambda: task.dropped or self._queue.is_passed(task, time.monotonic()),
             committed,
@@ -252,8 +262,7 @@ class Upload:
         if progress.complete:
             return progress
 
-        # what a node said of an earlier attempt it takes back as soon as it begins anew, since all nodes are asked for
-        # the next one: whoever is quicker may still find it there
+        # a node deletes its notes of an earlier attempt when it begins the next one; a faster node may still find them
         def is_of_this(kind: Literal["failed", "left"], node: int) -> bool:
             return checkpoints.attempt_of(folder, kind, node) >= task.attempt
 

@@ -1,6 +1,6 @@
-"""Which snapshots of this node a durable tier is to get, in which order, and which give way. No thread, no store.
+"""Decide which snapshots of this node are uploaded to a durable tier, in which order, and which are cancelled.
 
-The caller holds the uploader's lock; what is pinned here is let go where it is dropped.
+Starts no threads, and does no input or output. The caller holds the uploader's lock. Dropping a task releases its pins.
 """
 
 from __future__ import annotations
@@ -17,31 +17,32 @@ from hyperpod_ext.runtime.memory_server.slots.pins import Pin
 from hyperpod_ext.runtime.snapshot.manifest import Manifest
 
 _LEFT_BEHIND_S = 30.0
-"""How long after a fault other nodes are waited for with what was due before it: one that was lost never brings it."""
+"""Time after a new generation's begin during which uploads of earlier ones wait for other nodes' parts: a lost node
+never uploads its part."""
 
 
 @dataclass
 class UploadTask:
-    """One checkpoint that is due."""
+    """One due checkpoint."""
 
     step: int
     generation: int
     save_id: str
     nodes: int
-    """Nodes that bring a part of it."""
+    """Number of nodes with a part of it."""
     node: int
-    """This node's number among them, whatever it is called by now."""
+    """This node's number when the checkpoint was saved."""
     pins: dict[int, Pin] = field(default_factory=dict)
     stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     dropped: bool = False
-    brought: bool = False
-    """This node's part is there: others may commit it."""
+    uploaded: bool = False
+    """Whether this node's part is in the tier, so that other nodes may commit the checkpoint."""
     left: dict[int, int] = field(default_factory=dict)
-    """Bytes of each rank's image that this node has yet to bring."""
+    """Bytes that this node must still upload, by rank."""
     error: str = ""
-    """Why it will not arrive."""
+    """Why the upload failed; empty: it has not."""
     attempt: int = 0
-    """0: it is due by the policy; else how often all nodes have been asked for it, one after the other."""
+    """0: it is due by the policy; otherwise the number of `UploadNow` requests for it."""
 
     def cancelled(self) -> bool:
         return self.dropped or any(pin.cancelled() for pin in self.pins.values())
@@ -52,13 +53,13 @@ class UploadTask:
 
 
 class UploadQueue:
-    """What is gathered from the ranks, what waits in line, and what is under way.
+    """Checkpoints with snapshots of some ranks, waiting checkpoints, and the one being uploaded.
 
     Args:
-        pin: keeps the snapshot of a rank and save id in its slot for as long as the context is open; raises
-            NotFoundError when it is overwritten already.
-        node, nodes: this node's number, and how many there are.
-        owners: ranks of this node; a checkpoint is due here once all of them are sealed.
+        pin: keeps the snapshot of a rank and save id in its slot while the context is open; raises NotFoundError if it
+            was overwritten.
+        node, nodes: this node's number, and the number of nodes.
+        owners: number of ranks of this node; a checkpoint is queued when the snapshots of all of them are sealed.
     """
 
     def __init__(
@@ -77,47 +78,53 @@ class UploadQueue:
         self.tasks: list[UploadTask] = []
         self.current: UploadTask | None = None
         self.waiting = False
-        """What is under way waits for other nodes; this one could go on."""
-        self.brought = ""
-        """Save id of the newest that has arrived."""
+        """Whether the current upload only waits for other nodes."""
+        self.uploaded = ""
+        """Save id of the last uploaded checkpoint."""
         self.superseded = self.skipped = 0
         self._asked: set[int] = set()
         self._skipped: set[str] = set()
         self._generation, self._step, self._entered_at = 0, 0, 0.0
         self._stored = False
         self.newest = 0
-        """Step of the newest snapshot here."""
+        """Step of the newest snapshot on this node."""
         self._forsaken = -1
         self._named, self._attempt = "", 0
 
     # --- the job --------------------------------------------------------------------------------
 
     def enter(self, generation: int, step: int, stored: bool, now: float, *, again: bool = True) -> None:
-        """A generation begins at `step`; checkpoints that earlier ones left incomplete never come. `again`: it saves
-        `step` itself once more."""
+        """Begin a generation at `step`, and drop checkpoints of earlier generations that can no longer be completed.
+
+        `again`: the generation saves `step` itself once more.
+        """
         self._generation, self._step, self._stored, self._entered_at = generation, step, stored, now
         self.newest, self._forsaken = step, -1
         for task in [task for task in self._gathering.values() if task.generation < generation]:
             self._gathering.pop(task.save_id).drop()
 
         def is_given_up(task: UploadTask) -> bool:
-            """Some node may never have sealed it, and none may wait for it."""
+            """Return whether some node may never have sealed this checkpoint, so that no node may wait for it."""
             return task.generation < generation and (task.step > step or (again and task.step == step))
 
         for task in [task for task in self.tasks if is_given_up(task)]:
             self.tasks.remove(task)
             task.drop()
         if self.current is not None and is_given_up(self.current):
-            self.current.dropped = True  # its thread lets go of the memory
+            self.current.dropped = True  # the uploading thread releases its memory
 
     def forsake(self) -> None:
-        """The memory of another node is lost. Its ranks may have been a step further than those here: unless its part
-        of that, or of an earlier one, is there already, it may never come."""
+        """Stop waiting for parts of a node that has lost its memory.
+
+        That node's ranks may have been one step ahead of the ranks here, so this includes the next step.
+        """
         self._forsaken = self.newest + 1
 
     def name(self, save_id: str) -> None:
-        """The coordinator wants this one, as every node holds its part: also those that have just left the job. Who is
-        lost from here on does not bring it."""
+        """Record an `UploadNow` request for a checkpoint.
+
+        Every node has its part, also a node that has just left the job, so an earlier `forsake` no longer applies.
+        """
         if save_id != self._named:
             self._named, self._forsaken, self._attempt = save_id, -1, 0
         if (under_way := self.on_its_way(save_id)) is not None:
@@ -129,7 +136,7 @@ class UploadQueue:
         self._node, self._nodes, self._owners = node, nodes, owners
 
     def ask(self, step: int) -> None:
-        """Have the snapshot of `step` uploaded, too, whether it is due by the policy or not."""
+        """Also upload the snapshot of `step`, even if the policy does not make it due."""
         self._asked.add(step)
 
     # --- what comes in --------------------------------------------------------------------------
@@ -140,25 +147,25 @@ class UploadQueue:
         if self._stored and step == self._step:
             return False
         if self._tier.every_seconds is not None:
-            return False  # the steps to take are asked for, the same on all nodes
+            return False  # `ask` names the steps, the same on all nodes
         return step % self._tier.every_steps == 0
 
     def has_arrived(self, step: int, save_id: str) -> bool:
-        """Or was there before, as what the job went on from."""
-        return save_id == self.brought or (self._stored and step == self._step)
+        """Return whether a checkpoint is in the tier: uploaded, or the one that the job resumed from."""
+        return save_id == self.uploaded or (self._stored and step == self._step)
 
     def on_its_way(self, save_id: str) -> UploadTask | None:
         under_way = [self.current] if self.current else []
         return next((task for task in [*under_way, *self.tasks] if task.save_id == save_id), None)
 
     def take(self, owner: int, manifest: Manifest, wake: Callable[[], None], *, now: bool = False) -> bool:
-        """A snapshot of one rank was sealed. True: with it a checkpoint of this node is whole, and in line.
+        """Add one rank's sealed snapshot; return whether it completed this node's part, which is now in the queue.
 
-        `wake` is called when its memory is needed. `now`: take it whatever else is on its way.
+        `wake` is called when a save needs the snapshot's slot. `now`: add it even if other uploads are running.
         """
         save_id = str(manifest["save_id"])
         if save_id in self._skipped and not now:
-            return False  # a checkpoint lacks no rank: what was left out for one is for all
+            return False  # skipped for one rank, so skipped for all: a checkpoint needs every rank
         busy = bool(self.tasks) or (self.current is not None and not self.waiting)
         if not now and self._when_busy == "skip" and busy and save_id not in self._gathering:
             self._skipped = {save_id}
@@ -169,16 +176,16 @@ class UploadQueue:
         self._gathering[save_id] = task
         task.attempt = self._attempt if now else task.attempt
         if owner not in task.pins:
-            with contextlib.suppress(NotFoundError):  # overwritten already: then this checkpoint will not be
+            with contextlib.suppress(NotFoundError):  # overwritten already: this checkpoint will not be complete
                 task.pins[owner] = task.stack.enter_context(self._pin(owner, save_id))
                 task.pins[owner].on_cancel = wake
                 task.left[owner] = int(manifest["nbytes"])
         if len(task.pins) < self._owners:
             return False
-        self._line_up(task)
+        self._enqueue(task)
         return True
 
-    def _line_up(self, task: UploadTask) -> None:
+    def _enqueue(self, task: UploadTask) -> None:
         for older in [each for each in self._gathering.values() if each.step < task.step]:
             self._gathering.pop(older.save_id).drop()  # a rank never sealed it
         del self._gathering[task.save_id]
@@ -192,13 +199,13 @@ class UploadQueue:
     # --- what goes out --------------------------------------------------------------------------
 
     def next(self) -> UploadTask:
-        """The first in line, from now on under way."""
+        """Remove the first checkpoint from the queue and make it the current one; return it."""
         self.current = self.tasks.pop(0)
         return self.current
 
     def is_passed(self, task: UploadTask, now: float) -> bool:
-        """Whether others need not be waited for any longer: one that was busy may have left this step out, and then
-        all meet at a newer one; or one was lost."""
+        """Return whether to stop waiting for other nodes: a busy node may have skipped this step, and then a newer step
+        is the next common one; or a node was lost."""
         if task.step <= self._forsaken or (self._when_busy != "wait" and self.tasks):
             return True
         return task.generation < self._generation and now > self._entered_at + _LEFT_BEHIND_S

@@ -1,7 +1,7 @@
-"""Snapshots on their way from this node's memory to a durable tier. One thread a tier; no worker takes part.
+"""Upload snapshots from this node's memory to a durable tier, in one thread per tier and without the workers.
 
-The workers may die, the whole job may: what was sealed on every node still arrives. Which are due, and in which
-order, is decided in `upload_queue.py`; how one gets there is in `upload.py`.
+A snapshot that was sealed on every node arrives even if the workers or the whole job die. `upload_queue.py` decides
+which snapshots are due and in which order; `upload.py` uploads one.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from hyperpod_ext.runtime.storage.object_store import Cancelled
 from hyperpod_ext.runtime.storage.open import open_tier
 
 _REMEMBERED = 100
-"""Steps that are there, of which the newest count where a generation gives up later ones."""
+"""Number of remembered uploaded steps. A new generation drops the later ones; the newest of the others then counts."""
 
 
 class Uploader:
-    """Brings checkpoints to one durable tier.
+    """Uploads checkpoints to one durable tier.
 
     Args:
-        tier: where, how often, how many are kept.
+        tier: place, interval, and number of kept checkpoints.
         regions: this node's own snapshots.
-        plan_of: plan by digest.
-        node, nodes: this node's number, and how many there are.
-        owners: ranks of this node; a checkpoint is due here once all of them are sealed.
+        plan_of: returns a layout by digest.
+        node, nodes: this node's number, and the number of nodes.
+        owners: number of ranks of this node; a checkpoint is queued when the snapshots of all of them are sealed.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class Uploader:
         )
         self._changed = threading.Condition()
         self._lost: UploadTask | None = None
-        """The newest that did not arrive."""
+        """The last checkpoint that failed or was cancelled."""
         self._steps: list[int] = []
-        """Those that are there, in the order in which they came."""
+        """Steps in the tier, in the order of their upload."""
         self._status: dict[str, Any] = {
             "tier": self.url,
             "bytes_sent": 0,
@@ -83,50 +83,55 @@ class Uploader:
             "taken_over": False,
         }
         self.on_change: Callable[[Uploader], None] = lambda uploader: None
-        """Called when a checkpoint has come or gone, in the thread that uploads."""
+        """Called in the uploading thread when a checkpoint was uploaded or deleted."""
         threading.Thread(target=self._work, name=f"upload {self.url}", daemon=True).start()
 
-    # --- what is due ----------------------------------------------------------------------------
+    # --- due checkpoints ------------------------------------------------------------------------
 
     def enter(self, generation: int, step: int, run: str, stored: Collection[str], *, again: bool = True) -> None:
-        """A generation begins at `step`; checkpoints that earlier ones left incomplete never come.
+        """Begin a generation at `step`, and drop checkpoints of earlier generations that can no longer be completed.
 
-        `run` names this run of the job among others of the same name. `stored`: tiers that it begins from, by their
-        URLs; they have that step already, and it need not be written there once more. `again`: see `UploadQueue.enter`.
+        Args:
+            run: name of this run of the job, among runs of jobs of the same name.
+            stored: URLs of the tiers that have `step` already, so that it is not uploaded to them again.
+            again: see `UploadQueue.enter`.
         """
         with self._changed:
             self._upload.entered[generation] = step, run
             self._queue.enter(generation, step, self.url in stored, time.monotonic(), again=again)
-            self._steps = [its for its in self._steps if its <= step]  # the others are given up
+            self._steps = [its for its in self._steps if its <= step]  # later steps are dropped
             if self.url in stored and step not in self._steps:
                 self._steps.append(step)
             self._upload.wake.set()
 
     def forsake(self) -> None:
-        """Another node's memory server is another one: wait no more for what the former had yet to bring."""
+        """Stop waiting for parts of a memory server that was lost or replaced."""
         with self._changed:
             self._queue.forsake()
             self._upload.wake.set()
 
     def resize(self, node: int, nodes: int, owners: int) -> None:
-        """The job goes on with another number of nodes, or of ranks on this one."""
+        """Set this node's number, the number of nodes, and the number of ranks of this node after a resize."""
         with self._changed:
             self._queue.resize(*((0, 1) if self.tier.on_node else (node, nodes)), owners)
 
     def ask(self, step: int) -> None:
-        """Have the snapshot of `step` uploaded, too, whether it is due by the policy or not."""
+        """Also upload the snapshot of `step`, even if the policy does not make it due."""
         with self._changed:
             self._queue.ask(step)
 
     def sealed(self, owner: int, manifest: Manifest) -> None:
-        """A snapshot was sealed; it is pinned at once if it is due."""
+        """Record a sealed snapshot; pin it at once if it is due."""
         with self._changed:
             self._queue.newest = max(self._queue.newest, int(manifest["step"]))
             if self._queue.is_due(int(manifest["step"])):
                 self._take(owner, manifest)
 
     def take_now(self, manifests: list[Manifest]) -> None:
-        """Upload these snapshots of one commit, one of each rank of this node, due or not; once is enough."""
+        """Upload these snapshots of one step, one of each rank of this node, even if the step is not due.
+
+        Nothing happens if they are uploaded or queued already.
+        """
         with self._changed:
             for save_id in {str(manifest["save_id"]) for manifest in manifests}:
                 self._queue.name(save_id)
@@ -136,7 +141,7 @@ class Uploader:
                     self._take(int(manifest["rank"]), manifest, now=True)
 
     def progress_of(self, manifests: list[Manifest]) -> dict[str, Any]:
-        """How far these snapshots of one commit have come, and what of them is left out."""
+        """Return the upload progress of these snapshots of one step, with the ranks and bytes not uploaded yet."""
         with self._changed:
             one = manifests[0]
             step, save_id = int(one["step"]), str(one["save_id"])
@@ -171,21 +176,21 @@ class Uploader:
             began = time.monotonic()
             try:
                 committed = self._upload.bring(task)
-                self._queue.brought = task.save_id
+                self._queue.uploaded = task.save_id
                 self._status["done"] += 1
                 self._steps = [*self._steps[-_REMEMBERED:], task.step]
                 self._status["seconds"] += time.monotonic() - began
-                if committed:  # whoever committed it deletes what need not be kept any more
+                if committed:  # the node that commits also deletes old checkpoints
                     self._prune(task)
                 self.on_change(self)
             except Cancelled:
                 self._status["superseded"] += 1
                 self._lost, task.error = task, "it was given up, on this node or another one"
                 task.stack.close()
-                self._upload.tell_left(task)
-            except Exception as error:  # whatever it was: a thread that ends would bring nothing ever after
+                self._upload.report_left(task)
+            except Exception as error:  # any error: without this thread, nothing would be uploaded any more
                 self._note(task, error)
-                self._upload.tell_failed(task)
+                self._upload.report_failed(task)
             finally:
                 task.stack.close()
                 with self._changed:
@@ -193,8 +198,10 @@ class Uploader:
                     self._changed.notify_all()
 
     def _prune(self, task: UploadTask) -> None:
-        """What cannot be deleted costs place, and not the checkpoint that has arrived: the next commit tries again.
-        Nothing is deleted once another run has followed: what is old here may be what that goes on from."""
+        """Delete old checkpoints. An error is only recorded, and the next commit tries again.
+
+        Nothing is deleted if another run has begun, because that run may resume from an old checkpoint.
+        """
         try:
             if (entered := self._upload.entered.get(task.generation)) is not None:
                 self.checkpoints.check_not_followed(task.generation, entered[1])
@@ -213,22 +220,22 @@ class Uploader:
     def _count(self, nbytes: int) -> None:
         self._status["bytes_sent"] += nbytes
 
-    # --- who waits for it -----------------------------------------------------------------------
+    # --- status ---------------------------------------------------------------------------------
 
     @property
     def status(self) -> dict[str, Any]:
-        """How the copying goes: steps, counts, and the last thing that went wrong."""
+        """Counters, the newest uploaded step, and the last error."""
         superseded = self._status["superseded"] + self._queue.superseded
         counts = {"superseded": superseded, "skipped": self._queue.skipped}
         return self._status | counts | {"durable_step": self._newest}
 
     @property
     def _newest(self) -> int | None:
-        """Newest step that is there and was not given up, as far as this node knows."""
+        """Newest step in the tier that no later generation has dropped, according to this node."""
         return max(self._steps, default=None)
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Until everything due has arrived or failed; False when it still has not after `timeout_s`."""
+        """Wait until all due checkpoints are uploaded or have failed; return False after `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._queue.tasks and self._queue.current is None, timeout_s)
 

@@ -39,7 +39,7 @@ JOB = f"{HYPERPOD.path('team-a')}/tiny"
 URL = "hyperpod-eks://team-a@here/tiny"
 STEPS, FIRST, FAULT, HELD = 24, 6, 12, 18
 KILLED = "killed by SIGKILL (9)"
-NOBODY_SAW = "its process ended without a word: the launcher's log says how"
+NOBODY_SAW = "its process ended with an unknown exit status; see the launcher's log"
 TARGET = ("--target", "hyperpod-eks")
 
 

@@ -188,7 +188,7 @@ def test_what_is_on_its_way_or_has_arrived_is_known(make_queue):
     queue = make_queue("wait")
     seal(queue, 10)
     seal(queue, 20)
-    queue.brought = f"g1-s{queue.next().step}"
+    queue.uploaded = f"g1-s{queue.next().step}"
     queue.current = None
     known = [(queue.has_arrived(step, f"g1-s{step}"), queue.on_its_way(f"g1-s{step}")) for step in (10, 20, 30)]
     assert known == [(True, None), (False, queue.tasks[0]), (False, None)]

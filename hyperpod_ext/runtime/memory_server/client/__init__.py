@@ -1,1 +1,1 @@
-"""What workers and agents import to speak to a memory server, or to start one."""
+"""Clients of memory servers, for workers and agents, and the start of a server."""

@@ -25,13 +25,13 @@ from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_manifest, wit
 
 _START_S = 60.0
 _REPLACED_S = 1.0
-"""How often it is looked, while an answer is due, whether another server listens there by now."""
+"""Interval, during the wait for an answer, between checks that the server was not replaced."""
 _LOOK_S, _STOPPED_S = 0.01, 10.0
-"""How often a worker looks how far its memory is made, and how long it waits where that does not go on."""
+"""Interval between checks of the server's page allocation, and maximum wait without progress."""
 
 
 class MemoryLostError(errors.JobFailedError):
-    """The memory server has ended, and its agent starts another."""
+    """The memory server has ended, and its agent is starting another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +42,21 @@ class Mapping:
     slot_bytes: int
     slots: int
     inode: int
-    """Tells this memory from other."""
+    """Identifies this memory."""
     may_populate: threading.Event
-    """Cleared while somebody reads: two that make page tables at the same time hinder each other."""
+    """Cleared during a read of the memory: two threads that make page tables at the same time slow each other down."""
 
 
 @dataclass(frozen=True, slots=True)
 class MappedSnapshot:
-    """A snapshot as it lies in this node's memory: its manifest is verified, its bytes are not yet."""
+    """A snapshot in this node's memory with a verified manifest. Its bytes are not verified."""
 
     manifest: Manifest
     plan: Plan
     memory: memoryview
     offset: int
     bound: bool = True
-    """False: it is of a durable checkpoint without MACs, so its bytes may be anybody's."""
+    """Whether MACs prove that the job wrote the bytes; False: the durable checkpoint has no MACs."""
 
     @property
     def image(self) -> memoryview:
@@ -64,30 +64,36 @@ class MappedSnapshot:
 
 
 class MemoryClient:
-    """Calls to the memory server. Beginning and sealing are not waited for until the next call after them.
+    """Calls to the memory server. `begin`, `seal` and `resolve` return at once; the next call waits for their answers.
 
-    A request that was sent counts even if this process dies at once: the server reads it all the same,
-    and answers nobody's question about this rank before it has.
+    The server handles every request that was sent, even if this process dies at once. It answers requests about this
+    rank only after that.
 
-    A thread may seal, and another make any other call at the same time.
+    One thread may call `seal` while another makes any other call.
 
     Raises the server's errors as their own types: MemoryTierFullError, StaleGenerationError, ...
 
     Args:
-        another: whether another server follows one that ends, at the same place. Then calls raise MemoryLostError until
+        another: whether a new server replaces one that ends, at the same path. Calls then raise MemoryLostError until
             `connect` is called.
     """
 
     def __init__(self, path: str, *, another: bool = False) -> None:
         self._path, self._another = path, another
         self._speaking = threading.RLock()
-        """Held while a request is sent and, where its answer is waited for, until that is here."""
+        """Held while a request is sent and, in calls that wait for the answer, until it has arrived."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.connect()
 
     def connect(self) -> None:
-        """To the server that there is now; where another one follows, wait for that. It knows nothing of what the one
-        before was asked."""
+        """Connect to the current server; if servers are replaced (`another`), wait for the new one.
+
+        A new server has none of the state of the one before.
+
+        Raises:
+            JobFailedError: no new server listens within 60 s.
+            OSError: no server listens, and `another` is false.
+        """
         deadline = time.monotonic() + _START_S
         while True:
             self._socket.close()
@@ -111,13 +117,13 @@ class MemoryClient:
         self._socket.close()
 
     def map(self, owner: int, slot_bytes: int) -> Mapping:
-        """Shared memory with slots of at least `slot_bytes` each."""
+        """Return shared memory with slots of at least `slot_bytes` each."""
         mapping = self._map(owner, slot_bytes)
         assert mapping is not None
         return mapping
 
     def attach(self, owner: int) -> Mapping | None:
-        """The slots that an earlier process of this rank has left, if any."""
+        """Return the slots of an earlier process of this rank; None: there are none."""
         return self._map(owner, 0)
 
     def _map(self, owner: int, slot_bytes: int) -> Mapping | None:
@@ -137,11 +143,11 @@ class MemoryClient:
         return Mapping(memory, answer.slot_bytes, answer.slots, inode, may)
 
     def add_plan(self, plan: Plan) -> None:
-        """Make a plan known, so that saves can name it."""
+        """Send a plan to the server, so that saves can refer to it."""
         self.ask(r.AddPlan(digest=plan.digest, document=plan.to_json()))
 
     def begin(self, owner: int, step: int, save_id: str, generation: int, when_busy: r.WhenBusy = "wait") -> int | None:
-        """Index of the slot to write from now on; None when the save is to be skipped.
+        """Begin a save: return the index of the slot to write, or None if the save is skipped.
 
         The save before is sealed when this returns.
         """
@@ -154,11 +160,11 @@ class MemoryClient:
         return slot
 
     def seal(self, owner: int, slot: int, record: dict[str, object]) -> None:
-        """Ask for the seal and return at once; its checksum is computed beside the next step."""
+        """Request the seal and return at once; the server computes the checksum during the next step."""
         self._ask_later(r.Seal(owner=owner, slot=slot, record=r.SaveRecord.model_validate(record)))
 
     def resolve(self, owner: int, save_id: str, *, keep: bool) -> None:
-        """Keep a provisional snapshot, which may then be copied to other tiers, or drop it."""
+        """Keep a provisional snapshot, so that it may be copied to other tiers, or drop it."""
         self._ask_later(r.Resolve(owner=owner, save_id=save_id, keep=keep))
 
     def _ask_later(self, request: r.Begin | r.Seal | r.Resolve) -> None:
@@ -167,26 +173,26 @@ class MemoryClient:
             self._pending.append(request)
 
     def stepped(self, owner: int) -> None:
-        """Tell that a step was made, without a save. What copies cost is learned from how long steps take."""
+        """Report a step without a save. The server measures the cost of copies by the duration of steps."""
         self._send(r.Stepped(owner=owner))
 
     def flush(self) -> None:
-        """Wait until everything asked for is done, and raise the first thing that went wrong with it."""
+        """Wait until all requests are done, and raise the first error among their answers."""
         with self._speaking:
             self._take_answers(wait=True)
-            if self._another and self._has_answer():  # none is due, so this is its end
+            if self._another and self._has_answer():  # no answer is due, so the server has ended
                 raise self._gone()
 
     def busy(self) -> bool:
-        """Whether a save is still in flight."""
+        """Return whether a save is still in flight."""
         return not self._take_answers(wait=False)
 
     def forget_slot(self) -> None:
-        """Ask anew which slot is next: a restore may have changed which snapshot counts."""
+        """Request the next slot again at the next save: a restore may have changed which snapshot is the newest."""
         self._next_slot = None
 
     def _take_answers(self, *, wait: bool) -> bool:
-        """Read the answers that are due, all or those that are here; returns whether none is due any more."""
+        """Read the pending answers, all or only the received ones; return whether none is pending any more."""
         errors_met = []
         with self._speaking:
             while self._pending and (wait or self._has_answer()):
@@ -198,7 +204,7 @@ class MemoryClient:
                 except errors.HyperpodExtError as error:
                     errors_met.append(error)
             if errors_met:
-                self._next_slot = None  # what was refused was not written; the server knows which slot is next
+                self._next_slot = None  # a refused save was not written, so the server may return another slot
                 raise errors_met[0]
             return not self._pending
 
@@ -220,14 +226,15 @@ class MemoryClient:
         mapped: Mapping | None = None,
         plan: Plan | None = None,
     ) -> MappedSnapshot:
-        """A whole snapshot on this node, own or replica, its manifest and plan verified.
+        """Return a complete snapshot on this node, own or replica, with verified manifest and plan.
 
-        It is read through `mapped` where that is the memory it lies in: its pages are at hand already. `plan`
-        need not be sent again where it is the snapshot's.
+        Args:
+            mapped: used to read the snapshot if it is in this memory, whose pages are mapped already.
+            plan: a known plan, which is not sent again if it is the snapshot's.
 
         Raises:
-            NotFoundError: it is not held on this node.
-            CorruptSnapshotError: the manifest is not this job's, or of another snapshot.
+            NotFoundError: the snapshot is not on this node.
+            CorruptSnapshotError: the manifest is another job's or another snapshot's.
         """
         request = r.Open(owner=owner, save_id=save_id, known_plan=plan.digest if plan else "")
         held = self._map_image(request, secret, job, mapped, plan)
@@ -236,11 +243,11 @@ class MemoryClient:
         return held
 
     def fetch(self, url: str, folder: str, rank: int, *, secret: bytes, job: str) -> MappedSnapshot:
-        """A snapshot of a durable checkpoint, brought into this node's memory first."""
+        """Return a rank's snapshot of a durable checkpoint, after the server has read it into memory."""
         return self._map_image(r.Fetch(url=url, folder=folder, rank=rank), secret, job)
 
     def fetch_head(self, url: str, folder: str, rank: int, *, secret: bytes, job: str) -> tuple[Manifest, Plan, bool]:
-        """Manifest and layout of a snapshot in a durable tier, both verified, and whether its bytes have MACs."""
+        """Return verified manifest and layout of a snapshot in a durable tier, and whether its bytes have MACs."""
         head = self.ask(r.FetchHead(url=url, folder=folder, rank=rank))
         check_manifest(head.manifest, secret, job=job)
         return head.manifest, read_plan(head.plan, head.manifest["plan"]), head.bound
@@ -259,7 +266,7 @@ class MemoryClient:
             check_manifest(manifest, secret, job=job)
             if mapped is not None and mapped.inode == os.fstat(fds[0]).st_ino:
                 memory = mapped.memory
-            else:  # private, so that no mistake here can write to what others restore from
+            else:  # private, so that no mistake here can write to a snapshot that others restore
                 memory = map_memory(fds[0], os.fstat(fds[0]).st_size, private=True)
         finally:
             _close(fds)
@@ -270,7 +277,7 @@ class MemoryClient:
         return MappedSnapshot(manifest, plan, memory, answer.offset, answer.bound)
 
     def ask(self, request: Request[A]) -> A:
-        """The answer to a request that no descriptor comes with."""
+        """Return the answer to a request without a descriptor."""
         return self._call(request)[0]
 
     def _call(self, request: Request[A]) -> tuple[A, list[int]]:
@@ -293,8 +300,10 @@ class MemoryClient:
             raise self._gone() from error
 
     def _wait_answer(self) -> None:
-        """Wait for an answer. A server that waits for a disk keeps its connections when it is killed: it has ended when
-        another one listens in its place."""
+        """Wait for an answer, or for another server at the same path.
+
+        The second check is needed because a killed server that waits for a disk keeps its connections open.
+        """
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         while self._another and not poll.poll(1000 * _REPLACED_S):
@@ -317,20 +326,23 @@ class MemoryClient:
             raise self._gone()
         try:
             return read_answer(request, answer), fds
-        except Exception:  # whatever it is, the caller is given no descriptor that it could close
+        except Exception:  # after any error, the caller has no descriptors to close
             _close(fds)
             raise
 
 
 def _populate(memory: memoryview, fd: int, may: threading.Event) -> None:
-    """Have this process find the pages of its slots, beside whatever it does now. They are made by the server: two that
-    make the same pages hinder each other."""
+    """Map the pages of this process's slots in a background thread.
+
+    The thread waits until the server has allocated them: two processes that allocate the same pages slow each other
+    down.
+    """
 
     def follow(start: int, end: int) -> bool:
         waited, made = 0.0, -1
         while (now := os.lseek(fd, start, os.SEEK_HOLE)) < end:
             waited, made = (waited + _LOOK_S if now == made else 0.0), now
-            if waited > _STOPPED_S:  # it has given this memory up; or it is an older kernel
+            if waited > _STOPPED_S:  # the server has freed this memory, or the kernel is too old
                 return False
             time.sleep(_LOOK_S)
         may.wait()

@@ -1,4 +1,4 @@
-"""Reads what other nodes hold: which snapshots there are, their manifests and plans, and their bytes."""
+"""Read snapshots of another node: list them, read their manifests and plans, and their bytes."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ from hyperpod_ext.runtime.snapshot.layout_plan import Plan, read_plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_manifest, crc_text, join_checksums, without_run
 
 _VERIFIED_A_SECOND = 256 << 20
-"""Bytes that any node verifies in a second, while somebody waits for its answer."""
+"""Assumed minimum rate at which a node verifies bytes before it answers, in bytes per second."""
 
 
 class PeerClient:
     """Connections to the memory server of one other node. Thread-safe.
 
-    Raises the server's errors as their own types, and UnreachableError when it is gone, too slow or not ours.
+    Raises the server's errors as their own types, and UnreachableError if the server is gone, too slow, or not of this
+    job.
     """
 
     def __init__(
@@ -50,29 +51,29 @@ class PeerClient:
                 self._idle.pop().close()
 
     def held(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Whole snapshots there, in brief: the node's own, and its replicas of others'."""
+        """Return summaries of the node's complete snapshots: its own, and its replicas of others'."""
         with self._connection() as sock:
             held = _ask(sock, PeerHeld())
         return list(held.own), list(held.replicas)
 
     def send_events(self, epoch: float, lines: Sequence[str]) -> None:
-        """Hand over events for the job's numbers; `epoch`: Unix time at 0 of their clock."""
+        """Send events for the job's metrics. `epoch`: Unix time at 0 of their clock."""
         with self._connection() as sock:
             _ask(sock, PeerEvents(epoch=epoch, lines=tuple(lines)))
 
     def open(self, owner: int, save_id: str, *, job: str) -> tuple[Manifest, Plan]:
-        """Manifest and plan of a whole snapshot, both verified; its bytes are not yet.
+        """Return verified manifest and plan of a complete snapshot. Its bytes are not verified.
 
         Raises:
-            NotFoundError: it is not held there.
-            CorruptSnapshotError: its manifest is not this job's.
+            NotFoundError: the node does not have the snapshot.
+            CorruptSnapshotError: the manifest is another job's.
         """
         with self._connection() as sock:
             head = _ask(sock, PeerOpen(owner=owner, save_id=save_id))
         return head.manifest, self._verified(head.manifest, head.plan, owner, save_id, job)
 
     def _verified(self, manifest: Manifest, document: dict[str, Any], owner: int, save_id: str, job: str) -> Plan:
-        """The plan of a manifest, once both are what they should be."""
+        """Return the plan of a manifest after verifying both."""
         check_manifest(manifest, self._secret, job=job)
         if manifest.get("rank") != owner or manifest.get("save_id") != without_run(save_id)[0]:
             raise CorruptSnapshotError(f"{self}: another snapshot came than {save_id} of rank {owner}")
@@ -82,29 +83,32 @@ class PeerClient:
         return plan
 
     def open_piece(self, owner: int, save_id: str, lost: int, *, job: str) -> tuple[PieceHead, Plan]:
-        """What the piece under `owner` there says of the image of rank `lost`: its manifest and plan are verified.
+        """Return the description of the piece under rank `owner`, with verified manifest and plan of rank `lost`.
 
         Raises:
-            NotFoundError: it is not held there.
-            CorruptSnapshotError: its manifest is not this job's.
+            NotFoundError: the node does not have the piece.
+            CorruptSnapshotError: the manifest is another job's.
         """
         with self._connection() as sock:
             head = _ask(sock, PieceOpen(owner=owner, save_id=save_id, lost=lost))
         return head, self._verified(head.manifest, head.plan, lost, save_id, job)
 
     def read_piece_into(self, owner: int, save_id: str, start: int, destination: memoryview) -> None:
-        """Fill `destination` with bytes of the piece under `owner`. Nothing says yet whether they are right."""
+        """Fill `destination` with bytes of the piece under `owner`, without verifying them."""
         self._receive(PieceRead(owner=owner, save_id=save_id, start=start, nbytes=len(destination)), [destination])
 
     def read_into(self, owner: int, save_id: str, start: int, destination: memoryview) -> int:
-        """Fill `destination` with the image's bytes from `start` on; returns their CRC64-NVME."""
+        """Fill `destination` with the image's bytes from `start` on; return their CRC64-NVME."""
         return self._read(owner, save_id, start, [destination])
 
     def read_scattered(
         self, owner: int, save_id: str, pieces: Sequence[tuple[int, memoryview]], nbytes: int, streams: int = 2
     ) -> int:
-        """Read the whole image of `nbytes`, each piece of it straight to where it belongs: start and writable bytes,
-        in order of starts. Returns the CRC64-NVME over everything, for the caller to compare with the manifest's.
+        """Read the whole image, and return its CRC64-NVME for the caller to compare with the manifest's.
+
+        Args:
+            pieces: start and writable bytes of each piece, in order; bytes of the image in no piece are dropped.
+            nbytes: size of the image.
         """
         ends = [0, *(start + len(piece) for start, piece in pieces)]
         if any(start < end for (start, _), end in zip(pieces, ends, strict=False)) or ends[-1] > nbytes:
@@ -121,12 +125,15 @@ class PeerClient:
         return join_checksums([(checksums[i], sum(map(len, part))) for i, part in enumerate(parts)])
 
     def read_parts(self, owner: int, save_id: str, parts: Sequence[tuple[int, memoryview]], nbytes: int) -> None:
-        """Read parts of an image of `nbytes`, start and writable bytes of each, once the other node has verified all of
-        it; what has come is what it has sent.
+        """Read parts of an image. The other node verifies the whole image first, and the parts have a checksum.
+
+        Args:
+            parts: start and writable bytes of each part.
+            nbytes: size of the image.
 
         Raises:
-            NotFoundError: it is not held there any more.
-            CorruptSnapshotError: there, or on its way, the bytes are not those that were sealed.
+            NotFoundError: the node no longer has the image.
+            CorruptSnapshotError: the image is damaged on the node, or the parts were damaged on the network.
         """
         starts, sizes = tuple(start for start, _ in parts), tuple(len(destination) for _, destination in parts)
         with self._connection() as sock:
@@ -134,7 +141,7 @@ class PeerClient:
             head = _ask(sock, ReadParts(owner=owner, save_id=save_id, starts=starts, nbytes=sizes))
             sock.settimeout(self._timeout_s)
             if head.nbytes != sum(sizes):
-                raise wire.WireError("it does not send the bytes that it was asked for")
+                raise wire.WireError("it does not send the requested bytes")
             checksum = ps.receive_scattered(sock, [destination for _, destination in parts if len(destination)])
         if crc_text(checksum) != head.crc64nvme:
             raise CorruptSnapshotError(f"{self}: parts of {save_id} of rank {owner} were damaged on their way")
@@ -146,19 +153,19 @@ class PeerClient:
     def _receive(self, request: Read | PieceRead, destinations: Sequence[memoryview]) -> int:
         with self._connection() as sock:
             if _ask(sock, request).nbytes != request.nbytes:
-                raise wire.WireError(f"it does not send the {request.nbytes} bytes that it was asked for")
+                raise wire.WireError(f"it does not send the {request.nbytes} requested bytes")
             return ps.receive_scattered(sock, destinations)
 
     @contextmanager
     def _connection(self) -> Iterator[socket.socket]:
-        """One that nobody else uses, for one request and its answer."""
+        """An unused connection, for one request and its answer."""
         try:
             sock = self._take_idle() or ps.connect(
                 self._host, self._port, self._secret, self._timeout_s, encrypted=self._encrypted
             )
             try:
                 yield sock
-            except HyperpodExtError:  # the server's whole answer: the connection is as good as before
+            except HyperpodExtError:  # the server's complete answer: the connection can be used again
                 self._give_back(sock)
                 raise
             except BaseException:
@@ -174,7 +181,7 @@ class PeerClient:
                 sock = self._idle.pop()
                 if not ps.wait_readable(sock, 0):
                     return sock
-                sock.close()  # nothing is due on it, so this is its end
+                sock.close()  # readable although no answer is due, so the peer has closed it
         return None
 
     def _give_back(self, sock: socket.socket) -> None:
@@ -194,8 +201,11 @@ def _ask(sock: socket.socket, request: Request[A]) -> A:
 
 
 def _part(pieces: Sequence[tuple[int, memoryview]], first: int, end: int) -> list[memoryview]:
-    """Where the bytes from `first` to `end` of the image go, in order; what is in no piece goes to scratch memory."""
-    # twice what is received at once: nothing in it is overwritten before its checksum is taken
+    """Return the destinations of the image's bytes from `first` to `end`, in order.
+
+    Bytes in no piece go to scratch memory.
+    """
+    # twice the size of one receive, so that no byte is overwritten before its checksum is computed
     scratch, free = memoryview(bytearray(2 * ps.PIECE)), 0
     segments: list[memoryview] = []
     position = first

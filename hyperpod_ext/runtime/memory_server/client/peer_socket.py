@@ -1,4 +1,4 @@
-"""Sockets between memory servers: who joins with which patience, and bytes checksummed while they arrive."""
+"""Sockets between memory servers: connecting, time limits, and receiving with a checksum."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from hyperpod_ext.runtime.ipc.declared import with_version
 from hyperpod_ext.runtime.snapshot.manifest import crc64nvme
 
 CHUNK = 4 << 20
-"""Replicas are cut at multiples of this: what is sent between two looks at whether it is still wanted."""
+"""Size of a replica's chunks. Between two chunks, the sender checks whether the copy was cancelled."""
 PIECE = 1 << 20
-"""Received at once: still in the cache when its checksum is taken."""
+"""Bytes of one receive: few enough to be in the cache still when their checksum is computed."""
 TIMEOUT_S = 30.0
-"""Without a byte from a peer, or taken by it, for this long, it counts as gone."""
+"""Time without a byte received from or accepted by a peer after which the peer counts as gone."""
 _BUFFERS = 256  # of one receive; the kernel takes 1024
 _SEND_BUFFER = 192 << 10
-"""What is on its way stays in the cache: a fifth less CPU on both sides than with the megabytes that the kernel comes
-to by itself. Less than a few segments of loopback would have it wait for acknowledgements that are held back."""
+"""Bytes in flight then stay in the cache: a fifth less CPU on both sides than with the kernel's default of megabytes.
+A buffer below a few loopback segments would make the sender wait for delayed acknowledgements."""
 _FLOW_BYTES_PER_S = 1.25e9
-"""The most that one connection gets in EC2: 10 Gbit/s, within a placement group."""
+"""Maximum rate of one connection in EC2: 10 Gbit/s, within a placement group."""
 _TCP_INFO_RTT = struct.Struct("=68xI")
 
 
 def connect(
     host: str, port: int, secret: bytes, timeout_s: float = TIMEOUT_S, *, encrypted: bool = False
 ) -> socket.socket:
-    """A connection to a peer of the same job, with TLS where `encrypted`.
+    """Return a connection to a peer of the same job, with TLS if `encrypted`.
 
     Raises:
-        OSError: it cannot be reached, is not of this job, has no place, or does not answer.
+        OSError: the peer is unreachable, not of this job, has too many connections, or does not answer.
     """
     return wire.again_while_busy(lambda: _connect_once(host, port, secret, timeout_s, encrypted))
 
@@ -55,37 +55,40 @@ def _connect_once(host: str, port: int, secret: bytes, timeout_s: float, encrypt
 
 
 def accept(sock: socket.socket, secret: bytes, timeout_s: float) -> None:
-    """The other side of `connect`.
+    """Authenticate a caller: the other side of `connect`.
 
     Raises:
-        OSError: whoever connected is not of this job, or speaks another version.
+        OSError: the caller is not of this job, or has another protocol version.
     """
     prepare(sock, timeout_s)
     wire.accept_peer_blocking(sock, secret)
 
 
 def prepare(sock: socket.socket, timeout_s: float) -> None:
-    """Blocking, with patience that counts from the last byte that moved: one read may take minutes."""
+    """Set a blocking socket's options. The time limit is for each byte, because one read may take minutes."""
     sock.settimeout(None)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a node that vanished while nobody spoke
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # detects the loss of a node on an idle connection
     (microseconds,) = _TCP_INFO_RTT.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_RTT.size))
     if (buffer := send_buffer(microseconds / 1e6)) is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
     if isinstance(sock, ssl.SSLSocket):
-        sock.settimeout(timeout_s)  # it waits by itself, and takes no notice of the kernel's
+        sock.settimeout(timeout_s)  # an SSL socket ignores the kernel's time limits
         return
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         set_timeout(sock, option, timeout_s)
 
 
 def send_buffer(rtt_s: float) -> int | None:
-    """Bytes of a send buffer that holds no connection of this round trip time back; None: the kernel's choice."""
-    return _SEND_BUFFER if rtt_s * _FLOW_BYTES_PER_S <= 2 * _SEND_BUFFER else None  # the kernel takes twice that
+    """Return the size of a send buffer that does not slow down a connection with this round trip time.
+
+    None: leave the size to the kernel.
+    """
+    return _SEND_BUFFER if rtt_s * _FLOW_BYTES_PER_S <= 2 * _SEND_BUFFER else None  # the kernel doubles it
 
 
 def wait_readable(sock: socket.socket, seconds: float | None = None) -> bool:
-    """Whether something is there to be read, the end included."""
+    """Wait until the socket is readable or closed by the peer; return False after `seconds`."""
     if isinstance(sock, ssl.SSLSocket) and sock.pending():
         return True
     poll = select.poll()
@@ -102,7 +105,7 @@ def set_timeout(sock: socket.socket, option: int, seconds: float) -> None:
 
 
 def receive_checked(sock: socket.socket, destination: memoryview, previous: int = 0) -> int:
-    """Fill `destination`; returns its CRC64-NVME, continued from `previous`."""
+    """Fill `destination`; return its CRC64-NVME, continued from `previous`."""
     checksum, filled = previous, 0
     while filled < len(destination):
         count = _fill(sock, destination[filled : filled + PIECE])
@@ -114,7 +117,7 @@ def receive_checked(sock: socket.socket, destination: memoryview, previous: int 
 
 
 def _fill(sock: socket.socket, piece: memoryview) -> int:
-    """Receive into all of `piece`; returns how much has come, less where the peer has closed."""
+    """Fill `piece`; return the number of received bytes, which is smaller if the peer has closed the connection."""
     if not isinstance(sock, ssl.SSLSocket):
         return sock.recv_into(piece, 0, socket.MSG_WAITALL)
     filled = 0
@@ -124,7 +127,7 @@ def _fill(sock: socket.socket, piece: memoryview) -> int:
 
 
 def receive_scattered(sock: socket.socket, destinations: Sequence[memoryview], previous: int = 0) -> int:
-    """Fill all of `destinations` in order; returns the CRC64-NVME over what came."""
+    """Fill all `destinations` in order; return the CRC64-NVME of the received bytes, continued from `previous`."""
     checksum = previous
     for batch in _batches(destinations):
         if len(batch) == 1 or isinstance(sock, ssl.SSLSocket):
@@ -143,7 +146,7 @@ def receive_scattered(sock: socket.socket, destinations: Sequence[memoryview], p
 
 
 def _batches(destinations: Sequence[memoryview]) -> list[list[memoryview]]:
-    """`destinations` in order, those that are small many at a time."""
+    """Group `destinations`, in order, into batches of one large or many small ones."""
     batches: list[list[memoryview]] = [[]]
     nbytes = 0
     for buffer in destinations:
@@ -156,7 +159,7 @@ def _batches(destinations: Sequence[memoryview]) -> list[list[memoryview]]:
 
 
 def in_threads(work: Callable[[int], None], count: int, name: str) -> list[BaseException]:
-    """Do `work(0)` ... `work(count - 1)` at the same time; returns what went wrong once all have ended."""
+    """Run `work(0)` ... `work(count - 1)` at the same time; return the errors when all have ended."""
     failures: list[BaseException] = []
 
     def guarded(index: int) -> None:

@@ -1,4 +1,4 @@
-"""A lost rank's snapshot, rebuilt from the images of the others of its stripe and the parity pieces on their nodes."""
+"""Rebuild a lost rank's snapshot from the other images of its stripe and the parity pieces on their nodes."""
 
 from __future__ import annotations
 
@@ -16,24 +16,27 @@ from hyperpod_ext.runtime.snapshot.xor import xor_into
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """One that can be read once. Its manifest is verified, and its bytes have yet to be compared with that."""
+    """A snapshot to rebuild, with a verified manifest. The caller compares the bytes of `load` with the manifest."""
 
     manifest: Manifest
     plan: Plan
     _lost: int
     _stripe: Stripe
     _nbytes: Mapping[int, Mapping[int, int]]
-    """Of each piece, by the rank that it lies under: lengths of the images with a part in it."""
+    """Lengths of the images with a part in each piece, by the rank under which the piece is stored."""
     _peers: Mapping[int, PeerClient]
 
     @classmethod
     def open(cls, peers: Mapping[int, PeerClient], lost: int, save_id: str, *, job: str) -> Rebuilt:
-        """`peers`: memory servers by the rank whose image and piece lie there: all others of the stripe of `lost`.
+        """Read the descriptions of the pieces of a lost rank's stripe.
+
+        Args:
+            peers: memory servers of all other ranks of the stripe, by the rank of their image and piece.
 
         Raises:
-            NotFoundError: a piece is not held there any more.
-            CorruptSnapshotError: the nodes do not say the same, or speak of another job.
-            UnreachableError: one of them is gone.
+            NotFoundError: a node no longer has its piece.
+            CorruptSnapshotError: the nodes have different manifests, or manifests of another job.
+            UnreachableError: a node is gone.
         """
         heads = {rank: peer.open_piece(rank, save_id, lost, job=job) for rank, peer in sorted(peers.items())}
         (first, plan), *others = heads.values()
@@ -48,10 +51,10 @@ class Rebuilt:
         return cls(first.manifest, plan, lost, Stripe(tuple(first.stripe)), nbytes, peers)
 
     def load(self) -> memoryview:
-        """The image, each part from its own node's piece, all at the same time.
+        """Return the image, rebuilding all of its parts at the same time.
 
         Raises:
-            NotFoundError: an image or a piece is not held any more.
+            NotFoundError: an image or a piece no longer exists.
             UnreachableError: a node is gone.
         """
         image, save_id = memoryview(bytearray(self.plan.nbytes)), str(self.manifest["save_id"])

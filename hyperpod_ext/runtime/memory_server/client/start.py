@@ -1,6 +1,6 @@
-"""Where a job's memory server is reached on this node, and how the first who needs one starts it.
+"""Find a job's memory server on this node, or start it.
 
-It is nobody's child for long: it has a session of its own, and outlives the training processes on purpose.
+The server has its own session, so that it outlives the training processes.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from hyperpod_ext.user_folders import state_folder
 
 EVENTS = ".events"
 _START_S = 60.0
-_LONGEST_SOCKET = 107  # what the kernel takes
+_LONGEST_SOCKET = 107  # bytes; the kernel's limit
 
 
 def runtime_dir(environ: Mapping[str, str] = os.environ) -> Path:
-    """Directory of this user's sockets, closed to everybody else.
+    """Return the directory of this user's sockets, inaccessible to other users; make it if it is missing.
 
     Raises:
-        HyperpodExtError: there is one, and it is not ours alone.
+        HyperpodExtError: the directory belongs to or is accessible by another user.
     """
     found = environ.get(ENV_SOCKET_DIR)
     path = Path(found) if found else Path(tempfile.gettempdir()) / f"hyperpod_ext-{os.getuid()}"
@@ -51,7 +51,7 @@ def runtime_dir(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def place_of(directory: Path) -> str:
-    """Tells machines apart, and containers that do not share the directory."""
+    """Return an identifier of the machine and the directory: different for containers that do not share it."""
     known = directory.stat()
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}-{known.st_dev}-{known.st_ino}"
@@ -61,8 +61,8 @@ def place_of(directory: Path) -> str:
 class ServerFiles:
     """Files of one node of one job.
 
-    `index` tells nodes apart that share a machine, as in a rehearsal; it is 0 where each has its own, whatever
-    number torchrun gives the node this time.
+    `index` is different for nodes on the same machine, as in a rehearsal. It is 0 for a node with its own machine, also
+    if torchrun changes the node's number.
     """
 
     directory: Path
@@ -85,7 +85,7 @@ class ServerFiles:
 
     @property
     def events(self) -> Path:
-        """Directory of the events that its processes write and its memory server keeps, where no agent does."""
+        """Directory of the node's events in a job without our agent. The memory server uploads them."""
         return self.socket.with_suffix(EVENTS)
 
     @property
@@ -94,10 +94,10 @@ class ServerFiles:
 
 
 def secret_file_of(job: str, environ: Mapping[str, str] = os.environ, *, durable: bool = False) -> Path:
-    """The job's secret on this machine, made when there is none.
+    """Return the file of the job's secret on this machine; make it if it is missing.
 
-    It is in the user's state folder, because it must survive a reboot as durable copies do. If this user has no such
-    folder and the job no durable copies, it is next to the socket.
+    The file is in the user's state folder, because the secret must survive a reboot like the durable copies that need
+    it. For a job without durable copies it is next to the socket if the user has no state folder.
 
     Raises:
         HyperpodExtError: there is no state folder, and the job has durable copies.
@@ -122,14 +122,14 @@ def _secret_in(directory: Path, job: str) -> Path:
     if not path.exists():
         write_atomically(partial, secrets.token_hex(32))
         with contextlib.suppress(FileExistsError):
-            os.link(partial, path)  # all of it or nothing, and never over another's
+            os.link(partial, path)  # complete or absent, and never in place of another process's
         partial.unlink()
     return path
 
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock file; it goes with the process."""
+    """Hold a lock file, which is released at the latest when the process ends."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -141,12 +141,12 @@ def locked(path: Path) -> Iterator[None]:
 def start_server(
     place: ServerFiles, config: RuntimeConfig, node: int, secret_file: Path, idle_exit_s: float
 ) -> MemoryClient:
-    """A line to the node's memory server, which is started when there is none.
+    """Return a connection to the node's memory server; start the server if there is none.
 
     Raises:
-        UnreachableError: it does not come up; with what it said.
+        UnreachableError: the server does not start; with the end of its output.
     """
-    with locked(place.lock):  # held until the server knows of us: else it might be ending this moment
+    with locked(place.lock):  # held until the server has our connection: an idle one could end at this moment
         client = _connect(place.socket) or _start(place, config, node, secret_file, idle_exit_s)
         client.ask(Handshake())
         return client
@@ -160,7 +160,7 @@ def _connect(path: Path) -> MemoryClient | None:
 
 
 def _start(place: ServerFiles, config: RuntimeConfig, node: int, secret_file: Path, idle_exit_s: float) -> MemoryClient:
-    place.socket.unlink(missing_ok=True)  # of one that was killed; the lock says that nobody else is at it
+    place.socket.unlink(missing_ok=True)  # of a killed server; the lock excludes one that is starting
     command = [sys.executable, "-m", "hyperpod_ext.runtime.memory_server", "--socket", str(place.socket)]
     command += ["--node", str(node), "--lock", str(place.lock), "--idle-exit-s", str(idle_exit_s)]
     environ = {**os.environ, ENV_RUNTIME: config.model_dump_json(), ENV_SECRET_FILE: str(secret_file)}
@@ -178,5 +178,5 @@ def _start(place: ServerFiles, config: RuntimeConfig, node: int, secret_file: Pa
             output = place.log.read_text(errors="replace").strip().splitlines()[-5:]
             raise UnreachableError("the memory server does not start:\n" + "\n".join(output), hint=f"See {place.log}.")
         time.sleep(0.02)
-    process.returncode = 0  # it is not waited for, and Popen need not warn of that
+    process.returncode = 0  # keeps Popen from warning that the process was not waited for
     return client

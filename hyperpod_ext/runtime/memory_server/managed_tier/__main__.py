@@ -1,4 +1,4 @@
-"""`python -m hyperpod_ext.runtime.memory_server.managed_tier --listen HOST:PORT`: AWS's managed tier API alone."""
+"""Serve AWS's managed tier API: `python -m hyperpod_ext.runtime.memory_server.managed_tier --listen HOST:PORT`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""HTTP/1.1 in front of `Blobs`: the paths, methods and answers of AWS's API; one thread a connection.
+"""Serve `Blobs` over HTTP/1.1 with the paths, methods and answers of AWS's API; one thread per connection.
 
-Bodies go from the socket into the memory they stay in, and from there back to the socket. Errors are JSON, as
-`{"detail": ...}`. Nobody is authenticated, as AWS's client sends nothing to authenticate with; only the reset of
-everything asks for a token. So listen where only the job's own nodes can come.
+Bodies are received directly into their final memory, and sent from there. Errors are JSON: `{"detail": ...}`. Callers
+are not authenticated, because AWS's client sends no credentials; only the reset of everything requires a token. So
+listen on an address that only the job's own nodes can reach.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _log = logging.getLogger(__name__)
 
 
 def reset_token(secret: bytes) -> str:
-    """What a reset of everything must carry after `Authorization: Bearer`."""
+    """Return the token for a reset of everything, sent as `Authorization: Bearer`."""
     return hmac.new(secret, b"cluster/reset", hashlib.sha256).hexdigest()
 
 
 def holders_of(secret: bytes) -> Callable[[str], bool]:
-    """Tells the token of `secret` from any other."""
+    """Return a function that checks a token against that of `secret`."""
     return lambda token: hmac.compare_digest(token.encode(), reset_token(secret).encode())
 
 
 class ApiServer(socketserver.ThreadingTCPServer):
-    """Serves `blobs` on one address. `may_reset` is asked with the token that a reset of everything carries."""
+    """Serves `blobs` on one address. `may_reset` checks the token of a reset of everything."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -58,7 +58,7 @@ class ApiServer(socketserver.ThreadingTCPServer):
         super().__init__(address, _Conversation)  # type: ignore[arg-type]  # address of either family
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        _log.debug("%s went away", client_address, exc_info=True)  # between two requests: nothing is lost
+        _log.debug("%s went away", client_address, exc_info=True)  # between two requests, so nothing is lost
 
 
 class _RefusedError(Exception):
@@ -68,7 +68,7 @@ class _RefusedError(Exception):
 
 
 class _Conversation(BaseHTTPRequestHandler):
-    """One connection, kept open from request to request."""
+    """One connection, which stays open between requests."""
 
     server: ApiServer
     protocol_version = "HTTP/1.1"
@@ -80,28 +80,28 @@ class _Conversation(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._respond()
 
-    do_POST = do_DELETE = do_GET  # noqa: N815  (http.server asks for these names)
+    do_POST = do_DELETE = do_GET  # noqa: N815  (http.server requires these names)
 
     def handle_expect_100(self) -> bool:
-        return True  # said once there is room for the body
+        return True  # `_put` sends 100 Continue when it has memory for the body
 
     def log_message(self, *_: Any) -> None:
-        pass  # a line a request would drown the job's own
+        pass  # a line per request would bury the job's own lines
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the standard library refuses before we see it; it closes the connection after."""
+        """Answer a request that the standard library has refused. It closes the connection afterwards."""
         status = HTTPStatus.METHOD_NOT_ALLOWED if code == HTTPStatus.NOT_IMPLEMENTED else HTTPStatus(code)
         self._answer({"detail": message or explain or status.phrase}, status, Connection="close")
 
     def _respond(self) -> None:
-        self._unread = 0  # of the request's body
+        self._unread = 0  # bytes of the request's body
         try:
             self._unread = self._body_length()
             url = urlsplit(self.path)
             query = dict(parse_qsl(url.query))
             self._route([unquote(part) for part in url.path.removesuffix("/").split("/")[1:]], query)
         except OSError:
-            self.close_connection = True  # whoever asked has gone: there is nobody to answer
+            self.close_connection = True  # the caller has closed the connection
         except _RefusedError as refused:
             self._answer({"detail": refused.detail}, refused.status, **refused.headers)
         except NotFoundError as error:
@@ -167,7 +167,7 @@ class _Conversation(BaseHTTPRequestHandler):
 
     def _put(self, name: str, rank: int, step: int) -> None:
         header = self.headers.get("Shard-Meta", "")
-        if not header.isprintable():  # it is sent back as it is, so no line may end in it
+        if not header.isprintable():  # the header is sent back unchanged, so it must have no line breaks
             raise ValueError("Shard-Meta has characters that are not printable")
         algorithm, digest, _ = shard_meta.decode(header) if header else ("", b"", {})
         checksum = self.server.algorithms[algorithm]() if algorithm in self.server.algorithms else None
@@ -211,7 +211,7 @@ class _Conversation(BaseHTTPRequestHandler):
 
     def _body_length(self) -> int:
         if "Transfer-Encoding" in self.headers:
-            self.close_connection = True  # where its body ends is not known to us
+            self.close_connection = True  # the end of the body is unknown
             raise _RefusedError(HTTPStatus.LENGTH_REQUIRED, "chunked bodies are not read; send a Content-Length")
         lengths = self.headers.get_all("Content-Length", ["0"])
         if len(lengths) != 1 or not _NUMBER.fullmatch(lengths[0].strip()):
@@ -220,7 +220,7 @@ class _Conversation(BaseHTTPRequestHandler):
         return int(lengths[0])
 
     def _receive(self, memory: memoryview, checksum: shard_meta.Checksum | None = None) -> None:
-        """Fill `memory` from the body. What the reader has not buffered goes there straight from the socket."""
+        """Fill `memory` from the body; bytes that the reader has not buffered are received directly into it."""
         for start in range(0, len(memory), PIECE):
             with memory[start : start + PIECE] as piece:
                 received = self.rfile.readinto(piece)
@@ -231,9 +231,9 @@ class _Conversation(BaseHTTPRequestHandler):
                     checksum.update(piece)
 
     def _drain(self) -> None:
-        """Read a refused body to its end: a client that is still sending does not hear why it was refused."""
+        """Read a refused body to its end, because a client reads the answer only after sending all of it."""
         if self._unread and self.headers.get("Expect", "").lower() == "100-continue":
-            self.close_connection = True  # it may or may not send its body now
+            self.close_connection = True  # the client may or may not send its body now
         scratch = memoryview(bytearray(min(self._unread, PIECE)))
         try:
             while self._unread and not self.close_connection:

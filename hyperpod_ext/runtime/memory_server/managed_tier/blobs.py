@@ -1,7 +1,7 @@
-"""Blobs of namespaces, ranks and steps in memory, and which of them are given up. Thread-safe; knows no sockets.
+"""Blobs in memory by namespace, step and rank, and their eviction. Thread-safe; has no sockets.
 
-A step is complete once each rank of its namespace has put a blob; AWS's client counts the metadata as one more rank.
-The newest complete step of a namespace is never given up for a newer one that is not complete yet.
+A step is complete when each rank of its namespace has stored a blob; AWS's client counts the metadata as one more rank.
+The newest complete step of a namespace is never evicted for a newer, incomplete one.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _MIB = 1 << 20
 
 @dataclass(eq=False)
 class Blob:
-    """One rank's bytes at one step. Its memory goes back to the system when the last user lets go."""
+    """One rank's bytes at one step. The memory is freed when the last user releases it."""
 
     memory: memoryview
     cost: int
-    """What it takes of the budget: whole pages."""
+    """Bytes of the budget, in whole pages."""
     namespace: Namespace
     shard_meta: str = ""
     users: int = 1
-    """The store, and each transfer under way."""
+    """Number of users: the store, and each running transfer."""
 
 
 @dataclass(eq=False)
 class Namespace:
-    """What one job keeps here. The names of the first two fields are those of AWS's API."""
+    """The steps of one job. The names of the first two fields are those of AWS's API."""
 
     num_ranks: int
     steps_to_retain_per_rank: int
@@ -43,25 +43,25 @@ class Namespace:
         return max((step for step, ranks in self.steps.items() if len(ranks) == self.num_ranks), default=None)
 
     def steps_without(self, rank: int, just_put: int) -> list[int]:
-        """Steps to give up now that `rank` has put one more: the oldest that it has beyond what is retained."""
+        """Return the steps to evict after `rank` has stored `just_put`: its oldest ones beyond the retained number."""
         newest = self.newest_complete()
         held = sorted((step for step, ranks in self.steps.items() if rank in ranks), reverse=True)
         return [s for s in held[self.steps_to_retain_per_rank :] if s not in (just_put, newest)]
 
 
 class Blobs:
-    """All blobs of one server. `usable_bytes` says how much more memory may be taken now."""
+    """All blobs of one server. `usable_bytes`: returns the node's free memory."""
 
     def __init__(self, *, budget: int | None, usable_bytes: Callable[[], int]) -> None:
         self._budget, self._usable_bytes = budget, usable_bytes
         self._namespaces: dict[str, Namespace] = {}
         self._reserved = 0
-        self._arriving = 0  # reserved and perhaps not yet written: the system still counts it as free
+        self._arriving = 0  # reserved bytes that may be unwritten, so that the system counts them as free
         self._lock = threading.Lock()
 
     @property
     def reserved_bytes(self) -> int:
-        """Memory of all blobs: those held, those arriving, and those given up while someone reads them."""
+        """Memory of all blobs: stored ones, arriving ones, and evicted ones that are still being read."""
         return self._reserved
 
     def create(self, name: str, num_ranks: int, steps_retained: int) -> None:
@@ -85,7 +85,7 @@ class Blobs:
             self._give_up(namespace, *namespace.steps)
 
     def reset(self) -> None:
-        """Give up everything."""
+        """Delete everything."""
         with self._lock:
             for namespace in self._namespaces.values():
                 self._give_up(namespace, *namespace.steps)
@@ -93,10 +93,10 @@ class Blobs:
 
     @contextmanager
     def arriving(self, name: str, rank: int, nbytes: int) -> Iterator[Blob]:
-        """Memory to receive `nbytes` into. Nobody sees it before `keep`; leaving the block without that frees it.
+        """Memory for `nbytes` to receive. The blob is visible after `keep`; without `keep`, the block's end frees it.
 
         Raises:
-            MemoryTierFullError: there is no room; what is held stays.
+            MemoryTierFullError: there is not enough memory; stored blobs stay.
         """
         cost = max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
         with self._lock:
@@ -108,8 +108,8 @@ class Blobs:
                 pages = mmap.mmap(-1, cost, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             except OSError as error:
                 raise MemoryTierFullError(f"the system has no {cost / _MIB:.1f} MiB left: {error}") from error
-            with suppress(OSError):  # a kernel without them
-                pages.madvise(mmap.MADV_HUGEPAGE)  # halves the time of a put: most of it is page faults
+            with suppress(OSError):  # a kernel without huge pages
+                pages.madvise(mmap.MADV_HUGEPAGE)  # halves the time of a put, most of which is page faults
             blob = Blob(memoryview(pages)[:nbytes], cost, namespace)
             self._reserved += cost
             self._arriving += cost
@@ -121,7 +121,7 @@ class Blobs:
                 self._let_go(blob)
 
     def keep(self, name: str, rank: int, step: int, blob: Blob, shard_meta: str) -> None:
-        """From here on the blob is what `rank` has at `step`."""
+        """Store the blob of `rank` at `step`, in place of an earlier one."""
         with self._lock:
             namespace = blob.namespace
             if self._namespaces.get(name) is not namespace:
@@ -132,12 +132,12 @@ class Blobs:
             blob.shard_meta = shard_meta
             blob.users += 1
             ranks[rank] = blob
-            # a step that lost one rank cannot be restored, so it goes as a whole
+            # a step without one rank cannot be restored, so all of its blobs are deleted
             self._give_up(namespace, *namespace.steps_without(rank, step))
 
     @contextmanager
     def reading(self, name: str, rank: int, step: int) -> Iterator[Blob]:
-        """The blob, whose memory stays until the block is left, even if it is given up meanwhile."""
+        """The blob, with memory that stays valid inside the block even if the blob is deleted meanwhile."""
         with self._lock:
             blob = self._find(self.namespace(name), name, rank, step)
             blob.users += 1
@@ -156,7 +156,7 @@ class Blobs:
                 del namespace.steps[step]
 
     def latest(self, name: str, limit: int) -> list[int]:
-        """The newest steps that any rank has, newest first; the newest complete one is always among them."""
+        """Return the newest steps of any rank, newest first, always including the newest complete one."""
         with self._lock:
             namespace = self.namespace(name)
             newest_first = sorted(namespace.steps, reverse=True)
@@ -180,10 +180,10 @@ class Blobs:
         blob.users -= 1
         if blob.users == 0:
             self._reserved -= blob.cost
-            blob.memory = memoryview(b"")  # the last reference: its pages are unmapped here
+            blob.memory = memoryview(b"")  # drops the last reference, which unmaps the pages
 
     def _make_room(self, namespace: Namespace, cost: int) -> None:
-        """Give up steps older than the newest complete one, as many as are needed, or none if they do not suffice."""
+        """Delete as many steps older than the newest complete one as needed, or none if they do not suffice."""
         usable = self._usable_bytes() - self._arriving
         room = usable if self._budget is None else min(usable, self._budget - self._reserved)
         complete = namespace.newest_complete()

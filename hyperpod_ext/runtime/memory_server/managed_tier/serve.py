@@ -1,4 +1,4 @@
-"""Starts the API: its command line, its budget and its secret. Other commands add these arguments to their own."""
+"""Start the API: command-line arguments, budget and secret. Other commands add these arguments to their own."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from hyperpod_ext.runtime.memory_server.slots.host_memory import usable_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `serve`, but for `--parent`, which every memory server has."""
+    """Add the arguments of `serve`, except `--parent`, which every memory server has."""
     parser.add_argument(
         "--listen", required=True, type=_address, metavar="HOST:PORT", help="AWS's client asks for port 9200"
     )
     parser.add_argument(
-        "--budget-mib", type=_positive, help="memory for all blobs; without it, what the node can spare"
+        "--budget-mib", type=_positive, help="memory for all blobs; default: the node's free memory"
     )
     parser.add_argument("--open-reset", action="store_true", help="let anybody reset everything, as AWS's API does")
 
 
 def serve(arguments: argparse.Namespace) -> NoReturn:
-    """Answer until this process is ended."""
+    """Answer requests until this process ends."""
     host, port = arguments.listen
     budget = None if arguments.budget_mib is None else arguments.budget_mib << 20
     blobs = Blobs(budget=budget, usable_bytes=usable_bytes)
@@ -43,7 +43,7 @@ def serve(arguments: argparse.Namespace) -> NoReturn:
 
 
 def _may_reset(anybody: bool) -> Callable[[str], bool]:
-    """Without a secret nobody may, so that a forgotten variable opens nothing."""
+    """Return the check of the reset token. Without a secret it refuses all, so that a forgotten variable is safe."""
     if anybody:
         return lambda _: True
     secret_file = os.environ.get(ENV_SECRET_FILE)

@@ -1,7 +1,8 @@
-"""AWS's managed tier, or anything that serves its HTTP API, as a place for snapshots: one blob a rank and step.
+"""Store snapshots in AWS's managed tier, or another server of its HTTP API: one blob per rank and step.
 
-AWS's service authenticates nobody: whoever reaches it can read, replace and delete. The checksum here finds damage, not
-malice, so put a signed record at the head of the blob. How copies are placed and when they are lost is the service's.
+AWS's service does not authenticate callers: every process that reaches it can read, replace and delete blobs. The
+checksum here detects damage, but no attack, so put a signed record at the start of the blob. The service decides where
+copies are stored and when they are lost.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from hyperpod_ext.errors import (
 from hyperpod_ext.runtime.memory_server.managed_tier import shard_meta
 
 PIECE = 1 << 20  # hashed while still in the cache; one send or receive must end within the timeout
-MAX_META = 16 << 10  # of a header line; servers commonly refuse 64 KiB
+MAX_META = 16 << 10  # bytes of a header line; servers commonly refuse 64 KiB
 MAX_MESSAGE = 1 << 20
 
 
 class ManagedTier:
-    """Blobs of one job. Each call has a connection of its own, so threads may share this."""
+    """Blobs of one job. Thread-safe, because each call opens its own connection."""
 
     AWS_URL = "http://ai-toolkit-gossip-headless.aws-hyperpod.svc.cluster.local:9200"
     """Address at which AWS's client looks for the service on HyperPod with EKS."""
@@ -44,7 +45,7 @@ class ManagedTier:
         *,
         timeout: timedelta = timedelta(seconds=60),
     ) -> None:
-        """`timeout` is how long the service may be silent in the middle of a call."""
+        """`timeout`: maximum time without a byte from the service during a call."""
         url = urlsplit(base_url)
         if url.scheme != "http" or not url.hostname:
             raise ValueError(f"{base_url!r} is not http://HOST:PORT")
@@ -56,10 +57,10 @@ class ManagedTier:
             raise HyperpodExtError("no checksum can be computed here", hint="pip install 'hyperpod-ext[runtime]'")
 
     def create(self) -> None:
-        """Make the namespace, or find it as it would be made.
+        """Create the namespace, unless it exists with the same numbers.
 
         Raises:
-            ConflictError: it exists with another number of ranks or retained steps.
+            ConflictError: the namespace exists with another number of ranks or retained steps.
         """
         wanted = {"num_ranks": self._world_size, "steps_to_retain_per_rank": self._steps_retained}
         try:
@@ -78,12 +79,12 @@ class ManagedTier:
     def put(
         self, rank: int, step: int, parts: Sequence[memoryview | bytes], meta: dict[str, Any] | None = None
     ) -> None:
-        """Store the parts, one after the other, as the blob of `rank` at `step`. They are sent from where they lie.
+        """Store the concatenated parts as the blob of `rank` at `step`, without copying them in memory.
 
-        `meta` travels in a header, beside the checksum: a few plain values.
+        `meta`: a few plain values, sent in a header with the checksum.
 
         Raises:
-            MemoryTierFullError: the service has no room.
+            MemoryTierFullError: the service has not enough memory.
         """
         views = [memoryview(part).cast("B") for part in parts]
         algorithm, new_checksum = next(iter(self._algorithms.items()))
@@ -99,16 +100,16 @@ class ManagedTier:
             connection.putheader("Content-Type", "application/octet-stream")
             connection.putheader("Shard-Meta", header)
             connection.endheaders()
-            with suppress(ConnectionError):  # who refuses a blob may close at once; the answer says why
+            with suppress(ConnectionError):  # a server may refuse a blob before its end; the answer has the reason
                 for piece in _pieces(views):
                     connection.send(piece)
             self._check(connection.getresponse())
 
     def get(self, rank: int, step: int, into: memoryview | None = None) -> tuple[memoryview, dict[str, Any]]:
-        """The blob of `rank` at `step`, at the start of `into` or in memory of its own, and its `meta`.
+        """Return the blob of `rank` at `step`, at the start of `into` or in new memory, and its `meta`.
 
         Raises:
-            NotFoundError: there is none.
+            NotFoundError: there is no such blob.
             CorruptSnapshotError: the bytes do not match their checksum.
         """
         with self._connection() as connection:
@@ -132,7 +133,7 @@ class ManagedTier:
         return data, {key: value for key, value in meta.items() if key not in ("checksum", "algorithm")}
 
     def latest(self) -> list[int]:
-        """The newest steps that any rank has put, newest first. Whether all ranks have them is not said."""
+        """Return the newest steps stored by any rank, newest first. They may be incomplete."""
         try:
             found = self._ask("GET", f"{self._blobs_path()}/latest?limit={self._steps_retained + 2}")
         except NotFoundError:
@@ -142,7 +143,7 @@ class ManagedTier:
         return sorted(found, reverse=True)
 
     def delete(self, rank: int, step: int) -> None:
-        """Have no blob of `rank` at `step`."""
+        """Delete the blob of `rank` at `step`, if it exists."""
         with suppress(NotFoundError):
             self._ask("DELETE", self._blob_path(rank, step))
 
@@ -201,9 +202,13 @@ def _pieces(views: Sequence[memoryview]) -> Iterator[memoryview]:
 
 
 def _receive(response: http.client.HTTPResponse, into: memoryview | None) -> memoryview:
-    """All of the body, straight into its place. One that ends early is an error."""
+    """Return the whole body, received directly into its memory.
+
+    Raises:
+        HTTPException: the body ended early.
+    """
     length = response.length
-    if length is None:  # chunked: the length shows at the end
+    if length is None:  # chunked: the length is unknown before the end
         body = memoryview(response.read())
         if into is None:
             return body

@@ -1,1 +1,1 @@
-"""What processes of a node ask their memory server, and what memory servers ask each other: declared once."""
+"""Requests to memory servers: from processes of the same node, from other nodes, and to the NIXL process."""

@@ -1,4 +1,4 @@
-"""What a memory server asks the process that runs NIXL for it, over socket pairs, and what that answers."""
+"""Requests of a memory server to its NIXL process over socket pairs, and the answers."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from hyperpod_ext.runtime.memory_server.protocol.request import Done, Request
 
 
 class Started(Declared):
-    """It has loaded NIXL. In its place comes an error where it could not."""
+    """NIXL is loaded. If loading fails, the process sends an error instead."""
 
     version: str
-    """Of NIXL."""
+    """Version of NIXL."""
 
 
 class Lane(Request[Done]):
-    """Requests will come over one more socket, whose descriptor is sent with this. Not answered."""
+    """Also read requests from another socket, whose descriptor comes with this message. No answer."""
 
     sender, reader = "memory server", "NIXL process"
     op: Literal["lane"] = "lane"
 
 
 class MapRegion(Request[Done]):
-    """A region of shared memory, whose descriptor is sent with this, is to be written or read."""
+    """Map a region of shared memory for reads and writes. Its descriptor comes with this message."""
 
     sender, reader = "memory server", "NIXL process"
     op: Literal["map_region"] = "map_region"
     region: Count
-    """Its number from now on."""
+    """Number of the region in later requests."""
     nbytes: Bytes
 
 
 class Exposed(Declared):
     metadata: str
-    """What NIXL of another node needs to reach the region, in base64."""
+    """NIXL's metadata for access to the region from another node, in base64."""
     address: Count
-    """Where it begins."""
+    """Start address of the region."""
 
 
 class Expose(Request[Exposed]):
-    """Other nodes are to read a region until `withdraw`."""
+    """Let other nodes read a region until `withdraw`."""
 
     sender, reader = "memory server", "NIXL process"
     op: Literal["expose"] = "expose"
@@ -49,7 +49,7 @@ class Expose(Request[Exposed]):
 
 
 class Withdraw(Request[Done]):
-    """Nobody is to read the region any more, as far as this `expose` goes. Not answered."""
+    """End one `expose` of a region. No answer."""
 
     sender, reader = "memory server", "NIXL process"
     op: Literal["withdraw"] = "withdraw"
@@ -57,7 +57,7 @@ class Withdraw(Request[Done]):
 
 
 class Forget(Request[Done]):
-    """A region is gone. Not answered."""
+    """Unmap a region. No answer."""
 
     sender, reader = "memory server", "NIXL process"
     op: Literal["forget"] = "forget"
@@ -65,17 +65,17 @@ class Forget(Request[Done]):
 
 
 class ReadRemote(Request[Done]):
-    """Bytes of another node's memory are to be read into a region."""
+    """Read bytes of another node's memory into a region."""
 
     sender, reader = "memory server", "NIXL process"
     op: Literal["read_remote"] = "read_remote"
     metadata: str
-    """From the other node's `Exposed`."""
+    """Metadata of the other node's `Exposed`."""
     address: Count
-    """Where the bytes are there."""
+    """Address of the bytes on the other node."""
     region: Count
     start: Bytes
-    """Where in the region they go."""
+    """Offset in the region for the bytes."""
     nbytes: Bytes
 
 

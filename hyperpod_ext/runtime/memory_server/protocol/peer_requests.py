@@ -1,6 +1,7 @@
-"""What memory servers and restoring workers ask the memory server of another node over TCP, and what it answers.
+"""Requests of memory servers and restoring workers to the memory server of another node over TCP, and the answers.
 
-Both have shown the job's secret before. The first message of a connection carries the protocol's version alone.
+Both sides have proved before that they have the job's secret. The first message of a connection contains only the
+protocol's version.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from hyperpod_ext.runtime.memory_server.protocol.request import Done, Request
 
 class PeerSnapshots(Declared):
     own: Listed[dict[str, Any]]
-    """Of the node's own ranks, as in the answer to `held` of workers."""
+    """Snapshots of the node's own ranks, in the form of the answer to the workers' `held`."""
     replicas: Listed[dict[str, Any]]
 
 
 class PeerHeld(Request[PeerSnapshots]):
-    """Which snapshots the other node has."""
+    """List the node's snapshots."""
 
     sender = "worker"
     op: Literal["held"] = "held"
@@ -34,7 +35,7 @@ class SnapshotHead(Declared):
 
 
 class PeerOpen(Request[SnapshotHead]):
-    """A rank restores from another node's memory."""
+    """Open a snapshot, to restore from another node's memory."""
 
     sender = "worker"
     op: Literal["open"] = "open"
@@ -44,13 +45,13 @@ class PeerOpen(Request[SnapshotHead]):
 
 
 class SnapshotPart(Declared):
-    """The bytes follow."""
+    """The bytes follow this message."""
 
     nbytes: Bytes
 
 
 class Read(Request[SnapshotPart]):
-    """A rank restores: a part of an image that it has opened."""
+    """Read a part of an opened image."""
 
     sender = "worker"
     op: Literal["read"] = "read"
@@ -62,16 +63,15 @@ class Read(Request[SnapshotPart]):
 
 
 class VerifiedParts(Declared):
-    """The bytes of all parts follow, one after another."""
+    """The bytes of all parts follow this message, in order."""
 
     nbytes: Bytes
     crc64nvme: str
-    """Of these bytes."""
+    """Checksum of these bytes."""
 
 
 class ReadParts(Request[VerifiedParts]):
-    """A rank of another number of ranks restores: parts of an image that it has opened, after all of it was verified
-    there."""
+    """Verify all of an opened image, then read parts of it, for a restore with another number of ranks."""
 
     sender = "worker"
     op: Literal["read_parts"] = "read_parts"
@@ -81,131 +81,131 @@ class ReadParts(Request[VerifiedParts]):
     starts: Listed[Bytes]
     """First byte of each part."""
     nbytes: Listed[Bytes]
-    """And how many there are."""
+    """Length of each part."""
 
 
 class PieceHead(Declared):
-    """What is needed to rebuild one rank's image."""
+    """Description of a lost rank's image and of one parity piece."""
 
     manifest: dict[str, Any]
-    """Of the lost rank's snapshot."""
+    """Manifest of the lost rank's snapshot."""
     plan: dict[str, Any]
-    """Its layout."""
+    """Layout of the lost rank's snapshot."""
     stripe: Listed[Count]
-    """The ranks whose images protect each other, in the order in which these are cut."""
+    """Ranks of the stripe, in the order in which their images are cut."""
     nbytes: ByNumber[Bytes]
-    """Length of each image that has a part in the piece."""
+    """Length of each image with a part in the piece, by rank."""
 
 
 class PieceOpen(Request[PieceHead]):
-    """A rank whose state was lost with its node restores."""
+    """Open a parity piece, to rebuild the state of a rank that was lost with its node."""
 
     sender = "worker"
     op: Literal["piece_open"] = "piece_open"
     owner: Count
-    """Rank of the asked node that is in the same stripe: its node keeps the piece under that."""
+    """Rank of the receiving node in the same stripe; the piece is stored under it."""
     save_id: str
     lost: Count
-    """The rank that restores."""
+    """Rank that restores."""
 
 
 class PieceRead(Request[SnapshotPart]):
-    """A part of a parity piece."""
+    """Read a part of a parity piece."""
 
     sender = "worker"
     op: Literal["piece_read"] = "piece_read"
     owner: Count
-    """As in `piece_open`."""
+    """Like `owner` of `piece_open`."""
     save_id: str
     start: Bytes
     nbytes: Bytes
 
 
 class ReplicaBegun(Declared):
-    """One of `token`, `need_plan` and `have` is set."""
+    """Exactly one of `token`, `need_plan` and `have` is set."""
 
     token: Count | None = None
-    """Under which the image is sent."""
+    """Token of the chunks that may now be sent."""
     first: Count = 0
-    """Bytes from the start of the image that are there already: of parameters that are not trained."""
+    """Number of bytes from the start of the image that the receiver already has: frozen parameters."""
     need_plan: bool = False
-    """The layout is not known there: ask again with it."""
+    """The receiver lacks the layout: send the request again with it."""
     have: bool = False
-    """The replica is there already."""
+    """The receiver already has the replica."""
 
 
 class ReplicaBegin(Request[ReplicaBegun]):
-    """A snapshot is due to be copied."""
+    """Prepare to receive a copy of a snapshot."""
 
     sender = "memory server"
     op: Literal["replica_begin"] = "replica_begin"
     manifest: dict[str, Any]
     """Signed with the job's secret."""
     plan: dict[str, Any] | None = None
-    """The layout, where the other side has asked for it."""
+    """The layout, if the receiver lacks it (`need_plan`)."""
 
 
 class PartBegin(Request[ReplicaBegun]):
-    """A snapshot is due, and its group keeps parity: the part that this node is to XOR into its piece."""
+    """Prepare to receive a part of a snapshot and XOR it into the node's parity piece."""
 
     sender = "memory server"
     op: Literal["part_begin"] = "part_begin"
     manifest: dict[str, Any]
-    """Of the whole snapshot, signed with the job's secret."""
+    """Manifest of the whole snapshot, signed with the job's secret."""
     plan: dict[str, Any] | None = None
-    """As in `replica_begin`."""
+    """The layout, if the receiver lacks it (`need_plan`)."""
     stripe: Listed[Count]
-    """The ranks whose images protect each other, as the sender knows them."""
+    """Ranks of the stripe, according to the sender."""
     crc64nvme: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$", examples=["00000000000000ab"])]
-    """Of the part."""
+    """Checksum of the part."""
 
 
 class PieceComplete(Declared):
     complete: bool
-    """False: parts of others have yet to come."""
+    """False: parts of other ranks have not arrived yet."""
 
 
 class AskPiece(Request[PieceComplete]):
-    """A part was sent: are those of all others of its stripe there, too? Until then the step before is kept."""
+    """Return whether a parity piece has the parts of all its ranks. Until then the sender keeps the step before."""
 
     sender = "memory server"
     op: Literal["ask_piece"] = "ask_piece"
     owner: Count
-    """Rank whose part was sent."""
+    """Rank of the part that the sender has sent."""
     save_id: str
     step: Count
     wait_s: Annotated[Seconds, Field(le=10.0)]
-    """How long the answer may take."""
+    """Maximum wait before the answer."""
 
 
 class OfferAnswer(Declared):
     why_not: str = ""
-    """Why the bytes are to be sent as `chunk`s; empty: they are read as they are announced."""
+    """Why the receiver cannot read the memory, so that the bytes must be sent as `chunk`s; empty: it can."""
 
 
 class OfferMemory(Request[OfferAnswer]):
-    """A replica was begun, and its bytes may be read from the sender's memory with NIXL."""
+    """Read the bytes of a begun replica from the sender's memory with NIXL."""
 
     sender = "memory server"
     op: Literal["offer_memory"] = "offer_memory"
     token: Count
     version: str
-    """Of NIXL: both sides need the same."""
+    """Version of NIXL, which must be the same on both sides."""
     metadata: Annotated[str, Field(max_length=1 << 20)]
-    """What NIXL needs to reach that memory, in base64."""
+    """NIXL's metadata for access to that memory, in base64."""
     address: Count
-    """Where the image begins there."""
+    """Start address of the image in that memory."""
     signature: str
-    """Of all this, with the job's secret: NIXL reads no metadata that the job's processes have not written."""
+    """Signature of all fields with the job's secret: NIXL must only read metadata of the job's own processes."""
 
 
 class ChunksRead(Declared):
     failed: str = ""
-    """Why they could not be read, and are still due; empty: they are there."""
+    """Why the read failed, so that the chunks must be sent; empty: it succeeded."""
 
 
 class ReadChunks(Request[ChunksRead]):
-    """Bytes of a replica are to be read from the memory that was offered; a few chunks at once."""
+    """Read bytes of a replica from the offered memory, a few chunks at once."""
 
     sender = "memory server"
     op: Literal["read_chunks"] = "read_chunks"
@@ -215,7 +215,8 @@ class ReadChunks(Request[ChunksRead]):
 
 
 class Chunk(Request[Done]):
-    """A part of a replica, or of a part for parity; its bytes follow. Some are sent before the first is answered."""
+    """Receive a chunk of a replica or of a parity part. Its bytes follow. Several may be sent before the first answer.
+    """
 
     sender = "memory server"
     op: Literal["chunk"] = "chunk"
@@ -225,7 +226,7 @@ class Chunk(Request[Done]):
 
 
 class ReplicaEnd(Request[Done]):
-    """All chunks of a replica, or of a part for parity, were sent."""
+    """Complete a replica or a parity part after its last chunk."""
 
     sender = "memory server"
     op: Literal["replica_end"] = "replica_end"
@@ -233,14 +234,14 @@ class ReplicaEnd(Request[Done]):
 
 
 class PeerEvents(Request[Done]):
-    """Events of a node's processes, for the memory server that shows the job's numbers."""
+    """Add events of a node's processes to the job's metrics, which node 0's memory server exports."""
 
     sender = "memory server"
     op: Literal["events"] = "events"
     epoch: float
     """Unix time at 0 of the clock of these events."""
     lines: Listed[str]
-    """As in an event log."""
+    """Lines of an event log."""
 
 
 AnyPeerRequest = (

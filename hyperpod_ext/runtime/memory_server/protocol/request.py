@@ -1,4 +1,4 @@
-"""The base of requests to a memory server, each of which names the kind of its answer."""
+"""Base class of requests to a memory server, which names the kind of the answer."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ A_co = TypeVar("A_co", bound=Declared, covariant=True)
 
 
 class Request(Declared, Generic[A_co]):
-    """A question, or an order; `A_co` is what answers it."""
+    """A request with an answer of type `A_co`."""
 
     reader = "memory server"
 
     @classmethod
     def answer_kind(cls) -> type[A_co]:
-        """What answers it."""
-        # pydantic keeps a model's type arguments there, and has no public way to ask for them
+        """Return the type of the answer."""
+        # pydantic keeps a model's type arguments there; it has no public function for them
         kind: type[A_co] = cls.__mro__[1].__pydantic_generic_metadata__["args"][0]  # type: ignore[attr-defined]
         return kind
 
 
 class Done(Declared):
-    """It is done, and there is nothing to say."""
+    """The request was carried out; there is no result."""
 
 
 def read_answer(request: Request[A], answer: Mapping[str, Any]) -> A:
-    """The answer to a request.
+    """Return the parsed answer to a request.
 
     Raises:
-        HyperpodExtError: the server refuses; its error, as its own type.
-        WireError: it is no answer to this request.
+        HyperpodExtError: the server's error, as its own type.
+        WireError: the message is not an answer to this request.
     """
     if "error" in answer:
         raise error_of(answer["error"])
@@ -43,13 +43,13 @@ def read_answer(request: Request[A], answer: Mapping[str, Any]) -> A:
 
 
 def refusal(error: Exception) -> Message:
-    """What a server answers in place of what was asked for."""
+    """Return the answer of a server that refuses a request."""
     known = error if isinstance(error, errors.HyperpodExtError) else errors.HyperpodExtError(str(error) or repr(error))
     return {"error": known.to_json()}
 
 
 def error_of(described: Mapping[str, Any]) -> errors.HyperpodExtError:
-    """The error that `HyperpodExtError.to_json` described on the other side."""
+    """Return the error that the other side described with `HyperpodExtError.to_json`."""
     kind = getattr(errors, str(described.get("code")), errors.HyperpodExtError)
     if not (isinstance(kind, type) and issubclass(kind, errors.HyperpodExtError)) or issubclass(
         kind, errors.ConfigError

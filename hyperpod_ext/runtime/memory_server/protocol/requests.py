@@ -1,6 +1,6 @@
-"""What workers, agents and scripts ask the memory server of their node, over its Unix socket, and what it answers.
+"""Requests of workers, agents and scripts to their node's memory server over its Unix socket, and the answers.
 
-The first request of a connection carries the protocol's version (`with_version`).
+The first request of a connection contains the protocol's version (`with_version`).
 """
 
 from __future__ import annotations
@@ -25,61 +25,61 @@ from hyperpod_ext.runtime.ipc.declared import (
 from hyperpod_ext.runtime.memory_server.protocol.request import Done, Request
 
 Start = Annotated[int, Field(ge=-1, lt=1 << 63)]
-"""The step after which something begins; -1: before step 0."""
+"""Step after which a generation begins; -1: before step 0."""
 WhenBusy = Literal["wait", "skip", "supersede"]
 CheckpointId = Annotated[tuple[str, str], Strict(False)]
 """URL of a durable tier, and a save id there."""
 
-# --- a worker saves -----------------------------------------------------------------------------
+# --- saves of a worker --------------------------------------------------------------------------
 
 
 class Mapped(Declared):
-    """Comes with a descriptor of the memory; without one where there is none."""
+    """A descriptor of the memory comes with this message, unless there is no memory (`slots` is 0)."""
 
     slots: Count
     slot_bytes: Bytes = 0
-    """Of each slot."""
+    """Size of each slot."""
 
 
 class Map(Request[Mapped]):
-    """A rank needs its slots; what comes is shared memory."""
+    """Return a rank's slots as shared memory."""
 
     sender = "worker"
     op: Literal["map"] = "map"
     owner: Count
     """Rank."""
     slot_bytes: Bytes
-    """The least that each slot is to hold; 0: only what an earlier process of the rank has left."""
+    """Minimum size of each slot; 0: only return existing slots of an earlier process of the rank."""
 
 
 class AddPlan(Request[Done]):
-    """A rank has laid out its state anew."""
+    """Keep a new layout of a rank's state."""
 
     sender = "worker"
     op: Literal["add_plan"] = "add_plan"
     digest: str
     document: dict[str, Any]
-    """The layout, which must have that digest."""
+    """The layout with this digest."""
 
 
 class FreeSlot(Declared):
     next_slot: Count | None
-    """Index; null: this save is to be skipped."""
+    """Index of the slot; null: skip this save."""
 
 
 class NextSlot(Request[FreeSlot]):
-    """A rank is about to save, and no earlier answer has named its next slot."""
+    """Return the slot for a rank's next save. Needed only if no earlier answer contained it."""
 
     sender = "worker"
     op: Literal["next_slot"] = "next_slot"
     owner: Count
     """Rank."""
     when_busy: WhenBusy
-    """What to do while all slots are in use: wait for one, skip the save, or give up a copy."""
+    """Action while all slots are in use: wait for one, skip the save, or cancel a copy."""
 
 
 class Begin(Request[Done]):
-    """A rank writes a slot from now on. Its answer is read later."""
+    """Let a rank write a slot. The rank reads the answer later."""
 
     sender = "worker"
     op: Literal["begin"] = "begin"
@@ -92,7 +92,7 @@ class Begin(Request[Done]):
 
 
 class Stepped(Request[Done]):
-    """A rank has made a step that is not saved. The server does not answer."""
+    """Record a rank's step without a save. No answer."""
 
     sender = "worker"
     op: Literal["stepped"] = "stepped"
@@ -101,34 +101,34 @@ class Stepped(Request[Done]):
 
 
 class SaveRecord(Declared):
-    """What a rank says of its snapshot."""
+    """A rank's description of its snapshot."""
 
     save_id: str
     world_size: Count
     own_digest: str
-    """Of what this rank alone knows."""
+    """Digest of the state that only this rank has."""
     plan: str
     """Digest of the layout."""
     nbytes: Bytes
-    """Of the image."""
+    """Size of the image."""
     values: list[Any]
     """Plain values of the state, in the layout's order."""
     extras: dict[str, Any]
     saved_at: Annotated[float, Unit("Unix s")]
     checked: Annotated[tuple[Bytes, str], Strict(False)] | None = None
-    """So many bytes from the start have this CRC64-NVME already."""
+    """Number of bytes from the start with a known CRC64-NVME, and that checksum."""
     provisional: bool = False
-    """Nothing is copied to other tiers before `resolve`."""
+    """Whether the snapshot must not be copied to other tiers before `resolve`."""
 
 
 class Sealed(Declared):
     crc64nvme: str
     next_slot: Count | None
-    """Where the next save goes, if it is free already."""
+    """Slot for the next save; null: none is free yet."""
 
 
 class Seal(Request[Sealed]):
-    """A rank has written its slot. Its answer is read later."""
+    """Checksum and seal a written slot. The rank reads the answer later."""
 
     sender = "worker"
     op: Literal["seal"] = "seal"
@@ -139,7 +139,7 @@ class Seal(Request[Sealed]):
 
 
 class Resolve(Request[Done]):
-    """A rank knows whether its provisional snapshot is consistent. Its answer is read later."""
+    """Keep or drop a provisional snapshot. The rank reads the answer later."""
 
     sender = "worker"
     op: Literal["resolve"] = "resolve"
@@ -147,25 +147,25 @@ class Resolve(Request[Done]):
     """Rank."""
     save_id: str
     keep: bool
-    """False: the snapshot is dropped."""
+    """Whether the snapshot is consistent; false: drop it."""
 
 
-# --- somebody restores --------------------------------------------------------------------------
+# --- restores -----------------------------------------------------------------------------------
 
 
 class Image(Declared):
-    """Comes with a descriptor of the memory that the image lies in."""
+    """A descriptor of the memory with the image comes with this message."""
 
     manifest: dict[str, Any]
     plan: dict[str, Any] | None
-    """The layout; null where the asker knows it."""
+    """The layout; null: its digest is `known_plan`."""
     offset: Bytes
     bound: bool = True
-    """False: the checkpoint has no MACs, so that its bytes may be anybody's."""
+    """Whether MACs prove that the job wrote the bytes; false: the checkpoint has no MACs."""
 
 
 class Open(Request[Image]):
-    """A rank restores from this node's memory."""
+    """Return a snapshot in this node's memory."""
 
     sender = "worker"
     op: Literal["open"] = "open"
@@ -173,11 +173,11 @@ class Open(Request[Image]):
     """Rank that saved it."""
     save_id: str
     known_plan: str = ""
-    """Digest of the layout that need not be sent."""
+    """Digest of a layout that the sender has, so that it is not sent again."""
 
 
 class Fetch(Request[Image]):
-    """A rank restores from a durable tier; the image is brought into this node's memory first."""
+    """Read a rank's snapshot from a durable tier into this node's memory, and return it."""
 
     sender = "worker"
     op: Literal["fetch"] = "fetch"
@@ -187,17 +187,17 @@ class Fetch(Request[Image]):
 
 
 class ImageHead(Declared):
-    """What is known of an image without its bytes."""
+    """The description of an image, without its bytes."""
 
     manifest: dict[str, Any]
     plan: dict[str, Any]
     """The layout."""
     bound: bool = True
-    """As of an image."""
+    """Whether MACs prove that the job wrote the bytes; false: the checkpoint has no MACs."""
 
 
 class FetchHead(Request[ImageHead]):
-    """A rank looks whether it needs anything of a snapshot in a durable tier."""
+    """Return the description of a snapshot in a durable tier, so that a rank can check which parts it needs."""
 
     sender = "worker"
     op: Literal["fetch_head"] = "fetch_head"
@@ -208,13 +208,13 @@ class FetchHead(Request[ImageHead]):
 
 class Snapshots(Declared):
     snapshots: Listed[dict[str, Any]]
-    """Of each whole one: rank, world_size, step, save_id, nbytes, crc64nvme, plan, own_digest, saved_at, generation,
-    content, sharing, state, and whether it is a replica of another node's rank."""
+    """Each complete snapshot: rank, world_size, step, save_id, nbytes, crc64nvme, plan, own_digest, saved_at,
+    generation, content, sharing, state, and whether it is a replica of another node's rank."""
     pieces: Listed[dict[str, Any]] = ()
-    """Of each whole parity piece: rank of this node in its stripe, world_size, step, save_id, generation, nbytes, and
-    the stripe, the ranks whose images protect each other."""
+    """Each complete parity piece: this node's rank in the stripe, world_size, step, save_id, generation, nbytes, and
+    stripe (the ranks whose images protect each other)."""
     disk: dict[str, Any] = {}
-    """What the node's disks have: snapshots, newest generation, problems; see `DiskState`."""
+    """Contents of the node's disks: snapshots, newest generation, problems; see `DiskState`."""
 
 
 class Held(Request[Snapshots]):
@@ -223,67 +223,68 @@ class Held(Request[Snapshots]):
     sender = "agent, rank 0 of a node"
     op: Literal["held"] = "held"
     owner: Count | None = None
-    """Rank whose earlier processes' requests are answered first."""
+    """Rank: answer only after the requests of its earlier processes are done."""
     pid: Count = 0
-    """Process of that rank whose requests are not waited for."""
+    """Process of that rank that is not waited for."""
 
 
 class DurableCheckpoints(Declared):
     checkpoints: Listed[dict[str, Any]]
-    """Of each: step, generation, save_id, world_size, tier, url, folder."""
+    """Each checkpoint: step, generation, save_id, world_size, tier, url, folder."""
     generation: Count
-    """The newest that any tier knows of."""
+    """Newest generation in any tier."""
     problems: Listed[str]
     unreachable: Listed[str]
-    """Those of the problems that leave open whether a tier has a newer one."""
+    """Problems that may hide a newer checkpoint of a tier."""
 
 
 class Durable(Request[DurableCheckpoints]):
-    """It is to be decided what to restore, and memory alone does not do."""
+    """List the newest checkpoints in durable tiers, because memory alone is not enough to restore."""
 
     sender = "agent, rank 0 of a node"
     op: Literal["durable"] = "durable"
     exclude: Listed[CheckpointId] = ()
-    """Those that were refused."""
+    """Refused checkpoints."""
 
 
-# --- generations, and who there is --------------------------------------------------------------
+# --- generations, nodes and ranks ---------------------------------------------------------------
 
 
 class Fence(Request[Done]):
-    """A generation begins: writers of earlier ones are refused."""
+    """Begin a generation: refuse writers of earlier ones."""
 
     sender = "agent, rank 0 of a node"
     op: Literal["fence"] = "fence"
     generation: Count
     step: Start | None = None
-    """Where it begins; later snapshots of earlier generations are dropped. Null: that is not certain yet."""
+    """Step after which the generation begins: later snapshots of earlier generations are dropped. Null: not decided
+    yet, so none are dropped."""
     run: str = ""
-    """Names this run of the job among others of the same name."""
+    """Name of this run of the job, among runs of jobs of the same name."""
     stored: Listed[str] = ()
     """URLs of the durable tiers that have this step already."""
     again: bool = True
-    """Whether the generation saves this step once more: an upload of the former snapshot is given up then."""
+    """Whether the generation saves this step once more, so that an upload of its earlier snapshot is cancelled."""
 
 
 class Enter(Request[Done]):
-    """A generation begins on a node without an agent, maybe with other ranks than the run before had."""
+    """Begin a generation on a node without our agent, maybe with other ranks than in the run before."""
 
     sender = "rank 0 of a node"
     op: Literal["enter"] = "enter"
     generation: Count
     base: Start
-    """Step after which it begins."""
+    """Step after which the generation begins."""
     drop: Start | None
-    """Later snapshots of earlier generations are dropped; null: none are."""
+    """Drop snapshots of earlier generations after this step; null: drop none."""
     run: str
-    """As in `fence`."""
+    """Name of this run of the job, among runs of jobs of the same name."""
     node: Count
     nodes: Count
     owners: Count
-    """Ranks of this node."""
+    """Number of ranks of this node."""
     first: Address | None = None
-    """Where the memory server of node 0 listens, which shows the job's numbers."""
+    """Address of node 0's memory server, which exports the job's metrics."""
 
 
 class PeerPort(Declared):
@@ -292,7 +293,7 @@ class PeerPort(Declared):
 
 
 class Listen(Request[PeerPort]):
-    """Other nodes are to reach this memory server."""
+    """Serve other nodes on a port, and return it."""
 
     sender = "agent, rank 0 of a node"
     op: Literal["listen"] = "listen"
@@ -301,52 +302,52 @@ class Listen(Request[PeerPort]):
 
 
 class Peers(Request[Done]):
-    """Nodes have come or gone, or a memory server was started anew."""
+    """Use these memory servers of other nodes. Sent after nodes joined or left, or a memory server was restarted."""
 
     sender = "agent, rank 0 of a node"
     op: Literal["peers"] = "peers"
     peers: ByNumber[Address]
-    """Where each node's memory server is reached, this one's too."""
+    """Address of each node's memory server, including this node's."""
     domains: ByNumber[str]
-    """What fails together: a name for each node."""
+    """Name of each node's failure domain."""
     servers_lost: Count = 0
-    """Memory servers of the job that were lost so far: those of nodes that are not named here, too."""
+    """Number of the job's memory servers lost so far, including those of nodes not in `peers`."""
     group: ByNumber[Listed[Count]] = {}
-    """Ranks of each node that keeps parity with this one, this one's too; none: there is no parity."""
+    """Ranks of each node of this node's parity group; empty: no parity."""
 
 
 class Rescale(Request[Done]):
-    """A generation begins of a job whose number of ranks changes."""
+    """Set the numbers of nodes and ranks for a new generation after a resize."""
 
     sender = "agent"
     op: Literal["rescale"] = "rescale"
     nodes: Count
-    """How many there are from now on."""
+    """New number of nodes."""
     owners: Count
-    """Ranks of this one."""
+    """New number of ranks of this node."""
 
 
 class ReleaseDeparted(Request[Done]):
-    """The job has gone on after a resize: what ranks that are elsewhere now had here is not needed."""
+    """Free the memory of ranks that a resize has moved to other nodes. Sent when the resized job is training."""
 
     sender = "agent"
     op: Literal["release_departed"] = "release_departed"
     ranks: Listed[Count]
-    """Those of this node."""
+    """Ranks of this node."""
     world_size: Count
 
 
 class KeepOnly(Request[Done]):
-    """This node's ranks have several snapshots of their own: what ranks of earlier runs left is not needed."""
+    """Free the memory of other ranks of earlier runs. Sent when this node's ranks have several snapshots."""
 
     sender = "rank 0 of a node"
     op: Literal["keep_only"] = "keep_only"
     ranks: Listed[Count]
-    """Those of this node."""
+    """Ranks of this node."""
 
 
 class Ended(Request[Done]):
-    """A worker is dying; no more requests come from it."""
+    """Read no more requests of a dying worker."""
 
     sender = "agent"
     op: Literal["ended"] = "ended"
@@ -359,40 +360,40 @@ class Others(Declared):
 
 
 class WaitOthers(Request[Others]):
-    """A script's ranks begin: nobody else may train under the job's name."""
+    """Wait until no process of another script may be saving under the job's name. Sent when a script begins."""
 
     sender = "rank 0 of a node"
     op: Literal["wait_others"] = "wait_others"
     pids: Listed[Count]
-    """Processes of the script."""
+    """Processes of the sender's script."""
     timeout_s: Seconds
-    """How long the others are given to end."""
+    """Time limit for the other processes to end."""
 
 
 # --- copies to other tiers ----------------------------------------------------------------------
 
 
 class ScheduleCopy(Request[Done]):
-    """A step is due on a tier that goes by time, or by steps that the coordinator names."""
+    """Copy a step to a tier with an interval in time, or with steps chosen by the coordinator."""
 
     sender = "agent, rank 0 of a node"
     op: Literal["schedule_copy"] = "schedule_copy"
     step: Count
     kind: str | None = None
-    """Kind of the tier; null: every durable one."""
+    """Kind of the tier; null: every durable tier."""
 
 
 class PeerSchedule(Request[Done]):
-    """A generation begins: what was scheduled before for copies to peers counts no more."""
+    """Forget the steps scheduled for peer copies, because a new generation begins."""
 
     sender = "agent"
     op: Literal["peer_schedule"] = "peer_schedule"
     step: Count | None
-    """The one that is due; null: the policy's `every_steps` counts."""
+    """Next due step; null: the policy's `every_steps` counts."""
 
 
 class ReplicateNow(Request[Done]):
-    """This node may be about to go: its newest snapshots are copied to peers, due or not."""
+    """Copy the newest snapshots to peers, due or not, because this node may leave soon."""
 
     sender = "rank 0 of a node"
     op: Literal["replicate_now"] = "replicate_now"
@@ -400,13 +401,13 @@ class ReplicateNow(Request[Done]):
 
 class UploadProgress(Declared):
     idle: bool
-    """False: the time was over first."""
+    """False: the time limit came first."""
     tiers: Listed[dict[str, Any]]
-    """Of each: tier, arrived, newest_step, left_ranks, left_bytes, error. None where this node has no part in it."""
+    """Each tier: tier, arrived, newest_step, left_ranks, left_bytes, error. Empty: this node has no snapshot of it."""
 
 
 class UploadNow(Request[UploadProgress]):
-    """The job ends: one checkpoint is brought to every durable tier, due or not."""
+    """Upload one checkpoint to every durable tier, due or not, because the job ends."""
 
     sender = "agent, rank 0 of a node"
     op: Literal["upload_now"] = "upload_now"
@@ -416,11 +417,11 @@ class UploadNow(Request[UploadProgress]):
 
 class Idle(Declared):
     idle: bool
-    """False: the time was over first."""
+    """False: the time limit came first."""
 
 
 class WaitIdle(Request[Idle]):
-    """Whoever asks leaves once all copies that are due have arrived or failed."""
+    """Wait until all due copies have arrived or failed. Sent before the sender ends."""
 
     sender = "agent, rank 0 of a node"
     op: Literal["wait_idle"] = "wait_idle"
@@ -429,11 +430,11 @@ class WaitIdle(Request[Idle]):
 
 class Reached(Declared):
     reached: bool
-    """False: the time was over first."""
+    """False: the time limit came first."""
 
 
 class WaitState(Request[Reached]):
-    """A benchmark waits for a snapshot's copies."""
+    """Wait for a snapshot's copies."""
 
     sender = "benchmark"
     op: Literal["wait_state"] = "wait_state"
@@ -445,26 +446,26 @@ class WaitState(Request[Reached]):
 
 
 class CheckTiers(Request[Done]):
-    """A script begins: can checkpoints be written to every durable tier?"""
+    """Check that checkpoints can be written to every durable tier. Sent when a script begins."""
 
     sender = "rank 0 of a node"
     op: Literal["check_tiers"] = "check_tiers"
 
 
-# --- what people see ----------------------------------------------------------------------------
+# --- status -------------------------------------------------------------------------------------
 
 
 class ServerStatus(Declared):
     snapshots: Listed[dict[str, Any]]
-    """As in the answer to `held`."""
+    """Snapshots, in the form of the answer to `held`."""
     pieces: Listed[dict[str, Any]] = ()
-    """As there."""
+    """Parity pieces, in the form of the answer to `held`."""
     copying: Listed[dict[str, Any]]
-    """Of each tier: counts of copies, bytes_sent, the newest step, last_error."""
+    """Each tier: numbers of copies, bytes_sent, the newest step, last_error."""
 
 
 class Status(Request[ServerStatus]):
-    """Every few seconds, for events; and for `hp-ext checkpoints`."""
+    """Return the server's snapshots and copies: every few seconds for events, and for `hp-ext checkpoints`."""
 
     sender = "agent, command line"
     op: Literal["status"] = "status"
@@ -473,11 +474,11 @@ class Status(Request[ServerStatus]):
 class ServerProcess(Declared):
     pid: Count
     config: dict[str, Any]
-    """With which it was started."""
+    """Configuration with which the server was started."""
 
 
 class Handshake(Request[ServerProcess]):
-    """A script's rank has found a memory server, or started one."""
+    """Return the server's process id and configuration, after a rank has connected to it or started it."""
 
     sender = "rank 0 of a node"
     op: Literal["handshake"] = "handshake"
@@ -488,7 +489,7 @@ AnyOrder = (
     AddPlan | Begin | Stepped | Resolve | Ended | Fence | Enter | Peers | Rescale | ReleaseDeparted | KeepOnly
     | ScheduleCopy | PeerSchedule | ReplicateNow | CheckTiers
 )
-"""Answered by `Done`."""
+"""Requests with the answer `Done`."""
 AnyQuestion = (
     Map | NextSlot | Seal | Open | Fetch | FetchHead | Held | Durable | Listen | WaitOthers | UploadNow | WaitIdle
     | WaitState | Status | Handshake
