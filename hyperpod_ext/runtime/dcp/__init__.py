@@ -2,7 +2,7 @@
 
     from hyperpod_ext.runtime import TieredStorageReader, TieredStorageWriter, Tiers
 
-They are loaded on first use, so that the memory server started by them never imports torch.
+These classes are imported at their first use, so that the memory server never imports torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which commit all ranks load, and from where each: agreed, opened and verified together, or refused together."""
+"""Choose the step that all ranks load and each rank's source. A source that fails on one rank is refused by all."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from hyperpod_ext.runtime.snapshot.snapshot import Snapshot
 
 @dataclass(frozen=True)
 class Refused:
-    """A source that failed one of the ranks, and why."""
+    """A source that a rank could not read, and the reason."""
 
     place: OfferKey
     why: str
 
 
 class Loader(Protocol):
-    """The tiers, as this rank reaches them, and the other ranks."""
+    """This rank's access to the tiers and to the other ranks."""
 
     rank: int
     nodes: Nodes
@@ -37,20 +37,20 @@ class Loader(Protocol):
     def gather_found(
         self, found: Mapping[int, Any], failures: Sequence[Refused]
     ) -> tuple[dict[int, Any], list[Refused]]:
-        """What each rank has opened, and what failed, from all ranks."""
+        """Return the opened snapshots and the failures of all ranks. Called by all ranks together."""
 
     def open_source(self, source: Source) -> Snapshot:
-        """One rank's snapshot; its manifest is verified, its bytes are not yet. By each rank for itself."""
+        """Return one rank's snapshot with a verified manifest. Its bytes are not verified. Called by a single rank."""
 
 
 class Choice:
-    """A commit that is being loaded."""
+    """The step that is being loaded."""
 
     def __init__(self, tiers: Loader, decision: Decision) -> None:
         self._tiers, self.decision = tiers, decision
         self._snapshots: dict[int, Snapshot] = {}
         self._shards: dict[tuple[int, int], torch.Tensor] = {}
-        """Verified, by rank and number of the item in its image."""
+        """Verified shards, by rank and index of the item in the rank's image."""
         self.contents: Contents
 
     @property
@@ -58,7 +58,7 @@ class Choice:
         return self.decision.step
 
     def open(self) -> list[Refused]:
-        """Learn what the commit holds, from all ranks together; returns what could not be opened."""
+        """Open the snapshots of the step, on all ranks together; return those that could not be opened."""
         mine: dict[int, Any] = {}
         failures: list[Refused] = []
         for rank in self._assigned[self._tiers.rank]:
@@ -66,9 +66,9 @@ class Choice:
                 snapshot = self._snapshot(rank)
                 assert snapshot.manifest is not None
                 if self._source(rank).kind == "durable":
-                    _ = snapshot.image  # each file's MAC is checked by one rank, before the step counts as one to load
+                    _ = snapshot.image  # checks the file's MAC, on one rank, before the step is chosen
                 mine[rank] = {"manifest": snapshot.manifest, "plan": snapshot.plan.to_json()}
-            except Exception as error:  # whatever it is, the others wait for this rank's vote
+            except Exception as error:  # any error, because the other ranks wait for this rank's answer
                 failures.append(self._refusal(rank, error))
         found, failures = self._tiers.gather_found(mine, failures)
         if not failures:
@@ -84,7 +84,7 @@ class Choice:
         return contents_of(parts)
 
     def verify(self, places: Iterable[tuple[str, tuple[int, ...]]]) -> list[Refused]:
-        """Bring these shards here, verified; returns, on all ranks, what failed."""
+        """Read and verify the shards that this rank needs; return the failures of all ranks, on every rank."""
         failures: list[Refused] = []
         wanted: dict[int, set[int]] = {}
         for place in places:
@@ -95,22 +95,22 @@ class Choice:
                 snapshot, chosen = self._snapshot(rank), sorted(numbers)
                 shards = snapshot.read([snapshot.plan.items[number] for number in chosen])
                 self._shards |= {(rank, number): shard for number, shard in zip(chosen, shards, strict=True)}
-            except Exception as error:  # whatever it is, the others wait for this rank's vote
+            except Exception as error:  # any error, because the other ranks wait for this rank's answer
                 failures.append(self._refusal(rank, error))
         return self._tiers.gather_found({}, failures)[1]
 
     def shard(self, place: tuple[str, tuple[int, ...]]) -> torch.Tensor:
-        """A shard's bytes, verified before."""
+        """Return a shard that `verify` has read."""
         return self._shards[self._holder(place)]
 
     def value(self, name: str) -> Any:
         return self.contents.value(name, self.decision.source(self._tiers.rank).rank)
 
-    # --- where from -----------------------------------------------------------------------------
+    # --- sources --------------------------------------------------------------------------------
 
     @cached_property
     def _assigned(self) -> dict[int, list[int]]:
-        """Ranks of the commit that each rank of now opens for all: its own, or its share of them."""
+        """Saved ranks whose snapshots each current rank opens for all. Together they are all ranks of the step."""
         assigned: dict[int, list[int]] = {rank: [] for rank in self.decision.sources}
         having: dict[int, list[int]] = {}
         for rank, sources in sorted(self.decision.sources.items()):
@@ -121,7 +121,8 @@ class Choice:
         return assigned
 
     def _holder(self, place: tuple[str, tuple[int, ...]]) -> tuple[int, int]:
-        """Rank whose image gives a shard: the one that this rank was given, where that has it."""
+        """Return rank and item of an image with this shard: the image of this rank's own source, if it has the shard.
+        """
         holders = self.contents.holders[place]
         own = self.decision.source(self._tiers.rank).rank
         return next((held for held in holders if held[0] == own), holders[0])
@@ -132,14 +133,14 @@ class Choice:
         return self._snapshots[owner]
 
     def _source(self, owner: int) -> Source:
-        """Where this rank gets `owner`'s image: as decided, or, for one that it was not given, as others get it."""
+        """Return this rank's source of `owner`'s image: its own source, or else that of another rank."""
         mine, node = self._tiers.rank, self._tiers.nodes.node_of
         ranks = sorted(self.decision.sources, key=lambda rank: (rank != mine, node[rank] != node[mine], rank))
         for rank in ranks:
             for source in self.decision.sources[rank]:
                 if source.rank == owner:
                     return self._seen_from(source, node[rank], node[mine])
-        raise NoCheckpointError(f"nobody has the state of rank {owner} at step {self.step}")
+        raise NoCheckpointError(f"no source has the state of rank {owner} at step {self.step}")
 
     @staticmethod
     def _seen_from(source: Source, there: int, here: int) -> Source:

@@ -1,7 +1,7 @@
-"""What all ranks must know alike, exchanged as JSON in tensors over a group of our own. Never pickle.
+"""Exchange JSON among all ranks, as tensors over a separate process group. Nothing is pickled.
 
-A group of our own, so that nothing here meets the script's collectives out of order, and on gloo, so
-that it works beside NCCL and in a thread.
+The group is separate so that these collectives cannot be mixed up with the script's. It uses gloo, which works next to
+NCCL and in a thread.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from hyperpod_ext.runtime.memory_server.protocol.request import error_of
 
 
 class Ranks:
-    """The ranks that save and load together. Making one, and every method, is a call for all of them."""
+    """The ranks that save and load together. All of them must make this object and call its methods in the same order.
+    """
 
     def __init__(self) -> None:
         self.rank, self.world_size = 0, 1
@@ -28,7 +29,7 @@ class Ranks:
         if dist.is_available() and dist.is_initialized():
             self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
             if self.world_size > 1:
-                # never destroyed by us: gloo may wait for ever for a rank that has ended before
+                # never destroyed: gloo may wait for ever for a rank that has ended already
                 self._group = dist.new_group(backend="gloo")
 
     @property
@@ -36,10 +37,13 @@ class Ranks:
         return self._group
 
     def all_gather(self, what: str, value: Any) -> list[Any]:
-        """What every rank says, by rank.
+        """Return every rank's value, by rank.
 
         Args:
-            what: names the question; ranks that are at different ones are told so.
+            what: name of the call.
+
+        Raises:
+            JobFailedError: ranks are in different calls.
         """
         data = json.dumps(value).encode()
         with self._one_at_a_time:
@@ -52,7 +56,7 @@ class Ranks:
         return [_read(tensor, size) for tensor, size in zip(theirs, sizes, strict=True)]
 
     def broadcast(self, what: str, value: Any = None) -> Any:
-        """What rank 0 says; the others' `value` does not count."""
+        """Return rank 0's value. The other ranks' `value` is ignored."""
         data = json.dumps(value).encode() if self.rank == 0 else b""
         with self._one_at_a_time:
             size = self._sizes(what, len(data))[0]
@@ -63,10 +67,10 @@ class Ranks:
         return _read(padded, size)
 
     def vote(self, what: str, error: Exception | None) -> None:
-        """Go on together or fail together.
+        """Return on all ranks, or raise on all ranks.
 
         Raises:
-            HyperpodExtError: of the lowest rank that has one, on every rank alike.
+            HyperpodExtError: the error of the lowest rank with an error, on every rank.
         """
         answers = self.all_gather(what, None if error is None else _described(error))
         for rank, described in enumerate(answers):
@@ -76,7 +80,7 @@ class Ranks:
                 raise error_of(described) from error
 
     def _sizes(self, what: str, size: int) -> list[int]:
-        """Length of each rank's message, all being at `what`."""
+        """Exchange message lengths, and check that all ranks are in the same call `what`."""
         if self._group is None:
             return [size]
         mine = torch.tensor([zlib.crc32(what.encode()), size], dtype=torch.int64)

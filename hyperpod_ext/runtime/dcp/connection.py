@@ -1,4 +1,4 @@
-"""How the ranks of a script meet: each other, their node's memory server, and the servers of other nodes."""
+"""Connect the ranks of a script to each other, to their node's memory server, and to those of other nodes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class MemoryConnection:
-    """One rank's line to its node's memory server. Every call is for all ranks together, or says otherwise."""
+    """One rank's connection to its node's memory server. All ranks call each method together, unless noted."""
 
     def __init__(self, job: str, policy: CheckpointPolicy, secret_file: Path | None, idle_exit_s: float) -> None:
         self._job, self._policy = job, policy
@@ -42,10 +42,10 @@ class MemoryConnection:
         self._pids = [int(each["pid"]) for each in ranks]
         self.node = self.nodes.node_of[self.ranks.rank]
         self.leads = self.nodes.leader(self.node) == self.ranks.rank
-        """Whether this rank speaks for its node."""
+        """Whether this rank sends its node's requests to the memory server."""
         agent = os.environ.get(ENV_MEMORY_SOCKET)
         self.ours = agent is None
-        """Whether the memory server is of our starting, and not an agent's."""
+        """Whether the ranks start the memory server themselves, without an agent."""
         self._secret_file = self.together("secret file", lambda: self._find_secret(secret_file))
         self.secret = self.together("secret", lambda: read_secret(self._secret_file))
         self._check_secrets()
@@ -60,13 +60,13 @@ class MemoryConnection:
         if self.ours:
             self.for_node("memory server", lambda: self._memory.connect(place, self.node))
         self.client = self.together("connect", lambda: MemoryClient(agent or str(place.socket)))
-        if self.ours:  # an agent has done so
+        if self.ours:  # otherwise the agent has checked them
             self.for_node("durable tiers", lambda: self.client.ask(r.CheckTiers()))
         self.addresses = self._meet_peers()
-        """Of the memory servers, by node."""
+        """Addresses of the memory servers, by node."""
 
     def together(self, what: str, act: Callable[[], T]) -> T:
-        """Do something on every rank; where one fails, all raise what it raised."""
+        """Return `act()`; if it fails on one rank, raise its error on all ranks."""
         result, error = None, None
         try:
             result = act()
@@ -76,11 +76,11 @@ class MemoryConnection:
         return result  # type: ignore[return-value]  # there was no error
 
     def for_node(self, what: str, act: Callable[[], T]) -> T | None:
-        """Have the first rank of each node do something; where one fails, all raise. None on the other ranks."""
+        """Return `act()` on the first rank of each node and None on others; if it fails on one, raise on all."""
         return self.together(what, lambda: act() if self.leads else None)
 
     def held(self) -> r.Snapshots:
-        """Return this node's snapshots, after the requests of all earlier processes are done. By one rank.
+        """Return this node's snapshots, after the requests of all earlier processes are done. Called by a single rank.
 
         Raises:
             ConflictError: another process saves under the job's name.

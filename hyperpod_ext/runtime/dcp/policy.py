@@ -1,4 +1,4 @@
-"""The checkpoint policy in the forms that scripts give it."""
+"""Read the checkpoint policy of a script: an object, a mapping, or the path of a job's spec."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Policy = CheckpointPolicy | Mapping[str, Any] | str | os.PathLike[str]
 
 
 def policy_of(job: str, given: Policy | None, environ: Mapping[str, str] = os.environ) -> CheckpointPolicy:
-    """The policy, checked, and the job's name with it.
+    """Return the policy, after checking it and the job's name.
 
     Raises:
-        ConfigError: with every problem found.
-        NotFoundError: there is no such file.
+        ConfigError: the policy or the name is invalid; with all problems.
+        NotFoundError: the file does not exist.
     """
     try:
         policy = _read(given, environ)
@@ -51,12 +51,12 @@ def _read(given: Policy | None, environ: Mapping[str, str]) -> CheckpointPolicy:
             text = environ.get(ENV_RUNTIME)
             return RuntimeConfig.from_json(text).checkpoint if text else CheckpointPolicy()
         case Mapping():
-            return CheckpointPolicy.model_validate_json(_text(given))  # as in a file: lists are tuples
+            return CheckpointPolicy.model_validate_json(_text(given))  # from JSON, so that lists are valid tuples
     if not isinstance(given, str | os.PathLike):
         raise ConfigError(
             [Problem(f"a policy is a mapping or the path of a job's spec, not {given!r}", source="Tiers")]
         )
-    # by name, because only who gives a path needs what reads YAML
+    # imported here, because only a path needs the YAML reader
     job: JobConfig = import_module("hyperpod_ext.config.files.load").load(JobConfig, Path(given))
     return job.checkpoint
 
@@ -66,7 +66,7 @@ def _text(given: object) -> str:
 
 
 def _config_error(model: type[Config], given: object, error: ValidationError) -> ConfigError:
-    """The mistakes in the words that a file's are told in."""
+    """Return an error with the same messages as for mistakes in a file."""
     try:
         import_module("hyperpod_ext.config.files.load").load_text(model, _text(given), "Tiers")
     except ConfigError as found:

@@ -1,4 +1,4 @@
-"""`dcp.load` from the nearest tier that holds a step which all ranks can load, verified by all of them."""
+"""Load with `dcp.load` from the nearest tier with a step that all ranks can load and verify."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ ShardKey = tuple[str, tuple[int, ...]]
 
 
 class TieredStorageReader(StorageReader):
-    """Loads one step on all ranks, whatever the world size was that saved it.
+    """Loads one step on all ranks, also a step saved with another world size.
 
-    Nothing is copied into the state before every rank has verified all that it needs. What fails for one rank
-    is refused by all, and the next tier or the next older step is tried. Nothing that was stored or sent is
-    ever unpickled.
+    The state changes only after every rank has verified all shards that it needs. If a source fails on one rank, all
+    ranks refuse it, and try the next tier or the next older step. No stored or received data is unpickled.
 
     Args:
-        tiers: where from.
-        step: exactly this one; or give it as `checkpoint_id`, `step_100`. Default: the newest.
+        tiers: the tiers to load from.
+        step: step to load, instead of a `checkpoint_id` such as `step_100`. Default: the newest step.
     """
 
     def __init__(self, tiers: Tiers, step: int | None = None) -> None:
@@ -42,12 +41,12 @@ class TieredStorageReader(StorageReader):
             self._step = step_of(checkpoint_id)
 
     def read_metadata(self) -> Metadata:  # with **kwargs, torch would call it once more, for one rank alone
-        """What the chosen step holds, over all ranks."""
+        """Choose a step, and return its metadata over all ranks."""
         self._choice, self._error = None, None
         try:
             self._choice = self._tiers.choose(self._step)
         except HyperpodExtError as error:
-            self._error = error  # raised a call later, where torch does not replace it by one of its own
+            self._error = error  # raised in the next call, because torch would replace it here with its own error
             return Metadata({})
         return self._choice.contents.metadata
 
@@ -62,7 +61,8 @@ class TieredStorageReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Verify, agree, and only then copy. All ranks are here or none is, so all can turn to another step."""
+        """Verify all shards on all ranks, then copy them. After a failure, all ranks turn to the next source together.
+        """
         choice = self._choice
         assert choice is not None, "read_data before read_metadata"
         while failures := choice.verify(_place(item) for item in plan.items if item.type is LoadItemType.TENSOR):
@@ -83,7 +83,7 @@ class TieredStorageReader(StorageReader):
 
     @staticmethod
     def _plan_again(planner: LoadPlanner, metadata: Metadata) -> LoadPlan:
-        """For a step that was cut otherwise than the one that turned out to be damaged."""
+        """Return a new load plan, for a step that is sharded differently from the damaged one."""
         planner.metadata = metadata  # type: ignore[attr-defined]  # as DefaultLoadPlanner keeps it
         return planner.finish_plan(planner.create_local_plan())
 
@@ -107,7 +107,7 @@ def _copy(item: ReadItem, shard: torch.Tensor, planner: LoadPlanner) -> None:
 
 
 def _give(item: ReadItem, value: Any, planner: LoadPlanner) -> None:
-    """Planners take values as the bytes of torch.save; these are ours, made here from JSON that was verified."""
+    """Load a plain value. Planners accept bytes of `torch.save`; these are made here from verified JSON."""
     stream = io.BytesIO()
     torch.save(value, stream)
     stream.seek(0)

@@ -1,4 +1,4 @@
-"""Between the items of torch's plans and our images: what a rank writes, and what a checkpoint holds."""
+"""Convert torch's save plans to our images, and our layouts to torch's metadata."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from hyperpod_ext.runtime.snapshot.tree import Parts, put_together, take_apart
 
 Path = tuple[str | int, ...]
 ShardKey = tuple[str, tuple[int, ...]]
-"""A shard: name of its tensor, and its offsets in it."""
+"""A shard: name of the tensor, and offsets of the shard in it."""
 
 
 # --- saving ---------------------------------------------------------------------------------------
 
 
 def parts_of(items: Iterable[WriteItem], planner: SavePlanner, paths: Mapping[str, Path]) -> Parts:
-    """What the items name, as the tree that they were flattened from.
+    """Return the values of the items, as the tree from which they were flattened.
 
     Raises:
-        JobFailedError: something that can be neither copied as a tensor nor written as JSON, by its name.
+        JobFailedError: a named value is neither a tensor nor writable as JSON, or one rank has several shards of it.
     """
     leaves: dict[Path, Any] = {}
     for item in items:
@@ -45,13 +45,13 @@ def parts_of(items: Iterable[WriteItem], planner: SavePlanner, paths: Mapping[st
             raise JobFailedError(f"{name} is given in several shards on one rank; a snapshot holds one of each tensor")
         leaves[path] = leaf
     tree = _nest(leaves)
-    if tree is None:  # a list of which this rank holds only some elements: its names will do
+    if tree is None:  # this rank has only some elements of a list: keep flat names
         tree = {".".join(map(str, path)): leaf for path, leaf in leaves.items()}
     return take_apart(tree, Chunk)
 
 
 def is_unsharded(parts: Parts) -> bool:
-    """Whether every tensor is here in full, as data parallelism has it."""
+    """Return whether this rank has every tensor completely, as in plain data parallelism."""
     return all(tuple(chunk.local.shape) == chunk.shape for chunk in parts.tensors)
 
 
@@ -67,7 +67,7 @@ def _chunk(item: WriteItem, planner: SavePlanner) -> Chunk:
 
 
 def _value(item: WriteItem, planner: SavePlanner) -> Any:
-    look_up = getattr(planner, "lookup_object", None)  # of DefaultSavePlanner; what it resolves to is a pickle
+    look_up = getattr(planner, "lookup_object", None)  # of DefaultSavePlanner; `resolve_data` would pickle the value
     if look_up is None:
         raise JobFailedError(
             f"{item.index.fqn} is no tensor, and {type(planner).__name__} has no lookup_object to get it from",
@@ -77,7 +77,7 @@ def _value(item: WriteItem, planner: SavePlanner) -> Any:
 
 
 def _nest(leaves: Mapping[Path, Any]) -> Any:
-    """The tree with these leaves; a node whose keys are numbers is a list. None: a list has holes."""
+    """Return the tree with these leaves, with lists for nodes with numeric keys; None if a list lacks elements."""
     if () in leaves:
         return leaves[()]
     below: dict[str | int, dict[Path, Any]] = {}
@@ -96,22 +96,22 @@ def _nest(leaves: Mapping[Path, Any]) -> Any:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a commit holds, over all of its ranks."""
+    """The contents of a step, over all of its ranks."""
 
     metadata: Metadata
     holders: Mapping[ShardKey, Sequence[tuple[int, int]]]
-    """Ranks that hold each shard, and which item of their image it is."""
+    """Images with each shard: rank, and index of the item."""
     values: Mapping[int, Mapping[str, Any]]
     """Plain values of each rank."""
 
     def value(self, name: str, rank: int) -> Any:
-        """A plain value as `rank` saved it, or as the first rank did that has it."""
+        """Return the plain value saved by `rank`, or else by the lowest rank that has it."""
         ranks = [rank, *sorted(self.values)]
         return next(self.values[one][name] for one in ranks if name in self.values.get(one, ()))
 
 
 def contents_of(parts: Mapping[int, tuple[Plan, Sequence[Any]]]) -> Contents:
-    """Contents of a commit, from each rank's plan and plain values."""
+    """Return the contents of a step, from each rank's plan and plain values."""
     tensors: dict[str, TensorStorageMetadata] = {}
     holders: dict[ShardKey, list[tuple[int, int]]] = {}
     values: dict[int, dict[str, Any]] = {}
@@ -141,7 +141,7 @@ _TENSOR = torch.empty(0)
 
 
 def _values(plan: Plan, plain: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Path]]:
-    """Plain values by the names that torch gives them, and the paths behind all names."""
+    """Return plain values by torch's flat names, and the path of each name."""
     count = sum(1 for node in plan.shape if node == "T")
     flat, paths = flatten_state_dict(put_together(plan.shape, [_TENSOR] * count, plain))
     return {name: value for name, value in flat.items() if value is not _TENSOR}, paths

@@ -1,4 +1,4 @@
-"""Steps and generations as a run under plain torchrun counts them. Pure: equal on every rank that is told the same."""
+"""Steps and generations of a run under plain torchrun. Pure: the same calls give the same result on every rank."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _STEP = re.compile(r"(?:.*[^0-9A-Za-z])?(?:step[-_]?)?(\d+)")
 
 
 def step_of(checkpoint_id: str | os.PathLike[str]) -> int:
-    """The step that `step_N` or `N` names, with or without directories before it.
+    """Return the step N of a checkpoint id `step_N` or `N`, with or without directories before it.
 
     Raises:
-        ConfigError: it names none.
+        ConfigError: the id names no step.
     """
     match = _STEP.fullmatch(os.fspath(checkpoint_id).rstrip("/"))
     if match is None:
@@ -25,13 +25,13 @@ def step_of(checkpoint_id: str | os.PathLike[str]) -> int:
 
 
 def names_step(checkpoint_id: str | os.PathLike[str]) -> bool:
-    """Whether it is one that `step_of` can tell."""
+    """Return whether `step_of` accepts this checkpoint id."""
     return _STEP.fullmatch(os.fspath(checkpoint_id).rstrip("/")) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """One save, as every rank knows it."""
+    """Step and generation of one save, the same on every rank."""
 
     step: int
     generation: int
@@ -43,37 +43,37 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """How a generation is entered."""
+    """The begin of a generation."""
 
     base: int
-    """It begins after this step: what older ones saved later is of a history that was given up."""
+    """Step after which the generation begins; later steps of older generations are abandoned."""
     drop: int | None
-    """What can go at once: snapshots after this step. None: nothing, before its first save is whole."""
+    """Snapshots after this step are dropped at once; None: none, before the first save is complete."""
 
 
 @dataclass(slots=True)
 class SaveHistory:
-    """What this run has loaded and saved.
+    """The loads and saves of this run.
 
-    A generation is a history without a break. A new one begins with the first save, after a save that
-    failed, and when the script goes back to a step that it has saved already.
+    The steps of a generation only increase. A new generation begins with the first save, after a failed save, and when
+    the script goes back to a step that it has saved already.
     """
 
     generation: int = 0
     restored: int | None = None
-    """Step that was loaded."""
+    """Loaded step."""
     complete: int | None = None
-    """Newest step that all ranks have saved."""
+    """Newest step saved by all ranks."""
     torn: bool = False
-    """The last save failed: some ranks may hold it, so its step must not be mistaken for the newest."""
+    """Whether the last save failed: some ranks may have it, so its step must not count as the newest."""
     saves: int = 0
-    """Saves of this generation that all ranks have made."""
+    """Number of this generation's saves that are complete on all ranks."""
 
     def needs_new(self, step: int) -> bool:
         return self.generation == 0 or self.torn or (self.complete is not None and step <= self.complete)
 
     def entry(self, step: int) -> Entry:
-        """How to enter a new generation whose first save is of `step`."""
+        """Return the begin of a new generation with `step` as its first save."""
         base = self.complete if self.complete is not None else self.restored
         if base is None:
             return Entry(min(0, step - 1), None)
@@ -83,11 +83,11 @@ class SaveHistory:
         self.generation, self.torn, self.saves = generation, False, 0
 
     def loaded(self, step: int) -> None:
-        """The state is that of `step` now; the next save begins a generation from there."""
+        """Record that `step` was loaded; the next save begins a generation after it."""
         self.generation, self.restored, self.complete, self.torn, self.saves = 0, step, None, False, 0
 
     def saved(self, step: int, complete: bool) -> int:
-        """A save has ended. Returns how many of its generation are complete by now."""
+        """Record the end of a save; return the number of complete saves of the generation."""
         self.torn = not complete
         if complete:
             self.complete = step

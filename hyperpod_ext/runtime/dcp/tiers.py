@@ -1,4 +1,4 @@
-"""The tiers as a script under plain torchrun holds them: one object a process, made by all ranks together."""
+"""Checkpoint tiers for a script under plain torchrun: one object per process, made by all ranks together."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from hyperpod_ext.runtime.snapshot.tree import Parts
 
 
 class Tiers:
-    """Where checkpoints go, for the writers and readers of one job.
+    """The tiers of one job, used by its writers and readers.
 
-    Made after `init_process_group`, by every rank; so is every call of a method. The first rank of each node
-    starts the node's memory server if there is none. It outlives this process, whatever ends that.
+    Every rank must make this object, after `init_process_group`, and call its methods in the same order. The first rank
+    of each node starts the node's memory server if there is none. The server outlives this process.
 
     Args:
-        job: names the checkpoints; one training at a time uses a name.
-        policy: a `CheckpointPolicy`, the same as a dict, or the path of a job.yaml. Default: memory alone.
-        secret_file: authenticates checkpoints and nodes; at least 16 bytes, closed to other users. Default:
-            HPX_SECRET_FILE, or, on one machine, one that is made in the user's state directory.
-        idle_exit_s: the memory server ends when nobody has been connected for so long and all that was due
-            is in the slower tiers. Until then it keeps its memory.
+        job: name of the checkpoints; only one training at a time may use it.
+        policy: a `CheckpointPolicy`, a dict with its fields, or the path of a job.yaml. Default: memory only.
+        secret_file: file with at least 16 bytes, readable by this user only, which authenticates checkpoints and nodes.
+            Default: HPX_SECRET_FILE; on a single machine, a file made in the user's state directory.
+        idle_exit_s: seconds without a connection after which the memory server ends and frees its memory. All due
+            copies to slower tiers are done first.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class Tiers:
         self._timer = DueByTime(time.monotonic())
         self._failed: dict[str, int] = {}
         self._restoring: RestoreCoordinator | None = None
-        """Of rank 0: decides what all load."""
+        """Decides on rank 0 what all ranks load; None on other ranks."""
         self.local_plan: SavePlan | None = None
-        """This rank's part of the last save as it was planned, before what others hold alike was taken out of it."""
+        """This rank's local plan of the last save, before the planner removed state that other ranks also have."""
 
     def _attach(self) -> Checkpointer:
         return Checkpointer(
@@ -71,7 +71,7 @@ class Tiers:
             world_size=self._ranks.world_size,
             job=self.job,
             secret=self.secret,
-            # a save that was asked for is made: `skip` is for the copies that follow it
+            # the script requested the save, so it is never skipped: `skip` only concerns the copies
             when_busy="supersede" if self.policy.when_busy == "supersede" else "wait",
         )
 
@@ -79,27 +79,27 @@ class Tiers:
 
     @property
     def process_group(self) -> ProcessGroup | None:
-        """For `dcp.async_save(..., process_group=...)`: a group that training does not use at the same time."""
+        """A process group that training does not use, for `dcp.async_save(..., process_group=...)`."""
         return self._ranks.group
 
     def latest(self) -> int | None:
-        """The newest step that all ranks can load, as far as manifests and their MACs tell; None: there is none.
+        """Return the newest step that all ranks can load, according to manifests and their MACs; None: there is none.
 
         Raises:
-            UnreachableError: a durable tier does not say what it has.
-            NoCheckpointError: there is something, and none of it can be read.
+            UnreachableError: a durable tier cannot be listed.
+            NoCheckpointError: there are checkpoints, but none can be read.
         """
         choice = self._choose(None)
         return None if choice is None else choice.step
 
     def wait_durable(self, timeout_s: float, *, newest: bool = False) -> bool:
-        """Until all that is due has been copied to the slower tiers; False when that took too long.
+        """Wait until all due copies are in the slower tiers; return False after `timeout_s`.
 
         Args:
-            newest: bring the newest checkpoint there too, whether it is due by the policy or not.
+            newest: also upload the newest checkpoint, even if the policy does not make it due.
 
         Raises:
-            HyperpodExtError: a tier refuses it, with the reason.
+            HyperpodExtError: a tier refuses a checkpoint; with the reason.
         """
         step = self._history.complete
 
@@ -116,7 +116,7 @@ class Tiers:
         return all(each is not False for each in self._ranks.all_gather("idle", idle))
 
     def _check_copies(self) -> None:
-        """Raise for a copy that failed since this was last looked at."""
+        """Raise HyperpodExtError if a copy has failed since the last call."""
         for tier in self._client.ask(r.Status()).copying:
             before = self._failed.get(tier["tier"], 0)
             self._failed[tier["tier"]] = int(tier["failed"])
@@ -124,16 +124,16 @@ class Tiers:
                 raise HyperpodExtError(f"{tier['tier']}: {tier['last_error']}")
 
     def close(self) -> None:
-        """Let go of the memory server, which brings what is due to the slower tiers and ends some time later."""
+        """Disconnect from the memory server. It finishes due copies, and ends after `idle_exit_s`."""
         self._node.close()
 
     # --- saving, for the writer -------------------------------------------------------------------
 
     def begin_save(self, step: int) -> Save:
-        """Agree on what the next save is called; a generation begins where one has to.
+        """Return the name of the next save, after all ranks have agreed on it. Begins a new generation if needed.
 
         Raises:
-            JobFailedError: the ranks are about to save different steps.
+            JobFailedError: the ranks save different steps.
         """
         now = time.monotonic()
         due = [kind for kind, every in self.policy.seconds().items() if self._timer.due(kind, every, now)]
@@ -142,7 +142,7 @@ class Tiers:
             raise JobFailedError(f"the ranks save different steps at the same time: {sorted(steps)}")
         if self._history.needs_new(step):
             self._enter(step)
-        # by the clock of rank 0; nobody seals before every node knows
+        # by rank 0's clock; no rank seals this step before every node has the request
         if kinds := answers[0][1]:
             self._timer.name(kinds, now)
             self._node.for_node("schedule copy", lambda: self._schedule(step, kinds))
@@ -153,12 +153,12 @@ class Tiers:
             self._client.ask(r.ScheduleCopy(step=step, kind=kind))
 
     def _enter(self, step: int) -> None:
-        """Begin a generation: newer than any that is held, or that a durable tier knows of."""
+        """Begin a generation with a higher number than all snapshots in memory and in durable tiers."""
         generation = self._negotiate(None, saves=True)[1]
         self._run = self._run or self._ranks.broadcast("run", secrets.token_hex(8))
         self._entry = self._history.entry(step)
         self._node.for_node("enter", lambda: self._tell_generation(generation))
-        self._client.forget_slot()  # what was dropped may be written now
+        self._client.forget_slot()  # slots of dropped snapshots are free now
         self._history.enter(generation)
 
     def _tell_generation(self, generation: int) -> None:
@@ -175,20 +175,20 @@ class Tiers:
             )
             self._client.ask(enter)
         else:
-            # what was loaded is saved no more: its upload, if under way, is all that a durable tier gets of it
+            # the loaded step is not saved again, so a running upload of it must continue
             self._client.ask(r.Fence(generation=generation, step=entry.drop, run=self._run, again=False))
 
     def copy(self, save: Save, parts: Parts) -> None:
-        """Copy this rank's state to shared memory; it is sealed when this returns. By each rank for itself."""
+        """Copy this rank's state to shared memory, and seal it. Called by a single rank."""
         extras = {"sharing": "alike" if is_unsharded(parts) else "shard"}
         self._checkpointer.save(save.step, save.save_id, save.generation, parts, extras)
         self._checkpointer.flush()
 
     def end_save(self, save: Save, error: Exception | None) -> None:
-        """All have saved, or none has.
+        """End a save on all ranks: it counts only if every rank has saved.
 
         Raises:
-            HyperpodExtError: what went wrong on some rank, on every rank; the checkpoint before is untouched.
+            HyperpodExtError: a rank's error, on every rank. The checkpoint before is unchanged.
         """
         try:
             self._ranks.vote("saved", error)
@@ -206,13 +206,13 @@ class Tiers:
     # --- loading, for the reader ------------------------------------------------------------------
 
     def choose(self, step: int | None, failures: Sequence[Refused] = ()) -> Choice:
-        """Return a commit that every rank has opened: the newest, or that of `step`.
+        """Return a step that every rank has opened: the newest one, or `step`.
 
         Args:
-            failures: what the last choice failed with, the same on every rank; it is not chosen again.
+            failures: failures of the last choice, the same on every rank; those sources are not chosen again.
 
         Raises:
-            NoCheckpointError: there is none.
+            NoCheckpointError: there is no such step.
         """
         choice = self._choose(step, failures)
         if choice is None:
@@ -235,7 +235,7 @@ class Tiers:
         """Return the source that all ranks load, and the number of the next generation.
 
         Args:
-            saves: ask before a save. The script has the state, so a saved step that no tier holds any more is no error.
+            saves: whether a save follows. The script then has the state, so a lost saved step is no error.
         """
         offers = self._node.for_node("offers", lambda: self._offers(0 if saves else self._history.complete or 0))
         answers = self._ranks.all_gather("held", offers or {})
@@ -245,12 +245,12 @@ class Tiers:
         return self._decide(lambda restoring: restoring.begin(answers))
 
     def _refuse(self, failures: Sequence[Refused]) -> Decision:
-        """Return what all ranks load instead."""
+        """Return the next decision, without the failed sources."""
         refused, why = {one.place for one in failures}, "; ".join(one.why for one in failures)
         return self._decide(lambda restoring: restoring.refuse_offers(refused, why))[0]
 
     def _decide(self, act: Callable[[RestoreCoordinator], Decision]) -> tuple[Decision, int]:
-        """Have rank 0 decide for all."""
+        """Return rank 0's decision, and the number of the next generation, on all ranks."""
         restoring = self._restoring
         decision = self._node.together("decide", lambda: act(restoring).to_json() if restoring else None)
         answer = self._ranks.broadcast("decision", [decision, restoring.generation if restoring else 0])
@@ -261,21 +261,21 @@ class Tiers:
         return {**offers, "committed": committed}
 
     def _durable(self, exclude: Sequence[tuple[str, str]]) -> dict[str, Any]:
-        """What the durable tiers have, besides some. By rank 0."""
+        """Return the checkpoints in durable tiers, except `exclude`. Called by rank 0."""
         answer = encode(self._client.ask(r.Durable(exclude=tuple(exclude))))
         return {**answer, "unreachable": ()} if self._history.generation else answer
 
     def gather_found(
         self, found: Mapping[int, Any], failures: Sequence[Refused]
     ) -> tuple[dict[int, Any], list[Refused]]:
-        """What each rank has opened, and what failed, from all ranks."""
+        """Return the opened snapshots and the failures of all ranks."""
         mine = [[list(one) for one in found.items()], [[list(one.place), one.why] for one in failures]]
         everyones = self._ranks.all_gather("found", mine)
         refused = [Refused(tuple(place), why) for _, each in everyones for place, why in each]
         return {int(rank): one for each, _ in everyones for rank, one in each}, refused
 
     def open_source(self, source: Source) -> Snapshot:
-        """One rank's snapshot; its manifest is verified, its bytes are not yet. By each rank for itself."""
+        """Return one rank's snapshot with a verified manifest. Its bytes are not verified. Called by a single rank."""
         match source.kind:
             case "memory":
                 return self._checkpointer.load(source.rank, source.save_id)
@@ -289,5 +289,5 @@ class Tiers:
                 return self._checkpointer.read_peer(self._node.addresses[source.node], source.rank, source.save_id)
 
     def loaded(self, step: int) -> None:
-        """The state is that of `step`: what is saved next follows it. By each rank for itself."""
+        """Record that the state was loaded from `step`; the next save follows that step. Called by a single rank."""
         self._history.loaded(step)

@@ -1,4 +1,4 @@
-"""`dcp.save` and `dcp.async_save` into the tiers."""
+"""Save with `dcp.save` and `dcp.async_save` to the tiers."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ from hyperpod_ext.runtime.dcp.tiers import Tiers
 
 
 class TieredStorageWriter(StorageWriter):
-    """Saves into shared memory that outlives the process; copies to slower tiers follow by the policy.
+    """Saves to shared memory that outlives the process. The policy decides about copies to slower tiers.
 
-    `dcp.save` returns when every rank's state is whole and checksummed in its node's memory. Where one rank
-    cannot save, it raises on all, and the checkpoint before is untouched.
+    `dcp.save` returns when every rank's state is complete and checksummed in its node's memory. If one rank cannot
+    save, it raises on all ranks, and the checkpoint before is unchanged.
 
-    Each rank keeps all that its plan names, also what other ranks hold alike, and not the share that the
-    planner would have it write: so it can restore from its own memory. Where ranks' images are equal, the
-    durable tiers store one of them.
+    Each rank saves all state of its local plan, also state that other ranks have, and not only the part that the
+    planner assigns to it. So it can restore from its own memory. Durable tiers store equal images once.
 
     Args:
-        tiers: where to.
-        step: what this checkpoint is called; or give it as `checkpoint_id`, `step_100`.
+        tiers: the tiers to save to.
+        step: step of this checkpoint, instead of a `checkpoint_id` such as `step_100`.
     """
 
     def __init__(self, tiers: Tiers, step: int | None = None) -> None:
@@ -49,7 +48,7 @@ class TieredStorageWriter(StorageWriter):
         self._save = self._tiers.begin_save(self._step)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        if getattr(plan, "usable", True):  # a planner that caches sends its plan only where it is new
+        if getattr(plan, "usable", True):  # a caching planner sends its plan only if it has changed
             self._tiers.local_plan = plan
         return plan
 
@@ -64,7 +63,7 @@ class TieredStorageWriter(StorageWriter):
         try:
             own = self._tiers.local_plan or plan
             self._tiers.copy(save, parts_of(own.items, planner, own.planner_data or {}))
-        except Exception as problem:  # told to all ranks, and raised on each
+        except Exception as problem:  # `end_save` raises it on all ranks
             error = problem
         self._tiers.end_save(save, error)
         written: Future[list[WriteResult]] = Future()
@@ -72,7 +71,7 @@ class TieredStorageWriter(StorageWriter):
         return written
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Nothing is left to do: the ranks have agreed, and the memory server derives the metadata."""
+        """Do nothing: the ranks have agreed already, and the memory server derives the metadata."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

@@ -1,5 +1,5 @@
 """The per-node process that owns the memory tier.
 
-It creates and pre-faults shared memory, hands it to workers, and outlives them: what a worker had
-sealed when it died is still here for its successor.
+The memory server creates shared memory, touches its pages, sends it to workers, and outlives them: a snapshot sealed by
+a worker that died is still available to its successor.
 """
