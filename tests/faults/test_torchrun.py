@@ -19,7 +19,7 @@ def test_an_exception_in_the_first_step_ends_no_process_and_the_last_one_is_dura
     launched.assert_equal(job, undisturbed)
     assert job.went_on_from() == [0, 0]
     assert all(len(set(job.pids(rank))) == 1 for rank in range(4)), "every process stayed"
-    assert "under torchrun, exceptions are met in the process" in ended.stderr
+    assert "under torchrun, exceptions are handled in the process" in ended.stderr
     assert "torchrun ends the job (--max-restarts 0)" in ended.stderr
     assert "hyperpod_ext: step 12 goes to the durable tiers\n" in ended.stderr
     assert "warning:" not in ended.stderr
@@ -33,7 +33,7 @@ def test_the_same_exception_again_is_left_to_torchrun(tmp_path):
     job = launched.Launched(tmp_path / "job", {"what": "exception", "rank": 2, "step": 5, "always": True})
     ended = job.torchrun()
     assert ended.returncode != 0
-    assert "it happens each time, so torchrun hears of it" in ended.stderr
+    assert "it happens each time, so this process ends and torchrun takes over" in ended.stderr
     assert job.went_on_from() == [0, job.committed(1)]
 
 
@@ -43,7 +43,7 @@ def test_a_process_that_cannot_use_its_gpu_any_more_ends(tmp_path, undisturbed):
     ended = job.torchrun("--max-restarts", "1")
     assert ended.returncode == 0, ended.stderr
     launched.assert_equal(job, undisturbed)
-    assert "this process cannot go on, so torchrun hears of it" in ended.stderr
+    assert "this process cannot go on, so this process ends and torchrun takes over" in ended.stderr
     assert job.went_on_from() == [0, job.committed(1)]
 
 

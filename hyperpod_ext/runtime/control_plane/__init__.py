@@ -1,1 +1,1 @@
-"""Who tells a worker which generation it is in: our agent, hyperpodrun or torchrun."""
+"""The worker's side of its launcher, which begins and ends generations: our agent, hyperpodrun or torchrun."""

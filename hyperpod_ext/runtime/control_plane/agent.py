@@ -1,6 +1,6 @@
 """The worker's connection to its agent: receives generations and aborts, sends reports.
 
-A thread listens, so that an abort reaches a rank whose main thread hangs in a collective.
+A thread receives, so that an abort reaches a rank whose main thread hangs in a collective.
 """
 
 from __future__ import annotations
@@ -31,74 +31,77 @@ from hyperpod_ext.runtime.snapshot.select import Decision, Source
 from hyperpod_ext.runtime.state.training_state import ConsistentStep
 
 _TRIES, _AGAIN_S = 5, 0.02
-"""Connections to the agent that are tried in a row before it counts as gone, and the seconds between them."""
+"""Number of attempts to connect again before the agent counts as gone, and seconds between them."""
 
 
 class AbortedError(Exception):
-    """The generation is over: a rank failed, maybe another one. Let it pass: the loop waits for it."""
+    """The generation has ended, because this or another rank failed. Do not catch it: the training loop handles it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One generation, as a member sees it."""
+    """One generation, from the view of a rank."""
 
     number: int
     decision: Decision
     addresses: tuple[tuple[str, int], ...] | LookedUp
     """Key-value server of each rank."""
     peers: dict[int, tuple[str, int]]
-    """Memory servers that ranks of this node restore from; more may be added."""
+    """Memory servers from which ranks of this node restore; more may be added."""
     moved: bool = False
-    """Whether this process is the same rank no more, or one of another number of ranks, and keeps what it has."""
+    """Whether this process keeps its state, but has another rank or world size than before."""
     memory_every: int | None = None
-    """Steps between two snapshots in memory, in this generation; None: as the spec says."""
+    """Steps between two snapshots in memory, in this generation; None: the spec's value."""
     full_size: int | None = None
-    """Ranks that there are when none is missing; None: none is."""
+    """World size without missing ranks; None: no rank is missing."""
 
 
 class ControlPlane(Protocol):
-    """What `@resilient` needs of whatever started its process: our agent, `hyperpodrun` or `torchrun`."""
+    """The interface between `@resilient` and a process's launcher: our agent, `hyperpodrun` or `torchrun`."""
 
     stop_at_step: StopAtStep
-    """Where this rank is asked to stop."""
+    """Requests to stop this rank after a step."""
 
     @property
     def environment(self) -> WorkerEnvironment | None:
-        """Who this process is. Where nobody knows before it joins a generation: None until then."""
+        """Rank, node and settings of this process; None before it has joined, if the launcher assigns ranks later."""
 
     @property
     def aborted(self) -> bool:
-        """Whether the generation this rank is in is over."""
+        """Whether this rank's generation has ended."""
 
     @property
     def safe_to_commit(self) -> bool:
-        """Whether it is over, and the step that this rank was making can still end as any other."""
+        """Whether the generation has ended, and this rank may still finish and commit its current step."""
 
     def join(self, live: ConsistentStep | None) -> Generation:
-        """Wait for the next generation to begin; `live` is what this rank can offer, if anything."""
+        """Wait for the next generation and return it. `live`: the state in this process, if it is consistent."""
 
     def open_store(self, generation: Generation) -> PartitionedStore:
-        """Where the process groups of `generation` meet."""
+        """Return the store for the process groups of `generation`."""
 
     def restored(self, attempt: int, error: str) -> tuple[int | None, Decision | None]:
-        """Report a restore; returns `(step, None)` to go on from, or `(None, decision)` to try next."""
+        """Report a restore, or its error; return `(step, None)` to train after `step`, or `(None, decision)` to try
+        next."""
 
     def finished(self, digest: str) -> None:
-        """Report the end of training and wait until every rank has come this far."""
+        """Report the end of training, and wait until every rank has finished."""
 
     def event(self, event: str, **fields: Any) -> None:
-        """Tell the event log."""
+        """Write an event to the job's event log."""
 
     def failed(self, failure: c.Failed) -> bool:
-        """Report that the training function raised; False when the process has to end of it. One that is unusable is
-        ended from outside where this is True."""
+        """Report that the training function raised; return False if the process must end.
+
+        If it returns True, the launcher kills an unusable process.
+        """
 
     def wait_aborted(self, timeout_s: float | None) -> bool:
-        """Wait until the generation is over (None: for ever); False when it still is not after `timeout_s`."""
+        """Wait until the generation has ended (None: without limit); return False after `timeout_s`."""
 
 
 class Session:
-    """Open line to the agent. Messages go out from any thread; answers are waited for in the main one."""
+    """The connection to the agent. Any thread may send; only the main thread waits for answers."""
 
     def __init__(self, environment: WorkerEnvironment, groups: ProcessGroups) -> None:
         self.environment, self._groups = environment, groups
@@ -114,7 +117,7 @@ class Session:
         interface = environment.config.interface
         host = address_of(interface) if interface else ""
         self._endpoint = Endpoint(environment.rank, environment.secret, _end, host)
-        with contextlib.suppress(ConnectionError):  # the thread connects again
+        with contextlib.suppress(ConnectionError):  # the receiving thread connects again
             self._introduce()
         threading.Thread(target=self._listen, name="hpx-session", daemon=True).start()
 
@@ -129,7 +132,7 @@ class Session:
         wire.send(self._socket, with_version(encode(handshake)))
 
     def join(self, live: ConsistentStep | None) -> Generation:
-        """Wait for the next generation to begin; `live` is what this rank can offer, if anything."""
+        """Wait for the next generation and return it. `live`: the state in this process, if it is consistent."""
         has = None if live is None else c.LiveState(**asdict(live))
         self._send(c.Join(live=has, store_port=self._endpoint.port))
         while True:
@@ -144,7 +147,7 @@ class Session:
                 return Generation(self.generation, decision, addresses, self._peers, moved, every, order.full_size)
 
     def _decision(self, order: c.BeginGeneration | c.TryNext) -> Decision:
-        """What this rank needs to know of a decision."""
+        """Return the decision, with this rank's own source."""
         given, rank = order.decision, order.rank if isinstance(order, c.BeginGeneration) else self.environment.rank
         world_size = order.world_size if isinstance(order, c.BeginGeneration) else self.environment.world_size
         sources = Decision.from_json(encode(given)).sources
@@ -155,7 +158,7 @@ class Session:
         self._send(c.LookUp(ranks=(rank,)))
 
     def _move(self, order: c.BeginGeneration) -> bool:
-        """Take the number that this process has among the ranks of the generation."""
+        """Set this process's rank and world size in the generation; return whether they have changed."""
         environment = replace(self.environment, rank=order.rank, world_size=order.world_size)
         moved, self.environment = environment != self.environment, environment
         if moved:
@@ -170,7 +173,8 @@ class Session:
         return self._endpoint.open(generation.addresses, generation.number)
 
     def restored(self, attempt: int, error: str) -> tuple[int | None, Decision | None]:
-        """Report a restore; returns `(step, None)` to go on from, or `(None, decision)` to try next."""
+        """Report a restore, or its error; return `(step, None)` to train after `step`, or `(None, decision)` to try
+        next."""
         self._send(c.Restored(attempt=attempt, error=error))
         order: c.GoOn | c.TryNext = self._next(c.GoOn, c.TryNext)
         if isinstance(order, c.GoOn):
@@ -179,22 +183,22 @@ class Session:
         return None, self._decision(order)
 
     def finished(self, digest: str) -> None:
-        """Report the end of training and wait until every rank has come this far."""
+        """Report the end of training, and wait until every rank has finished."""
         self._send(c.Finished(digest=digest))
         self._next(c.FinishTraining)
 
     def event(self, event: str, **fields: Any) -> None:
-        """Tell the job's event log."""
+        """Write an event to the job's event log."""
         self._send(c.Event(event=event, t=time.monotonic(), fields=fields))
 
     def failed(self, failure: c.Failed) -> bool:
-        """Report that the training function raised. The agent ends this process where it has to end."""
+        """Report that the training function raised. The agent kills this process if it must end."""
         self._send(failure)
         return True
 
     @property
     def aborted(self) -> bool:
-        """Whether the generation this rank is in is over."""
+        """Whether this rank's generation has ended."""
         return self._newest > max(self.generation, 1)
 
     @property
@@ -202,7 +206,7 @@ class Session:
         return self.aborted and self._safe_to_commit.is_so
 
     def wait_aborted(self, timeout_s: float | None) -> bool:
-        """Wait until the generation is over (None: for ever); False when it still is not after `timeout_s`."""
+        """Wait until the generation has ended (None: without limit); return False after `timeout_s`."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self.aborted:
             left = None if deadline is None else deadline - time.monotonic()
@@ -213,7 +217,7 @@ class Session:
         return True
 
     def _next(self, *kinds: type[Any]) -> Any:
-        """Next order of one of these kinds.
+        """Return the next order of one of these kinds.
 
         Raises:
             AbortedError: the generation ended first.
@@ -249,10 +253,10 @@ class Session:
                     self._groups.abort()
                     self.stop_at_step.withdraw()
             self._inbox.put(order)
-        os._exit(1)  # the agent is gone; a worker without one has no job
+        os._exit(1)  # a worker cannot continue without its agent
 
     def _receive(self) -> c.ToWorker | None:
-        """Next order; one that is damaged is refused, and the next is read. None: the connection has ended."""
+        """Return the next valid order; log and skip damaged ones. None: the connection has ended."""
         while True:
             try:
                 if (message := wire.receive(self._socket)) is None:
@@ -266,7 +270,7 @@ class Session:
                 sys.stderr.write(f"a message of the agent was refused: {error}\n")
 
     def _resume(self) -> c.ToWorker | None:
-        """Connect again, and read the next order. None: the agent is gone, or takes this process no more."""
+        """Connect again, and return the next order. None: the agent has ended, or no longer accepts this process."""
         for _ in range(_TRIES):
             try:
                 with self._sending:
@@ -280,7 +284,7 @@ class Session:
                             self._socket.sendall(frame)
             except (FileNotFoundError, ConnectionRefusedError):
                 return None
-            except OSError:  # this one has broken, too
+            except OSError:  # the new connection has broken, too
                 time.sleep(_AGAIN_S)
                 continue
             if (order := self._receive()) is not None:
@@ -288,7 +292,7 @@ class Session:
         return None
 
     def _send(self, report: c.FromWorker) -> None:
-        """Send a report. If the connection breaks, the thread that listens makes another one and sends it again."""
+        """Send a report. If the connection breaks, the receiving thread connects again and repeats it."""
         own = report.model_copy(update={"generation": report.generation or self.generation})
         frame = wire.encode(encode(own))
         with self._sending:
@@ -301,6 +305,7 @@ class Session:
 
 
 def _end(why: str) -> None:
-    """A rank that cannot serve its keys would leave others waiting: its agent replaces it."""
+    """End this process, so that its agent replaces it: other ranks would wait for ever for a failed key-value server.
+    """
     sys.stderr.write(f"{why}\n")
     os._exit(1)

@@ -1,7 +1,8 @@
-"""Rank 0's part in a generation: the step that all go on from, and where each gets it. Pure but for one question.
+"""Rank 0's decision for a generation: the step that all ranks restore, and each rank's source.
 
-Under our agent a coordinator outside of the ranks does so (`coordinator/coordinator.py`). Without one, a launcher
-decides who is in, or the script itself (`dcp/tiers.py`). All negotiate alike (`membership/restoring.py`).
+Pure, except for one request to the durable tiers. Under our agent, a coordinator outside of the ranks decides
+(`coordinator/coordinator.py`). Here rank 0 does, for ranks of a launcher or of a script (`dcp/tiers.py`). The
+negotiation is the same (`membership/restoring.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ AskTiers = Callable[[Sequence[tuple[str, str]]], Mapping[str, Any]]
 
 
 def offers_of(held: Snapshots, generation: int) -> dict[str, Any]:
-    """Return a node's part of an answer to `RestoreCoordinator.begin`: snapshots, and the newest generation known."""
+    """Return a node's part of an answer to `RestoreCoordinator.begin`: its snapshots and newest known generation."""
     disk = held.disk
     newest = max(generation, int(disk.get("generation", 0)))
     return {"held": held.snapshots, "disk": disk.get("snapshots", ()), "generation": newest}
@@ -31,9 +32,10 @@ class RestoreCoordinator:
 
     Args:
         nodes: node of each rank.
-        ask_durable: what the durable tiers that nodes share hold, besides what was refused; None: there are none.
-        run: this run of the job.
-        script: whether the training script loads, and not the `@resilient` loop. It may start over, and want a `step`.
+        ask_durable: returns the checkpoints in shared durable tiers, except refused ones; None: no such tiers.
+        run: name of this run of the job.
+        script: whether the training script loads, and not the `@resilient` loop. It may start from step 0.
+        step: step that the script requests; None: the newest.
     """
 
     def __init__(
@@ -53,13 +55,16 @@ class RestoreCoordinator:
         self.generation = 0
 
     def begin(self, answers: Sequence[Mapping[str, Any]]) -> Decision:
-        """Decide from every rank's `live`, `committed`, `began`, `generation`, `error`, and, of the first rank of each
-        node, `held` and `disk`. An answer may leave out what it has not.
+        """Return the decision for a new generation.
+
+        Args:
+            answers: each rank's `live`, `committed`, `began`, `generation` and `error`, and from the first rank of each
+                node also `held` and `disk`. Missing fields are allowed.
 
         Raises:
-            NoCheckpointError: steps were made, and none of them can be had.
-            UnreachableError: a tier that may hold a newer one cannot be asked.
-            HyperpodExtError: what kept a rank from joining.
+            NoCheckpointError: steps were made, but none can be restored.
+            UnreachableError: a tier that may have a newer step is unreachable.
+            HyperpodExtError: a rank's error that keeps it from joining.
         """
         answers = [{**_NOTHING, **one} for one in answers]
         if errors := [one["error"] for one in answers if one.get("error")]:
@@ -83,19 +88,19 @@ class RestoreCoordinator:
         return decision
 
     def refuse(self, errors: Mapping[int, str]) -> Decision:
-        """The next best, now that these ranks could not restore what was decided for them.
+        """Return the next decision after these ranks could not restore.
 
         Raises:
-            NoCheckpointError: there is none; with the last error.
+            NoCheckpointError: there is no other source; with the last error.
         """
         self._restoring.refuse(errors, self._nodes)
         return self._decide()
 
     def refuse_offers(self, refused: Collection[OfferKey], error: str) -> Decision:
-        """The next best without these offers, which could not be restored.
+        """Return the next decision without these offers, which could not be restored.
 
         Raises:
-            NoCheckpointError: there is none; with `error`.
+            NoCheckpointError: there is no other source; with `error`.
         """
         self._restoring.refuse_offers(refused, error)
         return self._decide()
@@ -112,7 +117,7 @@ class RestoreCoordinator:
     def _look_at_durable(self, question: AskDurable) -> None:
         assert self._ask_durable is not None
         found = self._ask_durable(question.exclude)
-        if not self._began:  # writers of earlier runs are older than this one
+        if not self._began:  # writers of earlier runs must be older than this run's first generation
             self.generation = max(self.generation, int(found["generation"]))
         stored = [Offer.of_all(summary) for summary in found["checkpoints"]]
         self._restoring.durable_answered(stored, tuple(found["problems"]), tuple(found["unreachable"]))

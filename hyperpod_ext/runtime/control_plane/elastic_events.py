@@ -1,9 +1,10 @@
-"""The operator's elastic policy under `hyperpodrun`: it is about to start the job with another number of nodes.
+"""Stop all ranks after the same step when the operator will restart the job with another number of nodes.
 
-Its agents tell their workers by SIGUSR1, each when it comes to it, and end those that live on after a while. Ranks
-agree on the step after which they stop: at the end of each step they begin to sum who has been told, and read the sum
-at the end of the next. So all read the same at the same step, and nobody waits for it. A failure of that sum is a fault
-like that of any other collective; it is never taken for "nobody was told".
+Under `hyperpodrun`, the operator's agents send SIGUSR1 to their workers, at different times, and kill processes that
+are still running some time later. At the end of each step, ranks start an all-reduce of a flag (whether the signal has
+arrived) and read its result at the end of the next step. So all ranks read the same result at the same step, and no
+rank waits for it. An error of the all-reduce is a fault like that of any other collective, and never counts as "no
+signal".
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from hyperpod_ext.runtime.control_plane.stop_at_step import StopAtStep
 
 
 class ElasticEvent:
-    """Whether the agent has told this process. One a process; made in the main thread."""
+    """Whether this process has received the signal. One per process, made in the main thread."""
 
     def __init__(self) -> None:
         self.received = False
-        self._before = signal.signal(signal.SIGUSR1, self._hear)
+        self._before = signal.signal(signal.SIGUSR1, self._receive)
 
-    def _hear(self, signum: int, frame: FrameType | None) -> None:
+    def _receive(self, signum: int, frame: FrameType | None) -> None:
         self.received = True
-        if callable(self._before):  # a script that asks AWS's elastic_event_detected() goes on hearing it
+        if callable(self._before):  # keeps AWS's elastic_event_detected() working in the script
             self._before(signum, frame)
 
 
@@ -38,7 +39,7 @@ class StopAtElasticEvent(StopAtStep):
     """Stops all ranks after one step, saves, and ends the process.
 
     Args:
-        last: called on every rank when its state is saved; returns when all ranks' is, and processes may end.
+        last: called on every rank after its save; returns when all ranks have saved and processes may end.
     """
 
     ends = True
@@ -58,7 +59,7 @@ class StopAtElasticEvent(StopAtStep):
             return True
         flag = torch.tensor([int(self._event.received)], dtype=torch.int32)  # the default group is gloo's
         self._sum = flag, dist.all_reduce(flag, dist.ReduceOp.MAX, async_op=True)
-        if step == self._total:  # there is no next step at whose end it could be read
+        if step == self._total:  # no next step follows at whose end the result could be read
             self._read()
         return self._due and consistent
 
@@ -73,4 +74,4 @@ class StopAtElasticEvent(StopAtStep):
         self._last(step)
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)  # what others still have to read of this process, they have
+        os._exit(0)  # `_last` has returned, so no other rank needs this process any more

@@ -1,7 +1,7 @@
-"""One exchange of all ranks of a generation, over the store that they share: rank 0 hears all, and answers all.
+"""Collect a value from every rank of a generation on rank 0, and return rank 0's answer to all, over their store.
 
-Ranks form a tree, so that none of them, not even rank 0, has many others to talk to: each hears `FAN_OUT` others at
-most, hands on what they and those below them say, and hands the answer back.
+Ranks form a tree, so that no rank, not even rank 0, communicates with many others: each collects the values of at most
+`FAN_OUT` children and their subtrees, sends them to its parent, and forwards the answer to its children.
 """
 
 from __future__ import annotations
@@ -19,33 +19,36 @@ from hyperpod_ext.runtime.memory_server.protocol.request import error_of
 from hyperpod_ext.runtime.process_group.store import GenerationOverError, PartitionedStore
 
 Decide = Callable[[Sequence[Any]], Any]
-"""From what every rank has said, by rank, to what all of them are answered."""
+"""Computes the answer to all ranks from every rank's value, by rank."""
 FAN_OUT = 16
 _LEVEL_S = 2.0
-"""How much longer each level of the tree waits than those below it, who tell it which rank is missing."""
+"""Additional wait of each level of the tree, so that the level below can report missing ranks first."""
 
 
 def parent_of(rank: int) -> int:
-    """Who hears what `rank` says; rank 0 has nobody but itself."""
+    """Return the rank to which `rank` reports; rank 0's parent is rank 0."""
     return max(0, (rank - 1) // FAN_OUT)
 
 
 def children_of(rank: int, world_size: int) -> range:
-    """Whom `rank` hears."""
+    """Return the ranks that report to `rank`."""
     first = rank * FAN_OUT + 1
     return range(min(first, world_size), min(first + FAN_OUT, world_size))
 
 
 def spread(store: PartitionedStore, key: str, rank: int, world_size: int) -> None:
-    """Set `KEY/RANK` of the parent and of each child of `rank`. When every rank that hears it does the same, all know,
-    and none needs a connection to all others."""
+    """Set `KEY/RANK` for the parent and each child of `rank`.
+
+    If every rank does the same when its key is set, the notice reaches all ranks, and no rank needs a connection to all
+    others.
+    """
     for other in [*([parent_of(rank)] if rank else []), *children_of(rank, world_size)]:
-        with contextlib.suppress(ConnectionError):  # it has gone, or is in the next generation already
+        with contextlib.suppress(ConnectionError):  # that rank has ended, or is in the next generation already
             store.set(f"{key}/{other}", "")
 
 
 def levels_below(rank: int, world_size: int) -> int:
-    """Levels of the tree below `rank`; 0: it hears nobody."""
+    """Return the number of levels of the tree below `rank`; 0: it has no children."""
     levels = 0
     while below := children_of(rank, world_size):
         rank, levels = below[0], levels + 1
@@ -53,12 +56,12 @@ def levels_below(rank: int, world_size: int) -> int:
 
 
 @dataclass(slots=True)
-class _Heard:
-    """What a rank and those below it say."""
+class _Collected:
+    """The values of a rank and its subtree."""
 
     values: dict[int, Any]
     missing: dict[int, str]
-    """Ranks of which there is no report, and why."""
+    """Reasons of missing values, by rank."""
 
     def add(self, other: Mapping[str, Mapping[str, Any]]) -> None:
         self.values |= {int(rank): value for rank, value in other["values"].items()}
@@ -66,28 +69,35 @@ class _Heard:
 
 
 class Exchange:
-    """One rank's part in it. What a rank reports lies in its parent's server, its answer in its own: so a rank that has
-    its answer, and has handed it on, needs no other any more."""
+    """One rank's part in exchanges.
+
+    A rank's report is stored in its parent's server, and its answer in its own. So a rank that has read and forwarded
+    its answer needs no other rank any more.
+    """
 
     def __init__(self, store: PartitionedStore, rank: int, world_size: int, timeout_s: float) -> None:
         self._store, self._rank, self._world_size, self._timeout_s = store, rank, world_size, timeout_s
 
     def ask(self, what: str, value: Any, decide: Decide, timeout_s: float | None = None) -> Any:
-        """Say `value` under the name `what`; all ranks must. Rank 0's `decide` makes the answer of all.
+        """Send `value` under the name `what`, and return rank 0's answer. All ranks must call this.
+
+        Args:
+            decide: computes the answer, on rank 0.
+            timeout_s: time limit for the reports. Default: that of this object.
 
         Raises:
-            HyperpodExtError: what `decide` raised, on every rank.
-            GenerationOverError: the generation ended first, or somebody has not spoken in time.
+            HyperpodExtError: the error of `decide`, on every rank.
+            GenerationOverError: the generation ended first, or a rank has not reported in time.
         """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
-        heard = self._hear(what, value, limit_s)
+        collected = self._collect(what, value, limit_s)
         if self._rank == 0:
-            text = json.dumps(_answer_to(heard, decide))
+            text = json.dumps(_answer_to(collected, decide))
         else:
-            report = json.dumps({"values": heard.values, "missing": heard.missing})
+            report = json.dumps({"values": collected.values, "missing": collected.missing})
             self._store.set(f"hpx-{what}-from-{self._rank}/{parent_of(self._rank)}", report)
             text = self._read(f"hpx-{what}/{self._rank}", limit_s + _LEVEL_S * (1 + levels_below(0, self._world_size)))
-        gone = self._hand_on(what, text, heard)
+        gone = self._forward(what, text, collected)
         answer = json.loads(text)
         if "missing" in answer:
             raise GenerationOverError(answer["missing"])
@@ -97,24 +107,24 @@ class Exchange:
             raise error_of(answer["error"])
         return answer["answer"]
 
-    def _hear(self, what: str, value: Any, limit_s: float) -> _Heard:
-        heard = _Heard({self._rank: value}, {})
+    def _collect(self, what: str, value: Any, limit_s: float) -> _Collected:
+        collected = _Collected({self._rank: value}, {})
         until = time.monotonic() + limit_s + _LEVEL_S * (levels_below(self._rank, self._world_size) - 1)
         for child in children_of(self._rank, self._world_size):
             try:
                 text = self._read(f"hpx-{what}-from-{child}/{self._rank}", max(0.0, until - time.monotonic()))
-                heard.add(json.loads(text))
-            except GenerationOverError as error:  # where it is over indeed, the next call says so, too
-                heard.missing[child] = f"has not spoken in time: {error}"
+                collected.add(json.loads(text))
+            except GenerationOverError as error:  # raised again by the next call if the generation has really ended
+                collected.missing[child] = f"has not answered in time: {error}"
             except (ValueError, TypeError, KeyError, AttributeError):
-                heard.missing[child] = "reports what cannot be read; does it run another version of hyperpod_ext?"
+                collected.missing[child] = "sent an invalid report; does it run another version of hyperpod_ext?"
         return heard
 
-    def _hand_on(self, what: str, text: str, heard: _Heard) -> ConnectionError | None:
-        """To those that this rank has heard; where one is gone, which is returned, the others still have the answer."""
+    def _forward(self, what: str, text: str, collected: _Collected) -> ConnectionError | None:
+        """Send the answer to all children with a report; return the error of one that has ended."""
         gone = None
         for child in children_of(self._rank, self._world_size):
-            if child in heard.missing:
+            if child in collected.missing:
                 continue
             try:
                 self._store.set(f"hpx-{what}/{child}", text)
@@ -127,11 +137,11 @@ class Exchange:
         return self._store.get(key).decode()
 
 
-def _answer_to(heard: _Heard, decide: Decide) -> dict[str, Any]:
-    if heard.missing:
-        named = ", ".join(str(rank) for rank in sorted(heard.missing))
-        return {"missing": f"rank {named} {heard.missing[min(heard.missing)]}"}
+def _answer_to(collected: _Collected, decide: Decide) -> dict[str, Any]:
+    if collected.missing:
+        named = ", ".join(str(rank) for rank in sorted(collected.missing))
+        return {"missing": f"rank {named} {collected.missing[min(collected.missing)]}"}
     try:
-        return {"answer": decide([heard.values[rank] for rank in sorted(heard.values)])}
+        return {"answer": decide([collected.values[rank] for rank in sorted(collected.values)])}
     except HyperpodExtError as error:
         return {"error": error.to_json()}

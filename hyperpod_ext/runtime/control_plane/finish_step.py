@@ -1,5 +1,7 @@
-"""Whether a rank may commit the step it was in when its generation was aborted: only if every collective of that step
-had finished."""
+"""Decide whether a rank may commit the step that it was in when its generation was aborted.
+
+It may if no collective of that step was unfinished.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +12,26 @@ import threading
 from hyperpod_ext.runtime.process_group.torch_private import collectives_begun
 
 _COMPUTES = r"device_mesh\.py|_mesh_layout\.py|tensor/(?!_redistribute|_collective)"
-"""What of torch.distributed an optimizer's step on DTensors goes through: it waits for nobody. Making a mesh waits in
-`distributed_c10d.py`."""
+"""Files of torch.distributed in an optimizer's step on DTensors that wait for no other rank. Making a mesh does wait,
+but in `distributed_c10d.py`."""
 _MAY_WAIT = re.compile(rf"/torch/(autograd/|nn/parallel/|distributed/(?!{_COMPUTES}))")
-"""Files whose functions wait for other ranks."""
+"""Files with functions that wait for other ranks."""
 
 
 class SafeToCommit:
-    """What a rank was at when the end of its generation was heard of."""
+    """The state of a rank's collectives when it received the end of its generation."""
 
     def __init__(self) -> None:
         self._begun: int | None = None
 
     def look(self) -> None:
-        """The end has been heard of; nobody knows yet, and nothing is cut. From the thread that listens."""
+        """Record the state of the main thread. Called by the receiving thread, before any group is aborted."""
         self._begun = None if _main_thread_may_wait() else collectives_begun()
 
     @property
     def is_so(self) -> bool:
-        """Whether the main thread was in no collective then, nor in a forward or backward pass that has some in it, and
-        has begun none since."""
+        """Whether the main thread was outside of collectives, and of forward and backward passes that may contain some,
+        and has begun no collective since."""
         return self._begun is not None and self._begun == collectives_begun()
 
 

@@ -1,8 +1,8 @@
-"""The worker's end of the socket that `hyperpodrun` 1.1.3 gives it: 4-byte length, then JSON; `type` says what.
+"""The worker's side of the socket of `hyperpodrun` 1.1.3. A message is a 4-byte length and JSON with a field `type`.
 
-Up: `init` first, then `at_rcb_barrier`, `past_rcb_barrier`, `job_fault`, `rank_labels`, `ckpt_init`,
-`ckpt_info_update`. Down: `job_start` (ranks, addresses), `job_fault` (leave what you do), `job_rank_info` (what the
-operator plans). A thread listens, so that a fault reaches a rank whose main thread hangs in a collective.
+To the agent: first `init`, then `at_rcb_barrier`, `past_rcb_barrier`, `job_fault`, `rank_labels`, `ckpt_init`,
+`ckpt_info_update`. To the worker: `job_start` (ranks, addresses), `job_fault` (abort the generation), `job_rank_info`
+(the operator's plan). A thread receives, so that a fault reaches a rank whose main thread hangs in a collective.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from hyperpod_ext.errors import UnreachableError
 from hyperpod_ext.runtime.ipc import messages as wire
 
 _CHECKPOINTS = "model_checkpoint"
-"""The agent's name for what a checkpoint is of."""
+"""The agent's type of a checkpoint."""
 
 
 class HyperpodAgentClient:
-    """One a process.
+    """The connection of one process to hyperpodrun.
 
     Args:
         path: the agent's socket.
-        on_start, on_fault: called by the listening thread, in the order of the messages.
-        on_gone: called by it when the agent is gone, or has given this worker up.
+        on_start, on_fault: called by the receiving thread, in the order of the messages.
+        on_gone: called by the receiving thread when the agent has closed the connection.
     """
 
     def __init__(
@@ -52,32 +52,32 @@ class HyperpodAgentClient:
         threading.Thread(target=self._listen, name="hpx-hyperpod", daemon=True).start()
 
     def barrier(self) -> wire.Message:
-        """Say that this rank is ready, and wait until the operator starts the job: the `job_start` message."""
+        """Report that this rank is ready, wait until the operator starts the job, and return `job_start`."""
         while not self._inbox.empty():
-            self._inbox.get()  # of the generation that is over
+            self._inbox.get()  # a message of the last generation
         self.send("at_rcb_barrier")
         while (message := self._inbox.get())["type"] != "job_start":
-            self.send("at_rcb_barrier")  # it was stopped while it waited: the agent counts its workers anew
+            self.send("at_rcb_barrier")  # after a fault during the wait, the agent counts its workers again
         return message
 
     def passed(self) -> None:
-        """The generation has begun."""
+        """Report that the generation has begun."""
         self.send("past_rcb_barrier")
 
     def fault(self, rank: int, restart_mode: str, reason: str, message: str) -> None:
-        """Ask for a restart: `in_process_restart`, `process_level_restart` or `job_level_restart`."""
+        """Request a restart: `in_process_restart`, `process_level_restart` or `job_level_restart`."""
         self.send("job_fault", rank=rank, restart_mode=restart_mode, reason=reason, message=message)
 
     def labels(self, labels: dict[str, str]) -> None:
-        """Labels of this node, for the operator."""
+        """Send labels of this node to the operator."""
         self.send("rank_labels", labels=labels)
 
     def announce_checkpoints(self, prefix: str) -> None:
-        """Checkpoints will be told of, each by one rank of this node."""
+        """Announce that one rank of this node will report checkpoints."""
         self.send("ckpt_init", prefix=prefix, checkpoint_types={_CHECKPOINTS: 1})
 
     def checkpoint(self, step: int, path: str) -> None:
-        """A checkpoint that survives every node exists."""
+        """Report a durable checkpoint."""
         self.send("ckpt_info_update", step=step, path=path, checkpoint_type=_CHECKPOINTS)
 
     def send(self, kind: str, **fields: Any) -> None:
@@ -91,7 +91,7 @@ class HyperpodAgentClient:
             elif message["type"] == "job_fault":
                 self._on_fault()
             else:
-                continue  # `job_rank_info` is what is planned; `job_start` says what is
+                continue  # `job_rank_info` is only a plan; `job_start` follows
             self._inbox.put(message)
         self._on_gone()
 

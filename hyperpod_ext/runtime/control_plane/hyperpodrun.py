@@ -1,7 +1,7 @@
-"""Under `hyperpodrun --inprocess-restart`: the operator says when all begin anew, and who has which rank.
+"""Take part in restarts of `hyperpodrun --inprocess-restart`, where the operator starts generations and assigns ranks.
 
-Its agents hold no store for their workers. Each rank listens on HPX_PORT_BASE + its local rank, at its node's address,
-which the operator tells all; no process serves the others, and rank 0's death ends nothing.
+Its agents have no store for their workers. Instead, each rank listens on HPX_PORT_BASE + its local rank, at its node's
+address, which the operator sends to all. No process serves all others, so the job survives the death of rank 0.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from hyperpod_ext.runtime.process_group.store import Address
 from hyperpod_ext.runtime.state.training_state import ConsistentStep
 
 _ADDRESSES = Path("/opt/ml/input/config/pod_resourceconfig.json")
-"""Where the agent keeps the addresses of all nodes; later messages may tell only those that changed."""
+"""The agent's file with the addresses of all nodes; later messages may contain only changed addresses."""
 _ESCALATION = ("in_process_restart", "process_level_restart", "job_level_restart")
 
 
 class HyperpodMembers(Members):
-    """This process among the ranks of a job that the HyperPod operator runs."""
+    """One process of a job of the HyperPod operator."""
 
     def __init__(self, groups: ProcessGroups) -> None:
         super().__init__(groups)
@@ -51,11 +51,11 @@ class HyperpodMembers(Members):
             self._local_rank,
             on_start=self._on_start,
             on_fault=self._on_fault,
-            on_gone=lambda: os._exit(1),  # nobody would ever start it again
+            on_gone=lambda: os._exit(1),  # without the agent, no generation would ever begin
         )
 
     def _warm_up(self) -> None:
-        """What takes time is done before the barrier: a spare waits there, and others will wait for it."""
+        """Import slow modules before the barrier, where a spare waits anyway and later ranks would wait for it."""
         for module in self.settings.config.restart.preload:
             if find_spec(module.partition(".")[0]) is not None:
                 load(module)
@@ -63,14 +63,14 @@ class HyperpodMembers(Members):
     def join(self, live: ConsistentStep | None) -> Generation:
         try:
             return super().join(live)
-        except HyperpodExtError as error:  # other processes on the same nodes would meet it again
+        except HyperpodExtError as error:  # other processes on the same nodes would fail in the same way
             self._agent.fault(self.rank, _ESCALATION[-1], type(error).__name__, error.message)
             raise
 
     def _next_round(self) -> RendezvousRound:
         message = self._agent.barrier()
         envs: dict[str, str] = message["worker_envs"]
-        os.environ.update(envs)  # the process began with others, or none
+        os.environ.update(envs)  # the process started with other values, or none
         for one in message["aggregate_worker_data"]["rank_ips"] or []:
             self._addresses[int(one["rank"])] = str(one["ip"])
         nodes = int(envs["WORLD_SIZE"]) // self._local_size
@@ -82,20 +82,20 @@ class HyperpodMembers(Members):
         number = _number(message)
         if self._round is not None and number <= self._round.number:
             raise JobFailedError(
-                f"the operator started restart {number - 1} of the job twice; ranks could not tell one from the other"
+                f"the operator started restart {number - 1} of the job twice, so ranks could mix up the two generations"
             )
         return RendezvousRound(number, rank, len(addresses), self._local_rank, self._local_size, node, tuple(addresses))
 
     def _hosts(self, nodes: int) -> list[str]:
-        """Address of each node.
+        """Return the address of each node.
 
         Raises:
-            JobFailedError: the operator has not told all of them.
+            JobFailedError: the operator has not sent all addresses.
         """
         kept = json.loads(_ADDRESSES.read_text())["ips"] if _ADDRESSES.exists() else []
         known = {node: ip for node, ip in enumerate(kept) if ip} | self._addresses
         if missing := [node for node in range(nodes) if node not in known]:
-            raise JobFailedError(f"the operator has told no address of the nodes {missing}")
+            raise JobFailedError(f"the operator has sent no address of the nodes {missing}")
         return [known[node] for node in range(nodes)]
 
     # --- from the agent, in its thread --------------------------------------------------------------
@@ -109,9 +109,9 @@ class HyperpodMembers(Members):
     # --- to the agent -------------------------------------------------------------------------------
 
     def failed(self, failure: c.Failed) -> bool:
-        """Ask the operator for a restart, of a higher kind when the last one has not helped."""
+        """Request a restart from the operator, at a higher level if the last one has not helped."""
         what = f"rank {self.rank}, step {failure.step}: {failure.cause}"
-        self._tell_fault(failure.step, failure.cause)
+        self._report_fault(failure.step, failure.cause)
         if failure.final:
             self._agent.fault(self.rank, _ESCALATION[-1], failure.code, what)
             return False
@@ -122,7 +122,7 @@ class HyperpodMembers(Members):
         over_budget = self._faults > self.settings.config.restart.max_restarts
         level = max(self._same[2], _ESCALATION.index("process_level_restart") if failure.process_unusable else 0)
         mode = _ESCALATION[-1] if over_budget else _ESCALATION[min(level, len(_ESCALATION) - 1)]
-        self._say(f"{what}; asks for {mode.replace('_', ' ')}")
+        self._log(f"{what}; requests {mode.replace('_', ' ')}")
         self._agent.fault(self.rank, mode, failure.code, what)
         return True
 
@@ -134,13 +134,13 @@ class HyperpodMembers(Members):
     def event(self, event: str, **fields: Any) -> None:
         super().event(event, **fields)
         if event == "step":
-            self._tell_durable()
+            self._report_durable()
 
     def _uploads_done(self) -> None:
-        self._tell_durable()
+        self._report_durable()
 
-    def _tell_durable(self) -> None:
-        """The newest durable checkpoint of this node, for whoever watches the job through the operator."""
+    def _report_durable(self) -> None:
+        """Report this node's newest durable checkpoint to the operator."""
         if self._node is None or not self.settings.config.checkpoint.durable():
             return
         newest = self._node.newest_durable()
@@ -153,5 +153,5 @@ class HyperpodMembers(Members):
 
 
 def _number(message: wire.Message) -> int:
-    """Number of the epoch that a `job_start` begins: the operator counts faults from 0."""
+    """Return the number of the round that a `job_start` begins, from 1; the operator counts restarts from 0."""
     return int(message["worker_envs"]["JOB_RESTART_COUNT"]) + 1

@@ -1,4 +1,4 @@
-"""What started this process: our agent, `hyperpodrun` or `torchrun`, as its variables and its ancestors show."""
+"""Find this process's launcher (our agent, `hyperpodrun` or `torchrun`) by its environment and its ancestors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hyperpod_ext.runtime.prefork.place import ENV_LAUNCHER
 
 ENV_HYPERPOD_SOCKET = "HYPERPOD_ELASTICAGENT_SOCKET_SERVER_PATH"
 ENV_HYPERPOD_MODE = "HPX_HYPERPODRUN_MODE"
-"""`in-process` or `process`, where it cannot be seen how `hyperpodrun` was started."""
+"""`in-process` or `process`: the mode of `hyperpodrun`, if its command line is not visible."""
 
 
 class Launcher(Enum):
@@ -24,10 +24,10 @@ class Launcher(Enum):
 
 
 def find_launcher(environ: Mapping[str, str] = os.environ) -> Launcher | None:
-    """What started this process; None: nothing that would start others beside it.
+    """Return this process's launcher; None: it was started alone.
 
     Raises:
-        ConfigError: HPX_HYPERPODRUN_MODE says something else than it can.
+        ConfigError: HPX_HYPERPODRUN_MODE has an invalid value.
     """
     if ENV_AGENT_SOCKET in environ:
         return Launcher.AGENT
@@ -39,7 +39,7 @@ def find_launcher(environ: Mapping[str, str] = os.environ) -> Launcher | None:
 
 
 def _restarts_in_process(environ: Mapping[str, str]) -> bool:
-    """Whether the agent waits for its workers at a barrier. It tells them in no variable, so its command line does."""
+    """Return whether hyperpodrun restarts in process. No variable has this, so its command line is read."""
     mode = environ.get(ENV_HYPERPOD_MODE)
     if mode is None:
         return any("inprocess" in flag.replace("-", "").replace("_", "") for flag in _flags_of_ancestors())
@@ -57,8 +57,8 @@ def _flags_of_ancestors() -> Iterator[str]:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
             status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
-            return  # it has ended, or is outside of this container
+            return  # the ancestor has ended, or is outside of this container
         if any("hyperpod" in Path(part).name.lower() for part in command[:4]):
             yield from (part for part in command if part.startswith("--"))
-            return  # what is above it is not about its workers
+            return  # ancestors above hyperpodrun do not matter
         pid = int(status[1])

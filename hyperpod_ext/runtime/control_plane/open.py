@@ -1,13 +1,13 @@
-"""Opens the control plane that fits what started this process: it decides which generation the process is in.
+"""Open the control plane of this process's launcher. The launcher begins and ends generations.
 
-| started by | an exception in a rank | a process that dies | a node that is lost |
+| started by | an exception in a rank | a process that dies | a lost node |
 |---|---|---|---|
 | our agent | in process | that process is replaced | a spare takes its ranks |
 | `hyperpodrun --inprocess-restart` | in process | its node's processes are replaced | a spare takes its ranks |
 | `hyperpodrun` | in process | all processes are started again | all are started again, a spare among them |
-| `torchrun` | in process | all processes are started again (`--max-restarts`) | what torchrun's rendezvous does |
+| `torchrun` | in process | all processes are started again (`--max-restarts`) | torchrun's rendezvous decides |
 
-Where all processes are started again, state comes from the nodes' memory servers, which outlive them.
+If all processes are started again, they restore from their nodes' memory servers, which outlive them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def open_control_plane(launcher: Launcher, groups: ProcessGroups) -> ControlPlane:
-    """The control plane of this process, connected. It frees `groups` when a generation is over."""
+    """Return the connected control plane of this process. It aborts `groups` when a generation ends."""
     match launcher:
         case Launcher.AGENT:
             from hyperpod_ext.runtime.control_plane.agent import Session

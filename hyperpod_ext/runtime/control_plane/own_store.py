@@ -1,4 +1,4 @@
-"""This rank's key-value server, and the stores of one generation after another over all ranks' servers."""
+"""This rank's key-value server, and each generation's store over the servers of all ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RETRY_S = 0.05
 
 
 class OwnStore:
-    """One a process. Its thread dies with the process; other ranks notice by their broken lines."""
+    """The key-value server of a process. Other ranks detect the process's death by their broken connections."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
@@ -27,7 +27,7 @@ class OwnStore:
         self.address: Address | None = None
 
     def start(self, host: str, port: int = 0) -> Address:
-        """Listen on `port` of `host`, a numeric address; 0: on a free one.
+        """Listen on `port` of `host`, a numeric address; return the address. Port 0: any free port.
 
         Raises:
             ConflictError: the port is taken.
@@ -46,18 +46,18 @@ class OwnStore:
         return self.address
 
     def store(self, addresses: Sequence[Address], number: int, rank: int) -> PartitionedStore:
-        """The store of generation `number` of this launch; keys of older ones go."""
+        """Return the store of generation `number` of this launch, and delete the keys of older ones."""
         self._server.enter(number)
         own = (rank, self._server)
         return PartitionedStore(addresses, number, self._secret, own=own, connections=self._connections)
 
 
 def wait_listening(rank: int, address: Address, is_over: Callable[[], bool], limit_s: float) -> None:
-    """Until `rank`, whose process may be starting yet, listens at `address`.
+    """Wait until `rank`, which may still be starting, listens at `address`.
 
     Raises:
-        GenerationOverError: `is_over` became true meanwhile.
-        UnreachableError: nobody does.
+        GenerationOverError: `is_over` became true first.
+        UnreachableError: no process listens there within `limit_s`.
     """
     deadline = time.monotonic() + limit_s
     while True:
@@ -76,7 +76,7 @@ def wait_listening(rank: int, address: Address, is_over: Callable[[], bool], lim
 
 
 def listens(address: Address) -> bool:
-    """Whether a process listens at `address`."""
+    """Return whether a process listens at `address`."""
     try:
         socket.create_connection(address, timeout=1.0).close()
     except OSError:
@@ -85,6 +85,6 @@ def listens(address: Address) -> bool:
 
 
 def _end(why: str) -> None:
-    """A rank whose server has failed would leave others waiting: let its launcher replace it."""
+    """End this process, so that its launcher replaces it: other ranks would wait for ever for a failed server."""
     sys.stderr.write(f"{why}\n")
     os._exit(1)

@@ -1,7 +1,7 @@
-"""Durable tiers that go by time, where no coordinator keeps it: rank 0 names the step, ahead of it.
+"""Choose the steps for durable tiers with an interval in time, in jobs without a coordinator.
 
-The first rank of each node looks for it once it has made a step. Rank 0 has named the step by then, for all made that
-step together; and the step it has named is none of those that anybody has saved yet. So every node hears in time.
+Rank 0 chooses a later step and writes it to the store. The first rank of each node reads the store after each step. All
+ranks make a step together, so rank 0 has written its choice by then, and no rank has saved the chosen step yet.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hyperpod_ext.config.checkpoint.by_time import DueByTime
 
 
 class Keys(Protocol):
-    """What of a store is needed here."""
+    """The needed methods of a store."""
 
     def set(self, key: str, value: bytes | str) -> None: ...
 
@@ -28,48 +28,51 @@ _NAMED = "hpx-upload-at/0"
 
 
 class TimedTiers:
-    """One rank's part in it.
+    """One rank's view of the chosen steps.
 
     Args:
-        now: seconds, of a clock that only runs forward; the first checkpoint is due one interval later.
+        now: seconds of a monotonic clock; the first checkpoint is due one interval later.
     """
 
     def __init__(self, policy: CheckpointPolicy, now: float) -> None:
         self._policy, self._every, self._timer = policy, policy.seconds(), DueByTime(now)
         self._named: dict[str, int] = {}
-        self._heard_at = dict.fromkeys(self._every, -math.inf)
-        self._heard: dict[str, int] = {}
+        self._seen_at = dict.fromkeys(self._every, -math.inf)
+        self._seen: dict[str, int] = {}
 
     def enter(self) -> None:
-        """A generation begins, with a store where nothing is named yet, and perhaps with another rank 0."""
-        self._named, self._heard = {}, {}
-        self._heard_at = dict.fromkeys(self._every, -math.inf)  # that one's clock may stand elsewhere
+        """Begin a generation, with an empty store and perhaps another rank 0."""
+        self._named, self._seen = {}, {}
+        self._seen_at = dict.fromkeys(self._every, -math.inf)  # another rank 0 may choose other times
 
     def made(self, step: int, now: float, keys: Keys, *, names: bool, hears: bool) -> dict[str, int]:
-        """This rank has made `step`. Returns the steps that its node is to bring to tiers, by their kinds.
+        """Record a step of this rank; return the newly chosen steps for this node's uploads, by kind of tier.
 
         Args:
-            names: whether it is rank 0.
-            hears: whether it is the first rank of its node.
+            names: whether this is rank 0, which chooses steps.
+            hears: whether this is the first rank of its node, which reads them.
 
         Raises:
-            ConnectionError: the generation is over, or rank 0 is.
+            ConnectionError: the generation has ended, or rank 0 has died.
         """
         if names:
             self._name(step, now, keys)
         if not hears or not self._may_be_named(now) or not keys.check([_NAMED]):
             return {}
         named = json.loads(keys.get(_NAMED))
-        fresh = {str(kind): int(due) for kind, due in named.items() if self._heard.get(kind) != due}
-        self._heard |= fresh
-        self._heard_at |= dict.fromkeys(fresh, now)
+        fresh = {str(kind): int(due) for kind, due in named.items() if self._seen.get(kind) != due}
+        self._seen |= fresh
+        self._seen_at |= dict.fromkeys(fresh, now)
         self._timer.name(fresh, now)
         return fresh
 
     def _may_be_named(self, now: float) -> bool:
-        """Most steps ask nobody: after one was named, none is for an interval. It was heard of a step later, which
-        half an interval makes up for; where steps are longer than that, each asks."""
-        return any(now - self._heard_at[kind] >= every / 2 for kind, every in self._every.items())
+        """Return whether a new choice is possible, so that most steps need no request to the store.
+
+        Two choices for a tier are an interval apart. This rank reads a choice up to one step late, so it begins to look
+        after half an interval.
+        """
+        return any(now - self._seen_at[kind] >= every / 2 for kind, every in self._every.items())
 
     def _name(self, step: int, now: float, keys: Keys) -> None:
         if due := [kind for kind, every in self._every.items() if self._timer.due(kind, every, now)]:

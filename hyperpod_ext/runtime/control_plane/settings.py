@@ -1,4 +1,4 @@
-"""What a job that no agent of ours runs is called, how it checkpoints, and its secret. All of it has a default."""
+"""Name, checkpoint policy and secret of a job without our agent. All have defaults."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _PORT_BASE = 29600
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of one job, the same on every rank."""
+    """Settings of one job, the same on every rank."""
 
     config: RuntimeConfig
     named: bool
-    """Whether somebody named the job. One that was not is nobody's to go on with once its launcher has ended."""
+    """Whether the user named the job. An unnamed job cannot be continued after its launcher has ended."""
     secret_file: Path
     secret: bytes
 
     @classmethod
     def of(cls, nodes: int, workers_per_node: int, environ: Mapping[str, str], suffix: str = "") -> Settings:
-        """From HPX_RUNTIME and HPX_SECRET_FILE, or from the name of the script, with `suffix`.
+        """Return the settings of HPX_RUNTIME and HPX_SECRET_FILE, or defaults named after the script, with `suffix`.
 
         Raises:
-            HyperpodExtError: the secret cannot be read, or others can read it.
+            HyperpodExtError: the secret is unreadable, or other users can read it.
         """
         text = environ.get(ENV_RUNTIME)
         if text is None:
@@ -50,10 +50,11 @@ class Settings:
 
 
 def sized(config: RuntimeConfig, nodes: int, workers_per_node: int) -> RuntimeConfig:
-    """The job in the size that its launcher has given it.
+    """Return the configuration with the numbers of nodes and ranks of its launcher.
 
     Raises:
-        ConfigError: the global batch does not divide among so many ranks, or nobody here places parity.
+        ConfigError: the global batch is not divisible by the number of ranks, or the policy has parity, which needs an
+            agent.
     """
     world_size = nodes * workers_per_node
     if (problem_of_parity := without_agent(config.checkpoint)) is not None:
@@ -65,13 +66,13 @@ def sized(config: RuntimeConfig, nodes: int, workers_per_node: int) -> RuntimeCo
 
 
 def name_of(script: str, suffix: str = "") -> str:
-    """A name as jobs may have it, from a script's."""
+    """Return a valid job name made from the script's name."""
     stem = re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-") or "job"
     return f"{stem[:40].strip('-')}-{suffix}" if suffix else stem[:40].strip("-")
 
 
 def port_base(environ: Mapping[str, str] = os.environ) -> int:
-    """First of the ports that a node's ranks listen on.
+    """Return the port of a node's first rank; the other ranks use the ports after it.
 
     Raises:
         ConfigError: HPX_PORT_BASE is no port.

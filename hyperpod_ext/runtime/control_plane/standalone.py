@@ -1,7 +1,7 @@
-"""A worker among others that no agent of ours looks after: the ranks agree among themselves, rank 0 decides.
+"""Control plane of a worker without our agent: the ranks exchange their state, and rank 0 decides.
 
-What differs from launcher to launcher is how a generation comes about and how a fault is told; `hyperpodrun.py` and
-`torchrun.py` know. The rest is here: who is where, what each node's memory holds, what all go on from, and the votes.
+Launchers differ in how a generation begins and how a fault is reported: see `hyperpodrun.py` and `torchrun.py`. Common
+to all, and here, are the map of ranks to nodes, the snapshots of each node, the decision what to restore, and votes.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from hyperpod_ext.runtime.snapshot.select import Decision
 from hyperpod_ext.runtime.state.training_state import ConsistentStep
 
 _ANSWER_S = 60.0
-"""How long ranks that lost one another wait for the launcher to say what comes of it."""
+"""Maximum wait of ranks that lost their connections for the launcher's reaction."""
 _LONG_S = 7 * 24 * 3600.0
-"""Ranks may be done at very different times."""
+"""Maximum wait for the end of training on all ranks, which may come at very different times."""
 
 
 @dataclass(frozen=True, slots=True)
 class RendezvousRound:
-    """One try of all ranks to train together, as their launcher has laid it out."""
+    """One attempt of all ranks to train together, with the ranks assigned by their launcher."""
 
     number: int
-    """Rises with each try of a launch; keys of the store carry it."""
+    """Number of the attempt within a launch; part of the store's keys."""
     rank: int
     world_size: int
     local_rank: int
@@ -69,13 +69,13 @@ class RendezvousRound:
 
 
 class Members(ABC):
-    """This process among the ranks of its job: a `ControlPlane` without an agent of ours."""
+    """One process of a job without our agent: a `ControlPlane`."""
 
     def __init__(self, groups: ProcessGroups) -> None:
         self._groups = groups
-        if (folder := os.environ.get(ENV_RUN_DIR)) is not None:  # no agent of ours has made it
+        if (folder := os.environ.get(ENV_RUN_DIR)) is not None:  # otherwise our agent makes it
             make_private_folder(Path(folder))
-        self.stop_at_step = StopAtStep()  # nobody asks
+        self.stop_at_step = StopAtStep()  # receives no requests
         self.environment: WorkerEnvironment | None = None
         self._settings: Settings | None = None
         self._keys: OwnStore | None = None
@@ -94,27 +94,27 @@ class Members(ABC):
         self._spool: SpoolWriter | None = None
         self._run = secrets.token_hex(8)
 
-    # --- what a launcher knows --------------------------------------------------------------------
+    # --- differences between launchers ------------------------------------------------------------
 
     @abstractmethod
     def _next_round(self) -> RendezvousRound:
-        """Wait until the launcher has all ranks begin anew. Sets `_settings` and `_keys` the first time."""
+        """Wait until the launcher starts a new round, and return it. The first call sets `_settings` and `_keys`."""
 
     @abstractmethod
     def failed(self, failure: c.Failed) -> bool:
-        """Report that the training function raised; False when the process has to end of it."""
+        """Report that the training function raised; return False if the process must end."""
 
     def _met(self, rendezvous: RendezvousRound, store: PartitionedStore) -> None:  # noqa: B027  (most launchers need nothing here)
-        """All ranks of `rendezvous` have found each other."""
+        """Called when all ranks of `rendezvous` have connected."""
 
-    def _going(self, step: int) -> None:  # noqa: B027  (most launchers need not be told)
-        """All ranks go on after `step`."""
+    def _going(self, step: int) -> None:  # noqa: B027  (most launchers need nothing here)
+        """Called when all ranks continue after `step`."""
 
-    def _uploads_done(self) -> None:  # noqa: B027  (most launchers need not be told)
-        """Training is over on every rank, and what is due of this node is in the durable tiers."""
+    def _uploads_done(self) -> None:  # noqa: B027  (most launchers need nothing here)
+        """Called at the end of training, when this node's due checkpoints are in the durable tiers."""
 
     def _comes_again(self) -> bool:
-        """Whether the launcher is about to start the job once more, be it done or not."""
+        """Return whether the launcher will start the job again, even if its training is complete."""
         return False
 
     # --- joining ----------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class Members(ABC):
                 f"rank {self.rank} does not belong with the others: {error}",
                 hint="All ranks need the same secret: put it into a file of mode 600 and name that in HPX_SECRET_FILE.",
             )
-        return JobFailedError(f"rank {self.rank} lost the other ranks, and nobody says why: {error}")
+        return JobFailedError(f"rank {self.rank} lost its connections to other ranks: {error}")
 
     def _form(self, rendezvous: RendezvousRound, live: ConsistentStep | None) -> Generation:
         assert self._keys is not None
@@ -203,7 +203,7 @@ class Members(ABC):
         return ServerFiles(runtime_dir(), self.settings.config.name, self._nodes.index(node))
 
     def _offer(self, live: ConsistentStep | None, ranks: Sequence[Any]) -> dict[str, Any]:
-        """What this rank says when it joins; the first of a node for its memory server, too."""
+        """Return this rank's report for a join. The first rank of a node adds the state of its memory server."""
         mine: dict[str, Any] = {
             "live": None if live is None else asdict(live),
             "committed": self._committed,
@@ -220,13 +220,13 @@ class Members(ABC):
                 held = self._node.held(pids)
                 mine |= {**offers_of(held, self._generation), "peer": [number, *self._node.listen(host)]}
                 for problem in held.disk.get("problems", ()):
-                    self._say(f"warning: node {number}: {problem}")
-            except HyperpodExtError as error:  # the others wait for this rank's word
+                    self._log(f"warning: node {number}: {problem}")
+            except HyperpodExtError as error:  # sent as an answer, because the other ranks wait for one
                 mine["error"] = error.to_json()
         return mine
 
     def _begin(self, ranks: Sequence[Any]) -> dict[str, Any]:
-        """Rank 0: what all go on from."""
+        """Return rank 0's decision for all ranks: the step to restore, generation, run and memory servers."""
         durable = bool(self.settings.config.checkpoint.shared()) and self._node is not None
         self._restoring = RestoreCoordinator(
             self._nodes.node_of, self._node.durable if durable and self._node else None, self._run
@@ -261,12 +261,12 @@ class Members(ABC):
             checkpoint = self._decision.checkpoint
             self.event("go", step=step, checkpoint=checkpoint)
             source = f", from the checkpoint {checkpoint}" if checkpoint else ""
-            self._say(f"all ranks go on after step {step}{source} (generation {self._generation})")
+            self._log(f"all ranks go on after step {step}{source} (generation {self._generation})")
         self._going(step)
         return step, None
 
     def _count(self, errors: Sequence[str]) -> dict[str, Any] | None:
-        """Rank 0: None when all have restored; else the next decision."""
+        """Return rank 0's answer to the restores: None if all ranks have restored, otherwise the next decision."""
         failed = {rank: error for rank, error in enumerate(errors) if error}
         for rank, error in failed.items():
             self.event("restore_failed", rank=rank, error=error)
@@ -274,7 +274,10 @@ class Members(ABC):
         return self._restoring.refuse(failed).to_json() if failed else None
 
     def _go(self, decision: Decision) -> dict[str, Any] | None:
-        """The first rank of each node tells its memory server, before any rank of the node can save."""
+        """Send the begin of training to this node's memory server, before any rank of the node can save.
+
+        Returns the error as JSON; None: no error, or this is not the first rank of its node.
+        """
         if self._node is None or self._round is None:
             return None
         number = self._nodes.node_of[self._round.rank]
@@ -295,7 +298,7 @@ class Members(ABC):
             self._upload_last(self._node)
         if self.rank == 0 and not (again or self._comes_again()):
             self.event("job_ended", state="succeeded")
-        if again or self._comes_again():  # those who come find that all is done, and have nothing left to do
+        if again or self._comes_again():  # the restarted job then finds that its training is complete
             self._node.hand_over()
             return
         self._node.wait_uploaded()
@@ -303,21 +306,21 @@ class Members(ABC):
         self._node.end()
 
     def _upload_last(self, memory: NodeMemoryClient) -> None:
-        """The last step goes to the durable tiers before this process may end; what is left out of it is said."""
+        """Upload the last step to the durable tiers before this process ends; log what could not be uploaded."""
         step, node = self._committed, self._nodes.node_of[self.rank]
         limit_s = self.settings.config.checkpoint.finish_s
-        self._say(f"step {step} goes to the durable tiers")
-        for progress in memory.bring(save_id_of(self._generation, step)):
+        self._log(f"step {step} goes to the durable tiers")
+        for progress in memory.upload(save_id_of(self._generation, step)):
             tiers = progress.tiers
             if not progress.idle:
                 left = sum(int(tier["left_bytes"]) for tier in tiers)
-                self._say(f"node {node} brings its part of step {step}: {left / (1 << 20):.1f} MiB are still to come")
+                self._log(f"node {node} uploads its part of step {step}: {left / (1 << 20):.1f} MiB left")
         final_save = {"step": step if tiers else None, "made": step, "nodes": [node]}
         uploaded = {"node": node, "in_time": progress.idle, "limit_s": limit_s, "tiers": tiers}
         self.event("final_save", **final_save)
         self.event("uploaded", **uploaded)
         for line in left_out(Events([checked("final_save", final_save)[0], checked("uploaded", uploaded)[0]])):
-            self._say(f"warning: {line}")
+            self._log(f"warning: {line}")
 
     def _ask(self, what: str, value: Any, decide: Any, timeout_s: float | None = None) -> Any:
         assert self._exchange is not None, "outside of a generation"
@@ -336,10 +339,10 @@ class Members(ABC):
 
     @property
     def safe_to_commit(self) -> bool:
-        return False  # nobody has looked
+        return False  # the state of the collectives is not recorded here
 
     def _abort(self, number: int) -> None:
-        """Epoch `number` is over: free whoever waits in it. From any thread."""
+        """End round `number`, and release all threads that wait in it. Callable from any thread."""
         with self._changed:
             self._over = max(self._over, number)
             if self._store is not None and self.aborted:
@@ -351,11 +354,13 @@ class Members(ABC):
         with self._changed:
             return self._changed.wait_for(lambda: self.aborted, timeout_s)
 
-    # --- what people see --------------------------------------------------------------------------
+    # --- events and logs --------------------------------------------------------------------------
 
     def event(self, event: str, **fields: Any) -> None:
-        """One line for the job's log beside its checkpoints, and for events-rankN.jsonl of the run directory, where
-        there are such."""
+        """Write an event to the job's log in the durable tier, and to events-rankN.jsonl in the run directory.
+
+        Either is left out if the job has none.
+        """
         if event == "step":
             self._committed = int(fields["step"])
             self._keep_time(self._committed)
@@ -375,16 +380,16 @@ class Members(ABC):
         try:
             due = self._timed.made(step, time.monotonic(), self._store, names=names, hears=hears)
         except ConnectionError:
-            return  # the generation is over; whoever trains hears it by himself
+            return  # the generation has ended; the training loop finds out by itself
         for kind, at in due.items():
             assert self._node is not None
             self._node.schedule_copy(kind, at)
 
-    def _tell_fault(self, step: int, cause: str) -> None:
+    def _report_fault(self, step: int, cause: str) -> None:
         node = self._nodes.node_of.get(self.rank, 0)
         self.event("fault", rank=self.rank, node=node, step=step, cause=cause, died=False)
 
-    def _say(self, what: str) -> None:
+    def _log(self, what: str) -> None:
         sys.stderr.write(f"hyperpod_ext: {what}\n")
 
 

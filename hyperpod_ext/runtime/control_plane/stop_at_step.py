@@ -1,7 +1,7 @@
-"""Where this rank stops so that the job can go on as another world: asked for ahead, so that all stop after one step.
+"""Stop this rank after a given step, so that all ranks stop after the same step before a resize.
 
-The coordinator asks every rank whether it can still stop after a step; a rank that can waits there, and only there,
-for the word whether all can. So no rank is ever in a collective that another one has left.
+The coordinator asks every rank ahead of time whether it can still stop after a step. A rank that can stop waits after
+that step until the coordinator has the answers of all ranks. So no rank is ever in a collective that another has left.
 """
 
 from __future__ import annotations
@@ -11,73 +11,78 @@ from collections.abc import Callable
 
 from hyperpod_ext.runtime.ipc.control_messages import RankStopped, StopAnswer
 
-Tell = Callable[[StopAnswer | RankStopped], None]
+Send = Callable[[StopAnswer | RankStopped], None]
 
 
 class StopAtStep:
-    """Asked from the thread that listens, passed by the main one.
+    """A stop requested by the receiving thread, at which the main thread waits.
 
     Args:
-        tell: takes this rank's answers.
+        send: sends this rank's answers.
     """
 
     ends = False
-    """Whether processes end where they halt, so that only what is saved survives it."""
+    """Whether the process ends at the stop, so that only saved state survives."""
 
-    def __init__(self, tell: Tell = lambda report: None) -> None:
-        self._tell = tell
+    def __init__(self, send: Send = lambda report: None) -> None:
+        self._send = send
         self._changed = threading.Condition()
         self._making = -1
-        """Step that is made, or made next; -1: none yet."""
+        """Current or next step; -1: none yet."""
         self._total = 0
         self._number = 0
         self._stop: int | None = None
         self._agreed = False
         self._over = False
 
-    # --- from the thread that listens ------------------------------------------------------------
+    # --- called by the receiving thread -----------------------------------------------------------
 
     def ask(self, number: int, step: int, *, ends: bool = False) -> None:
-        """Can this rank stop after `step`? `ends`: for good."""
+        """Answer whether this rank can stop after `step`, and stop there if it can.
+
+        Args:
+            number: number of the request.
+            ends: whether the process ends at the stop.
+        """
         with self._changed:
             over = self._making >= 0 and step >= self._total
             can = not over and not self._over and 0 <= self._making <= step
             self._number, self._agreed, self.ends = number, False, ends
             self._stop = step if can else None
             self._changed.notify_all()
-            self._tell(StopAnswer(number=number, can=can, at=self._making, over=over))
+            self._send(StopAnswer(number=number, can=can, at=self._making, over=over))
 
     def agree(self, number: int) -> None:
-        """Every rank can."""
+        """Confirm a stop, because every rank can stop."""
         with self._changed:
             if number == self._number:
                 self._agreed = True
                 self._changed.notify_all()
 
     def withdraw(self, number: int | None = None) -> None:
-        """Nobody needs to stop. None: whatever was asked, because the generation is over."""
+        """Withdraw a stop. `number` None: withdraw any, because the generation has ended."""
         with self._changed:
             if number is None or number == self._number:
                 self._over |= number is None
                 self._stop, self._agreed = None, False
                 self._changed.notify_all()
 
-    # --- from the main thread ---------------------------------------------------------------------
+    # --- called by the main thread ----------------------------------------------------------------
 
     def enter(self) -> None:
-        """A generation begins."""
+        """Begin a generation without a stop."""
         with self._changed:
             self._making, self._stop, self._agreed, self._over = -1, None, False, False
 
     def begin(self, step: int, total: int) -> None:
-        """The loop begins with `step`, and ends with `total`."""
+        """Begin the training loop at `step`; its last step is `total`."""
         with self._changed:
             self._making, self._total = step, total
 
     def stops_after(self, step: int, *, consistent: bool) -> bool:
-        """Whether this rank stops, now that `step` has been made; otherwise the next one begins.
+        """Return whether this rank stops after `step`. Waits for the other ranks' answers if a stop is due.
 
-        `consistent`: whether the state is that of this step, and not in the middle of an accumulation.
+        `consistent`: whether the state is that of this step, and not within an accumulation of gradients.
         """
         with self._changed:
             if consistent and self._is_due(step):
@@ -91,9 +96,9 @@ class StopAtStep:
         return self._stop is not None and self._stop <= step
 
     def stop(self, step: int) -> None:
-        """Say that this rank stands, and wait until the generation is over, or all go on after all."""
+        """Report that this rank has stopped, and wait until the generation ends or the stop is withdrawn."""
         with self._changed:
             number = self._number
-            self._tell(RankStopped(number=number, step=step))
+            self._send(RankStopped(number=number, step=step))
             self._changed.wait_for(lambda: self._stop is None or self._number != number)
             self._making = step + 1

@@ -1,7 +1,7 @@
-"""Under `torchrun`, and under `hyperpodrun` that restarts processes: exceptions are met in the processes.
+"""Handle exceptions in the processes, under `torchrun` and under `hyperpodrun` in its mode that restarts processes.
 
-Ranks tell each other of an exception over their own store; nobody's process ends. A process that dies is the
-launcher's business, which starts all of them again; each node's memory server has kept what they had.
+After an exception, ranks notify each other over their own store, and no process ends. After a process's death, the
+launcher starts all processes again, and they restore from their nodes' memory servers.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from hyperpod_ext.runtime.process_group.store import Address, PartitionedStore
 
 _MEET = timedelta(minutes=10)
 _MARGIN = timedelta(seconds=30)
-"""Longer than rank 0 takes to say who is missing."""
+"""Additional wait of other ranks for rank 0's answer, which names missing ranks."""
 _START, _FAULT = "hpx-start", "hpx-fault"
 _LOOK_S = 0.05
 _FOR_EVER = timedelta(days=14)
 
 
 class TorchrunMembers(Members):
-    """This process among the ranks of a job whose launcher restarts all processes or none."""
+    """One process of a job whose launcher restarts either all processes or none."""
 
     def __init__(self, groups: ProcessGroups, launcher: Launcher) -> None:
         super().__init__(groups)
         self._launcher = launcher
         self._event: ElasticEvent | None = None
-        if launcher is Launcher.HYPERPODRUN:  # first of all: whoever has no handler dies of the signal
+        if launcher is Launcher.HYPERPODRUN:  # first, because a process without a handler dies of the signal
             self._event = ElasticEvent()
             self.stop_at_step = StopAtElasticEvent(self._event, self._stop_for_others)
         environ = os.environ
@@ -58,17 +58,17 @@ class TorchrunMembers(Members):
         mine = self._keys.start(host)
         store = PrefixStore(f"hpx-{start_of_all(meeting, self._me, mine, _MEET)}", meeting)
         self._addresses = addresses_of_all(store, self._me, self._world_size, mine, _MEET)
-        self._meeting_store = meeting  # where rank 0 hosts it, others may still be reading
+        self._meeting_store = meeting  # kept open: if rank 0 hosts it, other ranks may still be reading
         self._last = ("", 0)
         self._faults = 0
         if self._me == 0:
-            self._say(_promise(launcher))
+            self._log(_promise(launcher))
 
     def _meeting(self) -> TCPStore:
-        """The launcher's store, or, where it has none for its workers, one of rank 0: only to find each other.
+        """Return the store in which ranks exchange their addresses: the launcher's, or rank 0's if it has none.
 
         Raises:
-            UnreachableError: nobody answers there.
+            UnreachableError: no store answers at MASTER_ADDR and MASTER_PORT.
         """
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -89,40 +89,40 @@ class TorchrunMembers(Members):
         threading.Thread(target=self._watch, args=watch, name="hpx-watch", daemon=True).start()
 
     def _watch(self, store: PartitionedStore, number: int) -> None:
-        """Until this rank hears of an exception in epoch `number`, or has left it."""
+        """Wait for the notice of an exception in round `number`, and forward it; return when this rank is done."""
         try:
             store.wait([f"{_FAULT}/{self._me}"], _FOR_EVER)
         except ConnectionError:
             if self._finishing:
-                return  # whoever is done may go
+                return  # ranks that are done may end
         else:
             spread(store, _FAULT, self._me, self._world_size)
         self._abort(number)
 
     def _stop_for_others(self, step: int) -> None:
-        """The operator will start the job with other nodes: wait until every node's memory has what it is to have."""
+        """Stop for a restart with another number of nodes: wait until all saves and copies of all nodes are done."""
         self._ask("elastic-saved", None, lambda answers: None)
         if self._node is not None:
             self._node.hand_over()
         self._ask("elastic-uploaded", None, lambda answers: None)
         self.event("stopped", rank=self.rank, step=step)
         if self.rank == 0:
-            self._say(f"all ranks have stopped after step {step}, for another number of nodes")
+            self._log(f"all ranks have stopped after step {step}, for another number of nodes")
 
     def _comes_again(self) -> bool:
         return self._event is not None and self._event.received
 
     def failed(self, failure: c.Failed) -> bool:
-        """Have all ranks begin anew in their processes; the same exception again is left to the launcher."""
-        self._tell_fault(failure.step, failure.cause)
+        """Make all ranks restart in their processes; return False, for the launcher, if the same exception repeats."""
+        self._report_fault(failure.step, failure.cause)
         self._faults += 1
         same = failure.place or failure.cause, failure.step
         again, self._last = same == self._last, same
         what = f"rank {self.rank}, step {failure.step}: {failure.cause}"
         if why := self._why_to_end(failure, again):
-            self._say(f"{what}; {why}, so {self._launcher.value} hears of it")
+            self._log(f"{what}; {why}, so this process ends and {self._launcher.value} takes over")
             return False
-        self._say(f"{what}; all ranks begin anew in their processes")
+        self._log(f"{what}; all ranks restart in their processes")
         assert self._store is not None
         assert self._round is not None
         spread(self._store, _FAULT, self._me, self._world_size)
@@ -130,7 +130,7 @@ class TorchrunMembers(Members):
         return True
 
     def _why_to_end(self, failure: c.Failed, again: bool) -> str:
-        """Why this process ends of it; empty: it stays."""
+        """Return the reason to end this process; empty: it continues."""
         if failure.final:
             return "trying again cannot help"
         if failure.process_unusable:
@@ -141,31 +141,31 @@ class TorchrunMembers(Members):
 
 
 def _promise(launcher: Launcher) -> str:
-    """What a person should know who chose this launcher."""
+    """Return the notice about fault handling under this launcher."""
     again = "starts all processes again"
     if launcher is Launcher.TORCHRUN:
         times = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
         again = f"{again}, {times} times (--max-restarts)" if times != "0" else "ends the job (--max-restarts 0)"
     return (
-        f"under {launcher.value}, exceptions are met in the process. A process that dies is not replaced alone: "
+        f"under {launcher.value}, exceptions are handled in the process. A process that dies is not replaced alone: "
         f"{launcher.value} {again}; state comes from each node's memory"
     )
 
 
 def _suffix(meeting: TCPStore, launcher: Launcher) -> str:
-    """Tells jobs apart that nobody named. Every start of the processes by one torchrun has the same."""
+    """Return a suffix for the name of an unnamed job, the same for all starts of the processes by one torchrun."""
     if launcher is not Launcher.TORCHRUN:
-        return ""  # its pod is one job's alone
+        return ""  # the pod belongs to one job
     return meeting.compare_set("hpx-job", "", secrets.token_hex(4)).decode()
 
 
 def start_of_all(store: Store, rank: int, mine: Address, limit: timedelta) -> str:
-    """Name of this start of all processes, which keeps their addresses apart from earlier ones. Rank 0 gives it.
+    """Return rank 0's name of this start of all processes, which separates their addresses from earlier ones.
 
-    TORCHELASTIC_RESTART_COUNT is no such name: each node counts its own faults alone.
+    TORCHELASTIC_RESTART_COUNT does not serve, because each node counts only its own faults.
 
     Raises:
-        UnreachableError: no rank 0 that runs has named one within `limit`.
+        UnreachableError: no running rank 0 has sent a name within `limit`.
     """
     if rank == 0:
         store.set(_START, json.dumps([*mine, name := secrets.token_hex(8)]))
@@ -174,17 +174,17 @@ def start_of_all(store: Store, rank: int, mine: Address, limit: timedelta) -> st
     while time.monotonic() < deadline:
         if store.check([_START]):
             host, port, name = json.loads(store.get(_START))
-            if listens((host, port)):  # else it is of an earlier start
+            if listens((host, port)):  # otherwise it is of an earlier start
                 return str(name)
         time.sleep(_LOOK_S)
     raise UnreachableError(f"rank 0 has not started within {limit.total_seconds():g} s")
 
 
 def addresses_of_all(store: Store, rank: int, world_size: int, mine: Address, limit: timedelta) -> tuple[Address, ...]:
-    """Of all ranks. Rank 0 collects them, so that the launcher's store answers each of the others once.
+    """Return the addresses of all ranks. Rank 0 collects them, so that every other rank sends the store one request.
 
     Raises:
-        UnreachableError: some rank has not told its own within `limit`.
+        UnreachableError: a rank has not sent its address within `limit`.
     """
     store.set(f"address/{rank}", json.dumps(mine))
     if rank == 0:
@@ -192,18 +192,18 @@ def addresses_of_all(store: Store, rank: int, world_size: int, mine: Address, li
     try:
         store.wait(["addresses"], limit + _MARGIN)
     except RuntimeError as error:
-        raise UnreachableError(f"rank 0 has not told the addresses of all ranks: {error}") from error
+        raise UnreachableError(f"rank 0 has not sent the addresses of all ranks: {error}") from error
     found = json.loads(store.get("addresses"))
     if missing := [str(rank) for rank, address in enumerate(found) if address is None]:
         raise UnreachableError(
-            f"ranks {', '.join(missing)} have not told their address in {limit.total_seconds():g} s",
-            hint="Their processes have not come as far; their own logs say why.",
+            f"ranks {', '.join(missing)} have not sent their address in {limit.total_seconds():g} s",
+            hint="Their processes have not got this far; see their logs.",
         )
     return tuple((str(host), int(port)) for host, port in found)
 
 
 def _collected(store: Store, keys: Sequence[str], limit: timedelta) -> list[Any]:
-    """Values of `keys`, once all are there; None in the place of those that do not come within `limit`."""
+    """Wait for the values of `keys` and return them, with None for keys that are not set within `limit`."""
     try:
         store.wait(list(keys), limit)
     except RuntimeError:

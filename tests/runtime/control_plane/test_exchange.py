@@ -111,7 +111,7 @@ def test_all_are_told_who_has_not_spoken(ranks, missing):
     assert decided == []
     for error in errors:
         assert isinstance(error, GenerationOverError)
-        assert str(error).startswith(f"rank {missing} has not spoken in time: "), error
+        assert str(error).startswith(f"rank {missing} has not answered in time: "), error
 
 
 def test_a_report_of_another_version_is_named_on_all(ranks):
@@ -127,7 +127,7 @@ def test_a_report_of_another_version_is_named_on_all(ranks):
     assert decided == []
     for rank in (0, 1, 3):
         assert isinstance(found[rank], GenerationOverError)
-        assert str(found[rank]).startswith("rank 2 reports what cannot be read; does it run another version"), found[
+        assert str(found[rank]).startswith("rank 2 sent an invalid report; does it run another version"), found[
             rank
         ]
 

@@ -268,4 +268,4 @@ def test_ranks_learn_all_addresses_from_what_rank_0_has_collected():
 
 
 def test_all_say_which_ranks_have_not_told_their_address():
-    assert tell_addresses(5, 0.1, but=(2, 4)) == ["ranks 2, 4 have not told their address in 0.1 s"] * 3
+    assert tell_addresses(5, 0.1, but=(2, 4)) == ["ranks 2, 4 have not sent their address in 0.1 s"] * 3
