@@ -305,7 +305,6 @@ class Session:
 
 
 def _end(why: str) -> None:
-    """End this process, so that its agent replaces it: other ranks would wait for ever for a failed key-value server.
-    """
+    """End this process, so that its agent replaces it: other ranks would wait for ever for a failed server."""
     sys.stderr.write(f"{why}\n")
     os._exit(1)

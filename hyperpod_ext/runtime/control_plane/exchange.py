@@ -118,7 +118,7 @@ class Exchange:
                 collected.missing[child] = f"has not answered in time: {error}"
             except (ValueError, TypeError, KeyError, AttributeError):
                 collected.missing[child] = "sent an invalid report; does it run another version of hyperpod_ext?"
-        return heard
+        return collected
 
     def _forward(self, what: str, text: str, collected: _Collected) -> ConnectionError | None:
         """Send the answer to all children with a report; return the error of one that has ended."""

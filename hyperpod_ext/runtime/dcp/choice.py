@@ -121,8 +121,7 @@ class Choice:
         return assigned
 
     def _holder(self, place: tuple[str, tuple[int, ...]]) -> tuple[int, int]:
-        """Return rank and item of an image with this shard: the image of this rank's own source, if it has the shard.
-        """
+        """Return rank and item of an image with this shard. This rank's own source is preferred."""
         holders = self.contents.holders[place]
         own = self.decision.source(self._tiers.rank).rank
         return next((held for held in holders if held[0] == own), holders[0])

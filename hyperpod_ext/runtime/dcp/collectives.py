@@ -19,8 +19,7 @@ from hyperpod_ext.runtime.memory_server.protocol.request import error_of
 
 
 class Ranks:
-    """The ranks that save and load together. All of them must make this object and call its methods in the same order.
-    """
+    """The ranks that save and load together. All must make this object, and call its methods in the same order."""
 
     def __init__(self) -> None:
         self.rank, self.world_size = 0, 1

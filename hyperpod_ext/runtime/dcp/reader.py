@@ -61,8 +61,7 @@ class TieredStorageReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Verify all shards on all ranks, then copy them. After a failure, all ranks turn to the next source together.
-        """
+        """Verify all shards on all ranks, then copy them. After a failure, all ranks try the next source together."""
         choice = self._choice
         assert choice is not None, "read_data before read_metadata"
         while failures := choice.verify(_place(item) for item in plan.items if item.type is LoadItemType.TENSOR):

@@ -1,1 +1,1 @@
-"""Messages between our processes, the socket they come in by, and what one process's clock is at another's."""
+"""Messages between our processes, their connections and authentication, and translation between clocks of machines."""

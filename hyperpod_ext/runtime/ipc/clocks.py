@@ -1,4 +1,4 @@
-"""What time it is here when another machine says what time it is there. Pure."""
+"""Translate times of other machines' monotonic clocks to this machine's clock. Pure."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from hyperpod_ext.runtime.ipc.control_messages import Died, Event, Failed, Repor
 R = TypeVar("R", bound=Report)
 
 _REMEMBERED = 32
-"""Messages by which a clock is judged: enough for one that was not delayed, too few for clocks to drift apart in."""
+"""Number of messages for one estimate: enough to contain one without delay, too few for the clocks to drift."""
 _SAME_S = 0.5
-"""What differs less is the same clock, heard of a little late."""
+"""A smaller difference is the delay of messages between processes with the same clock."""
 
 
 class Clocks:
-    """Translates moments of other nodes' monotonic clocks, each of which counts from its machine's own start."""
+    """Estimates of other nodes' monotonic clocks, each of which starts with its machine."""
 
     def __init__(self) -> None:
         self._behind: dict[int, deque[float]] = {}
 
     def heard(self, node: int, there: float, here: float) -> None:
-        """A node has said its time; what the message took on its way counts as if the clock were behind."""
+        """Record a node's time in a message. The message's delay makes the node's clock appear to be behind."""
         self._behind.setdefault(node, deque(maxlen=_REMEMBERED)).append(here - there)
 
     def behind(self, node: int) -> float:
-        """Seconds to add to the node's moments; 0 where the clock is the same, or not known."""
+        """Return the seconds to add to the node's times; 0 if the clock is the same or unknown."""
         least = min(self._behind.get(node, ()), default=0.0)
         return least if abs(least) >= _SAME_S else 0.0
 
     def translated(self, node: int, report: R) -> R:
-        """A report of the node, with its moments as they are here."""
+        """Return the node's report with its times translated to this machine's clock."""
         behind = self.behind(node)
         if not behind or not isinstance(report, Event | Failed | Died):
             return report

@@ -1,4 +1,4 @@
-"""Connections that break with a ConnectionError, whatever broke them.
+"""Connections that raise a ConnectionError after every kind of break.
 
 The kernel has many errors for a connection (ETIMEDOUT, EHOSTUNREACH, ENOBUFS, ...), and TLS has its own. Each ends one
 connection. Code that catches ConnectionError handles all of them, and no error of a file is taken for one.
@@ -16,7 +16,8 @@ from typing import Any
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Converse = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None] | None]
 BACKLOG = 4096
-"""Connections that may wait to be accepted: all nodes of a job come at once when it starts or loses its coordinator."""
+"""Maximum number of connections waiting to be accepted: all nodes of a job connect at once after its start or the loss
+of its coordinator."""
 _READ_AHEAD = 1 << 16
 """asyncio's own limit: bytes that a reader buffers before it stops reading."""
 
@@ -28,7 +29,7 @@ class BrokenConnectionError(ConnectionError):
 def broken(error: BaseException) -> ConnectionError:
     """Return the ConnectionError for an error of an open connection.
 
-    A refusal is none there: callers take ConnectionRefusedError for a port at which nobody listens.
+    ConnectionRefusedError is replaced, too: to callers it would mean that no process listens at the port.
     """
     if isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError):
         return error
@@ -37,14 +38,14 @@ def broken(error: BaseException) -> ConnectionError:
 
 @contextlib.contextmanager
 def breaking(*, connects: bool = False) -> Iterator[None]:
-    """For reads and writes of a blocking socket in the block, and nothing else.
+    """Convert errors of a blocking socket inside the block. The block must contain only reads and writes of the socket.
 
     Args:
-        connects: the block also connects the socket, which may be refused.
+        connects: whether the block also connects the socket, so that ConnectionRefusedError stays as it is.
 
     Raises:
-        ConnectionError: for any error of the connection.
-        TimeoutError: the socket's own timeout is over (`settimeout`); the connection may be good.
+        ConnectionError: any error of the connection.
+        TimeoutError: the socket's own time limit (`settimeout`) has passed; the connection may be good.
     """
     try:
         yield
@@ -61,18 +62,18 @@ def breaking(*, connects: bool = False) -> Iterator[None]:
 def disconnect(sock: socket.socket) -> None:
     """Wake the threads that wait on the socket, in this process and on the other side."""
     with contextlib.suppress(OSError):
-        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # SSLSocket's own would have others go on in the open
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # SSLSocket's own would make other threads continue without TLS
 
 
 class _Protocol(asyncio.StreamReaderProtocol):
-    """Reads, drains and closes of its streams raise ConnectionError alone."""
+    """A protocol with streams that raise only ConnectionError in reads, drains and closes."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(None if exc is None else broken(exc))
 
 
 def _reader() -> asyncio.StreamReader:
-    # looked up at each call: the simulation of a cluster has a reader of its own
+    # looked up at each call, because the simulation of a cluster replaces the reader
     return asyncio.streams.StreamReader(limit=_READ_AHEAD, loop=asyncio.get_running_loop())
 
 
@@ -84,25 +85,25 @@ async def _opened(connect: Callable[[Callable[[], _Protocol]], Awaitable[tuple[A
 
 
 async def open_tcp(host: str, port: int) -> Connection:
-    """A connection to a TCP server.
+    """Return a connection to a TCP server.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: no process listens there.
     """
     return await _opened(lambda factory: asyncio.get_running_loop().create_connection(factory, host, port))
 
 
 async def open_unix(path: Path) -> Connection:
-    """A connection to a server on a Unix socket.
+    """Return a connection to a server on a Unix socket.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: no process listens there.
     """
     return await _opened(lambda factory: asyncio.get_running_loop().create_unix_connection(factory, str(path)))
 
 
 async def open_over(sock: socket.socket) -> Connection:
-    """The streams of a connected socket."""
+    """Return the streams of a connected socket."""
     return await _opened(lambda factory: asyncio.get_running_loop().create_connection(factory, sock=sock))
 
 

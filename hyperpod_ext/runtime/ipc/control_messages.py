@@ -1,9 +1,10 @@
 """Messages between workers, agents and the coordinator, each declared once.
 
-    worker ──▶ its agent ──▶ coordinator        what a rank reports; its agent adds the rank's number and what it knows
-    worker ◀── its agent ◀── coordinator        what all ranks of a generation are to do
+    worker ──▶ its agent ──▶ coordinator        reports of a rank; its agent adds the rank's number and other fields
+    worker ◀── its agent ◀── coordinator        orders to all ranks of a generation
 
-A reader decodes with the set of kinds that it takes, and matches on the class. What is damaged is refused by name.
+A reader decodes with the set of kinds that it accepts, and matches on the class. A damaged message is refused, with an
+error that names the field.
 """
 
 from __future__ import annotations
@@ -26,29 +27,29 @@ from hyperpod_ext.runtime.ipc.declared import (
 )
 
 Number = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
-"""A number that may be below 0: a rank or a node that is none, a step that has not begun."""
+"""A number that may be negative, for no rank, no node, or no step yet."""
 MonotonicTime = Annotated[float, Field(ge=-1e12, le=1e12)]
 """Seconds of the sender's monotonic clock."""
 SaveId = Annotated[str, Field(pattern=r"^g\d{1,18}-s\d{1,18}$", examples=["g1-s3", "g7-s120"])]
-"""Names a snapshot: its generation and step."""
+"""Identifies a snapshot by generation and step."""
 Shared = Annotated[
     str, Field(pattern=r"^(same|alike|shard)(:\d{1,18}(,\d{1,18})*)?$", examples=["same", "alike:0,2", "shard"])
 ]
-"""How a rank's state relates to the others'; see `snapshot/sharing.py`."""
+"""Relation of a rank's state to the other ranks' state; see `snapshot/sharing.py`."""
 
 
 # --- parts of messages ----------------------------------------------------------------------------
 
 
 class LiveState(Declared):
-    """The state of a process that has trained."""
+    """The state in a process that has trained."""
 
     step: Count
     save_id: SaveId
     own_digest: str
     sharing: Shared
     world_size: Count = 0
-    """Ranks that it is laid out for; 0: any number will do, as it is the same on all."""
+    """World size of the state's layout; 0: any, because the state is the same on all ranks."""
 
 
 class HeldSnapshot(Declared, extra="ignore"):
@@ -63,11 +64,11 @@ class HeldSnapshot(Declared, extra="ignore"):
     sharing: Shared
     content: str
     replica: bool = False
-    """Whether it is the copy of another node's."""
+    """Whether it is a replica of another node's snapshot."""
 
 
 class HeldCommit(Declared):
-    """Snapshots of one commit in a node's memory."""
+    """Snapshots of one step in a node's memory."""
 
     step: Count
     generation: Count
@@ -75,16 +76,16 @@ class HeldCommit(Declared):
     world_size: Count
     sharing: Shared
     replica: bool
-    """Whether they are copies of another node's."""
+    """Whether they are replicas of another node's snapshots."""
     ranks: Listed[Count]
     own_digests: Listed[str]
-    """One for all of the ranks, or one for each."""
+    """One digest for all ranks, or one for each."""
     contents: Listed[str]
-    """One for all of the ranks, or one for each."""
+    """One digest for all ranks, or one for each."""
 
 
 class OnDisk(Declared, extra="ignore"):
-    """One rank's snapshot on a disk of the node."""
+    """A rank's snapshot on a disk of the node."""
 
     rank: Count
     step: Count
@@ -94,30 +95,30 @@ class OnDisk(Declared, extra="ignore"):
     sharing: Shared
     content: str
     tier: str
-    """The tier's kind."""
+    """Kind of the tier."""
     url: str
     folder: str
     run: str
-    """The run of the job that saved it."""
+    """Name of the run of the job that saved it."""
     began: Count
-    """Step at which its generation began."""
+    """First step of its generation."""
 
 
 class DiskState(Declared):
-    """What the disks of a node have."""
+    """The contents of a node's disks."""
 
     snapshots: Listed[OnDisk] = ()
     generation: Count = 0
-    """The newest that any of them has seen."""
+    """Newest generation on any disk."""
     problems: Listed[str] = ()
-    """What cannot be read there."""
+    """Errors of unreadable disks and checkpoints."""
 
 
 class HeldPiece(Declared, extra="ignore"):
-    """One whole parity piece in a node's memory."""
+    """A complete parity piece in a node's memory."""
 
     rank: Count
-    """The node's own in the stripe: the piece has parts of all others."""
+    """The node's own rank in the stripe: the piece has parts of all other ranks."""
     step: Count
     generation: Count
     save_id: SaveId
@@ -127,10 +128,10 @@ class HeldPiece(Declared, extra="ignore"):
 
 
 class DurableCheckpoint(Declared, extra="ignore"):
-    """One checkpoint in a durable tier."""
+    """A checkpoint in a durable tier."""
 
     tier: str
-    """The tier's kind."""
+    """Kind of the tier."""
     step: Count
     save_id: SaveId
     world_size: Count
@@ -139,7 +140,7 @@ class DurableCheckpoint(Declared, extra="ignore"):
 
 
 class RestoreSource(Declared):
-    """Where a rank gets its state."""
+    """A source of a rank's state."""
 
     kind: Literal["self", "live", "memory", "peer", "parity", "durable", "fresh"]
     rank: Count
@@ -152,21 +153,21 @@ class RestoreSource(Declared):
 
 
 class RestoreDecision(Declared):
-    """What ranks restore, as far as one node's ranks need to know."""
+    """One node's part of the decision what ranks restore."""
 
     step: Count
     sources: ByNumber[Listed[RestoreSource]]
-    """Of its ranks, and of those that one of its ranks sends its live state to."""
+    """Sources of the node's ranks, and of ranks to which one of them sends its live state."""
     others: Literal["self", "fresh"] = "self"
-    """What ranks do that have no source: they hold it already, or start from nothing."""
+    """Source of all other ranks: their own process, or nothing (a start from step 0)."""
     save_id: str = ""
-    """Of what they hold."""
+    """Snapshot id of the state in the processes of those other ranks."""
     stored: Listed[str] = ()
-    """URLs of durable tiers that any rank restores from."""
+    """URLs of the durable tiers from which any rank restores."""
 
 
 class RunningWorker(Declared):
-    """One worker process of a node."""
+    """A worker process of a node."""
 
     pid: Count
     step: Count
@@ -175,7 +176,7 @@ class RunningWorker(Declared):
 
 
 class RankHeartbeat(Declared):
-    """What an agent sees of a rank's heartbeat page."""
+    """The contents of a rank's heartbeat page."""
 
     rank: Count
     generation: Count
@@ -187,22 +188,22 @@ class RankHeartbeat(Declared):
     stopped: bool
 
 
-# --- what a rank reports --------------------------------------------------------------------------
+# --- reports of a rank ----------------------------------------------------------------------------
 
 
 class Report(Declared):
-    """Of a rank or a node, in a generation."""
+    """A report of a rank or a node, in a generation."""
 
     sender, reader = "worker, agent", "agent, coordinator"
 
     generation: Count = 0
     """Generation of the sender; 0 before its first."""
     rank: Number = -1
-    """Its number now, which its agent adds; -1: the agent's own, or not known yet."""
+    """Current rank, added by its agent; -1: a report of the agent itself, or not known yet."""
 
 
 class WorkerHandshake(Declared):
-    """A worker has been started, or its former connection has broken."""
+    """A worker has started, or connects again after its connection broke."""
 
     sender, reader = "worker", "agent"
     type: Literal["handshake"] = "handshake"
@@ -210,41 +211,41 @@ class WorkerHandshake(Declared):
     pid: Count
     generation: Count = 0
     again: bool = False
-    """Whether a former connection has broken, so that the answer is to say what the agent has received."""
+    """Whether an earlier connection has broken, so that the agent answers with `resumed`."""
     received: Count = 0
-    """Orders that it has received on its former connections."""
+    """Number of orders received on earlier connections."""
 
 
 class WorkerResumed(Declared):
-    """The answer to a worker that connects again: both ends send again what the other has not received."""
+    """The agent accepts a worker that connects again. Both sides then repeat messages that the other has missed."""
 
     sender, reader = "agent", "worker"
     type: Literal["resumed"] = "resumed"
     received: Count
-    """Reports of this worker that the agent has received."""
+    """Number of this worker's reports that the agent has received."""
 
 
 class Join(Report):
-    """A rank waits for a generation to begin."""
+    """A rank waits for the next generation."""
 
     type: Literal["join"] = "join"
     live: LiveState | None
-    """What it has, if that is one complete step."""
+    """State in the process, if it is that of one complete step."""
     store_port: Port
-    """Where it serves its keys."""
+    """Port of the rank's key-value server."""
     pid: Count = 0
-    """Its process; its agent adds it."""
+    """Process id, added by the rank's agent."""
 
 
 class Restored(Report):
-    """A rank has restored and verified what was decided, or could not."""
+    """A rank has restored and verified its state, or has failed to."""
 
     type: Literal["restored"] = "restored"
     attempt: Count
     error: str
-    """Empty: it has."""
+    """Error of the restore; empty: it succeeded."""
     ranks: Listed[Count] = ()
-    """All ranks of the node that say the same; none: one alone."""
+    """Ranks of the node with this result; empty: only the sender."""
 
 
 class Finished(Report):
@@ -252,7 +253,7 @@ class Finished(Report):
 
     type: Literal["finished"] = "finished"
     digest: str
-    """Of the final state."""
+    """Digest of the final state."""
 
 
 class Event(Report):
@@ -261,9 +262,9 @@ class Event(Report):
     type: Literal["event"] = "event"
     event: str
     t: MonotonicTime
-    """When it was."""
+    """Time of the event."""
     fields: dict[str, Any]
-    """What else there is to say."""
+    """Other fields of the event."""
 
 
 class Failed(Report):
@@ -273,38 +274,38 @@ class Failed(Report):
     cause: str
     step: Number
     final: bool
-    """Whether trying again cannot help."""
+    """Whether retrying cannot help."""
     code: str
     hint: str
     place: str
-    """What the same fault has in common with this one when it comes again."""
+    """Identifies the fault, to recognise its repetition."""
     process_unusable: bool = False
-    """Whether the process must be replaced, though it lives: its CUDA context is unusable."""
+    """Whether the running process must be replaced, because its CUDA context is unusable."""
     t: MonotonicTime = 0.0
-    """When its agent heard of it."""
+    """Time at which its agent received the report."""
     kind: FaultKind = "exception"
-    """As its agent sees it."""
+    """Kind of the fault, determined by its agent."""
     phase: str = ""
-    """Of its step."""
+    """Phase of the step."""
     joined: Count = 0
-    """The generation that it has raised in, where its agent has heard of a newer one meanwhile; else 0."""
+    """Generation of the fault, if its agent has received a newer one meanwhile; otherwise 0."""
 
 
 class StopAnswer(Report):
-    """Answer to a request to stop: whether the rank can stop at that step."""
+    """A rank answers whether it can stop after the requested step."""
 
     type: Literal["stop_answer"] = "stop_answer"
     number: Number
-    """Of the question."""
+    """Number of the request."""
     can: bool
     at: Number
-    """Step that it makes; -1: none yet."""
+    """Current step of the rank; -1: none yet."""
     over: bool
-    """It makes no more steps."""
+    """Whether the rank makes no more steps."""
 
 
 class RankStopped(Report):
-    """A rank has stopped at the step that was agreed on, and has saved what only it holds."""
+    """A rank has stopped after the agreed step, and has saved the state that only it has."""
 
     type: Literal["rank_stopped"] = "rank_stopped"
     number: Number
@@ -312,80 +313,80 @@ class RankStopped(Report):
 
 
 class LookUp(Report):
-    """Where do these ranks serve their keys?"""
+    """A rank requests the addresses of these ranks' key-value servers."""
 
     type: Literal["look_up"] = "look_up"
     ranks: Listed[Count]
 
 
-# --- what an agent reports ------------------------------------------------------------------------
+# --- reports of an agent --------------------------------------------------------------------------
 
 
 class AgentHandshake(Declared):
-    """An agent reaches a coordinator, or votes for the agent that is to become it."""
+    """An agent connects to the coordinator, or votes for an agent as the next coordinator."""
 
     sender, reader = "agent", "coordinator, agent"
     type: Literal["handshake"] = "handshake"
     node: Number
     id: str
-    """Of this agent's process."""
+    """Identifies this agent's process."""
     pid: Count
     peer: Address
-    """Where its memory server serves other nodes."""
+    """Address of its memory server for other nodes."""
     address: Address
-    """Where other agents reach it."""
+    """Address of the agent for other agents."""
     domain: str
-    """What fails together with it."""
+    """Failure domain of the node."""
     generation: Count
     moved_in: Count = 0
-    """Generation in which ranks last got other numbers, as far as its workers go by them."""
+    """Generation of the last change of rank numbers that its workers have received."""
     workers: ByNumber[RunningWorker]
     committed: Count
-    """Newest step that any of them has committed."""
+    """Newest step committed by any of the workers."""
     exited: ByNumber[Number]
-    """Exit codes of those that ended when their training was done."""
+    """Exit codes of workers that ended after their training was done."""
     leaving: bool = False
-    """Whether the node is to leave."""
+    """Whether the node has orders to leave the job."""
     clock: MonotonicTime | None = None
     job_state: dict[str, Any] | None
-    """The job state, if it is one of the few that have it; null: it is not, or the job has not begun."""
+    """The job state, if this agent is one of the few that have it; null: it is not, or the job has not begun."""
     term: Count = 0
-    """Of the coordinator that it heard last; 0: none yet."""
+    """Term of the last coordinator known to this agent; 0: none yet."""
 
     @property
     def knows_job(self) -> bool:
-        """Whether it has been a node of this job."""
+        """Whether this agent's node has been in the job."""
         return self.job_state is not None or self.term > 0
 
 
 class AskNumber(Declared):
-    """A pod got its place from somebody outside of the job: is there a job already, and which node may it be there?"""
+    """A pod that was placed from outside of the job requests the state of a running job, and a node number in it."""
 
     sender, reader = "agent", "agent"
     type: Literal["ask_number"] = "ask_number"
     wanted: Number
-    """Number that it takes if nobody has it."""
+    """Preferred node number."""
     listens: Address | None
-    """Where its agent is to listen. An agent of the job that was reached there is gone: its container started again."""
+    """Future address of the pod's agent. An earlier agent at this address has ended: its container was restarted."""
 
 
 class FreeNumber(Declared):
-    """Answers that."""
+    """An agent answers a request for a node number."""
 
     sender, reader = "agent", "agent"
     type: Literal["free_number"] = "free_number"
     node: Number | None
-    """Number that nobody has; null: the agent that was asked does not coordinate, or all of them are taken."""
+    """A free node number; null: this agent is not the coordinator, or no number is free."""
     knows_job: bool
-    """Whether it is in a job that has begun."""
+    """Whether this agent's job has begun."""
     coordinator: Address | None
-    """Who coordinates that, as far as it knows."""
+    """Address of the coordinator, if this agent knows it."""
     succeeded: bool = False
-    """Whether the job that it was in has come to its end."""
+    """Whether this agent's job has succeeded."""
 
 
 class Beat(Report):
-    """The agent is there."""
+    """The agent is alive."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["beat"] = "beat"
@@ -393,7 +394,7 @@ class Beat(Report):
 
 
 class Acknowledged(Report):
-    """The agent has the job state."""
+    """The agent has received the job state."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["acknowledged"] = "acknowledged"
@@ -401,26 +402,26 @@ class Acknowledged(Report):
 
 
 class NodeJoin(Report):
-    """Ranks of a node wait for a generation to begin."""
+    """Ranks of a node wait for the next generation."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["node_join"] = "node_join"
     ranks: Listed[Count]
     pids: Listed[Count]
-    """Process of each."""
+    """Process id of each rank."""
     store_ports: Listed[Port]
-    """Where each serves its keys."""
+    """Port of each rank's key-value server."""
     lives: Listed[LiveState | None]
-    """What each has, if that is one complete step; one for all, or one for each."""
+    """State in each rank's process, if it is that of one complete step; one for all ranks, or one for each."""
     held: Listed[HeldCommit]
-    """What the node's memory has."""
+    """Snapshots in the node's memory."""
     pieces: Listed[HeldPiece] = ()
-    """Parity that it keeps of other nodes' snapshots."""
+    """Parity pieces in the node's memory."""
     disk: DiskState = DiskState()
 
 
 class AskJobState(Report):
-    """The agent needs the job state whole: it has not what a change was made to."""
+    """The agent lacks the base of a state change, and requests the full job state."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["ask_job_state"] = "ask_job_state"
@@ -441,23 +442,23 @@ class Died(Report):
     hint: str
     t: MonotonicTime
     code: str = "JobFailedError"
-    """Of the error that ends the job with it."""
+    """Error code of the job, if the job ends because of it."""
     joined: Count = 0
-    """The newest generation that this process has asked to join; 0: none."""
+    """Newest generation that the process has requested to join; 0: none."""
 
 
 class Exited(Report):
-    """The process of a rank has ended when its training was done, or without joining any generation."""
+    """The process of a rank has ended after its training was done, or without joining any generation."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["exited"] = "exited"
     code: Number
     last_line: str = ""
-    """Last line that it wrote, where it did not end well."""
+    """Last line of its output, if it failed."""
 
 
 class Alive(Report):
-    """All ranks of the node live: the answer to the liveness query."""
+    """All ranks of the node are alive: the answer to the liveness query."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["alive"] = "alive"
@@ -481,9 +482,9 @@ class DurableAnswer(Report):
     newest_generation: Count
     problems: Listed[str]
     unreachable: Listed[str]
-    """Those of the problems that leave open whether a tier has a newer one."""
+    """Problems that may hide a newer checkpoint of a tier."""
     exclude: Listed[Annotated[tuple[str, str], Strict(False)]] = ()
-    """As they were asked: what else there is. An answer to another question is none."""
+    """`exclude` of the request. The coordinator ignores the answer to an earlier request."""
 
 
 class Stalled(Report):
@@ -492,11 +493,11 @@ class Stalled(Report):
     sender, reader = "agent", "coordinator"
     type: Literal["stalled"] = "stalled"
     limit_s: Seconds
-    """Longer than that."""
+    """Time limit that the rank has exceeded."""
 
 
 class Heartbeats(Report):
-    """What the agent sees of its ranks: the answer to the hang query."""
+    """The heartbeats of the node's ranks: the answer to the hang query."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["heartbeats"] = "heartbeats"
@@ -504,7 +505,7 @@ class Heartbeats(Report):
 
 
 class ServesPeers(Report):
-    """The node's memory server is another one."""
+    """The node has a new memory server."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["serves_peers"] = "serves_peers"
@@ -512,7 +513,7 @@ class ServesPeers(Report):
 
 
 class Leave(Report):
-    """The node is to leave the job."""
+    """The node has orders to leave the job."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["leave"] = "leave"
@@ -524,22 +525,22 @@ class HoldTraining(Report):
     sender, reader = "agent", "coordinator"
     type: Literal["hold"] = "hold"
     for_fault: bool = False
-    """Whether that is for a fault. In a job that goes on without what was lost, nobody stops for it then."""
+    """Whether the reason is a fault. A job that is training without the lost ranks does not stop then."""
 
 
 class ResumeTraining(Report):
-    """This node has no reason any more to keep ranks from training."""
+    """This node ends its `hold`."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["resume"] = "resume"
     nodes: Count
-    """Nodes that the job is to have from now on, where it may have several numbers; the first ones stay."""
+    """New number of nodes, if the job is elastic; nodes with the lowest numbers stay."""
     gone: Listed[str] = ()
-    """Addresses of nodes that are none of them any more, as somebody outside of the job has said: they do not stay."""
+    """Addresses of nodes that were removed from outside of the job, so that they do not stay."""
 
 
 class CancelJob(Report):
-    """Somebody has asked this agent to end the job."""
+    """End the job, as requested at this agent."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["cancel"] = "cancel"
@@ -552,7 +553,7 @@ class NodeBroken(Report):
     type: Literal["broken"] = "broken"
     cause: str
     code: str
-    """Of the error that ends the job with it."""
+    """Error code of the job, if the job ends because of it."""
     lost: bool
     """Whether another node can take its place."""
 
@@ -566,7 +567,7 @@ class LastSnapshots(Report):
 
 
 class Uploaded(Report):
-    """What the node can upload of the last step is uploaded."""
+    """The node has uploaded its part of the last step, as far as possible."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["uploaded"] = "uploaded"
@@ -576,83 +577,83 @@ class Uploaded(Report):
 
 
 class Order(Declared):
-    """To an agent."""
+    """An order to an agent."""
 
     sender, reader = "coordinator", "agent"
 
 
 class Heard(Order):
-    """The coordinator is there."""
+    """The coordinator is alive."""
 
     type: Literal["beat"] = "beat"
     heard: Count
-    """Events that it has taken from this agent."""
+    """Number of events received from this agent."""
 
 
 class JobState(Order):
-    """What another coordinator needs to go on: once, to the few agents that may have to become it."""
+    """The full job state, sent once to the few agents that may become the coordinator."""
 
     type: Literal["job_state"] = "job_state"
     job_state: dict[str, Any]
     digest: str = ""
-    """What the next change is made to."""
+    """Digest of this state, the base of the next change."""
 
 
 class JobStateChange(Order):
-    """What has changed of the job state since the last message with it."""
+    """The changes of the job state since the last message with it."""
 
     type: Literal["job_state_change"] = "job_state_change"
     number: Count
-    """Of the job state that this makes."""
+    """Number of the new job state."""
     before: str
-    """Digest of the job state that it is made to."""
+    """Digest of the job state before the changes."""
     digest: str
-    """Of the one that it makes."""
+    """Digest of the new job state."""
     changes: Listed[Annotated[tuple[Any, ...], Strict(False)]]
-    """Of each: a path of keys, and the value that is there now; without a value, the key is gone."""
+    """Each change: a path of keys and the new value; without a value, the key was removed."""
 
 
 class JobNews(Order):
-    """What every agent must know of the job, after each change of it. An agent that has a coordinator tells it, too, to
-    one that wants it to coordinate."""
+    """The state of the job that every agent needs, sent after each change. An agent with a coordinator also sends it to
+    agents that vote for it."""
 
     type: Literal["job_news"] = "job_news"
     term: Count
     coordinator: Number
     """Node of the coordinator."""
     candidates: ByNumber[Address]
-    """Agents that have the job state: one of them coordinates when this coordinator is lost."""
+    """Agents with the job state. If this coordinator is lost, one of them takes its place."""
     members: Count
-    """How many there are."""
+    """Number of members."""
     master_port: Port
     world_size: Count
     nodes: Count
-    """Nodes that have ranks."""
+    """Number of nodes with ranks."""
     moved_in: Count
-    """Generation in which ranks last got other numbers."""
+    """Generation of the last change of rank numbers."""
     spares: bool
     """Whether a node waits without ranks."""
     servers_lost: Count
-    """Memory servers that were lost so far, with their node or alone."""
+    """Number of memory servers lost so far, with or without their node."""
     faults: Listed[Annotated[tuple[Count, Count], Strict(False)]] = ()
-    """Rank and step of each fault, where faults are rehearsed."""
+    """Rank and step of each fault, if faults are injected."""
 
 
 class NodeAssignment(Order):
-    """What this node has, after each change of it."""
+    """The ranks and peers of this node, sent after each change."""
 
     type: Literal["assignment"] = "assignment"
     ranks: Listed[Count]
     peers: ByNumber[Address]
-    """Memory servers of this node, and of those that hold its copies, or keep parity with it."""
+    """Memory servers of this node, of the holders of its replicas, and of its parity group."""
     domains: ByNumber[str]
-    """What fails together with each of these nodes."""
+    """Failure domain of each of these nodes."""
     group: ByNumber[Listed[Count]] = {}
-    """Ranks of each node that keeps parity with it, its own too; none: there is no parity."""
+    """Ranks of each node of this node's parity group; empty: no parity."""
 
 
 class StopNode(Order):
-    """The job goes on without this node, or cannot go on here."""
+    """Leave the job, which continues without this node, or cannot run on it."""
 
     type: Literal["stop"] = "stop"
     why: str
@@ -665,27 +666,27 @@ class EndJob(Order):
     type: Literal["end"] = "end"
     state: Literal["succeeded", "failed", "cancelled"]
     grace_s: float
-    """How long what there is may take to be uploaded; below 0: no longer."""
+    """Time limit for uploading existing snapshots; negative: upload none."""
     why: str = ""
-    """Why it has failed."""
+    """Reason of the failure."""
     hint: str = ""
 
 
 class Released(Order):
-    """The job needs nothing of this node any more."""
+    """Leave the job, which no longer needs this node's memory."""
 
     type: Literal["released"] = "released"
 
 
 class StartWorker(Order):
-    """Start a process for this rank; end the one that is there."""
+    """Start a process for this rank, and kill an existing one."""
 
     type: Literal["start_worker"] = "start_worker"
     rank: Count
 
 
 class PrepareWorker(Order):
-    """Start a process for this rank of the next rank assignment, while the others train."""
+    """Start a process for this rank of the next rank assignment while the current ranks train."""
 
     type: Literal["prepare_worker"] = "prepare_worker"
     rank: Count
@@ -693,26 +694,26 @@ class PrepareWorker(Order):
 
 
 class EndWorkers(Order):
-    """End the processes here that wait for the next rank assignment: it has come to nothing."""
+    """End the processes that wait for the next rank assignment, because that was cancelled."""
 
     type: Literal["end_workers"] = "end_workers"
 
 
 class MembersReleased(Order):
-    """Nodes have left, and what the others held for them is not needed any more."""
+    """Free the memory held for nodes that have left."""
 
     type: Literal["members_released"] = "members_released"
     world_size: Count
 
 
 class DecommissionNode(Order):
-    """The node's ranks are elsewhere: end its workers, and report what its memory holds."""
+    """End the node's workers, because its ranks are on other nodes now, and report the snapshots in its memory."""
 
     type: Literal["decommission"] = "decommission"
 
 
 class ScheduleSave(Order):
-    """This step goes to this tier next."""
+    """Copy this step to this tier."""
 
     type: Literal["schedule_save"] = "schedule_save"
     kind: str
@@ -721,28 +722,28 @@ class ScheduleSave(Order):
 
 
 class AskDurableTiers(Order):
-    """What do the durable tiers hold?"""
+    """Report the checkpoints in the durable tiers."""
 
     type: Literal["ask_durable"] = "ask_durable"
     exclude: Listed[Annotated[tuple[str, str], Strict(False)]]
-    """URL and save id of checkpoints that were refused."""
+    """URLs and save ids of refused checkpoints."""
 
 
 class AskHeartbeats(Order):
-    """What do ranks do? Some rank makes no progress."""
+    """Report the heartbeats of all ranks, because a rank makes no progress."""
 
     type: Literal["ask_heartbeats"] = "ask_heartbeats"
 
 
 class AskAlive(Order):
-    """Do all ranks live? A collective broke, and nobody has died."""
+    """Report whether all ranks are alive, because a collective broke without a reported death."""
 
     type: Literal["ask_alive"] = "ask_alive"
     generation: Count
 
 
 class EndHung(Order):
-    """End the process of a rank that hangs."""
+    """Kill the process of a hanging rank."""
 
     type: Literal["end_hung"] = "end_hung"
     rank: Count
@@ -750,7 +751,7 @@ class EndHung(Order):
 
 
 class SaveLast(Order):
-    """All ranks are done: end their processes, and report what the node's memory holds."""
+    """End the workers, because all ranks are done, and report the snapshots in the node's memory."""
 
     type: Literal["save_last"] = "save_last"
 
@@ -760,14 +761,14 @@ class UploadSnapshot(Order):
 
     type: Literal["upload_snapshot"] = "upload_snapshot"
     save_id: str
-    """Empty: no snapshot is there that all ranks have; only what is due already."""
+    """Save id; empty: no snapshot exists on all ranks, so upload only those that are due already."""
 
 
 # --- orders to all ranks of a generation ------------------------------------------------------------
 
 
 class GenerationOrder(Declared):
-    """To all agents, for their workers."""
+    """An order to all agents and their workers."""
 
     sender, reader = "coordinator, agent", "agent, worker"
 
@@ -775,48 +776,48 @@ class GenerationOrder(Declared):
 
 
 class BeginGeneration(GenerationOrder):
-    """Open process groups, and restore."""
+    """Begin the generation: open process groups, and restore."""
 
     type: Literal["begin"] = "begin"
     decision: RestoreDecision
     world_size: Count
     full_size: Count | None = None
-    """Ranks that there are when none is missing; null: none is."""
+    """World size without missing ranks; null: no rank is missing."""
     addresses: ByNumber[Address]
-    """Where ranks serve their keys: in a small world all of them, in a large one those that are new since the one
-    that it follows. Others are looked up."""
+    """Addresses of ranks' key-value servers: all in a small world; in a large one only new ones since the generation
+    `follows`. Ranks look up the others."""
     follows: Count
-    """The generation that `addresses` add to; 0: what was known before counts no more."""
+    """Generation to which `addresses` are added; 0: earlier addresses are invalid."""
     peers: ByNumber[Address]
-    """Memory servers that the node's ranks restore from."""
+    """Memory servers from which the node's ranks restore."""
     run: str
     memory_every: Count | None = None
-    """Steps between two snapshots in memory; null: as the spec says."""
+    """Steps between two snapshots in memory; null: the spec's value."""
     peer_step: Count | None = None
-    """The step that copies on peers are of next; null: none is named."""
+    """Next step to copy to peers; null: the policy's interval counts."""
     rank: Number = -1
-    """Number of the worker that is told; its agent adds it."""
+    """Rank of the receiving worker, added by its agent."""
 
 
 class TryNext(GenerationOrder):
-    """Restore this instead: some rank could not restore the earlier decision."""
+    """Restore this instead, because a rank could not restore the earlier decision."""
 
     type: Literal["restore"] = "restore"
     decision: RestoreDecision
     peers: ByNumber[Address]
-    """Memory servers that the node's ranks restore from."""
+    """Memory servers from which the node's ranks restore."""
     run: str
 
 
 class Addresses(GenerationOrder):
-    """Where ranks serve their keys: the answer to a look-up."""
+    """Use these addresses of ranks' key-value servers: the answer to a look-up."""
 
     type: Literal["addresses"] = "addresses"
     addresses: ByNumber[Address]
 
 
 class GoOn(GenerationOrder):
-    """Every rank has the state of this step: train."""
+    """Train, because every rank has the state of this step."""
 
     type: Literal["go"] = "go"
     step: Count
@@ -827,46 +828,46 @@ class AbortGeneration(GenerationOrder):
 
     type: Literal["abort"] = "abort"
     rank: Number
-    """Whose fault it is; -1: nobody's."""
+    """Rank with the fault; -1: none."""
     moved: ByNumber[Count] = {}
-    """New number of each rank whose process stays."""
+    """New rank of each process that stays, by its old rank."""
     moved_in: Count = 0
-    """Generation in which they got it; 0: all have theirs still."""
+    """Generation of that change of ranks; 0: no change."""
     drop_joining: bool = False
-    """Whether processes that wait for the next rank assignment are to be ended."""
+    """Whether to end processes that wait for the next rank assignment."""
 
 
 class FinishTraining(GenerationOrder):
-    """All ranks are done."""
+    """Finish, because all ranks are done."""
 
     type: Literal["finish"] = "finish"
 
 
 class AskStop(GenerationOrder):
-    """Can this rank stop after that step?"""
+    """Answer whether this rank can stop after this step."""
 
     type: Literal["ask_stop"] = "ask_stop"
     number: Number
     step: Count
     ends: bool = False
-    """Whether processes end there, so that only what is saved survives it."""
+    """Whether processes end at the stop, so that only saved state survives."""
 
 
 class StopAtStep(GenerationOrder):
-    """All ranks can stop there: stop."""
+    """Stop at the requested step, because all ranks can."""
 
     type: Literal["stop_at"] = "stop_at"
     number: Number
 
 
 class WithdrawStop(GenerationOrder):
-    """Nobody needs to stop any more."""
+    """Continue: the stop was withdrawn."""
 
     type: Literal["withdraw_stop"] = "withdraw_stop"
     number: Number
 
 
-# --- who takes what -------------------------------------------------------------------------------
+# --- sets of kinds by reader ----------------------------------------------------------------------
 
 FromWorker = Join | Restored | Finished | Event | Failed | StopAnswer | RankStopped | LookUp
 FromAgent = (

@@ -1,7 +1,7 @@
-"""What each node needs to know of a decision. Pure.
+"""Split a restore decision into the parts that each node needs. Pure.
 
-Most ranks hold the step already, or none does: that is said once for all of them. A node hears where its other ranks
-get their state, and to whom its ranks send theirs.
+Usually most ranks have the step already, or all start from nothing; this common case is sent once, without ranks. For
+all other ranks, a node gets the sources of its own ranks, and those of ranks to which its ranks send their state.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hyperpod_ext.runtime.snapshot.select import Decision
 
 
 class DecisionParts:
-    """One decision, cut by node.
+    """One decision, split by node.
 
     Args:
         nodes: node of each rank.
@@ -37,7 +37,7 @@ class DecisionParts:
                 self._sources.setdefault(node, {})[rank] = sources
 
     def parts(self, nodes: Collection[int]) -> Iterator[tuple[c.RestoreDecision, list[int]]]:
-        """Parts of the decision, each with those of `nodes` that need to know it and no more."""
+        """Yield the parts of the decision, each with the nodes that need exactly this part."""
         yield self._part({}), [node for node in nodes if node not in self._sources]
         for node in nodes:
             if node in self._sources:

@@ -1,16 +1,16 @@
-"""The base of everything that goes over a wire or into a log: one strict model for each kind.
+"""Base class of all messages and events: one strict model for each kind.
 
     class Listen(Declared):
-        '''The agent starts: other nodes are to reach this memory server.'''
+        '''Serve other nodes on a port, and return it.'''
 
         sender, reader = "agent", "memory server"
         op: Literal["listen"] = "listen"
         host: str
         '''Address of this node.'''
 
-A `Kinds` is the set of kinds that one reader takes. Senders make an instance and `encode` it; readers `decode`, and get
-an instance whose fields have the declared types and ranges, or a `WireError` that names kind and field. The table for
-the docs is made in `declared_table.py`.
+A `Kinds` is the set of kinds that one reader accepts. Senders make an instance and `encode` it. Readers `decode` it,
+and get an instance with fields of the declared types and ranges, or a `WireError` that names kind and field.
+`declared_table.py` makes the tables of the docs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
 from hyperpod_ext.runtime.ipc.messages import Message, WireError
 
 PROTOCOL = 4
-"""Version of all that our processes say to each other. It rises with every change of a declared kind."""
+"""Version of all messages between our processes. Every change of a declared kind increments it."""
 
 _LONGEST_S = 1e9
 _short = reprlib.Repr()
@@ -34,19 +34,19 @@ _short.maxstring = _short.maxother = 60
 
 
 class Declared(BaseModel):
-    """One kind. The docstring says when it is sent; a docstring under a field, what the field means."""
+    """One kind of message or event. Its docstring describes it; the docstring below a field describes the field."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
     sender: ClassVar[str] = ""
-    """Who sends or writes it."""
+    """Process that sends or writes it."""
     reader: ClassVar[str] = ""
-    """Who reads it."""
+    """Process that reads it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What a number counts."""
+    """The unit of a number."""
 
     name: str
 
@@ -55,32 +55,32 @@ T = TypeVar("T")
 D = TypeVar("D", bound=Declared)
 
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
-"""A number, step, rank, generation: 0 or more, and no more than other languages can hold."""
+"""A count, step, rank or generation: 0 or more, and within 64 bits for readers in other languages."""
 Bytes = Annotated[int, Field(ge=0, lt=1 << 63), Unit("bytes")]
 Seconds = Annotated[float, Field(ge=0, le=_LONGEST_S), Unit("s")]
-"""A duration; thirty years at most, so that every clock and every wait can be given it."""
+"""A duration of at most thirty years, which every function of the system accepts."""
 Port = Annotated[int, Field(ge=0, lt=1 << 16)]
 Listed = Annotated[tuple[T, ...], Strict(False)]
 """A JSON list."""
 Address = Annotated[tuple[str, Port], Strict(False)]
 """Host and port."""
 ByNumber = dict[Annotated[int, Field(ge=0, lt=1 << 63), Strict(False)], T]
-"""A JSON object whose keys are numbers, of nodes or ranks."""
+"""A JSON object with numbers of nodes or ranks as keys."""
 
 
 def encode(message: Declared) -> Message:
-    """The object that says it, for `json.dumps`, which makes lists of tuples and text of keys that are numbers.
+    """Return the message as a dict for `json.dumps`, which converts tuples to lists and numeric keys to text.
 
-    pydantic could do that, too, and would make null of what is not a finite number in a free-form field.
+    pydantic's own JSON mode is not used: it replaces infinite numbers in free-form fields by null.
     """
     return message.model_dump()
 
 
 def read(kind: type[D], message: Mapping[str, Any], name: str) -> D:
-    """The instance that a JSON object says. `name` stands for it in errors.
+    """Return the instance of a JSON object. `name`: name of the message in errors.
 
     Raises:
-        WireError: a field is missing, unknown or wrong.
+        WireError: a field is missing, unknown or invalid.
     """
     try:
         return kind.model_validate(message)
@@ -89,7 +89,7 @@ def read(kind: type[D], message: Mapping[str, Any], name: str) -> D:
 
 
 class Kinds(Generic[D]):
-    """The kinds that one reader takes, told apart by the field `key`. `what`: one of them, for errors and docs."""
+    """The kinds that one reader accepts, identified by the field `key`. `what`: name of such a message in errors."""
 
     def __init__(self, what: str, key: str, kinds: Iterable[type[D]]) -> None:
         self.what, self.key = what, key
@@ -99,10 +99,10 @@ class Kinds(Generic[D]):
         return iter(self._by_name.values())
 
     def decode(self, message: Mapping[str, Any]) -> D:
-        """The instance that a JSON object says.
+        """Return the instance of a JSON object.
 
         Raises:
-            WireError: no kind has that name, or a field is missing, unknown or wrong.
+            WireError: no kind has that name, or a field is missing, unknown or invalid.
         """
         name = message.get(self.key)
         kind = self._by_name.get(name) if isinstance(name, str) else None
@@ -112,33 +112,33 @@ class Kinds(Generic[D]):
 
 
 def build_all(of: type[Declared] = Declared) -> None:
-    """Build what checks each kind that has been imported, so that processes that are forked from this one need not."""
+    """Build the validators of all imported kinds, so that processes forked from this one need not build them."""
     for kind in of.__subclasses__():
         kind.model_rebuild()
         build_all(kind)
 
 
 def name_of(kind: type[Declared], key: str) -> str:
-    """By what a kind is known on the wire."""
+    """Return the name of a kind in messages."""
     return str(kind.model_fields[key].default)
 
 
 def fields_of(kind: type[Declared]) -> dict[str, Any]:
-    """Each field's type as it is declared."""
+    """Return the declared type of each field."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return {name: hints[name] for name in kind.model_fields}
 
 
 def with_version(message: Message) -> Message:
-    """The first message of one side, which tells the version that it speaks."""
+    """Return one side's first message, with the protocol's version added."""
     return {**message, "protocol": PROTOCOL}
 
 
 def checked_version(message: Message, reader: str, sender: str) -> Message:
-    """The other side's first message, without its version.
+    """Return the other side's first message without its version.
 
     Raises:
-        WireError: the other side speaks another version.
+        WireError: the other side has another version.
     """
     fields = dict(message)
     theirs = fields.pop("protocol", None)
@@ -152,7 +152,7 @@ def checked_version(message: Message, reader: str, sender: str) -> Message:
 
 
 def _first(error: ValidationError) -> str:
-    """What is wrong with the first field that is."""
+    """Return the error of the first invalid field."""
     problem = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in problem["loc"] if part != "[key]")
     match problem["type"]:

@@ -1,4 +1,4 @@
-"""Declared kinds as a table for the docs: name and meaning, fields with type and unit, from whom and to whom."""
+"""Make tables of declared kinds for the docs: name, meaning, fields with type and unit, sender and reader."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ _NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", d
 
 
 def table(kinds: Kinds[Any], *common: str, answer_of: AnswerOf | None = None) -> str:
-    """A markdown table of all kinds of a set, without the fields that all have in common. `answer_of`: what answers
-    each, where they are requests."""
-    head = ["name", "when", "fields", *(["answer"] if answer_of else []), "from", "to"]
+    """Return a markdown table of all kinds of a set.
+
+    Args:
+        common: fields of all kinds, which are left out.
+        answer_of: returns the type of the answer to a kind, if the kinds are requests.
+    """
+    head = ["name", "meaning", "fields", *(["answer"] if answer_of else []), "from", "to"]
     rows = [_row(kind, kinds.key, *common, answer_of=answer_of) for kind in kinds]
     return "".join(f"| {' | '.join(row)} |\n" for row in [head, ["---"] * len(head), *rows])
 
@@ -34,7 +38,7 @@ def _fields(kind: type[Declared], *exclude: str) -> str:
 
 
 def fields_in_words(kind: type[Declared], *exclude: str) -> Iterator[str]:
-    """Each field but the excluded ones, in a line: name, type with unit, whether it may be left out, meaning."""
+    """Yield one line for each field except `exclude`: name, type with unit, whether it is optional, meaning."""
     for name, annotation in fields_of(kind).items():
         if name in exclude:
             continue
@@ -44,7 +48,7 @@ def fields_in_words(kind: type[Declared], *exclude: str) -> Iterator[str]:
 
 
 def type_in_words(annotation: Any) -> str:
-    """A declared type, as who writes JSON by hand would say it."""
+    """Return a declared type in terms of JSON."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         units = [extra.name for extra in arguments[1:] if isinstance(extra, Unit)]
@@ -65,5 +69,5 @@ def type_in_words(annotation: Any) -> str:
 
 
 def in_line(text: str | None) -> str:
-    """A docstring on one line of a table."""
+    """Return a docstring on one line, escaped for a table."""
     return " ".join((text or "").split()).replace("|", "\\|")

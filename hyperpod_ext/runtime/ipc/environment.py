@@ -1,4 +1,4 @@
-"""What a process inside the container is told about its job, and by which variable."""
+"""Environment variables of a process inside the container, and the settings that they contain."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ENV_MEMORY_SOCKET = "HPX_MEMORY_SOCKET"
 ENV_CHAOS = "HPX_CHAOS"
 ENV_SOCKET_DIR = "HPX_SOCKET_DIR"
 ENV_FAILURE_DOMAIN = "HPX_FAILURE_DOMAIN"
-"""What fails together with this node: its rack, its availability zone. Copies go elsewhere where they can."""
+"""Name of this node's failure domain, such as its rack or availability zone. Copies go to other domains if possible."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnvironment:
-    """What the agent tells a worker it starts."""
+    """Rank, node and settings of a worker, set by its agent."""
 
     rank: int
     world_size: int
@@ -36,7 +36,7 @@ class WorkerEnvironment:
 
     @classmethod
     def of(cls, environ: Mapping[str, str] = os.environ) -> WorkerEnvironment | None:
-        """Read the variables, or None in a process that our agent did not start."""
+        """Return the settings in the variables; None in a process that our agent did not start."""
         if ENV_AGENT_SOCKET not in environ:
             return None
         return cls(
@@ -55,7 +55,11 @@ _HINT_NOT_ROOT = "a container that does not run as root needs fsGroup in its pod
 
 
 def read_secret(path: Path) -> bytes:
-    """The job's secret. The file must be closed to other users: it admits to the job's memory."""
+    """Return the job's secret. Other users must not be able to read the file, because it gives access to the job.
+
+    Raises:
+        HyperpodExtError: the file is unreadable, readable by other users, or shorter than 16 bytes.
+    """
     try:
         status = path.stat()
         secret = path.read_bytes().strip()
@@ -64,7 +68,7 @@ def read_secret(path: Path) -> bytes:
     except OSError as error:
         raise HyperpodExtError(f"cannot read the job's secret: {error}") from error
     mode = stat.S_IMODE(status.st_mode)
-    # Kubernetes gives a pod that has an fsGroup its files this way: root owns them, that group reads them
+    # in a pod with an fsGroup, Kubernetes makes files that root owns and that group can read
     of_pod = status.st_uid == 0 and status.st_gid in {os.getegid(), *os.getgroups()} - {0}
     allowed = 0o740 if of_pod else 0o700
     if mode & ~allowed:

@@ -1,4 +1,4 @@
-"""What several ranks of a node say alike, in one message: joins, and what the node's memory holds. Pure."""
+"""Combine the joins of a node's ranks, and the snapshots in its memory, into one message without repetition. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def node_join(
     pieces: Collection[c.HeldPiece] = (),
     disk: c.DiskState = c.DiskState(),  # noqa: B008  (it never changes)
 ) -> c.NodeJoin:
-    """One message of the joins of these ranks."""
+    """Return one message with the joins of these ranks and the snapshots of their node."""
     ranks = tuple(sorted(joins))
     return c.NodeJoin(
         generation=generation,
@@ -34,7 +34,7 @@ def node_join(
 
 
 class RankJoin(NamedTuple):
-    """One of several joins: of a `Join`, what differs from rank to rank."""
+    """One rank's join within a `NodeJoin`: the fields of `Join` that differ between ranks."""
 
     rank: int
     pid: int
@@ -43,10 +43,10 @@ class RankJoin(NamedTuple):
 
 
 def joins_of(report: c.NodeJoin) -> Iterator[RankJoin]:
-    """The joins that were gathered.
+    """Yield the joins in a message.
 
     Raises:
-        WireError: not every rank has all that it must.
+        WireError: a rank has no process, port or live state.
     """
     count = len(report.ranks)
     if count == 0 or {len(report.pids), len(report.store_ports)} != {count}:
@@ -56,7 +56,7 @@ def joins_of(report: c.NodeJoin) -> Iterator[RankJoin]:
 
 
 def held_commits(held: Collection[c.HeldSnapshot]) -> tuple[c.HeldCommit, ...]:
-    """Snapshots by commit: what those of one commit have in common is said once."""
+    """Group snapshots by step, with fields that are the same for all ranks only once."""
     together: dict[tuple[Any, ...], list[c.HeldSnapshot]] = {}
     for one in held:
         key = one.step, one.generation, one.save_id, one.world_size, one.sharing, one.replica
@@ -78,7 +78,7 @@ def held_commits(held: Collection[c.HeldSnapshot]) -> tuple[c.HeldCommit, ...]:
 
 
 class HeldOffers(Collection[Offer]):
-    """What `node` offers, in its memory and on its disks; offers are made of it when somebody goes through them."""
+    """A node's offers, in its memory and on its disks. They are stored in short form, and made during iteration."""
 
     def __init__(
         self,
@@ -119,16 +119,16 @@ class HeldOffers(Collection[Offer]):
 
 
 def _once(values: Sequence[T]) -> tuple[T, ...]:
-    """The values, or the first of them where all are the same."""
+    """Return only the first value if all are the same, otherwise all."""
     return tuple(values[:1]) if all(value == values[0] for value in values) else tuple(values)
 
 
 def _each(values: Sequence[T], count: int) -> Sequence[T]:
-    """One for each of `count`, of values that may be said once for all.
+    """Return `count` values, repeating a single one: the inverse of `_once`.
 
     Raises:
-        WireError: there are neither as many nor one.
+        WireError: the number of values is neither 1 nor `count`.
     """
     if len(values) not in (1, count) or not count:
-        raise WireError(f"{len(values)} values are said of {count} ranks")
+        raise WireError(f"{len(values)} values for {count} ranks")
     return values if len(values) == count else [values[0]] * count

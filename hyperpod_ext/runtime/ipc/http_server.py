@@ -1,4 +1,4 @@
-"""An HTTP/1.1 server on asyncio, for the operator's calls and the metrics. Nothing to install."""
+"""An HTTP/1.1 server on asyncio, for the operator's requests and the metrics. Needs no other package."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from hyperpod_ext.runtime.ipc.unproven import Unproven
 
 _HEADER_BYTES = 64 << 10
 _BODY_BYTES = 32 << 20
-"""The addresses of 100,000 nodes take 5 MB."""
+"""More than the addresses of 100,000 nodes, which take 5 MB."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _PLACES = 256
 _ANSWERED = 64
-"""Connections with an answer that is not read yet: each may hold that answer."""
+"""Maximum number of connections with an unread answer, which stays in memory."""
 _LIMIT_S = 60.0
 
 
 @dataclass(frozen=True)
 class Request:
-    """What somebody asks."""
+    """A received request."""
 
     method: str
     path: str
     body: bytes
     caller: str
-    """Address that it came from."""
+    """IP address of the caller."""
 
 
 @dataclass(frozen=True)
 class Response:
-    """What is answered."""
+    """The answer to a request."""
 
     status: int
     content: Any = None
-    """Sent as JSON, unless it is bytes; None: nothing."""
+    """Bytes, or an object to send as JSON; None: no body."""
     content_type: str = "application/json"
 
 
@@ -48,15 +48,15 @@ Handle = Callable[[Request], Response]
 
 
 class HttpServer:
-    """Answers requests one after another on each connection.
+    """Answers the requests of each connection in order.
 
     Args:
-        handle: answers at once.
-        on_error: hears of errors of ours.
-        places: connections that may be silent at one time. When there are more, the oldest is hung up on: descriptors
-            are this process's, which trains a node. An operator connects again. At most as many hold an unread answer.
-        limit_s: longest time for one request and its answer.
-        keeps: whether a connection may stay for another request.
+        handle: returns the answer, without blocking.
+        on_error: called with the message of an internal error.
+        places: maximum number of connections without a complete request; if there are more, the oldest is closed, so
+            that this process keeps descriptors for its node. Also the maximum number of unread answers.
+        limit_s: maximum time for one request and its answer.
+        keeps: whether a connection may stay open for another request.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class HttpServer:
         self._listener = Listener(self._serve, on_error)
 
     async def listen(self, host: str, port: int) -> int:
-        """Listen; returns the port, which is a free one when `port` is 0.
+        """Listen on a port and return it. Port 0: any free port.
 
         Raises:
             OSError: the port is taken.
@@ -86,7 +86,7 @@ class HttpServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if (peer := writer.get_extra_info("peername")) is None:
-            return  # it was gone before it was accepted
+            return  # the peer closed the connection before it was accepted
         try:
             while True:
                 async with asyncio.timeout(self._limit_s):
@@ -96,7 +96,7 @@ class HttpServer:
             _hang_up(writer)
 
     async def _converse(self, caller: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Answer one request; returns whether another may follow."""
+        """Answer one request; return whether the connection stays open for another one."""
         keeps = False
         try:
             with self._asking.place(writer):
@@ -114,7 +114,7 @@ class HttpServer:
             await writer.drain()
             if not keeps:
                 writer.close()
-                await writer.wait_closed()  # a reader that takes nothing holds its answer no longer than the limit
+                await writer.wait_closed()  # within the time limit, so that an unread answer does not stay in memory
         return keeps
 
 
@@ -124,18 +124,18 @@ def _hang_up(writer: asyncio.StreamWriter) -> None:
 
 @dataclass(frozen=True)
 class _Head:
-    """What a request begins with."""
+    """Request line and headers of a request."""
 
     method: str
     path: str
-    """Without its query."""
+    """Path without the query."""
     headers: Mapping[str, str]
-    """By their names in lower case."""
+    """Values by header name in lower case."""
     version: str
 
     @property
     def keeps(self) -> bool:
-        """Whether the connection stays for another request. HTTP/1.0 knows the answer's end by the connection's."""
+        """Whether the client keeps the connection open. In HTTP/1.0, its end marks the end of the answer."""
         words = {word.strip().lower() for word in self.headers.get("connection", "").split(",")}
         return "keep-alive" in words if self.version == "HTTP/1.0" else "close" not in words
 
@@ -147,7 +147,7 @@ class _BadRequestError(Exception):
 
 
 async def _read_head(reader: asyncio.StreamReader) -> _Head | None:
-    """None: no request came."""
+    """Return the head of the next request; None: the client has closed the connection."""
     lines: list[str] = []
     size = 0
     while (line := await _line(reader)) not in ("", "\r\n", "\n"):
@@ -207,5 +207,5 @@ def _text(response: Response, *, keep: bool) -> bytes:
     head = [f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}", f"content-length: {len(body)}"]
     if body:
         head.append(f"content-type: {response.content_type}")
-    head.append(f"connection: {'keep-alive' if keep else 'close'}")  # HTTP/1.0 is told either
+    head.append(f"connection: {'keep-alive' if keep else 'close'}")  # HTTP/1.0 clients need either
     return "\r\n".join([*head, "", ""]).encode() + body

@@ -1,4 +1,4 @@
-"""Addresses of this machine: of one of its network interfaces, or on its way to another machine."""
+"""Addresses of this machine: of a network interface, or of the one that reaches another machine."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _SIOCGIFADDR = 0x8915
 _ADDRESS_AT = 20
 _IPV6_ADDRESSES, _OF_THE_LINK = Path("/proc/net/if_inet6"), "20"
 _DISCARD = 9
-"""A port to name where none is used."""
+"""A valid port for calls that send nothing."""
 
 
 def address_of(interface: str) -> str:
-    """IPv4 address of an interface; its IPv6 address that others can reach, if it has no IPv4 address.
+    """Return the IPv4 address of an interface, or its IPv6 address beyond the local link if it has no IPv4 address.
 
     Raises:
-        JobFailedError: there is no such interface here, or it has none.
+        JobFailedError: the interface does not exist here, or has no address.
     """
     request = struct.pack("256s", interface.encode()[:15])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -39,7 +39,7 @@ def address_of(interface: str) -> str:
 
 
 def _ipv6_of(interface: str) -> str:
-    """IPv6 address of an interface, in more than its own link; empty: it has none."""
+    """Return an IPv6 address of an interface that is valid beyond the local link; empty: it has none."""
     try:
         lines = [line.split() for line in _IPV6_ADDRESSES.read_text().splitlines()]
     except OSError:  # a kernel without IPv6
@@ -49,10 +49,10 @@ def _ipv6_of(interface: str) -> str:
 
 
 def address_towards(host: str) -> str:
-    """This machine's numeric address, IPv4 or IPv6, on its way to `host`; nothing is sent.
+    """Return this machine's numeric address, IPv4 or IPv6, on the route to `host`. Sends nothing.
 
     Raises:
-        UnreachableError: `host` has no address, or there is no way to it.
+        UnreachableError: `host` has no address, or there is no route to it.
     """
     failed: OSError | None = None
     try:

@@ -1,4 +1,4 @@
-"""A listening socket whose conversations all end before the event loop does."""
+"""A listening socket that ends all of its connections before the event loop ends."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Converse = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None
 
 
 class Listener:
-    """Runs `converse` for each connection. A peer that breaks off or breaks the protocol ends only its own.
+    """Runs `converse` for each connection. A ConnectionError ends only that connection.
 
-    Any other exception is a fault of ours: it goes to `on_error`.
+    Any other exception is an internal error, and goes to `on_error`.
     """
 
     def __init__(self, converse: Converse, on_error: Callable[[str], None]) -> None:
@@ -23,18 +23,18 @@ class Listener:
         self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def listen_tcp(self, host: str, port: int) -> int:
-        """Listen on `host`; returns the port, which is a free one when `port` is 0."""
+        """Listen on a port of `host`, and return it. Port 0: any free port."""
         self._server = await serve_tcp(self._accept, host, port)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def listen_unix(self, path: Path) -> None:
-        """Listen on a Unix socket that only this user can open; no longer on one before that."""
+        """Listen on a Unix socket that only this user can open, in place of an earlier one."""
         if self._server is not None:
             self._server.close()
         self._server = await serve_unix(self._accept, path)
 
     async def close(self) -> None:
-        """Stop listening, hang up, and wait until every conversation has ended."""
+        """Stop listening, close all connections, and wait until their tasks have ended."""
         if self._server is not None:
             self._server.close()
         for writer in self._open.values():
@@ -52,7 +52,7 @@ class Listener:
         try:
             await self._converse(reader, writer)
         except ConnectionError:
-            pass  # the other side's business
+            pass  # the peer has closed the connection or broken the protocol
         except Exception as error:
             self._on_error(f"{type(error).__name__}: {error}")
         finally:

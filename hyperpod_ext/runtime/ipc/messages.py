@@ -1,7 +1,7 @@
-"""Messages between our processes: a 4-byte big-endian length, then JSON. Never pickle.
+"""Messages between our processes: a 4-byte big-endian length, then JSON. Nothing is pickled.
 
-Unix sockets are trusted by the peer's user id, which the kernel vouches for; TCP peers prove with the
-job's secret that they belong to the job, both ways, before any other message is read.
+On Unix sockets, the kernel reports the peer's user id, which must be ours. On TCP, both sides prove that they have the
+job's secret before any other message is read.
 """
 
 from __future__ import annotations
@@ -30,27 +30,26 @@ Message = dict[str, Any]
 
 
 class WireError(ConnectionError):
-    """The peer sent something that is not of this protocol, or is not who it should be."""
+    """The peer broke the protocol, or failed to prove its identity."""
 
 
 class RefusedError(WireError):
-    """One end does not belong to the other's job, or has other settings: a second try ends in the same way."""
+    """The two sides have different jobs or settings. Retrying does not help."""
 
 
 class TooLongError(JobFailedError):
-    """A message of ours is over the limit. Nothing was sent: the connection and the peer are as they were, and the same
-    message would fail again."""
+    """A message is over the limit. Nothing was sent, and the connection is unchanged. Retrying does not help."""
 
 
 class BusyError(ConnectionError):
-    """A server has not answered in time. It may when it is asked again."""
+    """A server has not answered in time. Retrying may help."""
 
 
 def encode(message: Message) -> bytes:
-    """One frame.
+    """Return the frame of a message.
 
     Raises:
-        TooLongError: it is over the limit.
+        TooLongError: the message is over the limit.
     """
     body = fast_json.dump(message)
     if len(body) > MAX_FRAME_BYTES:
@@ -63,7 +62,11 @@ def encode(message: Message) -> bytes:
 
 
 def decode(body: bytes) -> Message:
-    """The object in a frame's body."""
+    """Return the message in a frame's body.
+
+    Raises:
+        WireError: the body is not a JSON object.
+    """
     try:
         message = fast_json.load(body)
     except (ValueError, RecursionError) as error:
@@ -74,7 +77,11 @@ def decode(body: bytes) -> Message:
 
 
 def body_length(header: bytes, limit: int = MAX_FRAME_BYTES) -> int:
-    """Length of the body that follows `header`; refuses sizes no honest peer sends."""
+    """Return the length of the body that follows `header`.
+
+    Raises:
+        WireError: the length is over the limit.
+    """
     length = int(_LENGTH.unpack(header)[0])
     if length > MAX_FRAME_BYTES:
         raise WireError(f"a frame announces {length} bytes; the limit is {MAX_FRAME_BYTES}")
@@ -84,7 +91,7 @@ def body_length(header: bytes, limit: int = MAX_FRAME_BYTES) -> int:
 
 
 def frames(received: bytearray, limit: int = MAX_FRAME_BYTES) -> Iterator[Message]:
-    """Messages whose frames have come whole. Their bytes are taken out of `received`."""
+    """Yield the messages of all complete frames, and remove their bytes from `received`."""
     while len(received) >= _LENGTH.size:
         end = _LENGTH.size + body_length(bytes(received[: _LENGTH.size]), limit)
         if len(received) < end:
@@ -95,7 +102,7 @@ def frames(received: bytearray, limit: int = MAX_FRAME_BYTES) -> Iterator[Messag
 
 
 def send(sock: socket.socket, message: Message, fds: list[int] | None = None) -> None:
-    """Send one frame, with file descriptors beside it where the socket is a Unix one."""
+    """Send one frame, with file descriptors if the socket is a Unix socket."""
     frame = encode(message)
     with breaking():
         sent = socket.send_fds(sock, [frame], fds) if fds else 0
@@ -103,13 +110,13 @@ def send(sock: socket.socket, message: Message, fds: list[int] | None = None) ->
 
 
 def receive(sock: socket.socket, limit: int = MAX_FRAME_BYTES) -> Message | None:
-    """Next frame, or None when the peer closed between frames."""
+    """Return the next message, or None if the peer closed the connection between frames."""
     message, _ = receive_fds(sock, 0, limit)
     return message
 
 
 def receive_fds(sock: socket.socket, max_fds: int, limit: int = MAX_FRAME_BYTES) -> tuple[Message | None, list[int]]:
-    """Next frame and the file descriptors that came with it."""
+    """Return the next message, or None at the end, and the file descriptors received with it."""
     header, fds = b"", []
     while len(header) < _LENGTH.size:
         with breaking():
@@ -129,7 +136,7 @@ def receive_fds(sock: socket.socket, max_fds: int, limit: int = MAX_FRAME_BYTES)
 
 
 def receive_into(sock: socket.socket, destination: memoryview) -> None:
-    """Fill `destination` with what comes next."""
+    """Fill `destination` with received bytes."""
     filled = 0
     while filled < len(destination):
         with breaking():
@@ -140,7 +147,7 @@ def receive_into(sock: socket.socket, destination: memoryview) -> None:
 
 
 async def read(reader: asyncio.StreamReader, limit: int = MAX_FRAME_BYTES) -> Message | None:
-    """Next frame from an asyncio stream, or None when the peer closed between frames."""
+    """Return the next message of an asyncio stream, or None if the peer closed the connection between frames."""
     try:
         header = await reader.readexactly(_LENGTH.size)
     except asyncio.IncompleteReadError as error:
@@ -154,11 +161,15 @@ async def read(reader: asyncio.StreamReader, limit: int = MAX_FRAME_BYTES) -> Me
         raise WireError("the peer closed in the middle of a frame") from error
 
 
-# --- who is there -------------------------------------------------------------------------------
+# --- authentication -----------------------------------------------------------------------------
 
 
 def check_same_user(sock: socket.socket) -> int:
-    """Refuse a Unix-socket peer of another user; returns the peer's process id, as the kernel knows it."""
+    """Return the process id of a Unix-socket peer, as reported by the kernel.
+
+    Raises:
+        WireError: the peer is a process of another user.
+    """
     with breaking():
         pid, uid, _gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if uid != os.getuid():
@@ -168,12 +179,12 @@ def check_same_user(sock: socket.socket) -> int:
 
 _TRIES = 5
 _BUSY_S = 0.05
-"""Between two tries. Strangers by the thousand may take an honest peer's place before it has shown the secret."""
+"""Pause before a retry. Thousands of strangers may take the place of a peer before it has sent its proof."""
 Connected = TypeVar("Connected")
 
 
 def again_while_busy(connect: Callable[[], Connected]) -> Connected:
-    """What `connect` returns, which is called again, a few times, where the server hangs up in the handshake.
+    """Return `connect()`, with a few retries if the server closes the connection in the handshake.
 
     Raises:
         OSError: the last error of `connect`.
@@ -187,11 +198,12 @@ def again_while_busy(connect: Callable[[], Connected]) -> Connected:
 
 
 HANDSHAKE_S = 10.0
-"""From a connection to its proof, however many bytes come in between."""
+"""Time limit from a connection to its proof."""
 REFUSED: Message = {"refused": True}
-"""What a server says to a client without the job's secret. One that hangs up without it has no place for now."""
+"""A server's answer to a client without the job's secret. A server without a free place closes the connection instead.
+"""
 _NOT_SHOWN = "a peer has not shown within {:g} s that it is of this job"
-_HANDSHAKE_BYTES = 1024  # whoever has not proved anything yet may not make us read more
+_HANDSHAKE_BYTES = 1024  # maximum frame of an unauthenticated peer
 
 
 def _equal(given: object, expected: str) -> bool:
@@ -203,7 +215,7 @@ def _proof(secret: bytes, role: str, first: str, second: str) -> str:
 
 
 def admit(secret: bytes, ours: str, answer: Message | None) -> Message:
-    """What a server says to a client that has answered its nonce `ours`.
+    """Return a server's proof for a client, after checking the client's answer to the nonce `ours`.
 
     Raises:
         WireError: the client does not have the job's secret.
@@ -219,10 +231,10 @@ def admit(secret: bytes, ours: str, answer: Message | None) -> Message:
 async def accept_peer(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes, *, encrypted: bool = False
 ) -> None:
-    """Server's half of the handshake, with TLS where `encrypted`.
+    """Run the server's side of the handshake on an asyncio stream, with TLS if `encrypted`.
 
     Raises:
-        WireError: the peer has not shown the job's secret.
+        WireError: the peer has not proved in time that it has the job's secret.
     """
     ours = secrets.token_hex(16)
     writer.write(encode(_challenge(ours, encrypted)))
@@ -234,7 +246,7 @@ async def accept_peer(
             answer = await read(reader, _HANDSHAKE_BYTES)
     except TimeoutError as error:
         if not encrypted:
-            writer.write(encode({"busy": True}))  # its answer may have come, and not have been read in time
+            writer.write(encode({"busy": True}))  # the answer may have arrived, but this process had no time to read it
         raise WireError(_NOT_SHOWN.format(HANDSHAKE_S)) from error
     try:
         proof = admit(secret, ours, answer)
@@ -249,7 +261,7 @@ async def _start_tls(writer: asyncio.StreamWriter, context: ssl.SSLContext) -> N
         await writer.start_tls(context)
     except OSError as error:
         raise WireError(f"a TLS handshake has failed: {error}") from error
-    if writer.transport is None:  # it was closed meanwhile
+    if writer.transport is None:  # the connection was closed meanwhile
         raise WireError("a TLS handshake was cut off")
 
 
@@ -258,10 +270,10 @@ def _challenge(nonce: str, encrypted: bool) -> Message:
 
 
 def accept_peer_blocking(sock: socket.socket, secret: bytes, timeout_s: float = HANDSHAKE_S) -> None:
-    """Server's half of the handshake, on a blocking socket; with TLS where that is an `ssl.SSLSocket`.
+    """Run the server's side of the handshake on a blocking socket, with TLS if it is an `ssl.SSLSocket`.
 
     Raises:
-        WireError: the peer has not shown the job's secret, `timeout_s` after this was called.
+        WireError: the peer has not proved within `timeout_s` that it has the job's secret.
     """
     ours = secrets.token_hex(16)
     try:
@@ -283,10 +295,11 @@ def accept_peer_blocking(sock: socket.socket, secret: bytes, timeout_s: float = 
 
 
 async def dial(host: str, port: int, secret: bytes, *, encrypted: bool = False) -> Connection:
-    """A connection to another agent of the job. How long that may take is the caller's affair.
+    """Return an authenticated connection to another agent of the job. The caller sets a time limit.
 
     Raises:
-        OSError: nobody listens there; BusyError and WireError among them, as `join_peer` has it.
+        OSError: no agent listens there.
+        BusyError, WireError: like `join_peer`.
     """
     reader, writer = await open_tcp(host, port)
     try:
@@ -300,11 +313,11 @@ async def dial(host: str, port: int, secret: bytes, *, encrypted: bool = False) 
 async def join_peer(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes, *, encrypted: bool = False
 ) -> None:
-    """Client's half of the handshake, on an asyncio stream.
+    """Run the client's side of the handshake on an asyncio stream.
 
     Raises:
-        BusyError: the server has not come to an answer, and may when it is asked again.
-        WireError: it does not have the job's secret, or says that this process does not.
+        BusyError: the server has not answered; retrying may help.
+        WireError: the server does not have the job's secret, or has refused this process's proof.
     """
     ours = secrets.token_hex(16)
     challenge = await _answered(reader)
@@ -325,20 +338,26 @@ async def _answered(reader: asyncio.StreamReader) -> Message:
 
 
 def _check_same(challenge: Message, encrypted: bool) -> None:
-    """Both ends encrypt, or none: a client that shall never goes on without."""
+    """Check that both sides use TLS or neither does, so that a client with TLS never continues without it.
+
+    Raises:
+        RefusedError: only one side uses TLS.
+    """
     if (challenge.get("tls") is True) != encrypted:
-        has = "asks for TLS, and this process has none" if not encrypted else "has no TLS, and this process asks for it"
+        has = "requires TLS, but this process has none" if not encrypted else "has no TLS, but this process requires it"
         raise RefusedError(f"the server {has}: network.tls must be the same on all nodes")
 
 
 def join_peer_blocking(
     sock: socket.socket, secret: bytes, timeout_s: float = 3 * HANDSHAKE_S, *, encrypted: bool = False
 ) -> socket.socket:
-    """Client's half of the handshake, on a blocking socket. Returns the one to go on with: another, where `encrypted`.
+    """Run the client's side of the handshake on a blocking socket.
+
+    Returns the socket to use afterwards, which is another one if `encrypted`.
 
     Raises:
-        BusyError: the server has hung up without a word: it is ending, or many came at once.
-        WireError: the server is not of this job, or has not answered `timeout_s` after this was called.
+        BusyError: the server has closed the connection without an answer: it is ending, or many peers came at once.
+        WireError: the server is not of this job, or has not answered within `timeout_s`.
     """
     ours = secrets.token_hex(16)
     try:
@@ -352,7 +371,7 @@ def join_peer_blocking(
             answer = handshake.answered("on our proof")
     except (WireError, BusyError):
         raise
-    except ConnectionError as error:  # a second try may find nothing wrong
+    except ConnectionError as error:  # retrying may help
         raise BusyError(_HUNG_UP.format("in the handshake")) from error
     except TimeoutError as error:
         raise WireError(f"the server has finished no handshake within {timeout_s:g} s") from error
@@ -364,7 +383,7 @@ _HUNG_UP = "the server hung up {}: it is ending, or many peers came at once"
 
 
 class _Handshake:
-    """Frames of one handshake on a blocking socket. All of them together have one deadline, however they come."""
+    """Frames of one handshake on a blocking socket, with one deadline for all of them together."""
 
     def __init__(self, sock: socket.socket, timeout_s: float) -> None:
         self._sock, self._before = sock, sock.gettimeout()
@@ -381,20 +400,20 @@ class _Handshake:
         self._sock.sendall(encode(message))
 
     def start_tls(self, sock: ssl.SSLSocket, challenge: bytes) -> None:
-        """As server, which says the first word in the open."""
+        """Start TLS as the server, after sending the challenge unencrypted."""
         self._set_timeout()
         socket.socket.sendall(sock, challenge)
         self._set_timeout()
         sock.do_handshake()
 
     def wrap(self) -> ssl.SSLSocket:
-        """As client."""
+        """Start TLS as the client."""
         self._set_timeout()
         self._sock = wrapped = tls.client_context().wrap_socket(self._sock)
         return wrapped
 
     def receive(self) -> Message | None:
-        """Next frame; None when the peer closed between frames."""
+        """Return the next message, or None if the peer closed the connection between frames."""
         if not (header := self._receive(_LENGTH.size)):
             return None
         length = body_length(header, _HANDSHAKE_BYTES)

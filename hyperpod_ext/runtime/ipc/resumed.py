@@ -1,7 +1,7 @@
-"""What one end of a connection has sent, for a connection that takes its place when it breaks.
+"""Keep the sent messages of a connection, to send them again over the next connection after a break.
 
-Nothing is acknowledged while a connection lasts. The two ends of the next one exchange how many messages they have
-received, and each sends the rest again. So no message is lost, and none arrives twice.
+Messages are not acknowledged. When the two sides connect again, each reports how many messages it has received, and
+each sends the missing ones again. So no message is lost, and none arrives twice.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from collections.abc import Sequence
 from hyperpod_ext.runtime.ipc.messages import WireError
 
 _KEPT = 4096
-"""More messages than socket buffers hold."""
+"""Number of kept messages: more than socket buffers hold."""
 
 
 class Sent:
-    """The newest frames that were sent, and how many there were in all."""
+    """The newest sent frames, and the number of all sent frames."""
 
     def __init__(self) -> None:
         self._frames: deque[bytes] = deque(maxlen=_KEPT)
         self._count = 0
 
     def add(self, frame: bytes) -> None:
-        """A frame is about to be sent."""
+        """Record a frame before it is sent."""
         self._frames.append(frame)
         self._count += 1
 
     def after(self, received: int) -> Sequence[bytes]:
-        """Frames to send again to a peer that has received so many.
+        """Return the frames to send again to a peer that has received the first `received` ones.
 
         Raises:
-            WireError: they are not kept any more, or were never sent.
+            WireError: those frames are no longer kept, or `received` is more than were sent.
         """
         missing = self._count - received
         if not 0 <= missing <= len(self._frames):

@@ -1,8 +1,8 @@
 """TLS 1.3 between processes of a job (`network.tls`).
 
-Nobody issues certificates: each process that listens makes one of its own, whose key never leaves its memory. The job's
-secret shows who is of the job, as without TLS. Those proofs are bound to the server's certificate: a third party in
-between must show another one, and gets no proof that the server takes.
+There is no certificate authority: each listening process makes its own certificate, and the key never leaves its
+memory. As without TLS, peers are authenticated by proofs of the job's secret. The proofs are bound to the server's
+certificate: an attacker in between has another certificate, so the server does not accept the proofs made for it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import ssl
 from datetime import UTC, datetime, timedelta
 
 _YEARS = timedelta(days=3650)
-"""Of a certificate. Nobody compares clocks: it is known by its bytes."""
+"""Validity of a certificate before and after now. No peer checks it, because proofs are bound to its bytes."""
 
 
 class OwnCertificate:
-    """What a process needs to be a TLS server."""
+    """Certificate and TLS context of a server."""
 
     def __init__(self) -> None:
         from cryptography import x509
@@ -42,7 +42,7 @@ class OwnCertificate:
         text += certificate.public_bytes(serialization.Encoding.PEM)
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_3
-        self.context.num_tickets = 0  # a connection on which nothing is due has nothing to be read
+        self.context.num_tickets = 0  # a ticket would make an idle connection readable, like one that was closed
         descriptor = os.memfd_create("certificate", os.MFD_CLOEXEC)  # ssl reads keys from files only
         try:
             os.write(descriptor, text)
@@ -53,13 +53,13 @@ class OwnCertificate:
 
 @functools.cache
 def own_certificate() -> OwnCertificate:
-    """That of this process."""
+    """Return the certificate of this process, made at the first call."""
     return OwnCertificate()
 
 
 @functools.cache
 def client_context() -> ssl.SSLContext:
-    """For connections to others of the job. It takes any certificate: the proofs that follow are bound to it."""
+    """Return the TLS context of clients. It accepts any certificate, because the following proofs are bound to it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
@@ -68,11 +68,11 @@ def client_context() -> ssl.SSLContext:
 
 
 def bound(secret: bytes, certificate: bytes | None) -> bytes:
-    """The key of proofs on a connection to the server that has shown `certificate`: good on no other connection.
+    """Return the key for proofs on a connection to the server with `certificate`. It is valid for no other server.
 
     Raises:
-        ConnectionError: it has shown none.
+        ConnectionError: the server has sent no certificate.
     """
     if not certificate:
-        raise ConnectionError("a server has shown no certificate")
+        raise ConnectionError("a server has sent no certificate")
     return hmac.new(secret, b"hyperpod_ext TLS: " + hashlib.sha256(certificate).digest(), hashlib.sha256).digest()

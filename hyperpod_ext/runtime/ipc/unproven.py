@@ -1,4 +1,4 @@
-"""Connections that have not shown the job's secret yet: so many at a time, apart from those that have."""
+"""A limit on unauthenticated connections, which have not proved yet that the peer has the job's secret."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ Connection = TypeVar("Connection")
 
 
 class Unproven(Generic[Connection]):
-    """Places for the unproven. When all are taken, the oldest is hung up on: an honest peer needs a place for some
-    milliseconds, a stranger would keep it. Thread-safe.
+    """The unauthenticated connections, each with a place. Thread-safe.
+
+    If all places are taken, the oldest connection is closed: a peer of the job needs its place for some milliseconds
+    only, but a stranger would keep it.
 
     Args:
-        places: how many there are.
-        hang_up: ends a connection; called without any lock.
+        places: number of places.
+        hang_up: closes a connection; called without any lock.
     """
 
     def __init__(self, places: int, hang_up: Callable[[Connection], object]) -> None:
         self._places, self._hang_up = places, hang_up
         self._waiting: dict[Connection, None] = {}
-        """In the order in which they came."""
+        """Connections with a place, in the order of their arrival."""
         self._lock = threading.Lock()
 
     def enter(self, connection: Connection) -> None:
-        """It has just come."""
+        """Give a new connection a place; close the oldest one if all places are taken."""
         with self._lock:
             self._waiting[connection] = None
             full = len(self._waiting) > self._places
@@ -37,13 +39,13 @@ class Unproven(Generic[Connection]):
             self.hang_up_oldest()
 
     def leave(self, connection: Connection) -> None:
-        """It has shown the secret, or is gone. Nothing happens when it has left before."""
+        """Free the place of a connection that is authenticated or closed. Do nothing if it has no place."""
         with self._lock:
             self._waiting.pop(connection, None)
 
     @contextlib.contextmanager
     def place(self, connection: Connection) -> Iterator[None]:
-        """It has a place for the block, unless it is hung up on there."""
+        """Give a connection a place inside the block. It may be closed there."""
         self.enter(connection)
         try:
             yield
@@ -51,7 +53,7 @@ class Unproven(Generic[Connection]):
             self.leave(connection)
 
     def hang_up_oldest(self) -> bool:
-        """Make place; False: nobody is there."""
+        """Close the oldest connection; return False if there is none."""
         with self._lock:
             oldest = next(iter(self._waiting), None)
             if oldest is None:
@@ -61,23 +63,22 @@ class Unproven(Generic[Connection]):
         return True
 
     def all(self) -> list[Connection]:
-        """Those that are there, the oldest first."""
+        """Return all connections with a place, the oldest first."""
         with self._lock:
             return list(self._waiting)
 
 
 FILES_A_PLACE = 4
-"""Open files that a process must be allowed for each place: most are for those who have shown the secret."""
+"""Required limit of open files per place: most of the files are for authenticated connections."""
 _OPEN_FILES = 65_536
-"""As many as a job's processes need; a hard limit is often a million, which some programs count through."""
+"""Enough for a job's processes. The hard limit is often a million, and some programs loop over all descriptors."""
 
 
 def places(most: int) -> int:
-    """`most`, or fewer where this process may not open many files.
+    """Return the number of places: `most`, or fewer if the limit of open files of this process is low.
 
-    It may open as many as its hard limit says from here on, and so may its children. The soft one is 1,024 on most
-    machines, and strangers could take them all: gloo keeps whoever connects to its ports, and without a file left it
-    ends its process.
+    Also raises the soft limit of open files, which children inherit. It is 1,024 on most machines, so that strangers
+    could use up all descriptors: gloo keeps every connection to its ports, and aborts its process when none is left.
     """
     allow_open_files(_OPEN_FILES)
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,5 +1,4 @@
-"""Metrics of jobs without our agent: each memory server sends its node's events to that of node 0, which exports them.
-"""
+"""Metrics of jobs without our agent: each memory server sends its node's events to node 0's, which exports them."""
 
 from __future__ import annotations
 

@@ -127,9 +127,7 @@ def test_a_report_of_another_version_is_named_on_all(ranks):
     assert decided == []
     for rank in (0, 1, 3):
         assert isinstance(found[rank], GenerationOverError)
-        assert str(found[rank]).startswith("rank 2 sent an invalid report; does it run another version"), found[
-            rank
-        ]
+        assert str(found[rank]).startswith("rank 2 sent an invalid report; does it run another version"), found[rank]
 
 
 def test_one_that_is_gone_keeps_the_answer_from_nobody_but_those_below_it(ranks):

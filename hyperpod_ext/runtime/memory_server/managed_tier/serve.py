@@ -21,9 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--listen", required=True, type=_address, metavar="HOST:PORT", help="AWS's client asks for port 9200"
     )
-    parser.add_argument(
-        "--budget-mib", type=_positive, help="memory for all blobs; default: the node's free memory"
-    )
+    parser.add_argument("--budget-mib", type=_positive, help="memory for all blobs; default: the node's free memory")
     parser.add_argument("--open-reset", action="store_true", help="let anybody reset everything, as AWS's API does")
 
 

@@ -215,8 +215,7 @@ class ReadChunks(Request[ChunksRead]):
 
 
 class Chunk(Request[Done]):
-    """Receive a chunk of a replica or of a parity part. Its bytes follow. Several may be sent before the first answer.
-    """
+    """Receive a chunk of a replica or of a parity part; its bytes follow. Several may come before the first answer."""
 
     sender = "memory server"
     op: Literal["chunk"] = "chunk"
