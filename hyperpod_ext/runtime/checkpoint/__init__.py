@@ -1,1 +1,1 @@
-"""How a worker saves: its state copied into the node's memory, during the next step if possible."""
+"""Save a worker's state: copy it into the node's memory, during the next step if possible."""

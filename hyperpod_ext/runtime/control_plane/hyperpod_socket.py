@@ -18,7 +18,7 @@ from hyperpod_ext.errors import UnreachableError
 from hyperpod_ext.runtime.ipc import messages as wire
 
 _CHECKPOINTS = "model_checkpoint"
-"""The agent's type of a checkpoint."""
+"""Type of our checkpoints in messages to the agent."""
 
 
 class HyperpodAgentClient:

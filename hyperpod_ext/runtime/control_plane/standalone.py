@@ -1,7 +1,7 @@
 """Control plane of a worker without our agent: the ranks exchange their state, and rank 0 decides.
 
 Launchers differ in how a generation begins and how a fault is reported: see `hyperpodrun.py` and `torchrun.py`. Common
-to all, and here, are the map of ranks to nodes, the snapshots of each node, the decision what to restore, and votes.
+to all, and here, are the map of ranks to nodes, the snapshots of each node, the restore decision, and votes.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ class Members(ABC):
         return self._restoring.refuse(failed).to_json() if failed else None
 
     def _go(self, decision: Decision) -> dict[str, Any] | None:
-        """Send the begin of training to this node's memory server, before any rank of the node can save.
+        """Report the start of training to this node's memory server, before any rank of the node can save.
 
         Returns the error as JSON; None: no error, or this is not the first rank of its node.
         """

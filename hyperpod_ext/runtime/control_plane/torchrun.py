@@ -1,4 +1,4 @@
-"""Handle exceptions in the processes, under `torchrun` and under `hyperpodrun` in its mode that restarts processes.
+"""Handle exceptions in the processes, under `torchrun` and under `hyperpodrun` without `--inprocess-restart`.
 
 After an exception, ranks notify each other over their own store, and no process ends. After a process's death, the
 launcher starts all processes again, and they restore from their nodes' memory servers.

@@ -66,7 +66,7 @@ class Ranks:
         return _read(padded, size)
 
     def vote(self, what: str, error: Exception | None) -> None:
-        """Return on all ranks, or raise on all ranks.
+        """Raise on all ranks if any rank has an error; otherwise return on all.
 
         Raises:
             HyperpodExtError: the error of the lowest rank with an error, on every rank.

@@ -43,7 +43,7 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The begin of a generation."""
+    """The start of a generation."""
 
     base: int
     """Step after which the generation begins; later steps of older generations are abandoned."""
@@ -73,7 +73,7 @@ class SaveHistory:
         return self.generation == 0 or self.torn or (self.complete is not None and step <= self.complete)
 
     def entry(self, step: int) -> Entry:
-        """Return the begin of a new generation with `step` as its first save."""
+        """Return the start of a new generation with `step` as its first save."""
         base = self.complete if self.complete is not None else self.restored
         if base is None:
             return Entry(min(0, step - 1), None)

@@ -1,7 +1,7 @@
 """Connections that raise a ConnectionError after every kind of break.
 
 The kernel has many errors for a connection (ETIMEDOUT, EHOSTUNREACH, ENOBUFS, ...), and TLS has its own. Each ends one
-connection. Code that catches ConnectionError handles all of them, and no error of a file is taken for one.
+connection. Code that catches ConnectionError handles all of them, and catches no errors of files by mistake.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class HeldSnapshot(Declared, extra="ignore"):
 
 
 class HeldCommit(Declared):
-    """Snapshots of one step in a node's memory."""
+    """Snapshots of one save (step and generation) in a node's memory."""
 
     step: Count
     generation: Count
@@ -153,7 +153,7 @@ class RestoreSource(Declared):
 
 
 class RestoreDecision(Declared):
-    """One node's part of the decision what ranks restore."""
+    """One node's part of a restore decision."""
 
     step: Count
     sources: ByNumber[Listed[RestoreSource]]

@@ -56,7 +56,7 @@ def joins_of(report: c.NodeJoin) -> Iterator[RankJoin]:
 
 
 def held_commits(held: Collection[c.HeldSnapshot]) -> tuple[c.HeldCommit, ...]:
-    """Group snapshots by step, with fields that are the same for all ranks only once."""
+    """Group snapshots by save (step and generation), with fields that are the same for all ranks only once."""
     together: dict[tuple[Any, ...], list[c.HeldSnapshot]] = {}
     for one in held:
         key = one.step, one.generation, one.save_id, one.world_size, one.sharing, one.replica

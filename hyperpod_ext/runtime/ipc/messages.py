@@ -200,8 +200,7 @@ def again_while_busy(connect: Callable[[], Connected]) -> Connected:
 HANDSHAKE_S = 10.0
 """Time limit from a connection to its proof."""
 REFUSED: Message = {"refused": True}
-"""A server's answer to a client without the job's secret. A server without a free place closes the connection instead.
-"""
+"""A server's answer to a client without the job's secret. If all places are taken, it closes the connection instead."""
 _NOT_SHOWN = "a peer has not shown within {:g} s that it is of this job"
 _HANDSHAKE_BYTES = 1024  # maximum frame of an unauthenticated peer
 

@@ -45,7 +45,7 @@ class Unproven(Generic[Connection]):
 
     @contextlib.contextmanager
     def place(self, connection: Connection) -> Iterator[None]:
-        """Give a connection a place inside the block. It may be closed there."""
+        """Keep a place for a connection during the block. The connection may be closed meanwhile."""
         self.enter(connection)
         try:
             yield

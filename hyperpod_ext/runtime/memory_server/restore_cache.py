@@ -30,7 +30,7 @@ class RestoreCache:
         self._fetched: dict[tuple[str, str, str], Region] = {}
         self._fetching = threading.Lock()
         self._read: tuple[tuple[str, str], Manifest] | None = None
-        """Place (URL, folder) and manifest of the last read checkpoint: ranks request several of its images."""
+        """Place (URL, folder) and manifest of the last read checkpoint, kept because ranks request several images."""
         self._plan_of: dict[str, Plan] = {}
         """Layouts of that checkpoint's images, by digest."""
 

@@ -17,8 +17,8 @@ from hyperpod_ext.runtime.memory_server.slots.pins import Pin
 from hyperpod_ext.runtime.snapshot.manifest import Manifest
 
 _LEFT_BEHIND_S = 30.0
-"""Time after a new generation's begin during which uploads of earlier ones wait for other nodes' parts: a lost node
-never uploads its part."""
+"""Time during which a new generation lets earlier uploads wait for other nodes' parts: a lost node never uploads its
+part."""
 
 
 @dataclass

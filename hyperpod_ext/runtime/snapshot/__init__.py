@@ -1,1 +1,1 @@
-"""The form of a snapshot: its layout in memory, the record that makes it exist, and which to restore."""
+"""Format of snapshots: layout in memory and signed manifest; and the choice of the snapshot to restore."""

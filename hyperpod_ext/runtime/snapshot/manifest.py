@@ -27,10 +27,10 @@ _TAIL = 4096
 _PIECE = 1 << 20
 
 Manifest = dict[str, Any]
-"""Of a snapshot: format, job, rank, world_size, generation, step, save_id, plan (digest), nbytes,
+"""Fields of a snapshot's manifest: format, job, rank, world_size, generation, step, save_id, plan (digest), nbytes,
 crc64nvme (hex), values (plain values in the plan's order), extras, saved_at (Unix seconds), signature.
 
-Of a checkpoint: format, job, generation, step, save_id, world_size, ranks (rank to manifest of its
+Fields of a checkpoint's manifest: format, job, generation, step, save_id, world_size, ranks (rank to manifest of its
 snapshot), files (rank to the name of its image), macs (name of a file to its MAC, see storage/mac.py), derived (sizes
 and checksums of torch's files), created_at, signature."""
 

@@ -56,7 +56,7 @@ class Offer:
     began: int = -1
     """On a disk: first step of the snapshot's generation, which abandons later steps of earlier generations."""
     stripe: tuple[int, ...] = ()
-    """Of a parity piece: the ranks in its stripe."""
+    """Ranks in the stripe of a parity piece."""
 
     @property
     def key(self) -> OfferKey:
@@ -233,7 +233,7 @@ def _sources(
 
 
 class OfCommit(Protocol):
-    """Anything that belongs to one commit."""
+    """An object that belongs to one commit."""
 
     @property
     def step(self) -> int: ...

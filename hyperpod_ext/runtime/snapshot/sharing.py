@@ -1,4 +1,4 @@
-"""How a rank's state relates to the other ranks' states. Pure.
+"""Relation of a rank's state to the other ranks' states. Pure.
 
 One word, followed by the ranks unless it holds for all:
 

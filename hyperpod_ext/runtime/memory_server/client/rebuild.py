@@ -31,7 +31,7 @@ class Rebuilt:
         """Read the descriptions of the pieces of a lost rank's stripe.
 
         Args:
-            peers: memory servers of all other ranks of the stripe, by the rank of their image and piece.
+            peers: memory server of each other rank of the stripe, by rank. It has the rank's image and one piece.
 
         Raises:
             NotFoundError: a node no longer has its piece.

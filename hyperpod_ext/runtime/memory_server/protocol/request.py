@@ -1,4 +1,4 @@
-"""Base class of requests to a memory server, which names the kind of the answer."""
+"""Base class of requests to a memory server. Each request class names the type of its answer."""
 
 from __future__ import annotations
 

@@ -434,7 +434,7 @@ class Reached(Declared):
 
 
 class WaitState(Request[Reached]):
-    """Wait for a snapshot's copies."""
+    """Wait until a snapshot has been sealed, replicated or uploaded."""
 
     sender = "benchmark"
     op: Literal["wait_state"] = "wait_state"

@@ -1,1 +1,1 @@
-"""What groups of gloo are made of: their sockets, the threads that wait in them, and lost wake-ups."""
+"""Parts of gloo's groups: sockets, waiting threads, and lost wake-ups."""

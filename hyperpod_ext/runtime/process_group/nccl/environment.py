@@ -4,9 +4,8 @@ Pure. `nccl_environment` returns the variables to set before the first NCCL grou
 made. User values that contradict the table raise one error with all such variables.
 
 Sources: `c10d/ProcessGroupNCCL.hpp`, `c10d/FlightRecorder.hpp` and `c10d/Utils.hpp` among the headers of torch 2.13 and
-2.15 (names, former names, how values are read), `ProcessGroupNCCL.cpp` of both engines (what they do with them), and
-the usage guide of NVIDIA's resiliency extension for in-process restart (`NCCL_NVLS_ENABLE`). What was
-run on a GPU: docs/gpu.md.
+2.15 (names, former names, parsing), `ProcessGroupNCCL.cpp` of both engines (effects), and the usage guide of NVIDIA's
+resiliency extension for in-process restart (`NCCL_NVLS_ENABLE`). Runs on a GPU: docs/gpu.md.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Variable:
     kind: Literal["flag", "integer", "debug level"] = "flag"
     """How the text is parsed."""
     former: tuple[str, ...] = ()
-    """Other names that torch reads, too; the first one that is set counts."""
+    """Other names that torch also reads; the first set name counts."""
     least: int = 0
     most: int = 0
     """Accepted user values are from `least` to `most`; a flag is 0 or 1."""

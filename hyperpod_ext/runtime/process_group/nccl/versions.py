@@ -179,7 +179,7 @@ def version_of_code(code: int) -> Version:
     return (major, *divmod(rest, 100))
 
 
-# --- what is installed ----------------------------------------------------------------------------
+# --- installed versions ---------------------------------------------------------------------------
 
 
 def installed(
