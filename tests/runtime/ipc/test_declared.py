@@ -159,7 +159,7 @@ def test_the_table_has_every_kind_and_field() -> None:
 
 def test_the_table_of_requests_has_their_answers() -> None:
     head, _, ping, _ = table(KINDS, answer_of=lambda kind: Snapshot if kind is Ping else Ping).splitlines()
-    assert head == "| name | when | fields | answer | from | to |"
+    assert head == "| name | meaning | fields | answer | from | to |"
     assert ping == "| `ping` | Now and then. | none | `rank` (integer)<br>`nbytes` (integer, bytes) |  |  |"
 
 
