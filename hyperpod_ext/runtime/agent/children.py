@@ -32,7 +32,7 @@ _LISTEN_S = 5.0
 
 
 _FORK_S = 60.0
-"""How long a fork server may take to fork a worker. Normal are milliseconds."""
+"""How long a fork server may take to fork a worker. It normally takes milliseconds."""
 
 _KNOWN: set[int] = set()
 """Children of this process that `on_exit` watches, or is about to watch."""

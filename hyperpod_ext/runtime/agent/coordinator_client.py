@@ -442,7 +442,7 @@ class CoordinatorClient:
 
     def _before_me(self, news: c.JobNews, has_state: bool) -> tuple[list[int], bool]:
         """Return the candidates that this node may vote for, and whether it is a candidate itself. A candidate votes
-        for lower ones only: it coordinates rather than a higher one."""
+        only for lower ones, because the lowest one that is alive coordinates."""
         others = candidates(news.candidates, news.coordinator)
         me = self._settings.node
         if me not in others:

@@ -20,8 +20,8 @@ from hyperpod_ext.runtime.membership.membership import Membership
 START_S = 60.0
 """First interval of a durable tier, unless the spec sets one."""
 START_PEER_S = 10.0
-"""First interval of copies on peers. Until the coordinator schedules the first one, peers get copies every so many
-steps."""
+"""First interval of copies on peers. Until the coordinator schedules the first one, copies are made at the default
+interval in steps."""
 _IDLE_STEPS = 64
 _WAITED_STEPS = 4096
 _SCHEDULED_S = 1.0
@@ -33,7 +33,7 @@ _ENOUGH = 5
 _LEAST_STEP_S = 1e-3
 
 _LEAST = 0.005
-"""Smallest cost of a copy that is assumed, as a share of its duration: smaller ones are lost in the noise."""
+"""Smallest assumed cost of a copy to training, as a share of the copy's duration. Smaller costs cannot be measured."""
 
 
 def by_clock(config: RuntimeConfig) -> RuntimeConfig:

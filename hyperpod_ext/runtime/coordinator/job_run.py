@@ -46,8 +46,8 @@ class Ranks:
     """The generation of `known`; 0 if none has begun under this coordinator."""
 
     def news_of_stores(self, generation: int) -> tuple[int, dict[int, tuple[str, int]]]:
-        """Return the store addresses to send at the start of a generation, and the generation that they are a change
-        to (0: to none, they stand alone).
+        """Return the store addresses to send at the start of a generation, after the generation whose addresses they
+        update (0 if they update none).
 
         A small job gets all addresses, which costs less than look-ups. A large one gets the changed addresses; none
         if too many have changed, because workers then look them up.

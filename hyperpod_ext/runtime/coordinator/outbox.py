@@ -92,11 +92,10 @@ class Outbox:
     # --- the job state ----------------------------------------------------------------------------
 
     def share_with(self, node: int) -> None:
-        """Send the current state to a node that has connected again: news and assignment at once, and then the job
-        state to the candidates.
+        """Send news and assignment to a node that has connected again, and the job state to the candidates.
 
-        In a large job the job state is made once for all nodes that connect at the same time, since its cost grows
-        with the number of nodes.
+        In a large job, a node that is no candidate gets only news and assignment at once. The job state is made a
+        moment later, once for all nodes that connect at the same time, because its cost grows with the number of nodes.
         """
         members = self._members
         if self._news is None or len(members.agents) <= _FEW or node in (members.candidates or ()):

@@ -123,7 +123,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """Start a new process for this rank on its current node, and end an existing one."""
+    """Start a new process for this rank on its current node, in place of the former one."""
 
     rank: int
 

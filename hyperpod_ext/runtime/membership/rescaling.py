@@ -117,7 +117,8 @@ class Rescaling:
     moving: int | None = None
     """Node whose ranks an order moves to a spare."""
     called_off: bool = False
-    """Whether the last order was for fewer nodes than the one before. Then spares beyond the reserve are released."""
+    """Whether the last order was for fewer nodes than the wanted number before. Then spares beyond the reserve are
+    released."""
     change: PlannedRescale | None = None
     _questions: int = 0
     """Number of the last request to stop."""

@@ -204,9 +204,9 @@ class RestoreNegotiation:
     def _from_equals(self, nodes: Mapping[int, int], began: Mapping[int, int]) -> Decision | None:
         """Decide from a few offers, if all ranks hold the same state and some hold it live; None if that is not so.
 
-        The result is the same as with all offers. From memory it needs the snapshots of nodes whose ranks lack a live
-        state: only those are nearer than a live rank. For all others, one look at each commit shows whether it is
-        newer, or whether ranks differ.
+        The result is the same as with all offers. A snapshot in memory is a better source than a live rank only for
+        ranks on the same node, so only nodes whose ranks lack a live state are searched. For the other nodes, the
+        commits show whether a snapshot is newer, or whether ranks differ.
         """
         live = [offer for offer in self.joined.values() if offer is not None]
         held = list(self._held.values())
