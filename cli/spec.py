@@ -145,9 +145,8 @@ class Specs:
         folder = Path(templates) if templates else None
         self._check_folder(folder)
         with own_templates(folder):
-            here, locate = Path(self._file).parent, self._loaded.locate
-            job = self.job_on(target)
-            plan = make_plan(job, self.cluster, target, here, self._ignored, locate, checked=True)
+            job, here = self.job_on(target), Path(self._file).parent
+            plan = make_plan(job, self.cluster, target, here, warnings=self.warnings(target))
         for warning in plan.warnings:
             say(f"warning: {warning}")
         return plan

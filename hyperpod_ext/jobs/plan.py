@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, cast
 
@@ -29,24 +29,23 @@ def make_plan(
     target: str = "local",
     source_dir: FilePath = FilePath(),
     ignore: Collection[str] = (),
-    locate: Callable[[list[Problem]], list[Problem]] = list,
     *,
-    checked: bool = False,
+    warnings: Iterable[Problem] | None = None,
 ) -> Plan:
     """Check a job against its cluster and target, then render it.
 
     Args:
-        locate: adds source and line to the problems of warnings.
-        checked: skip `find_problems`, which has found nothing.
+        warnings: result of `find_warnings` for a job without problems. Default: check the job.
 
     Raises:
         UnsupportedError: this target cannot run this job; names every reason.
         ConfigError: there is no such target.
     """
-    if problems := [] if checked else find_problems(job, cluster, target, ignore):
-        raise UnsupportedError(problems)
+    if warnings is None:
+        if problems := find_problems(job, cluster, target, ignore):
+            raise UnsupportedError(problems)
+        warnings = find_warnings(job, cluster, target, ignore)
     module = get_target(target)
-    warned = (str(problem) for problem in locate(find_warnings(job, cluster, target, ignore)))
     return Plan(
         target=target,
         name=job.name,
@@ -54,7 +53,7 @@ def make_plan(
         files=module.render(job, cluster),
         world_size=job.world_size,
         source_dir=source_dir,
-        warnings=(*unused(job, target, module.capabilities()), *module.warnings(job), *warned),
+        warnings=(*unused(job, target, module.capabilities()), *module.warnings(job), *map(str, warnings)),
     )
 
 
@@ -69,8 +68,8 @@ def find_problems(
     """Return the errors of a job on a cluster and target, except those of the rules in `ignore`."""
     problems: list[Problem] = []
     if target is not None:
-        problems += unsupported(job, target, get_target(target).capabilities())
-        problems += get_target(target).problems(job)
+        module = get_target(target)
+        problems += [*unsupported(job, target, module.capabilities()), *module.problems(job)]
     if cluster is not None:
         problems += _cluster_problems(job, cluster)
     return problems + list(findings(Context(job, cluster, target), "error", ignore) if rules else ())
