@@ -22,8 +22,8 @@ from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import Problem
 from hyperpod_ext.jobs.kubernetes import hyperpod_eks
 from hyperpod_ext.jobs.kubernetes.hyperpod_eks_render import replica_specs, start_of
+from hyperpod_ext.jobs.kubernetes.kinds import HYPERPOD
 from hyperpod_ext.jobs.kubernetes.overlays import check
-from hyperpod_ext.jobs.kubernetes.pod import CONTAINER
 from hyperpod_ext.jobs.sagemaker import overlay as sagemaker_overlay
 from hyperpod_ext.jobs.sagemaker.request import plain_request
 from hyperpod_ext.jobs.slurm import script as slurm
@@ -206,7 +206,7 @@ def _is_own(variable: str) -> bool:
 
 
 def _of_pod(section: str, patch: Mapping[str, Any], pod_type: str = "PodSpec") -> list[Problem]:
-    return list(check.problems(job({"overlay": {"kubernetes": {section: patch}}}), CONTAINER, pod_type))
+    return list(check.problems(job({"overlay": {"kubernetes": {section: patch}}}), HYPERPOD.container, pod_type))
 
 
 def _of_sbatch(option: str) -> list[Problem]:

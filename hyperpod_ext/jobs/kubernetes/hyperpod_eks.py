@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from hyperpod_ext.catalog import labels
 from hyperpod_ext.config.checkpoint import PeerTier
 from hyperpod_ext.config.job.job import JobConfig
-from hyperpod_ext.config.job.overlay import KubernetesOverlay
 from hyperpod_ext.errors import Problem
 from hyperpod_ext.jobs.contract.capabilities import Capabilities
 from hyperpod_ext.jobs.contract.rank_variables import NODES_OF_OPERATOR
 from hyperpod_ext.jobs.kubernetes.kinds import HYPERPOD, READS
 from hyperpod_ext.jobs.kubernetes.shared_target import cancel as cancel
 from hyperpod_ext.jobs.kubernetes.shared_target import logs as logs
+from hyperpod_ext.jobs.kubernetes.shared_target import overlay_problems
 from hyperpod_ext.jobs.kubernetes.shared_target import rehearse as rehearse
 from hyperpod_ext.jobs.kubernetes.shared_target import result as result
 from hyperpod_ext.jobs.kubernetes.shared_target import status as status
@@ -71,14 +71,7 @@ def problems(job: JobConfig) -> Iterator[Problem]:
     yield from _of_launcher(job)
     yield from _of_ports(job)
     yield from _of_variables(job)
-    if job.overlay.kubernetes == KubernetesOverlay():
-        return  # do not load the renderer
-    from hyperpod_ext.jobs.kubernetes.hyperpod_eks_render import render_files
-    from hyperpod_ext.jobs.kubernetes.overlays import apply
-    from hyperpod_ext.jobs.kubernetes.pod import CONTAINER
-    from hyperpod_ext.jobs.kubernetes.schemas import find_problems
-
-    yield from apply.problems(job, CONTAINER, lambda one: render_files(one, None), find_problems)
+    yield from overlay_problems(HYPERPOD.target, job, render)
 
 
 def _of_launcher(job: JobConfig) -> Iterator[Problem]:

@@ -13,6 +13,7 @@ from hyperpod_ext.config.job.overlay import KubernetesOverlay
 from hyperpod_ext.config.job.scheduling import NodeGroup
 from hyperpod_ext.jobs.contract.launcher_text import RANKED_LINES, words_for_torchrun
 from hyperpod_ext.jobs.contract.render import render as fill
+from hyperpod_ext.jobs.kubernetes.kinds import HYPERPOD
 from hyperpod_ext.jobs.kubernetes.pod import (
     Start,
     agent_environment,
@@ -180,10 +181,10 @@ def replica_specs(job: JobConfig, start: Start) -> list[dict[str, Any]]:
     """Return one entry for each group of nodes, or one entry `nodes`."""
     if not job.node_groups:
         most = job.elastic.max_nodes if job.elastic else None
-        return [_replica_spec("nodes", job.nodes, most, job.spares, pod_template(job, start, for_hyp=True))]
+        return [_replica_spec("nodes", job.nodes, most, job.spares, pod_template(job, start, HYPERPOD))]
     return [
         _replica_spec(
-            group.name, group.nodes, _most(job, group), group.spares, pod_template(job, start, group, for_hyp=True)
+            group.name, group.nodes, _most(job, group), group.spares, pod_template(job, start, HYPERPOD, group)
         )
         for group in job.node_groups
     ]

@@ -28,6 +28,8 @@ class Kind:
     """`kind:` of its objects."""
     pod_label: str
     """Label of its pods with the job's name."""
+    container: str
+    """Name of the training container. Kubeflow requires those of its kinds."""
 
     @property
     def api_version(self) -> str:
@@ -40,10 +42,10 @@ class Kind:
 
 
 HYPERPOD = Kind(
-    "hyperpod-eks", "sagemaker.amazonaws.com", "v1", "hyperpodpytorchjobs", "HyperPodPyTorchJob", labels.HPJOB
+    "hyperpod-eks", "sagemaker.amazonaws.com", "v1", "hyperpodpytorchjobs", "HyperPodPyTorchJob", labels.HPJOB, "worker"
 )
-PYTORCH = Kind("kubeflow", "kubeflow.org", "v1", "pytorchjobs", "PyTorchJob", labels.KUBEFLOW_JOB)
-TRAIN = Kind("kubeflow", "trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob", labels.JOBSET)
+PYTORCH = Kind("kubeflow", "kubeflow.org", "v1", "pytorchjobs", "PyTorchJob", labels.KUBEFLOW_JOB, "pytorch")
+TRAIN = Kind("kubeflow", "trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob", labels.JOBSET, "node")
 
 READS = frozenset({*OF_PODS, "labels", "annotations", "kubernetes"})
 """Optional parts of a spec that targets on Kubernetes read."""

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hyperpod_ext.config.job.job import JobConfig
-from hyperpod_ext.config.job.overlay import KubernetesOverlay
 from hyperpod_ext.errors import Problem
 from hyperpod_ext.jobs.contract.capabilities import Capabilities
 from hyperpod_ext.jobs.kubernetes.kinds import READS, kinds_of
 from hyperpod_ext.jobs.kubernetes.shared_target import cancel as cancel
 from hyperpod_ext.jobs.kubernetes.shared_target import logs as logs
+from hyperpod_ext.jobs.kubernetes.shared_target import overlay_problems
 from hyperpod_ext.jobs.kubernetes.shared_target import rehearse as rehearse
 from hyperpod_ext.jobs.kubernetes.shared_target import result as result
 from hyperpod_ext.jobs.kubernetes.shared_target import status as status
@@ -61,14 +61,7 @@ def render(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
 
 def problems(job: JobConfig) -> Iterator[Problem]:
     """Return problems of the overlay."""
-    if job.overlay.kubernetes == KubernetesOverlay():
-        return iter(())  # do not load the renderer
-    from hyperpod_ext.jobs.kubernetes.kubeflow_render import PYTORCH_CONTAINER, TRAIN_CONTAINER, render_files
-    from hyperpod_ext.jobs.kubernetes.overlays import apply
-    from hyperpod_ext.jobs.kubernetes.schemas import find_problems
-
-    name = TRAIN_CONTAINER if job.kubernetes.kubeflow_api == "trainjob" else PYTORCH_CONTAINER
-    return apply.problems(job, name, render_files, find_problems)
+    return overlay_problems("kubeflow", job, render)
 
 
 def list_jobs() -> list[JobStatus]:

@@ -10,6 +10,7 @@ from hyperpod_ext.config.job.overlay import KubernetesOverlay
 from hyperpod_ext.jobs.contract.launcher_text import RANKED_LINES, without_launcher, words_for_torchrun
 from hyperpod_ext.jobs.contract.render import render as fill
 from hyperpod_ext.jobs.kubernetes.hyperpod_eks_render import title
+from hyperpod_ext.jobs.kubernetes.kinds import PYTORCH, TRAIN
 from hyperpod_ext.jobs.kubernetes.pod import (
     Start,
     agent_environment,
@@ -20,7 +21,6 @@ from hyperpod_ext.jobs.kubernetes.pod import (
 )
 from hyperpod_ext.jobs.kubernetes.policy import network_policy
 
-PYTORCH_CONTAINER, TRAIN_CONTAINER = "pytorch", "node"
 _PORT = 29400
 """Default port of node 0; the services of both kinds expose every port."""
 _CLEAN = {"all": "All", "completed": "Running", "none": "None"}
@@ -78,7 +78,7 @@ def _pytorch_job(job: JobConfig) -> str:
         elastic_policy=_elastic_policy(job),
         roles=[(role, replicas) for role, replicas in roles if replicas],
         restart_policy="Never" if again == 0 else "OnFailure",
-        pod_template=pod_template(job, start_of(job), name=PYTORCH_CONTAINER),  # the operator requires this name
+        pod_template=pod_template(job, start_of(job), PYTORCH),
     )
 
 
@@ -108,7 +108,7 @@ def _elastic_policy(job: JobConfig) -> dict[str, Any]:
 
 
 def _train_job(job: JobConfig) -> str:
-    template = pod_template(job, start_of(job), name=TRAIN_CONTAINER)  # name in Kubeflow's own runtimes
+    template = pod_template(job, start_of(job), TRAIN)
     pod = template["spec"]
     container = pod["containers"][0]  # rules refuse other containers
     trainer = {

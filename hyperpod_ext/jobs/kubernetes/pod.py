@@ -19,10 +19,10 @@ from hyperpod_ext.config.job.scheduling import NodeGroup
 from hyperpod_ext.config.job.secret_variables import secrets_last
 from hyperpod_ext.jobs.contract.spec_annotation import note_of
 from hyperpod_ext.jobs.contract.yaml_text import literal
+from hyperpod_ext.jobs.kubernetes.kinds import HYPERPOD, Kind
 from hyperpod_ext.jobs.kubernetes.mounts import Mounts, job_mounts
 from hyperpod_ext.jobs.kubernetes.sizes import NodeShare, instance_type_of, node_share, spans_nodes
 
-CONTAINER = "worker"
 RUN_DIR = "/tmp/hyperpod-ext"
 SECRET_KEY = "secret"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -44,16 +44,9 @@ class Start:
     """Whether the launcher writes into `labels.ADDRESSES_DIR`."""
 
 
-def pod_template(
-    job: JobConfig, start: Start, group: NodeGroup | None = None, name: str = CONTAINER, *, for_hyp: bool = False
-) -> dict[str, Any]:
-    """Return metadata and spec of the pods of `job`, or of one group of its nodes.
-
-    Args:
-        for_hyp: use only fields that AWS's `hyp` can parse. It stops listing a namespace at the first job with a
-            pod anti-affinity that has a label selector, or with a secret volume that is not projected.
-    """
-    return {"metadata": pod_metadata(job), "spec": pod_spec(job, start, group, name, for_hyp)}
+def pod_template(job: JobConfig, start: Start, kind: Kind, group: NodeGroup | None = None) -> dict[str, Any]:
+    """Return metadata and spec of the pods of `job`, or of one group of its nodes."""
+    return {"metadata": pod_metadata(job), "spec": pod_spec(job, start, kind, group)}
 
 
 def object_labels(job: JobConfig) -> dict[str, str]:
@@ -94,8 +87,13 @@ def topology_annotations(job: JobConfig) -> dict[str, str]:
     return {labels.TOPOLOGY_REQUIRED if topology.required else labels.TOPOLOGY_PREFERRED: topology.level}
 
 
-def pod_spec(job: JobConfig, start: Start, group: NodeGroup | None, name: str, for_hyp: bool) -> dict[str, Any]:
-    """Return the spec of a pod without empty fields."""
+def pod_spec(job: JobConfig, start: Start, kind: Kind, group: NodeGroup | None) -> dict[str, Any]:
+    """Return the spec of a pod without empty fields.
+
+    Pods of a HyperPodPyTorchJob only have fields that AWS's `hyp` can parse. It stops listing a namespace at the first
+    job with a pod anti-affinity that has a label selector, or with a secret volume that is not projected.
+    """
+    for_hyp = kind is HYPERPOD
     share = node_share(job, group)
     mounts = job_mounts(job, keeps_addresses=start.keeps_addresses, projected=for_hyp)
     only = job.kubernetes
@@ -115,7 +113,7 @@ def pod_spec(job: JobConfig, start: Start, group: NodeGroup | None, name: str, f
         ],
         "tolerations": tolerations(job, share),
         "imagePullSecrets": [{"name": secret} for secret in only.pull_secrets],
-        "containers": [container(job, start, share, mounts, name), *words.pop("containers", [])],
+        "containers": [container(job, start, share, mounts, kind.container), *words.pop("containers", [])],
         "volumes": [*mounts.volumes, *words.pop("volumes", [])],
     }
     return filled(spec) | words

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from hyperpod_ext.config.job.overlay import KubernetesOverlay
 from hyperpod_ext.jobs.kubernetes.kinds import kind_for
 
 if TYPE_CHECKING:
     from hyperpod_ext.config.job.job import JobConfig
+    from hyperpod_ext.errors import Problem
     from hyperpod_ext.jobs.contract.handle import JobHandle
     from hyperpod_ext.jobs.contract.job_status import JobStatus, StatusUpdate
     from hyperpod_ext.jobs.contract.plan_type import Plan
@@ -18,6 +20,19 @@ def warnings(job: JobConfig) -> Iterator[str]:
     """Yield nothing."""
     del job
     return iter(())
+
+
+def overlay_problems(
+    target: str, job: JobConfig, render: Callable[[JobConfig, None], Mapping[str, str]]
+) -> Iterator[Problem]:
+    """Yield problems of the overlay of `job`, and of the object that `render` makes with it."""
+    if job.overlay.kubernetes == KubernetesOverlay():
+        return  # do not load the renderer
+    from hyperpod_ext.jobs.kubernetes.overlays import apply
+    from hyperpod_ext.jobs.kubernetes.schemas import find_problems
+
+    container = kind_for(target, job).container
+    yield from apply.problems(job, container, lambda one: render(one, None), find_problems)
 
 
 def submit(plan: Plan) -> JobHandle:

@@ -11,6 +11,7 @@ from hyperpod_ext.config.files.document import Path
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.secret_files import hides_secret, unread_secret
 from hyperpod_ext.jobs.contract.rank_variables import is_of_ranks
+from hyperpod_ext.jobs.kubernetes.kinds import HYPERPOD, PYTORCH, TRAIN
 from hyperpod_ext.jobs.kubernetes.mounts import is_own_name
 from hyperpod_ext.jobs.kubernetes.pod import grace_s
 from hyperpod_ext.jobs.kubernetes.sizes import node_share, size_of
@@ -19,9 +20,6 @@ from hyperpod_ext.jobs.rules.pod_parts import contradictions
 
 _CONTAINER: Path = ("kubernetes", "container")
 _POD: Path = ("kubernetes", "pod")
-_EKS = "hyperpod-eks"
-_TRAINING = {_EKS: ("worker",), "kubeflow": ("pytorch", "node")}
-"""Names of the training container."""
 _WRITES = "/tmp"
 """Folder of logs, sockets and state of launchers and our runtime."""
 _WITH_LIMITS = ("cpu", "memory", "ephemeral-storage")
@@ -108,12 +106,14 @@ def fields_go_together(context: Context) -> Iterator[Finding]:
     "Choose another.",
 )
 def names_and_ports_are_apart(context: Context) -> Iterator[Finding]:
-    reserved = {name for target, names in _TRAINING.items() if context.may_be(target) for name in names}
+    reserved = {kind.container for kind in (HYPERPOD, PYTORCH, TRAIN) if context.may_be(kind.target)}
     for path, side in _side_containers(context.job):
         if side["name"] in reserved:
             message = "the container that trains is called so: commands and the operator find it by its name"
             yield Finding((*path, "name"), message, "choose another name")
-    seen = {labels.AGENT_PORT: "the job's own: the operator reaches it there"} if context.target == _EKS else {}
+    seen = (
+        {labels.AGENT_PORT: "the job's own: the operator reaches it there"} if context.target == HYPERPOD.target else {}
+    )
     for path, container in _containers(context.job):
         for index, one in enumerate(container.get("ports", ())):
             port = one["containerPort"]
