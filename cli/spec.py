@@ -130,7 +130,8 @@ class Specs:
         """Return probable mistakes in a valid spec, with lines."""
         from hyperpod_ext.jobs.plan import find_warnings
 
-        return self._loaded.locate(find_warnings(self.job_on(target), self.cluster, target, self._ignored))
+        folder = Path(self._file).parent
+        return self._loaded.locate(find_warnings(self.job_on(target), self.cluster, target, self._ignored, folder))
 
     def plan(self, target: str, templates: str | None = None) -> Plan:
         """Check and plan the job, and print warnings.

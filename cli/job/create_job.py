@@ -144,12 +144,15 @@ def _submit_and_wait(plan: Plan, output: str, timeout: float | None, follow: boo
         raise UserInterruptError(f"{handle.name} was cancelled; nothing of it is left running") from None
 
 
-def _is_command(handle: JobHandle) -> bool:
-    """Return whether a local job runs a command, which makes no steps."""
+def _explained(handle: JobHandle, result: Mapping[str, Any]) -> bool:
+    """Return whether a job without steps is a local one of mode `plain`, or has a warning of unprotected training."""
     from hyperpod_ext.jobs.local.store import latest
+    from hyperpod_ext.runtime.events.of_training import UNPROTECTED
 
+    if any(UNPROTECTED in warning for warning in result.get("warnings") or ()):
+        return True
     found = latest(handle.name) if handle.target == "local" else None
-    return found is not None and found.read_job().command is not None
+    return found is not None and found.read_job().mode == "plain"
 
 
 def wait_for_end(handle: JobHandle, output: str, timeout: float | None, follow: bool) -> None:
@@ -169,7 +172,7 @@ def wait_for_end(handle: JobHandle, output: str, timeout: float | None, follow: 
     warn(result)
     if result["state"] != "succeeded":
         _exit_as_failed(result, folder)
-    if result.get("steps") == 0 and not result.get("resumed_step") and not _is_command(handle):
+    if result.get("steps") == 0 and not result.get("resumed_step") and not _explained(handle, result):
         say("warning: no step was made; does the script call its @resilient function, and that run.steps()?")
     if (different := why_it_differs(result)) is not None:
         say(f"error: {different[0]}")

@@ -47,6 +47,18 @@ def command(job: str | None, target: str, output: str) -> None:
     if status.folder:
         text += f"\n\nfiles: {status.folder}"
     print_result(status.to_json() | {"error": error}, output, text)
+    if status.step is None:
+        _warn_of_unprotected(status.folder)
+
+
+def _warn_of_unprotected(folder: str) -> None:
+    """Warn if a job without steps of ours trains all the same. Without steps, its log is short."""
+    from hyperpod_ext.runtime.events.report import unprotected
+
+    from ..job_events import read_events_of
+
+    for warning in unprotected(read_events_of(folder)):
+        say(f"warning: {warning}")
 
 
 def table(jobs: list[JobStatus]) -> str:

@@ -30,6 +30,7 @@ class EventText:
         self._first_loss: dict[tuple[int, int], float | None] = {}
         """The first rank's loss, by generation and step, of the newest steps."""
         self._differs = False
+        self._unprotected = False
 
     def tell(self, entry: Mapping[str, Any]) -> list[str]:
         """Add one event of the log, with its run, and return its lines."""
@@ -46,6 +47,9 @@ class EventText:
         elif isinstance(event, of_training.Go) and event.step and not self._went_on:
             source = f"the checkpoint {event.checkpoint}" if event.checkpoint else "memory"
             lines.append(f"resumes an earlier run of this name after step {event.step}, from {source}")
+        elif isinstance(event, of_training.UnprotectedStep):
+            lines += [] if self._unprotected else [f"warning: {event.warning}"]
+            self._unprotected = True
         elif event is not None:
             lines += _lines(event)
         if isinstance(event, of_faults.Fault | of_training.Go):

@@ -44,7 +44,7 @@ def make_plan(
     if warnings is None:
         if problems := find_problems(job, cluster, target, ignore):
             raise UnsupportedError(problems)
-        warnings = find_warnings(job, cluster, target, ignore)
+        warnings = find_warnings(job, cluster, target, ignore, source_dir)
     module = get_target(target)
     return Plan(
         target=target,
@@ -113,10 +113,18 @@ def _parts(path: str) -> Path:
 
 
 def find_warnings(
-    job: JobConfig, cluster: ClusterConfig | None, target: str | None, ignore: Collection[str] = ()
+    job: JobConfig,
+    cluster: ClusterConfig | None,
+    target: str | None,
+    ignore: Collection[str] = (),
+    folder: FilePath | None = None,
 ) -> list[Problem]:
-    """Return warnings: settings that work but are probably a mistake."""
-    return list(findings(Context(job, cluster, target), "warning", ignore))
+    """Return warnings: settings that work but are probably a mistake.
+
+    Args:
+        folder: of the spec; without it, the script is not read.
+    """
+    return list(findings(Context(job, cluster, target, folder), "warning", ignore))
 
 
 def _cluster_problems(job: JobConfig, cluster: ClusterConfig) -> Iterator[Problem]:

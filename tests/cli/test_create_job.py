@@ -26,6 +26,7 @@ from waiting import until
 from hyperpod_ext.jobs import submit as submit_module
 from hyperpod_ext.jobs.contract.job_status import JobStatus, StatusUpdate
 from hyperpod_ext.jobs.local import store as local_store
+from hyperpod_ext.runtime.events.of_training import UNPROTECTED
 from hyperpod_ext.runtime.events.report import OWN_LOSS, unseeded_text
 
 
@@ -340,6 +341,12 @@ def test_what_no_snapshot_holds_is_told_while_the_job_runs() -> None:
     assert EventText().tell(told | {"objects": ["losses (list)"]}) == []
     unseeded = {"objects": [], "unseeded": ["rows (DataLoader)"]}
     assert EventText().tell(told | unseeded) == [unseeded_text(["rows (DataLoader)"])]
+
+
+def test_unprotected_training_on_two_nodes_is_warned_of_once() -> None:
+    story, step = EventText(), entry(1.0, "unprotected_step", rank=0, node=0) | {"run": "main"}
+    assert story.tell(step) == [f"warning: rank 0 makes an optimizer step, but {UNPROTECTED}"]
+    assert story.tell(step | {"rank": 8, "node": 1}) == []
 
 
 def test_a_job_that_resumes_an_earlier_run_says_from_where_before_its_first_step() -> None:

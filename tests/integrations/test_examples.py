@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from integrations_env import hp_ext
+from local_place import LocalPlace
+
+from hyperpod_ext.runtime.events.of_training import UNPROTECTED
 
 pytestmark = [pytest.mark.integrations, pytest.mark.timeout(1200)]
 
@@ -91,3 +95,20 @@ def test_what_cannot_be_done_is_refused_with_a_hint() -> None:
     for case, part in words.items():
         assert part in said[case][0], case
         assert said[case][1], case
+
+
+@pytest.mark.parametrize("library", ["lightning", "hugging-face", "accelerate"])
+def test_a_trainer_without_an_adapter_is_warned_of_before_its_first_step(
+    place: LocalPlace, tmp_path: Path, library: str
+) -> None:
+    shutil.copy(Path(__file__).with_name("unprotected.py"), tmp_path)
+    spec = tmp_path / "job.json"
+    spec.write_text(json.dumps({"name": "a", "script": "unprotected.py", "args": [library]}))
+    command = [hp_ext(), "create-job", "-f", spec, "--wait"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "trains without a @resilient function" in done.stderr
+    assert done.stderr.count(UNPROTECTED) == 2, "when it happens, and with the result"
+    lines = (place.home / "local" / "a" / "0001" / "main" / "logs" / "rank0.log").read_text().splitlines()
+    (at,) = (index for index, line in enumerate(lines) if UNPROTECTED in line)
+    assert at < next(index for index, line in enumerate(lines) if "step 1 is made" in line)

@@ -42,6 +42,8 @@ class RuntimeConfig(Config):
 
     name: DnsLabel
     """Name of the job; namespace of its snapshots."""
+    mode: str = "ours"
+    """Recovery of the job. Omitted if `ours`; text, because a newer launcher may have others."""
     nodes: PositiveInt
     """Machines the job runs on."""
     workers_per_node: PositiveInt
@@ -75,6 +77,8 @@ class RuntimeConfig(Config):
     @model_serializer(mode="wrap")
     def _without_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         dumped: dict[str, Any] = dump(self)
+        if self.mode == "ours":
+            dumped.pop("mode", None)
         for name in ("policy", "samples") if self.restart.policy == "wait" else ():
             dumped.get("restart", {}).pop(name, None)
         return {name: value for name, value in dumped.items() if value or name not in _LEFT_OUT}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hyperpod_ext.config.files.rule import Registry
@@ -31,6 +32,8 @@ class Context:
     cluster: ClusterConfig | None = None
     target: str | None = None
     """None: only the spec is checked, without a target."""
+    folder: Path | None = None
+    """Folder of the spec; None: its script is not read."""
 
     @cached_property
     def capabilities(self) -> Capabilities | None:
@@ -63,8 +66,9 @@ def needed(context: Context) -> list[str]:
     job, in_pods = context.job, context.may_be(*KUBERNETES)
     of_pods = [name for name, fields in _OF_PODS.items() if in_pods or fields & job.model_fields_set]
     sections = ["sections"] if job.kubernetes.container or job.kubernetes.pod else []
-    return ["features", *of_pods, *sections, "numbers", "texts"]
+    scripts = ["scripts"] if context.folder is not None and job.mode == "ours" else []
+    return ["features", *of_pods, *sections, "numbers", "texts", *scripts]
 
 
-REGISTRY: Registry[Context] = Registry(__name__, ("features", *_OF_PODS, "sections", "numbers", "texts"), needed)
+REGISTRY: Registry[Context] = Registry(__name__, ("features", *_OF_PODS, "sections", "numbers", "texts", "scripts"), needed)
 rule, all_rules, findings = REGISTRY.rule, REGISTRY.all, REGISTRY.findings

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +78,9 @@ class HangMonitor:
         self._workers, self._tell, self._event = workers, tell, event
         self._times = StepTimes(self._policy)
         self._pages = 0
+        self._living_pages = weakref.WeakSet[HeartbeatPage]()
+        """Pages of workers whose end is not reported yet, and maybe of others."""
+        self._saw_unprotected = False
         self._oom_kills = OomKills()
         self._ordered: set[str] = set()
         """Ordered faults of ranks here that were logged."""
@@ -91,6 +95,7 @@ class HangMonitor:
         page = HeartbeatPage.create(self._settings.socket_dir / f"node{self._settings.node}.{self._pages}.heartbeat")
         if read_orders(self._settings.run_dir):
             page.order()
+        self._living_pages.add(page)
         return page
 
     def heard(self, worker: MonitoredWorker, report: c.Event) -> None:
@@ -101,6 +106,11 @@ class HangMonitor:
         elif report.event == "step" and isinstance(began, int | float):
             self._times.add(report.t - began, first=worker.steps == 0)
             worker.steps += 1
+
+    def see_report(self, report: c.ToAgent | c.FromAgent) -> None:
+        """Log an unprotected step before the end of its process is reported: the job may end with that report."""
+        if isinstance(report, c.Exited | c.Died):
+            self._log_unprotected()
 
     def exit_cause(self, worker: MonitoredWorker, status: int, last_log_line: str) -> dict[str, Any]:
         """Return the cause and place of the end of a worker's process, as fields of `Died`."""
@@ -119,8 +129,19 @@ class HangMonitor:
         while True:
             await asyncio.sleep(pause_s)
             self._carry_out_orders()
+            self._log_unprotected()
             if self._policy.enabled:
                 pause_s = self._look()
+
+    def _log_unprotected(self) -> None:
+        """Log the first optimizer step on this node that nothing saves, once."""
+        if self._saw_unprotected:
+            return
+        found = [step for page in self._living_pages if (step := page.unprotected) is not None]
+        if found:
+            rank, when = min(found)
+            self._saw_unprotected = True
+            self._event("unprotected_step", rank=rank, t=when)
 
     def _heartbeats(self) -> Iterator[tuple[MonitoredWorker, Heartbeat]]:
         """Yield the workers that have reached the training function, each with its heartbeat."""

@@ -77,7 +77,12 @@ class Node:
             lambda cause: self._workers.monitor.end(0, cause, "log-rule"),
             lambda: 0 in self._orders.ranks,
         )
-        reports.listeners += [self._log_watch.hear, *filter(None, [watch]), self.operator.repeat]
+        reports.listeners += [
+            self._workers.monitor.see_report,
+            self._log_watch.hear,
+            *filter(None, [watch]),
+            self.operator.repeat,
+        ]
         self.asked_to_leave = False
 
     why_failed = "", ""

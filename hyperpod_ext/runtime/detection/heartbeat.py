@@ -20,6 +20,8 @@ _MARK = struct.Struct("<QQQQd")  # marks, generation, step, phase, when
 _BEAT = struct.Struct("<Qd")  # collectives, when
 _BEAT_AT = 64  # in another cache line, for another thread
 _ORDERS_AT = 128
+_UNPROTECTED = struct.Struct("<Qd")  # rank + 1, when
+_UNPROTECTED_AT = 192
 _BYTES = mmap.PAGESIZE
 
 
@@ -133,6 +135,16 @@ class HeartbeatPage:
         collectives, beat_at = _BEAT.unpack_from(self._page, _BEAT_AT)
         known = Phase(phase) if phase in Phase._value2member_map_ else Phase.START
         return Reading(marks, generation, step, known, marked_at, collectives, beat_at)
+
+    def report_unprotected(self, rank: int) -> None:
+        """Write that `rank` makes an optimizer step that nothing saves."""
+        _UNPROTECTED.pack_into(self._page, _UNPROTECTED_AT, rank + 1, time.monotonic())
+
+    @property
+    def unprotected(self) -> tuple[int, float] | None:
+        """Rank and time of an optimizer step that nothing saves; None: none yet."""
+        number, when = _UNPROTECTED.unpack_from(self._page, _UNPROTECTED_AT)
+        return (number - 1, when) if number else None
 
     def order(self) -> None:
         """Announce orders to the worker, which checks at its next change of phase."""

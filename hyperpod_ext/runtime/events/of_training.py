@@ -211,6 +211,27 @@ class Unsaved(ByWorker):
     """DataLoaders without their own generator, each with its class."""
 
 
+UNPROTECTED = (
+    "no @resilient function is running, so hyperpod_ext does not save this training, and a fault ends the job. Choose "
+    "one: train in a @resilient function, or with an adapter of docs/integrations.md; write `mode: run` for a script "
+    "that saves and resumes by itself; or write `mode: plain` for a job without recovery."
+)
+
+
+class UnprotectedStep(ByAgent):
+    """A rank makes an optimizer step while its process runs no `@resilient` function, so that nothing saves the step.
+    Written once per node."""
+
+    event: Literal["unprotected_step"] = "unprotected_step"
+    rank: Count
+    """The rank."""
+
+    @property
+    def warning(self) -> str:
+        """The warning for users."""
+        return f"rank {self.rank} makes an optimizer step, but {UNPROTECTED}"
+
+
 class Step(ByWorker):
     """A rank has made a step. The script's metrics of the step are added as fields: a number or null each."""
 

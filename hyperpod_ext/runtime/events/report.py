@@ -30,6 +30,7 @@ from hyperpod_ext.runtime.events.of_training import (
     Restored,
     Skipped,
     Step,
+    UnprotectedStep,
     Unsaved,
     WorkerStarted,
     count_sampled,
@@ -89,6 +90,7 @@ def make_report(events: Events, *, state: str, error: Any, world_size: int) -> d
         "in_no_snapshot": (unsaved := in_no_snapshot(events)),
         "unseeded_loaders": (unseeded := unseeded_loaders(events)),
         "warnings": [
+            *unprotected(events),
             *left_out(events),
             *differences(continued),
             *map(_beyond_parity, events.of(ParityShort)),
@@ -122,6 +124,11 @@ def _other_scripts(events: Events) -> list[str]:
         f"not all processes ran the same script: that of rank {shown} began with another one than that of rank "
         f"{started[0].rank}. It was changed while the job ran, or differs between nodes."
     ]
+
+
+def unprotected(events: Events) -> list[str]:
+    """Return the warning of the first optimizer step that nothing saves."""
+    return [event.warning for event in events.of(UnprotectedStep)[:1]]
 
 
 def in_no_snapshot(events: Events) -> list[str]:

@@ -1,35 +1,61 @@
-"""Detect optimizer steps before the first step of `run.steps`, made by a trainer that does not use the run."""
+"""Detect optimizer steps that nothing saves: before the first step of `run.steps`, or without a `@resilient` function.
+
+The first are refused, because a trainer there does not use the run. The second are the script's choice, and a warning.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import os
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.control_plane.launcher import find_launcher
+from hyperpod_ext.runtime.detection.heartbeat import ENV_HEARTBEAT, HeartbeatPage
+from hyperpod_ext.runtime.events.of_training import UNPROTECTED
 
 
 class EarlySteps:
-    """A context that raises at an optimizer step before `end`, except inside `allowed`."""
+    """A context that calls `see` before each optimizer step, except inside `allowed`, until `end`."""
 
-    def __init__(self) -> None:
+    def __init__(self, see: Callable[[str], None]) -> None:
+        self._call = see
         self._hook: Any = None
         self._allowed = False
 
     def __enter__(self) -> None:
-        self._hook = register_optimizer_step_pre_hook(self._see)
+        self.begin()
 
     def __exit__(self, *_: object) -> None:
         self.end()
+
+    def begin(self) -> None:
+        """Check steps from now on."""
+        if self._hook is None:
+            self._hook = register_optimizer_step_pre_hook(self._see)
 
     def end(self) -> None:
         """Stop checking: the steps of the run begin."""
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
+
+    def end_after_step(self) -> None:
+        """Stop checking once the present step has ended. Until then, torch calls its hooks, and none may be removed."""
+
+        def end(*_: object) -> None:
+            self.end()
+            self._allowed = False
+            hook.remove()  # the newest, so the last one that torch calls
+
+        self._allowed = True
+        hook = register_optimizer_step_post_hook(end)
 
     @contextlib.contextmanager
     def allowed(self) -> Iterator[None]:
@@ -42,9 +68,55 @@ class EarlySteps:
 
     def _see(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if not self._allowed:
-            raise JobFailedError(
-                f"{type(optimizer).__name__}.step() was called before the first step of run.steps: the run would know "
-                "nothing of this training, and keep none of it",
-                hint="Call run.restore(...), then make steps inside `for step in run.steps(...)`. A library's trainer "
-                "needs an adapter: see docs/integrations.md. Steps that only build something belong into run.keep.",
-            )
+            self._call(f"{type(optimizer).__name__}.step()")
+
+
+def refuse(step: str) -> None:
+    """Raise an error for an optimizer step before the first step of the run.
+
+    Raises:
+        JobFailedError: always.
+    """
+    raise JobFailedError(
+        f"{step} was called before the first step of run.steps: the run would know nothing of this training, and keep "
+        "none of it",
+        hint="Call run.restore(...), then make steps inside `for step in run.steps(...)`. A library's trainer "
+        "needs an adapter: see docs/integrations.md. Steps that only build something belong into run.keep.",
+    )
+
+
+def warn_of_unprotected_steps() -> None:
+    """Warn before the first optimizer step of this process, or of one forked from it, if it is a rank of a job and its
+    `@resilient` function has not begun. `unprotected_steps.end()` ends this."""
+    unprotected_steps.begin()
+
+
+def _warn(step: str) -> None:
+    if torch.compiler.is_compiling():  # a graph cannot hold the warning, and `fullgraph=True` would fail
+        return
+    unprotected_steps.end_after_step()
+    if find_launcher() is None or not _is_in_mode_ours():
+        return
+    rank = int(os.environ["RANK"])
+    if rank == 0:
+        sys.stderr.write(f"hyperpod_ext: warning: {step} is called, but {UNPROTECTED}\n")
+    if path := os.environ.get(ENV_HEARTBEAT):
+        _report(path, rank)
+
+
+def _is_in_mode_ours() -> bool:
+    """Return whether the job is to be protected by its script: without a config, as under torchrun, it is."""
+    text = os.environ.get(ENV_RUNTIME)
+    return text is None or RuntimeConfig.from_json(text).mode == "ours"
+
+
+def _report(page: str, rank: int) -> None:
+    """Report the step to the agent, which logs it."""
+    try:
+        HeartbeatPage.of(page).report_unprotected(rank)
+    except OSError as error:  # training goes on all the same
+        sys.stderr.write(f"hyperpod_ext: {page} cannot be written, so the log lacks this warning: {error.strerror}\n")
+
+
+unprotected_steps = EarlySteps(_warn)
+"""The check for steps before this process's `@resilient` function begins."""

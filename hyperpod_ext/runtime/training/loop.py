@@ -31,6 +31,7 @@ from hyperpod_ext.runtime.process_group.gloo.waits import wait_until_idle
 from hyperpod_ext.runtime.process_group.groups import TORCH_NAMES, ProcessGroups, choose
 from hyperpod_ext.runtime.state import meshes
 from hyperpod_ext.runtime.state.training_state import ConsistentStep
+from hyperpod_ext.runtime.training.early_steps import unprotected_steps, warn_of_unprotected_steps
 from hyperpod_ext.runtime.training.restore import JobLink, SoloLink
 from hyperpod_ext.runtime.training.run import Run
 
@@ -65,6 +66,7 @@ def resilient(train: Callable[[Run], Result]) -> Callable[[], Result]:
 
     @functools.wraps(train)
     def resilient_train() -> Result:
+        unprotected_steps.end()
         launcher = find_launcher()
         if launcher is None:
             return _run_alone(train)
@@ -292,3 +294,6 @@ def _run_alone(train: Callable[[Run], Result]) -> Result:
     finally:
         wait_until_idle()
         dist.destroy_process_group()
+
+
+warn_of_unprotected_steps()  # in each process that loads this module, so also in workers, which a fork server forks

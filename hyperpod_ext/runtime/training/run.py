@@ -31,7 +31,7 @@ from hyperpod_ext.runtime.state.training_state import CapturedState, ConsistentS
 from hyperpod_ext.runtime.state.unsaved.reachable import is_ours
 from hyperpod_ext.runtime.state.unsaved.unsaved_state import UnsavedState
 from hyperpod_ext.runtime.training.data_parallel import DataParallel
-from hyperpod_ext.runtime.training.early_steps import EarlySteps
+from hyperpod_ext.runtime.training.early_steps import EarlySteps, refuse
 from hyperpod_ext.runtime.training.registration import check_registered, stateful
 from hyperpod_ext.runtime.training.restore import Link
 from hyperpod_ext.runtime.training.step_guards import Watchdog
@@ -96,7 +96,7 @@ class Run:
         self._watchdog = Watchdog(config, rank, link, checkpointer)
         self._kept: list[_Kept] = []
         self._cursor = 0
-        self.early_steps = EarlySteps()
+        self.early_steps = EarlySteps(refuse)
         self._held: dict[tuple[int, int], list[meshes.GroupHolder]] = {}
         """Holders of removed groups, by rank and world size of the groups."""
         self._state: TrainingState | None = None

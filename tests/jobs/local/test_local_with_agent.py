@@ -9,10 +9,13 @@ import signal
 from pathlib import Path
 
 import pytest
+import unprotected_scripts
 from command import Begun, begin_hp_ext, call_hp_ext
 from event_log import events_in
 from local_place import LocalPlace, slow_down
 from waiting import until
+
+from hyperpod_ext.runtime.events.of_training import UNPROTECTED
 
 pytestmark = pytest.mark.slow
 
@@ -161,3 +164,26 @@ def test_an_engine_that_was_killed_leaves_the_figures_of_the_job(spec: Path, pla
     assert done.json["steps"] >= 3
     assert call_hp_ext("report", "tiny-gpt", "-o", "json").json["steps"] == done.json["steps"]
     assert not place.leftovers()
+
+
+def test_unprotected_training_is_warned_of_before_it_starts_while_it_runs_and_at_its_end(
+    place: LocalPlace, tmp_path: Path
+) -> None:
+    gate = tmp_path / "go-on"
+    waiting = f"while not __import__('os').path.exists({str(gate)!r}): __import__('time').sleep(0.01)"
+    script = unprotected_scripts.PLAIN["train.py"]
+    (tmp_path / "train.py").write_text(script.replace("optimizer.step()\n", f"optimizer.step()\n        {waiting}\n"))
+    spec = tmp_path / "job.yaml"
+    spec.write_text("name: a\nscript: train.py\nworkers_per_node: 2\n")
+    begun = begin_hp_ext("create-job", "-f", spec, "--wait")
+    warning = f"warning: rank 0 makes an optimizer step, but {UNPROTECTED}"
+    events = place.home / "local" / "a" / "0001" / "main" / "events.jsonl"
+    until(lambda: events.exists() and "unprotected_step" in events.read_text(), "no warning was logged")
+    assert warning in call_hp_ext("status", "a").stderr
+    gate.touch()
+    done = begun.wait()
+    assert done.code == 0, done.stderr
+    assert f"{spec}:2: script: `train.py` trains without a @resilient function" in done.stderr
+    assert done.stderr.count(warning) == 2, "when it happens, and with the result"
+    assert "no step was made" not in done.stderr
+    assert warning in call_hp_ext("report", "a").stderr + call_hp_ext("report", "a").stdout

@@ -548,6 +548,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
 ]
 OTHERS = {
     "HPX175",
+    "HPX176",
     "HPX102",
     "HPX120",
     "HPX123",

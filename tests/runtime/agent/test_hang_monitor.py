@@ -15,7 +15,8 @@ from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.config.restart import RestartPolicy
 from hyperpod_ext.runtime.agent import hang_monitor
 from hyperpod_ext.runtime.agent.settings import NodeSettings
-from hyperpod_ext.runtime.detection.heartbeat import Phase
+from hyperpod_ext.runtime.detection.heartbeat import HeartbeatPage, Phase
+from hyperpod_ext.runtime.ipc import control_messages as c
 
 LIMIT_S = 0.3
 
@@ -52,3 +53,22 @@ def test_a_rank_that_has_used_up_its_time_is_told_of_then_and_not_at_the_next_ro
         asyncio.run(monitor.run())
     (at,) = told
     assert LIMIT_S < at - quiet_since < LIMIT_S + 0.05
+
+
+def test_the_first_unprotected_step_of_a_node_is_logged_once_and_before_the_end_of_its_process(tmp_path: Path) -> None:
+    logged = list[dict[str, object]]()
+    config = RuntimeConfig(name="a", nodes=1, workers_per_node=2)
+    settings = NodeSettings(config, 0, "", 1, ["train.py"], tmp_path, tmp_path, tmp_path / "secret", b"secret")
+    monitor = hang_monitor.HangMonitor(
+        settings, dict, lambda _: None, lambda event, **fields: logged.append({"event": event, **fields})
+    )
+    pages = [monitor.new_page(), monitor.new_page()]
+    monitor.see_report(c.Exited(rank=2, code=0))
+    assert logged == []
+    for rank, page in enumerate(pages, start=2):
+        HeartbeatPage.of(page.path).report_unprotected(rank)
+    monitor.see_report(c.Exited(rank=3, code=0))
+    monitor.see_report(c.Exited(rank=2, code=0))
+    _, when = pages[0].unprotected or (0, 0.0)
+    assert logged == [{"event": "unprotected_step", "rank": 2, "t": when}]
+    assert when <= time.monotonic()
