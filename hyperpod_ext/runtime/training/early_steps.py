@@ -92,8 +92,6 @@ def warn_of_unprotected_steps() -> None:
 
 
 def _warn(step: str) -> None:
-    if torch.compiler.is_compiling():  # a graph cannot hold the warning, and `fullgraph=True` would fail
-        return
     unprotected_steps.end_after_step()
     if find_launcher() is None or not _is_in_mode_ours():
         return

@@ -170,8 +170,8 @@ def test_unprotected_training_is_warned_of_before_it_starts_while_it_runs_and_at
     place: LocalPlace, tmp_path: Path
 ) -> None:
     gate = tmp_path / "go-on"
-    waiting = f"while not __import__('os').path.exists({str(gate)!r}): __import__('time').sleep(0.01)"
-    script = unprotected_scripts.PLAIN["train.py"]
+    waiting = f"while not os.path.exists({str(gate)!r}): time.sleep(0.01)"
+    script = f"import time\n{unprotected_scripts.PLAIN['train.py']}"
     (tmp_path / "train.py").write_text(script.replace("optimizer.step()\n", f"optimizer.step()\n        {waiting}\n"))
     spec = tmp_path / "job.yaml"
     spec.write_text("name: a\nscript: train.py\nworkers_per_node: 2\n")
