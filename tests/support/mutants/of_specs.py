@@ -8,6 +8,7 @@ BASE = Source("hyperpod_ext.config.base", ("tests/config/test_load.py",))
 OVERRIDES = Source("hyperpod_ext.config.files.overrides", ("tests/config/test_overrides.py",))
 CHECKS = Source("hyperpod_ext.config.files.checks", ("tests/config/test_checks.py",))
 RENDER = Source("hyperpod_ext.jobs.contract.render", ("tests/jobs/test_plan.py",))
+SCRIPTS = Source("hyperpod_ext.jobs.rules.scripts", ("tests/jobs/rules/test_scripts.py",))
 STACK_CHANGES = Source("hyperpod_ext.clusters.cdk.changes", ("tests/clusters/cdk/test_changes.py",))
 
 MUTANTS: list[Mutant] = [
@@ -16,6 +17,12 @@ MUTANTS: list[Mutant] = [
         "A field that is not known is an error, with the name that was meant.",
         'extra="forbid",',
         'extra="ignore",',
+    ),
+    SCRIPTS.mutant(
+        "scripts.only_the_first_file_is_asked",
+        "A script that imports hyperpod_ext through a module of its folder is not warned of.",
+        "not any(map(_may_load_ours, read)):",
+        "not any(map(_may_load_ours, read[:1])):",
     ),
     OVERRIDES.mutant(
         "config.first_override_wins",
