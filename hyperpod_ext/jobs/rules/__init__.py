@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path as FilePath
 from typing import TYPE_CHECKING
 
 from hyperpod_ext.config.files.rule import Registry
@@ -32,7 +32,7 @@ class Context:
     cluster: ClusterConfig | None = None
     target: str | None = None
     """None: only the spec is checked, without a target."""
-    folder: Path | None = None
+    folder: FilePath | None = None
     """Folder of the spec; None: its script is not read."""
 
     @cached_property
@@ -70,5 +70,7 @@ def needed(context: Context) -> list[str]:
     return ["features", *of_pods, *sections, "numbers", "texts", *scripts]
 
 
-REGISTRY: Registry[Context] = Registry(__name__, ("features", *_OF_PODS, "sections", "numbers", "texts", "scripts"), needed)
+REGISTRY: Registry[Context] = Registry(
+    __name__, ("features", *_OF_PODS, "sections", "numbers", "texts", "scripts"), needed
+)
 rule, all_rules, findings = REGISTRY.rule, REGISTRY.all, REGISTRY.findings
