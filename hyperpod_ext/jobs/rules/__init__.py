@@ -47,6 +47,15 @@ class Context:
 
         return node_shares(self.job)
 
+    @cached_property
+    def script(self) -> FilePath | None:
+        """File of the script on this machine; None: it is in an image, or missing."""
+        name = FilePath(self.job.script)
+        if self.folder is None or self.job.working_dir is not None or name.is_absolute():
+            return None
+        file = self.folder / name
+        return file.resolve() if file.is_file() else None
+
     def may_be(self, *targets: str) -> bool:
         """Whether the target is one of `targets`, or unknown."""
         return self.target is None or self.target in targets
@@ -66,7 +75,7 @@ def needed(context: Context) -> list[str]:
     job, in_pods = context.job, context.may_be(*KUBERNETES)
     of_pods = [name for name, fields in _OF_PODS.items() if in_pods or fields & job.model_fields_set]
     sections = ["sections"] if job.kubernetes.container or job.kubernetes.pod else []
-    scripts = ["scripts"] if context.folder is not None and job.mode == "ours" else []
+    scripts = ["scripts"] if job.mode == "ours" and context.script is not None else []
     return ["features", *of_pods, *sections, "numbers", "texts", *scripts]
 
 

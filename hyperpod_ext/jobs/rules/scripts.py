@@ -34,11 +34,9 @@ Code = list[ast.AST]
 )
 def script_is_protected(context: Context) -> Iterator[Finding]:
     job = context.job
-    script = Path(job.script)
-    in_image = job.working_dir is not None or script.is_absolute()
-    if context.folder is None or job.mode != "ours" or job.command is not None or in_image:
+    if job.mode != "ours" or context.script is None:
         return
-    read = _read_all((context.folder / script).resolve())
+    read = _read_all(context.script)
     if any(map(_trains, read)) and not any(map(_may_load_ours, read)):
         message = f"`{job.script}` trains without a @resilient function: no step is saved, and a fault ends the job"
         yield Finding(("script",), message, "use @resilient, or write `mode: run` or `mode: plain`")
