@@ -1,61 +1,21 @@
-"""Reads a trainer's own loader so that each step has the same samples after a fault.
-
-The loader's batch sampler, dataset and `collate_fn` make the batches. Random numbers follow from the seed, the epoch
-and the step, so that any process can read any step again.
-"""
+"""A trainer's own loader, with its position as state."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
-
-from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.data.fetching import Fetch, seeded_aside
-from hyperpod_ext.runtime.data.positions import Cursor, Extent, Slot, StepPlan
-from hyperpod_ext.runtime.data.workers import in_processes, in_this_thread
+from hyperpod_ext.runtime.data.epoch_reader import EpochReader
 
 
-class TrainerLoader:
-    """Batches of `loader` for this rank, epoch by epoch.
-
-    Args:
-        loader: a `DataLoader`, or Accelerate's around one, that gives this rank's batches.
-        seed: seed of samplers and of random numbers in samples; the same on every rank.
-        rank: makes random numbers in samples differ between ranks.
-        per_step: batches of one optimizer step; the last step of an epoch may have fewer.
-
-    Raises:
-        JobFailedError: the loader has no batch sampler, or its own way to read batches.
-    """
+class TrainerLoader(EpochReader):
+    """See EpochReader. Its loader's attributes are its own, for the trainer's loop."""
 
     def __init__(self, loader: Any, *, seed: int, rank: int, per_step: int) -> None:
-        base = getattr(loader, "base_dataloader", loader)
-        if (reason := _unreadable(loader, base)) is not None:
-            raise JobFailedError(
-                f"the training data comes from a {type(loader).__name__} over {_kind_of_data(base)}: {reason}, so "
-                "samples would repeat after a fault",
-                hint="Give a dataset with __len__ and __getitem__, in a torch DataLoader with a batch sampler; or "
-                "write the loop with run.steps and an ElasticDataLoader.",
-            )
-        self.loader, self.dataset = loader, base.dataset
-        self._fetch = Fetch(self.dataset, base.collate_fn, seed, "fail")
-        self._workers, self._prefetch = base.num_workers, base.prefetch_factor or 2
-        context = base.multiprocessing_context
-        self._start_method = None if context is None else context.get_start_method()
-        self._init = base.worker_init_fn
-        self._seed, self._rank, self._per_step = seed, rank, per_step
-        self._begun = 0
-        """Epochs that the sampler has begun in this process."""
+        super().__init__(loader, seed=seed, rank=rank, per_step=per_step)
         self.epoch, self.made = 0, 0
         """Epoch of the next step, and steps made in it."""
         self._asked_epoch = 0
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return -(-len(self.loader) // self._per_step)
 
     def step_made(self) -> None:
         """Count one more step of this epoch."""
@@ -72,41 +32,12 @@ class TrainerLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the next step, and values that must be equal after a restore."""
-        return {**self._must_be_same(), "epoch": self.epoch, "made": self.made}
+        return {**self.must_be_same(), "epoch": self.epoch, "made": self.made}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the position.
-
-        Raises:
-            JobFailedError: the samples, their sampler, the seed or the steps of an epoch differ.
-        """
-        for name, now in self._must_be_same().items():
-            if state.get(name) != now:
-                raise JobFailedError(
-                    f"the training data's {name} is {now!r} here and {state.get(name)!r} in the saved run: samples "
-                    "would repeat, and others be missed",
-                    hint="Give the trainer the data and arguments of the saved run, or begin a run of its own.",
-                )
+        """Restore the position. Raises like `check_same`."""
+        self.check_same(state)
         self.epoch, self.made = int(state["epoch"]), int(state["made"])
-
-    def _must_be_same(self) -> dict[str, Any]:
-        sampler: Any = self.loader.batch_sampler
-        kinds: list[str] = []
-        while sampler is not None and len(kinds) < 6:
-            kinds.append(type(sampler).__name__)
-            sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
-        return {
-            "fingerprint": self._fingerprint(),
-            "order": "/".join(kinds),
-            "seed": self._seed,
-            "steps_per_epoch": self.steps_per_epoch,
-        }
-
-    def _fingerprint(self) -> str:
-        """Return the dataset's fingerprint, or its columns and length: after a `map` with a function that cannot be
-        hashed, the fingerprint of a datasets.Dataset is random, and differs between ranks."""
-        own = getattr(self.dataset, "fingerprint", None) or getattr(self.dataset, "column_names", None)
-        return f"{type(self.dataset).__name__}/{own or ''}/{len(self.dataset)}"
 
     # --- as the trainer's loop sees it -------------------------------------------------------------
 
@@ -123,71 +54,5 @@ class TrainerLoader:
     def __iter__(self) -> Iterator[Any]:
         """Yield the remaining batches of the epoch."""
         epoch = self._asked_epoch
-        if epoch < self._begun:
-            raise JobFailedError(
-                f"epoch {epoch} of the training data was asked for twice", hint="Make the trainer anew for each fit."
-            )
-        made = self.made if epoch == self.epoch else 0
-        while self._begun < epoch:  # a sampler's own generator continues from epoch to epoch
-            for _ in self._steps_of(self._begun):
-                pass
-        plans = self._plans(islice(self._steps_of(epoch), made, None), made)
-        reading = self._read(plans)
-        try:
-            for plan, fetched in reading:
-                for one in fetched:
-                    if one.failure:
-                        raise JobFailedError(
-                            f"epoch {epoch}, step {plan.cursor.step + 1}, rank {self._rank}: {one.failure}",
-                            hint="Correct the sample, or leave it out of the dataset.",
-                        )
-                    yield one.batch
-        finally:
-            reading.close()
-
-    def _read(self, plans: Iterator[StepPlan]) -> Any:
-        if self._workers == 0:
-            return in_this_thread(self._fetch, plans)
-        return in_processes(self._fetch, plans, self._workers, self._prefetch, self._start_method, self._init)
-
-    def _plans(self, steps: Iterator[list[Any]], made: int) -> Iterator[StepPlan]:
-        for number, batches in enumerate(steps, made):
-            at = Cursor(self._asked_epoch, 0, self._asked_epoch * self.steps_per_epoch + number)
-            first = self._rank * self._per_step
-            slots = [Slot(first + index, ids, 1.0) for index, ids in enumerate(batches)]
-            yield StepPlan(at, at, Extent(0, len(batches)), slots, 0)
-
-    def _steps_of(self, epoch: int) -> Iterator[list[Any]]:
-        """Yield the samples of each step's batches, from the beginning of the epoch."""
-        self._begun = epoch + 1
-        sampler = self.loader.batch_sampler
-        inner = getattr(sampler, "batch_sampler", None)
-        for each in (self.loader, inner):
-            if callable(getattr(each, "set_epoch", None)):
-                each.set_epoch(epoch)  # type: ignore[union-attr]  # it has one
-        batches = seeded_aside(lambda: iter(sampler), self._seed, epoch, 0)
-        take: Callable[[], list[Any]] = lambda: list(islice(batches, self._per_step))  # noqa: E731
-        for number in range(self.steps_per_epoch):
-            # the sampler's random numbers from global generators are equal on all ranks
-            if not (step := seeded_aside(take, self._seed, epoch, number + 1)):
-                return
-            yield step
-
-
-def _unreadable(loader: Any, base: Any) -> str | None:
-    """Return why the loader's batches cannot be read by number; None if they can."""
-    if not isinstance(base, DataLoader):
-        return "it is no torch DataLoader"
-    if isinstance(base.dataset, IterableDataset) or not hasattr(type(base.dataset), "__getitem__"):
-        return "the dataset gives no sample by its number"
-    if base.batch_sampler is None:
-        return "it has no batch sampler"
-    if type(base).__iter__ is not DataLoader.__iter__:
-        return f"{type(base).__name__} reads batches in a way of its own"
-    if hasattr(loader, "_fetch_batches"):
-        return "rank 0 reads for all ranks (dispatch_batches)"
-    return None
-
-
-def _kind_of_data(base: Any) -> str:
-    return type(getattr(base, "dataset", None)).__name__
+        for _, fetched in self.read(epoch, self.made if epoch == self.epoch else 0):
+            yield from (one.batch for one in fetched)

@@ -32,6 +32,7 @@ from hyperpod_ext.runtime.state.unsaved.reachable import is_ours
 from hyperpod_ext.runtime.state.unsaved.unsaved_state import UnsavedState
 from hyperpod_ext.runtime.training.data_parallel import DataParallel
 from hyperpod_ext.runtime.training.early_steps import EarlySteps, refuse
+from hyperpod_ext.runtime.training.epochs import Batches, EpochData, epochs_of
 from hyperpod_ext.runtime.training.registration import check_registered, stateful
 from hyperpod_ext.runtime.training.restore import Link
 from hyperpod_ext.runtime.training.step_guards import Watchdog
@@ -283,6 +284,38 @@ class Run:
         # a `zip` with an empty iterator would never start it
         return iter(list(loop)) if self._restored and total <= self.step else loop
 
+    def epochs(self, loader: Any, epochs: int, /, **objects: Any) -> Iterator[tuple[int, Batches]]:
+        """Yield each unfinished epoch, counted from 0, with its remaining batches; each batch is one step.
+
+        Registers `objects` as `steps` does, with the loader's data. The last step of an epoch is committed with the
+        work that follows its batches: after a fault in that work, the last batch and the work are repeated.
+
+        Args:
+            loader: a torch DataLoader with this rank's batches: the same number on every rank.
+            epochs: number of epochs of the whole job.
+
+        Raises:
+            JobFailedError: the loader's batches have no numbers, as of an IterableDataset; or `restore` was called.
+        """
+        if self._restored:
+            raise JobFailedError(
+                "epochs() was called after restore() or steps()",
+                hint="Register all objects here, with the loader: run.epochs(loader, epochs, **locals()).",
+            )
+        data = EpochData(loader, seed=self.config.seed, rank=self.rank)
+        name = next((name for name, value in objects.items() if value is loader), "loader")
+        self._restore(stateful(objects) | {name: data})
+        return epochs_of(data, epochs, self.step, self.steps, self._prepare_step)
+
+    def _prepare_step(self, step: int, *, is_last: bool) -> None:
+        """Seed the generators again, after work before the first batch; before an epoch's last step, save the state.
+
+        In the work after the last batch no rank has the state of the step before any more.
+        """
+        if is_last and self._policy.tiers:
+            self._save_committed()
+        seed_step(self.config.seed, step, self.rank)
+
     def _register(self, objects: dict[str, Any]) -> None:
         if self._restored:
             check_registered(objects, self._objects)
@@ -310,7 +343,7 @@ class Run:
         # search for the loop's other iterators only at a job's start: after a fault the milliseconds count
         self._unsaved.begin(self._loop if self.step == 0 else lambda: None)
         self._commit(self.step)
-        self._see_unsaved(sys._getframe().f_back)
+        self._see_unsaved(_caller(sys._getframe()))
         sharing = self._captured[1].sharing if self._captured is not None else ""
         self._refuse_shards(sharing)
         reproducible = bool(self._order_matters) and not any(self._order_matters)
@@ -322,7 +355,7 @@ class Run:
             self._metrics, self._in_step, self._blocked = {}, True, 0.0
             seed_step(self.config.seed, step, self.rank)
             self._watchdog.begin_step(step)
-            places = _places(sys._getframe().f_back)
+            places = _places(_caller(sys._getframe()))
             try:
                 yield step
             except GeneratorExit:
@@ -335,7 +368,7 @@ class Run:
                 raise
             finally:
                 self._in_step = False
-            self._end_step(step, total, began, sys._getframe().f_back)
+            self._end_step(step, total, began, _caller(sys._getframe()))
         self._end_steps(total)
 
     def _end_step(self, step: int, total: int, began: float, frame: FrameType | None) -> None:
@@ -666,15 +699,20 @@ class Run:
 
     def _save_last(self) -> None:
         """Save the last step, if not yet saved, for its upload to the durable tiers before the job ends."""
-        if self._checkpointer is not None and self._state is not None and self._policy.durable():
-            if (
-                self._captured is not None
-                and self._saved != self.step
-                and self._state.consistent_step() is self._captured[1]
-            ):
-                self._save(*self._captured, at_once=True, when_busy=self._never_skipped)
+        if self._checkpointer is not None and self._policy.durable():
+            self._save_committed()
             self._checkpointer.flush()
         self._see_saved()
+
+    def _save_committed(self) -> None:
+        """Save the last committed step, if not yet saved."""
+        if (
+            self._state is not None
+            and self._captured is not None
+            and self._saved != self.step
+            and self._state.consistent_step() is self._captured[1]
+        ):
+            self._save(*self._captured, at_once=True, when_busy=self._never_skipped)
 
     @property
     def _never_skipped(self) -> WhenBusy | None:
@@ -709,6 +747,14 @@ def _number(value: float | torch.Tensor) -> float | None:
     """Return a number for JSON: NaN and infinities become None."""
     number = float(value)
     return number if math.isfinite(number) else None
+
+
+def _caller(frame: FrameType) -> FrameType | None:
+    """Return the frame of the loop over the steps of a generator's `frame`, or over batches that are made of them."""
+    caller = frame.f_back
+    while caller is not None and caller.f_globals.get("__name__") == Batches.__module__:
+        caller = caller.f_back
+    return caller
 
 
 def _places(frame: FrameType | None) -> list[tuple[FrameType, int]]:

@@ -29,13 +29,13 @@ RUNTIME = Path(private_names.__file__).parents[1]
 PRIVATE = re.compile(r"_(?!Z)[a-zA-Z]\w*")  # _Z: C++, whose names process_group/test_groups.py looks for
 NOT_TORCH = {
     "agent/worker_main.py": {"_config"},  # multiprocessing's
+    "data/epoch_reader.py": {"_fetch_batches"},  # Accelerate's
     "data/sources.py": {"_fingerprint"},  # Hugging Face's datasets
     "detection/heartbeat.py": {"_value2member_map_"},  # enum
     "integrations/accelerate.py": {"_shared_state", "_reset_state", "_custom_objects"},
     "integrations/hugging_face.py": {
         *("_init_training_state", "_wrap_model", "_get_collator_with_removed_columns", "_remove_unused_columns")
     },
-    "integrations/trainer_loader.py": {"_fetch_batches"},  # Accelerate's
     "integrations/lightning.py": {"_should_accumulate", "_ddp_kwargs", "_layer_sync"},
     "metrics/families.py": {"_bucket", "_sum", "_count"},  # ends of Prometheus's names
     "reproducible/sharded.py": {"_counted"},  # of its owner

@@ -46,7 +46,7 @@ def unseeded_loaders(roots: Sequence[Named], saved: Iterable[Any]) -> list[str]:
     """Return the DataLoaders in `roots` without their own generator, each with its name."""
     if (module := sys.modules.get("torch.utils.data")) is None:
         return []
-    handed = {id(each) for each in saved}
+    handed = {id(one) for each in saved for one in (each, getattr(each, "loader", None))}
     return [
         f"{name} ({type(each).__name__})"
         for name, each in roots

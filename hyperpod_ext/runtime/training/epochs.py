@@ -1,0 +1,199 @@
+"""Epochs of `run.epochs`: a torch DataLoader's batches, one a step, that continue exactly after a fault."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import Dataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.data.epoch_reader import EpochReader, chain_of
+from hyperpod_ext.runtime.data.workers import Read
+from hyperpod_ext.runtime.state.unsaved.fingerprints import is_number
+from hyperpod_ext.runtime.state.unsaved.reachable import Named, anything, own_values, reachable
+
+_ALONE = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+"""Samplers that know nothing of ranks: each rank draws an order of its own."""
+
+
+class EpochData(EpochReader):
+    """The loader of `run.epochs`, one batch a step. Its state has only values that must be equal after a restore.
+
+    It reads a copy of the loader's samplers: those that outlive a call of the training function would go on from
+    another epoch than those of a new process.
+    """
+
+    def __init__(self, loader: Any, *, seed: int, rank: int) -> None:
+        super().__init__(loader, seed=seed, rank=rank, per_step=1)
+        self._given = self._sampler
+        self._settings = _settings(self._given)
+        self._sampler = _copied(self._given, self.dataset)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.must_be_same()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises JobFailedError if the data is not the saved run's."""
+        self.check_same(state)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Set the epoch of the dataset and of the samplers that have one.
+
+        Raises:
+            JobFailedError: the script has changed a sampler since `run.epochs` was called.
+        """
+        for name, now in _settings(self._given).items():
+            if (before := self._settings.get(name)) != now:
+                raise JobFailedError(
+                    f"{name} of the training data's sampler was {before!r} when run.epochs was called, and is {now!r} "
+                    f"before epoch {epoch}; samplers are read as they were",
+                    hint="Let the sampler choose by its epoch: set_epoch(epoch) is called before each one.",
+                )
+        for each in (self.dataset, *chain_of(self._sampler)):
+            if callable(getattr(each, "set_epoch", None)):
+                each.set_epoch(epoch)
+
+    def read(self, epoch: int, made: int) -> Generator[Read]:
+        if self._is_pure:  # earlier epochs do not matter
+            self.begun = epoch
+        return super().read(epoch, made)
+
+    @property
+    def _is_pure(self) -> bool:
+        """Whether an epoch's order follows from its number and from global generators."""
+        return all(
+            type(each).__module__.startswith("torch.utils.data") and getattr(each, "generator", None) is None
+            for each in chain_of(self._sampler)
+        )
+
+    @property
+    def order_key(self) -> tuple[int, ...]:
+        alone = type(chain_of(self._sampler)[-1]) in _ALONE
+        return (self._seed, self._rank) if alone else (self._seed,)
+
+    @property
+    def most_steps(self) -> int:
+        return self.steps_per_epoch + 1  # one that the loader's length does not have is an error
+
+
+class PrepareStep(Protocol):
+    """Called before a batch is handed out."""
+
+    def __call__(self, step: int, *, is_last: bool) -> None: ...
+
+
+class Batches:
+    """The batches of one epoch that are still to be trained on; each is one step. Iterate once.
+
+    `first`: number of batches before them, for `enumerate(batches, batches.first)`.
+    """
+
+    def __init__(self, epoch: int, step: int, data: EpochData, steps: Iterator[int], prepare: PrepareStep) -> None:
+        self.epoch, self.first = epoch, step - 1 - epoch * data.steps_per_epoch
+        self.handed = self.first
+        """Number of this epoch's batches that the script has got."""
+        self._step, self._data, self._steps, self._prepare = step, data, steps, prepare
+
+    def __len__(self) -> int:
+        return self._data.steps_per_epoch - self.first
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.handed > self.first:
+            raise JobFailedError(
+                f"the batches of epoch {self.epoch} were iterated twice: each is one step",
+                hint="Iterate the loader itself for another pass over the data.",
+            )
+        batches, length = self._data.read(self.epoch, self.first), self._data.steps_per_epoch
+        try:
+            while self.handed < length:
+                if self.handed > self.first:
+                    self._step = next(self._steps)
+                self.handed += 1
+                if (read := next(batches, None)) is None:
+                    raise self._other_length("fewer")
+                self._prepare(self._step, is_last=self.handed == length)
+                yield read[1][0].batch
+            if next(batches, None) is not None:
+                raise self._other_length("more")
+        finally:
+            batches.close()
+
+    def _other_length(self, how: str) -> JobFailedError:
+        return JobFailedError(
+            f"epoch {self.epoch} of the training data has {how} batches than the loader's length, "
+            f"{self._data.steps_per_epoch}",
+            hint="Give the batch sampler a __len__ that is exact: steps are counted with it.",
+        )
+
+
+def epochs_of(
+    data: EpochData,
+    epochs: int,
+    made: int,
+    steps: Callable[[int], Iterator[int]],
+    prepare: PrepareStep,
+) -> Iterator[tuple[int, Batches]]:
+    """Yield the unfinished epochs, each with its remaining batches.
+
+    The last step of an epoch ends when the next epoch begins: no rank commits it before all have done the work between.
+
+    Args:
+        made: steps committed so far.
+        steps: `run.steps`.
+
+    Raises:
+        JobFailedError: an epoch was left before its last batch.
+    """
+    length = data.steps_per_epoch
+    loop = steps(epochs * length)
+    for epoch in range(made // length, epochs):
+        batches = Batches(epoch, next(loop), data, loop, prepare)
+        yield epoch, batches
+        if batches.handed < length:
+            raise JobFailedError(
+                f"epoch {epoch} of run.epochs was left after {batches.handed} of its {length} batches",
+                hint="Train on all batches of an epoch; to end the training early, leave both loops on every rank.",
+            )
+        dist.barrier()
+    next(loop, None)
+
+
+def _settings(sampler: Any) -> dict[str, Any]:
+    """Return the numbers of the samplers, without epochs."""
+    return {
+        f"{type(each).__name__}.{name}": value
+        for each in chain_of(sampler)
+        for name, value in own_values(each)
+        if is_number(value) and "epoch" not in name
+    }
+
+
+def _copied(sampler: Any, dataset: Any) -> Any:
+    """Return a copy of a sampler, with the same datasets.
+
+    Raises:
+        JobFailedError: a part of it cannot be copied.
+    """
+    sources = [dataset, *(getattr(each, "data_source", None) for each in chain_of(sampler))]
+    memo = {id(each): each for each in sources}
+
+    def parts(name: str, value: Any) -> Iterable[Named]:
+        return () if id(value) in memo or isinstance(value, Dataset) else anything(name, value)
+
+    for _, each in list(reachable([("sampler", sampler)], parts)):
+        if isinstance(each, Dataset):
+            memo[id(each)] = each
+        elif isinstance(each, torch.Generator):  # older torch cannot copy one
+            memo[id(each)] = torch.Generator(each.device)
+            memo[id(each)].set_state(each.get_state())
+    try:
+        return copy.deepcopy(sampler, memo)
+    except Exception as error:
+        raise JobFailedError(
+            f"the training data's {type(sampler).__name__} cannot be copied: {type(error).__name__}: {error}",
+            hint="Hold in samplers only numbers, lists, tensors, generators and datasets.",
+        ) from error
