@@ -5,6 +5,8 @@ one, and the pod that comes joins them between two steps. Each loss and the weig
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -102,6 +104,25 @@ def test_the_other_pods_train_on_while_the_operator_replaces_a_lost_one(run, los
     assert [world for world, _ in itertools.groupby(world for _, world in made)] == [3, 2, 3]
     assert [step for step, _ in made] == sorted({step for step, _ in made}), "none is made twice"
     assert [(one["cause"], one["pids_kept"]) for one in job.of("resized")] == [("continued", True), ("rejoined", True)]
+
+
+def stop_silently(pod: operators.OurPod) -> None:
+    """Freeze the pod like a machine without power: the operator notices that before half of the lease is over."""
+    for pid in pod.processes():
+        os.kill(pid, signal.SIGSTOP)
+    pod.port = free_port()
+
+
+@pytest.mark.parametrize("lost", [2, 0])
+def test_the_operator_may_stop_the_others_before_they_notice_the_loss(run, lost):
+    alone, _ = run(1, policy="wait")
+    job, operator = run(3, lost, lose=stop_silently)
+    assert losses(job) == losses(alone)
+    assert weights(job) == weights(alone)
+    assert len(operator.faults) == 1
+    assert [world for world, _ in itertools.groupby(world for _, world in job.made())] == [3, 2, 3]
+    asked, noticed = (job.of(kind)[0]["t"] for kind in ("operator_asked", "node_lost"))
+    assert asked < noticed
 
 
 @pytest.mark.parametrize("lost", [2, 0])

@@ -136,6 +136,7 @@ class LostNodes:
         enough = self._members.leave(node)
         if not enough and self._membership.held:
             self._members.lost_while_held |= known
+            self._membership.held_for_fault.clear()  # lost nodes may train elsewhere, so this one waits
             enough = True
         if not self.is_over:
             self._log("node_lost", t=seen, node=node, cause=cause)

@@ -105,6 +105,8 @@ class Membership:
         self.retention = Retention()
         self.held: set[int] = set()
         """Nodes that hold training: until all of them resume, the next generation does not begin."""
+        self.held_for_fault: set[int] = set()
+        """Nodes whose newest hold was for a fault: it ends if the job continues without missing ranks."""
 
     # --- properties -----------------------------------------------------------------------------
 
@@ -397,12 +399,14 @@ class Membership:
         """Return whether the other ranks can continue without `lost` ones: they have trained, and each holds the full
         state."""
         able = self.continuing.can_do_without(self.nodes, lost)
-        return able and bool(self.began) and not (self.sharded or self.held or self.unassigned - set(lost))
+        held = self.held - self.held_for_fault
+        return able and bool(self.began) and not (self.sharded or held or self.unassigned - set(lost))
 
     def _do_without(self, lost: Collection[int], node: int | None = None, why: Why | None = None) -> list[Action]:
         """Continue with the remaining ranks. `node`: node of the lost ranks if it is decommissioned, with the reason
         `why`."""
         rank = min(lost)
+        self.held.clear()  # these holds are for the fault, and only came before its loss was noticed
         left = self.continuing.lose(self.nodes, lost, self.rescaling.each)
         self.rescaling.reset_tries()
         actions = self._reassign(Reassignment(left.after, left.moved, (), 1.0), "continued", rank)
@@ -466,13 +470,18 @@ class Membership:
         """Hold training for `node`: all ranks leave their step, which is no fault.
 
         Args:
-            for_fault: whether a fault is the reason. Then a job that trains without missing ranks is not held.
+            for_fault: whether a fault is the reason. Then a job that trains without missing ranks is not held, whether
+                the hold or the loss comes first.
         """
         if self.phase is JobPhase.ENDED or node in self.held or (for_fault and self.continuing.is_short):
             return []
         if self.states[node] in (NodeState.ABSENT, NodeState.RELEASED):
             return []  # the job ignores this node, so it could never resume training
         self.held.add(node)
+        if for_fault:
+            self.held_for_fault.add(node)
+        else:
+            self.held_for_fault.discard(node)
         dropped = self.rescaling.drop(self.states)
         return dropped if self.phase is JobPhase.FORMING else [*dropped, self._leave()]
 

@@ -995,3 +995,46 @@ def test_a_coordinator_whose_job_was_stopped_from_outside_waits_for_that_word_af
 
     asyncio.run(run())
     assert events(tmp_path, "stepped_down") == []
+
+
+async def stopped_for_fault(agent: Agent, coordinator: Coordinator) -> None:
+    agent.say(c.HoldTraining(for_fault=True))
+    async with asyncio.timeout(PATIENCE_S):
+        while agent.node not in coordinator.membership.held:
+            await asyncio.sleep(0.02)
+
+
+def test_a_stop_from_outside_for_a_fault_holds_the_only_node_that_is_left_of_a_job_that_continues(
+    tmp_path: Path,
+) -> None:
+    """The others may train elsewhere."""
+
+    async def run() -> None:
+        async with coordinating(tmp_path, policy="continue") as (listener, coordinator):
+            zero, one, two = await three(listener)
+            coordinator.membership.began[1] = 0
+            await stopped_for_fault(zero, coordinator)
+            for agent, count in ((two, 1), (one, 2)):
+                agent.hang_up()
+                async with asyncio.timeout(PATIENCE_S):
+                    while len(events(tmp_path, "node_lost")) < count:
+                        await asyncio.sleep(0.02)
+            assert (coordinator.membership.held, coordinator.membership.unassigned) == ({0}, {1})
+
+    asyncio.run(run())
+    assert events(tmp_path, "world") == []
+    assert events(tmp_path, "stepped_down") == []
+
+
+def test_a_stop_from_outside_for_a_fault_that_comes_before_the_loss_is_noticed_holds_nobody(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with coordinating(tmp_path, policy="continue") as (listener, coordinator):
+            zero, one, _ = await three(listener)
+            coordinator.membership.began[1] = 0
+            await stopped_for_fault(zero, coordinator)
+            one.hang_up()
+            assert (await zero.hears(c.AbortGeneration)).rank == 1
+            assert coordinator.membership.held == set()
+
+    asyncio.run(run())
+    assert [event["cause"] for event in events(tmp_path, "world")] == ["continued"]

@@ -38,6 +38,12 @@ MUTANTS: list[Mutant] = [
         "(for_fault and self.continuing.is_short)",
         "for_fault",
     ),
+    MEMBERSHIP.mutant(
+        "membership.hold_before_loss_remains",
+        "A hold for a fault ends when a job that continues loses ranks.",
+        "held = self.held - self.held_for_fault",
+        "held = self.held",
+    ),
     OPERATOR.mutant(
         "operator.job_is_begun_anew",
         "A job that has come to its end while its pods were stopped is not begun anew.",
