@@ -21,6 +21,7 @@ SECTIONS = [
             "render": "Show or write the files that would be submitted.",
             "diff": "Show the changes of a spec to a job on Kubernetes.",
             "create-job": "Submit a job; with --wait, wait for its result.",
+            "run": "Run a script without changes on this machine, and restart it after a fault.",
             "wait": "Wait until a job has ended, and show its result.",
             "list": "List the jobs of a target.",
             "status": "Show one job, or all.",

@@ -65,6 +65,8 @@ def wrong_in(said: str) -> str | None:
             return None  # `status|logs -f|cancel`: whose option is which cannot be told
         group = group.get_command(context, name) or group
     known = {option for one in group.get_params(context) for option in [*one.opts, *one.secondary_opts]}
+    if name == "run":  # what follows the script is the script's
+        words = words[: next((at for at, word in enumerate(words) if word.endswith(".py")), None)]
     options = [word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)]
     return next((f"no option {option} of {name}" for option in options if option not in known), None)
 

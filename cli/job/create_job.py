@@ -89,7 +89,7 @@ def command(
     if target == "local":
         _say_what_goes(plan.name)
     if wait or follow:
-        _submit_and_wait(plan, output, timeout, follow)
+        submit_and_wait(plan, output, timeout, follow)
         return
     with held_back():  # until the job can be named
         handle = submit(plan)
@@ -125,7 +125,7 @@ def _faults(kills: tuple[str, ...]) -> list[Override]:
     return changes
 
 
-def _submit_and_wait(plan: Plan, output: str, timeout: float | None, follow: bool) -> None:
+def submit_and_wait(plan: Plan, output: str, timeout: float | None, follow: bool) -> None:
     """Submit the job, and wait for its end. Ctrl-C and SIGTERM cancel it."""
     from hyperpod_ext.errors import UserInterruptError
     from hyperpod_ext.jobs.contract.targets import get_target

@@ -60,9 +60,10 @@ class PlainProgress:
     def _say_step(self) -> None:
         event_text = self._event_text
         run, step = self._shown if self._shown[0] == event_text.run else (event_text.run, 0)
-        due = step + max((event_text.of or 0) // _LINES_A_RUN, 1)
+        due = step + max((event_text.of or step) // _LINES_A_RUN, 1)
         if event_text.step >= due or (event_text.step == event_text.of and event_text.step > step):
-            say(f"step {event_text.step} of {event_text.of or '?'}{_loss(event_text)}")
+            of = f" of {event_text.of}" if event_text.of else ""
+            say(f"step {event_text.step}{of}{_loss(event_text)}")
             step = event_text.step
         self._shown = (run, step)
 

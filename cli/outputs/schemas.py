@@ -43,6 +43,7 @@ OUTPUTS: dict[str, Any] = {
     "status": jobs.StatusOutput | list[jobs.StatusOutput],
     "top": jobs.TopOutput,
     "validate": jobs.ValidOutput | jobs.ValidTemplates,
+    "run": jobs.Result,
     "wait": jobs.Result,
     "checkpoints copy": checkpoints.CopyOutput,
     "checkpoints list": checkpoints.ListOutput,

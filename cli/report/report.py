@@ -19,6 +19,7 @@ _SOURCES = {
     "memory": "the node's memory",
     "self": "each process itself",
     "fresh": "a fresh start",
+    "script": "a checkpoint that the script loads itself",
 }
 """Text of each source of state; other sources are shown unchanged."""
 _WHY = {

@@ -10,7 +10,7 @@ from command import call_hp_ext as hp_ext
 import hyperpod_ext
 
 COMMANDS = {
-    "Jobs": "init validate render diff create-job wait list status logs cancel resize move chaos import",
+    "Jobs": "init validate render diff create-job run wait list status logs cancel resize move chaos import",
     "Jobs on a cluster": "describe exec port-forward delete",
     "Before a job": "plan simulate scales",
     "What happens to a job": "report top dashboards",

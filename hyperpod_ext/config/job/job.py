@@ -89,9 +89,10 @@ class JobConfig(Config):
     working_dir: AbsolutePath | None = None
     """Folder inside the container that `script` is relative to. The script is then not looked up here. Default: the
     image's own, which must have the files of this folder."""
-    mode: Literal["ours", "plain", "aws-checkpointless", "aws-managed-tier"] = "ours"
-    """Recovery of the job: this project's runtime; only its launcher (`plain`); AWS's checkpointless container; or
-    AWS's managed tiered checkpointing in the script. AWS's two need HyperPod on EKS, and cannot be combined."""
+    mode: Literal["ours", "run", "plain", "aws-checkpointless", "aws-managed-tier"] = "ours"
+    """Recovery of the job: this project's runtime; a restart of a script that saves and resumes by itself (`run`); only
+    its launcher (`plain`); AWS's checkpointless container; or AWS's managed tiered checkpointing in the script. AWS's
+    two need HyperPod on EKS, and cannot be combined."""
     nodes: Annotated[PositiveInt, Field(le=100_000)] = 1
     """Machines the job runs on; at most 100,000, more than a Kubernetes or Slurm cluster can have."""
     workers_per_node: Annotated[PositiveInt, Field(le=4096)] = 1
@@ -170,6 +171,16 @@ class JobConfig(Config):
         if self.command is None:
             return [self.script, *self.args]
         return ["/bin/sh", "-c", self.command] if isinstance(self.command, str) else list(self.command)
+
+    @property
+    def restarts_script(self) -> bool:
+        """Whether a fault starts the script again on every rank."""
+        return self.mode == "run"
+
+    @property
+    def has_agent(self) -> bool:
+        """Whether our agent starts the workers."""
+        return self.mode in ("ours", "run")
 
     @property
     def world_size(self) -> int:

@@ -118,6 +118,11 @@ class RuntimeConfig(Config):
         return cls(**{name: getattr(job, name) for name in cls.model_fields})
 
     @property
+    def restarts_script(self) -> bool:
+        """Whether a fault starts the script again on every rank: it saves and resumes by itself."""
+        return self.mode == "run"
+
+    @property
     def world_size(self) -> int:
         """Number of ranks."""
         return self.nodes * self.workers_per_node

@@ -42,6 +42,8 @@ class Capabilities:
     """AWS's own checkpointless recovery."""
     managed_tier: bool = False
     """AWS's own tiered checkpointing."""
+    restarts_script: bool = False
+    """Our agent can run a script that saves and resumes by itself (mode `run`)."""
     command: bool = False
     """Workers may run a command that is no Python script."""
     reads: frozenset[str] = frozenset()
@@ -57,7 +59,7 @@ def unsupported(job: JobConfig, target: str, can: Capabilities) -> Iterator[Prob
                 path=f"checkpoint.tiers.{index}",
                 hint="use a tier of kind s3",
             )
-    with_agents = "network" in can.reads and job.mode == "ours"
+    with_agents = "network" in can.reads and job.has_agent
     if job.network is not None and job.network.tls and not with_agents:
         where = f"mode {job.mode}" if job.mode != "ours" else f"target {target}"
         yield Problem(
@@ -86,6 +88,12 @@ def unsupported(job: JobConfig, target: str, can: Capabilities) -> Iterator[Prob
             path="mode",
             hint="write `ours`, or use --target hyperpod-eks",
         )
+    if job.restarts_script and not can.restarts_script:
+        yield Problem(
+            f"target {target} does not run jobs of mode run yet",
+            path="mode",
+            hint="use --target local; or write `ours` with a @resilient function, or `plain`",
+        )
     if job.elastic is not None and not can.elastic:
         yield Problem(
             f"target {target} cannot change the number of nodes of a running job",
@@ -110,7 +118,7 @@ def unused(job: JobConfig, target: str, can: Capabilities) -> Iterator[str]:
     """Yield a warning for each part of `job` that `target` ignores."""
     if job.image is not None and not can.image:
         yield f"image is not used on {target}: workers run in this Python environment"
-    if job.log_rules and job.mode != "ours" and "network" in can.reads:
+    if job.log_rules and not job.has_agent and "network" in can.reads:
         yield f"log_rules is not used on {target} in mode {job.mode}: our agent follows it in mode ours"
     for name in _OPTIONAL:
         if name not in can.reads and getattr(job, name) != type(job).model_fields[name].default:

@@ -120,7 +120,9 @@ def _run_job(submission: Submission, scratch: Scratch, cancellation: Cancellatio
     try:
         submission.write_status(state="running", scratch=str(scratch.path))
         main = _run_once(submission, "main", job, secret, scratch.path, cancellation)
-        if main["state"] == "succeeded" and (job["chaos"] or {}).get("compare"):
+        # a script that resumes by itself would go on from the first run's checkpoints
+        compares = job["mode"] != "run" and (job["chaos"] or {}).get("compare")
+        if main["state"] == "succeeded" and compares:
             with contextlib.suppress(HyperpodExtError):  # a full disk
                 submission.write_status(state="comparing")
             undisturbed = _run_once(submission, "undisturbed", job, secret, scratch.path, cancellation)

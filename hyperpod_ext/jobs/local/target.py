@@ -51,6 +51,7 @@ def capabilities() -> Capabilities:
         spares=True,
         elastic=True,
         command=True,
+        restarts_script=True,
         reads=frozenset({"log_rules", "metrics", "network"}),
     )
 

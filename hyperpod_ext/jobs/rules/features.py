@@ -37,6 +37,9 @@ def elastic_with_aws_recovery(context: Context) -> Iterator[Finding]:
 def elastic_with_our_runtime(context: Context) -> Iterator[Finding]:
     if context.job.elastic is None:
         return
+    if context.job.restarts_script:
+        message = "mode `run` runs on exactly `nodes`: the script divides its batch itself"
+        yield Finding(("elastic",), message, "remove elastic, or write mode: ours")
     if context.job.mode == "ours" and context.target == "kubeflow":
         message = "mode `ours` runs on exactly `nodes` where Kubeflow's operator starts the pods"
         yield Finding(("elastic",), message, "write mode: plain, or use --target hyperpod-eks, hyperpod-slurm or local")

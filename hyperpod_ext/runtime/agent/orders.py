@@ -104,6 +104,8 @@ class Orders:
         match order:
             case c.AbortGeneration():
                 self._workers.leave(order)
+                if self._config.restarts_script:
+                    self._start_all_again()
                 return
             case c.BeginGeneration() | c.TryNext():
                 await self._begin(order)
@@ -116,6 +118,11 @@ class Orders:
             case c.FinishTraining():
                 self._workers.finishing = True
         self._workers.send(order)
+
+    def _start_all_again(self) -> None:
+        """Replace the workers of all own ranks: a script that resumes by itself has no state to keep in a process."""
+        for rank in self._own_ranks:
+            self._reports.spawn(self._start(self._workers.expect(rank)))
 
     async def _begin(self, order: c.BeginGeneration | c.TryNext) -> None:
         self._workers.generation = order.generation  # the first one is above all generations of earlier runs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing.process
 import os
 import runpy
@@ -12,6 +13,7 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.files import make_private_folder
 from hyperpod_ext.processes import die_with_parent, wait_readable
 from hyperpod_ext.runtime.detection.death_watch import LivenessLock
@@ -149,7 +151,11 @@ def _run_script(argv: list[str]) -> int:
     sys.argv = argv
     sys.path[0] = str(Path(argv[0]).resolve().parent)
     try:
-        runpy.run_path(argv[0], run_name="__main__")
+        if RuntimeConfig.from_json(os.environ[ENV_RUNTIME]).restarts_script:
+            # by name: it needs the control planes, which need this package
+            importlib.import_module("hyperpod_ext.runtime.scripts.script").run_script(argv[0])
+        else:
+            runpy.run_path(argv[0], run_name="__main__")
     except SystemExit as error:
         if error.code is None or isinstance(error.code, int):
             return error.code or 0

@@ -88,6 +88,8 @@ class _Worker(MonitoredWorker):
     """Orders, to be sent again after its connection broke."""
     received: int = 0
     """Reports that it has sent, over all of its connections."""
+    saved: int = 0
+    """Newest step that its script has saved by itself."""
 
     def send(self, frame: bytes) -> None:
         """Send an order; over the next connection if this one is broken."""
@@ -154,6 +156,8 @@ class Workers:
 
     def summary(self) -> dict[str, Any]:
         """Return fields of `AgentHandshake`, for a coordinator that does not know these workers."""
+        by_script = self._config.restarts_script
+        steps = [worker.saved + 1 if by_script else worker.step for worker in self._workers.values()]
         return {
             "generation": self.generation,
             "moved_in": self.moved_in,
@@ -161,7 +165,7 @@ class Workers:
                 rank: c.RunningWorker(pid=worker.pid, step=worker.step, joining=worker.joining)
                 for rank, worker in self._workers.items()
             },
-            "committed": max((worker.step - 1 for worker in self._workers.values() if worker.step), default=0),
+            "committed": max((step - 1 for step in steps if step), default=0),
             "exited": dict(self.exited),
         }
 
@@ -275,6 +279,8 @@ class Workers:
         rank, local_rank = start.rank, self._local_rank(start)
         if (old := self._workers.pop(rank, None)) is not None:
             send_signal(old.pid)
+            if self._config.restarts_script:  # the next one reads files that this one may be writing
+                await old.gone.wait()
         log = self._settings.run_dir / "logs" / f"rank{rank}.log"
         each, world_size = self._config.workers_per_node, start.world_size or self.world_size
         page = self.monitor.new_page()
@@ -380,6 +386,8 @@ class Workers:
         if self._workers.get(rank) is not worker:
             return  # this agent has ended it, for another one
         del self._workers[rank]
+        if worker.is_replaced and self._config.restarts_script:
+            return  # another one is about to start
         code = os.waitstatus_to_exitcode(status)
         never_joined = worker.writer is None
         written = last_line(worker.log) if code > 0 else ""
@@ -485,6 +493,8 @@ class Workers:
     def _stepped(self, worker: _Worker, report: c.Event) -> None:
         """Note the step that a worker begins, and inject rehearsed faults that are due."""
         made, rank = report.fields.get("step"), worker.rank
+        if self._config.restarts_script and report.event in ("begun", "script_saved") and isinstance(made, int):
+            worker.saved = made
         if report.event not in ("begun", "step") or not isinstance(made, int):
             return
         worker.step = made + 1

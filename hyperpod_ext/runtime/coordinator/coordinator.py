@@ -85,7 +85,13 @@ class Coordinator:
         nodes = {rank: rank // config.workers_per_node for rank in range(config.world_size)}
         durable, budgets = bool(config.checkpoint.shared()), Budgets.of(config.restart)
         membership = Membership(
-            nodes, budgets, durable=durable, scale=_scale(config), reserve=config.spares, continues=_continues(config)
+            nodes,
+            budgets,
+            durable=durable,
+            scale=_scale(config),
+            reserve=config.spares,
+            continues=_continues(config),
+            script_saves=config.restarts_script,
         )
         earlier = set(read_orders(run_dir))  # before the event log exists: new orders are written only after that
         run = JobRun(config, node, run_dir, master_port, secrets.token_hex(8))
@@ -122,6 +128,7 @@ class Coordinator:
             scale=_scale(config),
             reserve=config.spares,
             continues=_continues(config),
+            script_saves=config.restarts_script,
         )
         term = max(int(job_state["term"]) for job_state in job_states) + 1
         run = JobRun(config, node, run_dir, int(job_state["master_port"]), str(job_state["run"]), term)

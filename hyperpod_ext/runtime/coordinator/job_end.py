@@ -182,7 +182,7 @@ class JobEnd:
         """Once every node has said what it holds: have the newest step of all ranks uploaded."""
         ends = self.ended.result() != "succeeded" if self.ended.done() else self.final_save.begun
         nodes = set(self._members.agents)
-        if not ends:
+        if not ends or self._run.config.restarts_script:  # the script has saved what it wants to keep
             return
         if self.final_save.choose(nodes):
             step, made = self.final_save.step, self._ranks.newest(self._membership.committed)

@@ -22,7 +22,7 @@ from hyperpod_ext.runtime.snapshot.select import Offer
 _TOGETHER_S = 1.0
 """How long a node that was told to end stays, where others can do without it. Of a job that is deleted most nodes are
 told within less, and a node has half a minute."""
-_OF_STEPS = ("begun", "step", "collective_broke")
+_OF_STEPS = ("begun", "step", "script_saved", "collective_broke")
 _OF_SAMPLED = frozenset({"groups_open", "aborted"})
 """Of ranks that are not sampled, these do not go to the log."""
 _OWN = frozenset({"type", "event", "t", "self"})
@@ -241,6 +241,8 @@ class Reports:
         step = read(_OfStep, report.fields, f"event `{event}`") if event in _OF_STEPS and report.rank >= 0 else None
         if step is not None and its and event in ("begun", "step"):
             self._stepped(report, step)
+        elif step is not None and its and event == "script_saved":
+            self._membership.step_committed(step.step)
         number = {"rank": report.rank} if report.rank >= 0 else {}
         reported = {key: value for key, value in report.fields.items() if key not in _OWN}
         fields = {"generation": report.generation, **reported, **number}
@@ -263,6 +265,8 @@ class Reports:
     def _stepped(self, report: c.Event, of: _OfStep) -> None:
         """A rank has begun its loop, or has committed a step."""
         membership = self._membership
+        if self._run.config.restarts_script:
+            return  # only steps that the script has saved count as committed
         membership.step_committed(of.step)
         self._ranks.committed(report.rank, of.step)
         if report.event == "begun":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from hyperpod_ext.runtime.events.event import ByAgent, ByCoordinator
+from hyperpod_ext.runtime.events.event import ByAgent, ByCoordinator, ByWorker
 from hyperpod_ext.runtime.ipc.declared import Bytes, Count, Declared, Listed, Seconds
 
 
@@ -25,6 +25,15 @@ class Copying(ByAgent):
     """The newest step in the tier; null: none."""
     fell_back: str = ""
     """Why copies to peers use TCP although NIXL is configured."""
+
+
+class ScriptSaved(ByWorker):
+    """A script of mode `run` has saved a file or a checkpoint folder."""
+
+    event: Literal["script_saved"] = "script_saved"
+    step: Count
+    """Newest optimizer step that the rank had made."""
+    path: str
 
 
 class Durable(ByCoordinator):

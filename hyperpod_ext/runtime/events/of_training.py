@@ -128,8 +128,8 @@ class Restored(ByWorker):
     event: Literal["restored"] = "restored"
     step: Count
     source: str
-    """Source of the state: live, self, memory, peer, parity, fresh, or durable. Logs of earlier versions have the kind
-    of the durable tier here."""
+    """Source of the state: live, self, memory, peer, parity, fresh, durable, or script (loads its own checkpoint). Logs
+    of earlier versions have the kind of the durable tier here."""
     tier: str = ""
     """Kind of the durable tier."""
     bytes_moved: Bytes = 0

@@ -267,6 +267,8 @@ def _recovery(past: _Past, leaving: Events, joining: Events) -> dict[str, Any]:
     fault, went_on = faults[0], joining.last(Go)
     # the chosen step may have been refused: the `go` has the final one
     resumed = begins.step if went_on is None else went_on.step
+    if {event.source for event in joining.of(Restored)} <= {"script", "fresh"} and (begun := joining.last(Begun)):
+        resumed = begun.step  # a script that loads its own checkpoint decides that itself
     injected = _injected_at(leaving, {fault.rank for fault in faults}, fault.t)
     phases, seconds = _phases(leaving, joining, fault.t, injected, resumed)
     began = fault.t if injected is None else injected

@@ -61,6 +61,7 @@ class Membership:
         reserve: number of spares that are not used for growth.
         states: states of the nodes; None if all nodes in `nodes` are members.
         continues: whether the remaining ranks continue while lost ones are replaced.
+        script_saves: whether the script saves and loads its state by itself.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Membership:
         faults: Collection[Fault] = (),
         spares_used: int = 0,
         continues: bool = False,
+        script_saves: bool = False,
     ) -> None:
         self.nodes, self.budgets, self.durable = dict(nodes), budgets, durable
         self._counted: tuple[Mapping[int, int], int] = {}, 0
@@ -97,7 +99,8 @@ class Membership:
         """Whether the job ended before all ranks were done. Not in the job state: another coordinator decides again."""
         self.sharing = ""
         """Relation of the ranks' states, as in their snapshots; empty until a rank has begun its loop."""
-        self.restoring = RestoreNegotiation(durable)
+        self.script_saves = script_saves
+        self.restoring = self._negotiation()
         scale = scale or Scale((self.size,), max(1, len(self.nodes) // max(1, self.size)))
         self.rescaling = Rescaling(scale, reserve, wanted=self.size, desired=self.size)
         self.continuing = Continuing(continues)
@@ -301,8 +304,11 @@ class Membership:
         """End the generation for all ranks. `rank`: rank whose fault is the reason; -1 if there is no fault."""
         self.broken = self.generation if rank >= 0 else self.broken
         self.generation += 1
-        self.phase, self.done, self.restoring = JobPhase.FORMING, {}, RestoreNegotiation(self.durable)
+        self.phase, self.done, self.restoring = JobPhase.FORMING, {}, self._negotiation()
         return Abort(self.generation, rank)
+
+    def _negotiation(self) -> RestoreNegotiation:
+        return RestoreNegotiation(self.durable, script_saves=self.script_saves)
 
     def _end(self, failure: Fail) -> Fail:
         self.phase, self.has_failed = JobPhase.ENDED, True
@@ -724,6 +730,7 @@ class Membership:
         scale: Scale | None = None,
         reserve: int = 0,
         continues: bool = False,
+        script_saves: bool = False,
     ) -> tuple[Self, list[Action]]:
         """Restore the membership under a new coordinator. Returns it with the first actions.
 
@@ -750,6 +757,7 @@ class Membership:
             began={int(number): int(step) for number, step in data["began"].items()},
             spares_used=int(data["spares_used"]),
             continues=continues,
+            script_saves=script_saves,
         )
         membership.continuing.places = [int(node) for node in data.get("places", ())]
         membership.rescaling.learn(data)

@@ -37,6 +37,8 @@ class RestoreNegotiation:
     newest committed step."""
     outlives_run: bool = False
     """Whether memory outlives a run, and so may hold the only state of an earlier run."""
+    script_saves: bool = False
+    """Whether the script saves and loads its state by itself: the runtime has none to restore."""
     starts_over: bool = False
     """Whether to start at step 0 if only some ranks' state remains."""
     step: int | None = None
@@ -126,7 +128,8 @@ class RestoreNegotiation:
         """
         if self._is_unasked and self._stored is None and not began:
             return self._ask()
-        decided = self._choose(nodes, began, committed)
+        fresh = start_fresh(nodes, committed)
+        decided = fresh if self.script_saves else self._choose(nodes, began, committed)
         short = isinstance(decided, Fail) or decided.step < committed
         if self._is_unasked and short:
             return self._ask()

@@ -318,9 +318,9 @@ def short_parity(offers: Collection[Offer], began: Mapping[int, int], after: int
     return newest[0], ranks
 
 
-def start_fresh(nodes: Mapping[int, int]) -> Decision:
-    """Return the decision to start every rank at step 0 without state."""
-    return Decision(0, {rank: (Source("fresh", rank),) for rank in nodes})
+def start_fresh(nodes: Mapping[int, int], step: int = 0) -> Decision:
+    """Return the decision to start every rank without state; `step` is the newest that the script itself has saved."""
+    return Decision(step, {rank: (Source("fresh", rank),) for rank in nodes})
 
 
 class _Equals:

@@ -125,7 +125,8 @@ class JobLink:
                 came: dict[str, Any] = {"bytes_moved": restored.bytes_moved, "bytes_local": restored.bytes_local}
                 came |= {"tier": source.tier} if source.tier else {}
                 came |= {} if restored.bound else {"unbound": True}
-                self.event("restored", rank=self.rank, step=step, source=source.kind, **came)
+                kind = "script" if source.kind == "fresh" and step else source.kind
+                self.event("restored", rank=self.rank, step=step, source=kind, **came)
                 if self.rank == 0 and decision.checkpoint:
                     where = f"goes on after step {step}, from the checkpoint {decision.checkpoint}"
                     sys.stderr.write(f"hyperpod_ext: training {where}\n")

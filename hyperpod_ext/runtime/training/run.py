@@ -437,6 +437,24 @@ class Run:
         else:
             self._link.event("metric", rank=self.rank, **values)
 
+    # --- called for a script that saves and resumes by itself ------------------------------------
+
+    def begin_script(self, step: int) -> None:
+        """Report that the script begins its loop after `step`."""
+        self.step = step
+        self._link.event("begun", rank=self.rank, step=step)
+        self._watchdog.begin_step(step + 1)
+
+    def saved_by_script(self, path: str) -> None:
+        """Report that the script has saved the newest step at `path`."""
+        self._link.event("script_saved", rank=self.rank, step=self.step, path=path)
+
+    def made_script_step(self, step: int, began: float) -> None:
+        """Report a step, and begin the next one. `began`: its start, on the monotonic clock."""
+        self.step = step
+        self._link.event("step", rank=self.rank, step=step, began=began)
+        self._watchdog.begin_step(step + 1)
+
     # --- called by the loop ---------------------------------------------------------------------
 
     def enter(

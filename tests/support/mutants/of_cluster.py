@@ -120,7 +120,7 @@ MUTANTS: list[Mutant] = [
     MEMBERSHIP.mutant(
         "cluster.old_joins_count",
         "What ranks reported in an older generation does not count in a new one.",
-        "self.phase, self.done, self.restoring = JobPhase.FORMING, {}, RestoreNegotiation(self.durable)",
+        "self.phase, self.done, self.restoring = JobPhase.FORMING, {}, self._negotiation()",
         "self.phase, self.done = JobPhase.FORMING, {}",
     ),
     MEMBERSHIP.mutant(

@@ -1,0 +1,91 @@
+"""hp-ext run"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..command import Command, output_option
+from ..output import say
+
+if TYPE_CHECKING:
+    from hyperpod_ext.jobs.plan import Plan
+
+
+@click.command(
+    cls=Command,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    epilog="""\b
+Examples:
+  hp-ext run train.py
+  hp-ext run --workers 4 train.py --epochs 3
+  hp-ext run --workers 4 --kill rank=1@step=20 train.py""",
+)
+@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes, all on this machine.")
+@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Processes on each node.")
+@click.option("--name", help="Name of the job. Default: that of the script.")
+@click.option("--preload", multiple=True, metavar="MODULE", help="Import this before workers are forked, beside torch.")
+@click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer; the job goes on.")
+@click.option("--kill", "kills", multiple=True, metavar="rank=R@step=S", help="Kill this rank in that step.")
+@output_option("name")
+@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def command(
+    nodes: int,
+    workers: int,
+    name: str | None,
+    preload: tuple[str, ...],
+    timeout: float | None,
+    kills: tuple[str, ...],
+    output: str,
+    script: str,
+    arguments: tuple[str, ...],
+) -> None:
+    """Run a script without changes, as torchrun would, and restart all of its processes in a moment after a fault.
+
+    The script must save checkpoints, and load the newest one when it starts. A fault loses the steps since its last
+    save; with @resilient (docs/move-your-script.md) it loses none.
+    """
+    from .create_job import submit_and_wait
+
+    document: dict[str, Any] = {
+        "name": name or _name_of(script),
+        "script": script,
+        "args": arguments,
+        "mode": "run",
+        "nodes": nodes,
+        "workers_per_node": workers,
+    }
+    if preload:
+        document["restart"] = {"preload": ["torch", *preload]}
+    if kills:
+        document["chaos"] = {"faults": _faults(kills)}
+    say("mode run: the script saves and resumes by itself; a fault loses the steps since its last save")
+    submit_and_wait(_plan(document), output, timeout, follow=True)
+
+
+def _name_of(script: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-")[:63] or "script"
+
+
+def _faults(kills: tuple[str, ...]) -> list[dict[str, Any]]:
+    from hyperpod_ext.config.fault_injection import KillFault
+
+    try:
+        return [KillFault.parse(text).model_dump(exclude_none=True) for text in kills]
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--kill") from None
+
+
+def _plan(document: dict[str, Any]) -> Plan:
+    import json
+
+    from hyperpod_ext.config.files.load import load_text
+    from hyperpod_ext.config.job.job import JobConfig
+    from hyperpod_ext.jobs.plan import make_plan
+
+    job = load_text(JobConfig, json.dumps(document), "hp-ext run")
+    return make_plan(job, target="local", source_dir=Path.cwd())

@@ -1,0 +1,1 @@
+"""Mode `run`: scripts without `@resilient`, which save and resume by themselves."""

@@ -1,0 +1,79 @@
+"""Run an unchanged script as the training function of a job of mode `run`.
+
+A fault starts the script again on every rank, in new processes that the agent forks: the script loads its own
+checkpoint, as after any restart. Its process groups are those of the generation, so that a rank's loss frees the others
+at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import runpy
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch.distributed as dist
+
+from hyperpod_ext.runtime.scripts.saves import ScriptSaves
+from hyperpod_ext.runtime.scripts.steps import ScriptSteps
+from hyperpod_ext.runtime.training.loop import resilient
+from hyperpod_ext.runtime.training.run import Run
+
+_GROUP_CALLS = ("init_process_group", "destroy_process_group")
+
+
+def run_script(path: str) -> None:
+    """Run the script at `path` as `__main__`.
+
+    Raises:
+        SystemExit: the script has ended with an exit code other than 0.
+    """
+    begun = False
+
+    def script(run: Run) -> None:
+        nonlocal begun
+        if begun:
+            threading.Event().wait()  # the agent replaces this process
+        begun = True
+        run.restore()
+        saves = ScriptSaves(run)
+        with saves.recorded(), ScriptSteps(run, saves).counted(), _own_groups():
+            _run(path)
+
+    script.__name__ = path
+    resilient(script)()
+
+
+def _run(path: str) -> None:
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
+
+
+@contextlib.contextmanager
+def _own_groups() -> Iterator[None]:
+    """Make the script's calls for the default group do nothing: it is open, and the run closes it."""
+    originals = {name: getattr(dist, name) for name in _GROUP_CALLS}
+
+    def opened(*_: Any, **__: Any) -> None:
+        return
+
+    def destroyed(group: dist.ProcessGroup | None = None) -> None:
+        if group is not None and group is not dist.group.WORLD:
+            originals["destroy_process_group"](group)
+
+    _replace({"init_process_group": opened, "destroy_process_group": destroyed})
+    try:
+        yield
+    finally:
+        _replace(originals)
+
+
+def _replace(functions: dict[str, Callable[..., Any]]) -> None:
+    for module in (dist, sys.modules["torch.distributed.distributed_c10d"]):
+        for name, function in functions.items():
+            setattr(module, name, function)

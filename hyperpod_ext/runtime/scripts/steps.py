@@ -1,0 +1,78 @@
+"""Count the optimizer steps of an unchanged script, and report them as steps of the job."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+import weakref
+from collections.abc import Iterator
+
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from hyperpod_ext.runtime.scripts.saves import ScriptSaves
+from hyperpod_ext.runtime.training.run import Run
+
+
+class ScriptSteps:
+    """Steps of the optimizer that makes the first one; a script with several counts those of that one.
+
+    The first step after a restart follows the step at which the loaded checkpoint was saved.
+    """
+
+    def __init__(self, run: Run, saves: ScriptSaves) -> None:
+        self._run, self._saves = run, saves
+        self._counted: weakref.ref[Optimizer] | None = None
+        self._began = 0.0
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count steps inside."""
+        self._run.early_steps.end()
+        hooks = [
+            register_optimizer_step_pre_hook(lambda optimizer, *_: self._before(optimizer)),
+            register_optimizer_step_post_hook(lambda optimizer, *_: self._after(optimizer)),
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _before(self, optimizer: Optimizer) -> None:
+        if self._counted is not None and self._counted() is not None:
+            return
+        if self._counted is None:
+            self._begin()
+        self._counted = weakref.ref(optimizer)
+
+    def _begin(self) -> None:
+        self._run.begin_script(self._first())
+        self._began = time.monotonic()
+
+    def _first(self) -> int:
+        """Return the step after which the script begins: that of the save it has loaded.
+
+        The run's own step is that of the newest save on any rank: a rank that loads another's file, or gets its values
+        by a broadcast, takes that.
+        """
+        if self._saves.loaded:
+            return self._saves.loaded
+        if self._run.step == 0 or self._run.rank != 0 or self._saves.loaded is not None:
+            return self._run.step
+        where = f" to {newest.path}" if (newest := self._saves.newest()) is not None else ""
+        sys.stderr.write(
+            f"hyperpod_ext: warning: the script has saved step {self._run.step}{where}, and has loaded nothing. "
+            "It begins again from its first step. Load the newest checkpoint before the loop.\n"
+        )
+        return 0
+
+    def _after(self, optimizer: Optimizer) -> None:
+        if self._counted is None or self._counted() is not optimizer:
+            return
+        self._run.made_script_step(self._run.step + 1, self._began)
+        self._began = time.monotonic()

@@ -1,0 +1,101 @@
+"""A DDP script without a line of ours: it saves every five steps, and resumes from its newest checkpoint.
+
+HPX_TEST_SAVES: `file` (torch.save), `folder` (torch.distributed.checkpoint) or `ignored` (it saves, and never loads).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.nn.parallel import DistributedDataParallel
+
+STEPS, EVERY = 24, 5
+SAVES, FOLDER = os.environ.get("HPX_TEST_SAVES", "file"), Path(os.environ["HPX_TEST_FOLDER"])
+
+
+def strike(step: int, rank: int) -> None:
+    """Raise once, or each time, in a step; or wait in it until a kill has struck."""
+    if (place := os.environ.get("HPX_TEST_RAISES")) and place == f"{rank}@{step}":
+        mark = FOLDER / "raised"
+        if os.environ.get("HPX_TEST_ALWAYS") or not mark.exists():
+            mark.touch()
+            raise ValueError(f"no luck in step {step}")
+    if os.environ.get("HPX_TEST_HOLD") == f"{rank}@{step}" and not (FOLDER / "held").exists():
+        (FOLDER / "held").touch()
+        while not (FOLDER / "let-go").exists():
+            time.sleep(0.01)
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(7 + rank)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 8))
+    # its folders are loaded in place, for which AdamW's state would have to be made first
+    kind = torch.optim.SGD if SAVES == "folder" else torch.optim.AdamW
+    optimizer = kind(model.parameters(), lr=1e-2)
+    state = {"model": model, "optimizer": optimizer}
+    begin = load(state)
+    parallel = DistributedDataParallel(model)
+    for step in range(begin + 1, STEPS + 1):
+        strike(step, rank)
+        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(step * world_size + rank))
+        loss = (parallel(x) - x.flip(1)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % EVERY == 0:
+            save(state, step, rank)
+    digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
+    (FOLDER / f"digest-{rank}").write_text(digest)
+    dist.destroy_process_group()
+    sys.exit(0)
+
+
+class Cut:
+    """Kills its process, once, when it is written."""
+
+    def __reduce__(self) -> tuple[type[int], tuple[()]]:
+        if not (mark := FOLDER / "cut").exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return int, ()
+
+
+def save(state: dict[str, object], step: int, rank: int) -> None:
+    if SAVES == "folder":
+        values = {name: one.state_dict() for name, one in state.items()}
+        dcp.save({**values, "step": torch.tensor(step)}, checkpoint_id=str(FOLDER / f"step-{step}"))
+    elif rank == 0:
+        values = {name: one.state_dict() for name, one in state.items()}
+        cut = {"cut": Cut()} if os.environ.get("HPX_TEST_CUT") == str(step) else {}
+        torch.save({**values, "step": step, **cut}, FOLDER / "newest.pt")
+
+
+def load(state: dict[str, object]) -> int:
+    folders = [each for each in FOLDER.glob("step-*") if (each / ".metadata").exists()]
+    if SAVES == "folder" and folders:
+        newest = max(folders, key=lambda folder: int(folder.name.split("-")[1]))
+        values = {name: one.state_dict() for name, one in state.items()}
+        dcp.load({**values, "step": (step := torch.tensor(0))}, checkpoint_id=str(newest))
+        for name, one in state.items():
+            one.load_state_dict(values[name])
+        return int(step)
+    if SAVES == "file" and (file := FOLDER / "newest.pt").exists():
+        values = torch.load(file, weights_only=True)
+        for name, one in state.items():
+            one.load_state_dict(values[name])
+        return int(values["step"])
+    return 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Mode `run`: a script without a line of ours is started again on every rank after a fault, and resumes by itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nodes import kill_node
+
+pytestmark = pytest.mark.slow
+SCRIPT = Path(__file__).parent / "own_saves.py"
+Start = Callable[..., Any]
+
+
+@pytest.fixture
+def start(job: Any, tmp_path: Path) -> Start:
+    """A function that starts the script in a folder of its own."""
+
+    def begin(name: str = "job", env: dict[str, str] | None = None, **of: Any) -> Any:
+        folder = tmp_path / f"{name}-saves"
+        folder.mkdir()
+        variables = {"HPX_TEST_FOLDER": str(folder)} | (env or {})
+        # of two ranks, whose sums have one order: with more, DDP's first step after any restart adds in another
+        of = {"script": SCRIPT, "settings": {"mode": "run"}, "workers_per_node": 1, **of}
+        running = job(name, env=variables, **of)
+        running.saves = folder
+        return running.start()
+
+    return begin
+
+
+def digests(running: Any) -> set[str]:
+    return {path.read_text() for path in running.saves.glob("digest-*")}
+
+
+def pids(running: Any, generation: int) -> dict[int, int]:
+    started = [event for event in running.events() if event["event"] == "joined"]
+    each = len(started) // 2
+    return {event["rank"]: event["pid"] for event in started[(generation - 1) * each :][:each]}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_costs_the_steps_since_the_last_save(start: Start, rank: int) -> None:
+    undisturbed, running = start("undisturbed"), start(env={"HPX_TEST_HOLD": f"{rank}@13"})
+    pid = running.until("worker_started", rank=rank)["pid"]
+    running.until("step", rank=rank, step=12)
+    os.kill(pid, signal.SIGKILL)
+    report = running.wait()
+    assert report["state"] == "succeeded", report["error"]
+    assert undisturbed.wait()["state"] == "succeeded"
+    assert len(digests(running)) == 1
+    assert digests(running) == digests(undisturbed)
+    (recovery,) = report["recoveries"]
+    assert (recovery["fault"]["rank"], recovery["resumed_step"], recovery["steps_lost"]) == (rank, 10, 2)
+    assert recovery["source"] == "script"
+    assert recovery["phases"]["first_new_step"] is not None
+    before, after = pids(running, 1), pids(running, 2)
+    assert before.keys() == after.keys() == {0, 1}
+    assert not set(before.values()) & set(after.values()), "each rank is a new process"
+
+
+def test_folders_of_torchs_distributed_checkpoint_count_as_saves(start: Start) -> None:
+    env = {"HPX_TEST_SAVES": "folder"}
+    undisturbed, running = start("undisturbed", env=env), start(env=env | {"HPX_TEST_HOLD": "1@13"})
+    pid = running.until("worker_started", rank=1)["pid"]
+    running.until("step", rank=1, step=12)
+    os.kill(pid, signal.SIGKILL)
+    report = running.wait()
+    assert [(one["resumed_step"], one["steps_lost"]) for one in report["recoveries"]] == [(10, 2)]
+    undisturbed.wait()
+    assert digests(running) == digests(undisturbed)
+
+
+def test_a_script_that_raises_once_is_started_again(start: Start) -> None:
+    running = start(env={"HPX_TEST_RAISES": "1@13"})
+    report = running.wait()
+    assert report["state"] == "succeeded", report["error"]
+    (recovery,) = report["recoveries"]
+    assert recovery["fault"]["cause"] == "ValueError: no luck in step 13 (own_saves.py:30)"
+    assert recovery["resumed_step"] == 10
+
+
+def test_a_script_that_raises_each_time_ends_the_job_with_its_own_words(start: Start) -> None:
+    report = start(env={"HPX_TEST_RAISES": "1@13", "HPX_TEST_ALWAYS": "1"}).wait()
+    assert report["state"] == "failed"
+    assert "ValueError: no luck in step 13" in report["error"]["message"]
+
+
+def test_a_spare_takes_the_ranks_of_a_lost_node(start: Start) -> None:
+    """Also those of node 0, which coordinates: three agents can elect another."""
+    undisturbed, running = start("undisturbed"), start(spares=1, env={"HPX_TEST_HOLD": "0@13"})
+    running.until("step", rank=0, step=12)
+    kill_node(running, 0)
+    report = running.wait()
+    assert report["state"] == "succeeded", report["error"]
+    undisturbed.wait()
+    assert digests(running) == digests(undisturbed)
+    assert [one["resumed_step"] for one in report["recoveries"]] == [10]
+
+
+def test_a_script_that_loads_nothing_is_warned_and_begins_again(start: Start) -> None:
+    running = start(env={"HPX_TEST_SAVES": "ignored", "HPX_TEST_HOLD": "1@13"})
+    pid = running.until("worker_started", rank=1)["pid"]
+    running.until("step", rank=1, step=12)
+    os.kill(pid, signal.SIGKILL)
+    report = running.wait()
+    assert report["state"] == "succeeded", report["error"]
+    warning = (running.folder / "logs" / "rank0.log").read_text()
+    assert "the script has saved step 10" in warning
+    assert "has loaded nothing" in warning
+    assert [event["step"] for event in running.events() if event["event"] == "begun" and event["rank"] == 0] == [0, 0]
+
+
+def test_a_save_that_is_cut_off_leaves_the_file_before(tmp_path: Path, start: Start) -> None:
+    """A rank that is killed while it saves: the newest whole file is loaded."""
+    running = start(env={"HPX_TEST_CUT": "15"})
+    report = running.wait()
+    assert report["state"] == "succeeded", report["error"]
+    assert [one["resumed_step"] for one in report["recoveries"]] == [10]
