@@ -16,6 +16,16 @@ LIVE = {"checkpoint": {"tiers": [{"kind": "memory", "every_steps": 1000}]}}
 """No snapshot after the first: a new rank gets the state of a live one."""
 
 
+HELD = {"HPX_TEST_NORM": "LayerNorm", "HPX_TEST_HOLD": "[[1, 0, 5]]"}
+
+
+def let_go(running: Any) -> None:
+    """Let rank 0 be killed once the others have made the step before: one that is cut in it has no live state."""
+    for rank in range(1, 4):
+        running.until("step", rank=rank, step=4)
+    (running.folder / "let-go").touch()
+
+
 def tiny(tmp_path: Path, before: str, steps: str) -> Path:
     """The tiny script with other lines before its loop, and `steps` in the place of `run.steps(STEPS)`."""
     text = TINY.read_text()
@@ -34,7 +44,7 @@ MOVED = (
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, job_class: Any, alike: dict[str, Any]) -> dict[str, Any]:
+def moved(tmp_path_factory: pytest.TempPathFactory, job_class: Any, alike: dict[str, Any]) -> dict[str, Any]:
     """Report of that script with nothing going wrong: its losses are those of the script with `run.restore`."""
     folder = tmp_path_factory.mktemp("undisturbed")
     script = tiny(folder, MOVED, "run.steps(STEPS, **locals())")
@@ -46,14 +56,15 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, job_class: Any, alike:
 
 @pytest.mark.parametrize(("settings", "source"), [({}, "memory"), (LIVE, "live")], ids=["memory", "live"])
 def test_local_variables_are_registered_by_the_loop(
-    job: Any, undisturbed: dict[str, Any], tmp_path: Path, settings: dict[str, Any], source: str
+    job: Any, moved: dict[str, Any], tmp_path: Path, settings: dict[str, Any], source: str
 ) -> None:
     script = tiny(tmp_path, MOVED, "run.steps(STEPS, **locals())")
-    running = job(script=script, fault=KILL, settings=settings, env={"HPX_TEST_NORM": "LayerNorm"}).start()
+    running = job(script=script, fault=KILL, settings=settings, env=HELD).start()
+    let_go(running)
     report = running.wait()
     assert report["state"] == "succeeded", report["error"]
-    assert report["losses"] == undisturbed["losses"]
-    assert report["weights"] == undisturbed["weights"] != ""
+    assert report["losses"] == moved["losses"]
+    assert report["weights"] == moved["weights"] != ""
     assert report["steps_lost"] == 0
     (recovery,) = report["recoveries"]
     assert (recovery["fault"]["rank"], recovery["source"]) == (0, source)
@@ -69,8 +80,9 @@ def test_a_broadcast_before_the_restore_costs_the_live_state_and_no_bit(
         "    parallel = torch.nn.parallel.DistributedDataParallel(model)\n"
         "    run.restore(model=model, optimizer=optimizer, schedule=schedule)\n"
     )
-    running = job(script=tiny(tmp_path, before, "run.steps(STEPS)"), fault=KILL, env={"HPX_TEST_NORM": "LayerNorm"})
-    report = running.start().wait()
+    running = job(script=tiny(tmp_path, before, "run.steps(STEPS)"), fault=KILL, env=HELD).start()
+    let_go(running)
+    report = running.wait()
     assert report["state"] == "succeeded", report["error"]
     assert report["losses"] == alike["losses"]
     assert report["steps_lost"] == 0
@@ -79,3 +91,19 @@ def test_a_broadcast_before_the_restore_costs_the_live_state_and_no_bit(
     refused = [event["error"] for event in running.events() if event["event"] == "restore_failed"]
     assert refused
     assert all("do not hold g1-s4" in error and "run.data_parallel does not" in error for error in refused)
+
+
+def test_arguments_that_each_call_divides_are_the_same_in_each_call(
+    job: Any, undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    """Survivors had batches of 2 samples, and the new process of 8."""
+    text = TINY.read_text().replace("\n@resilient\n", "\nargs = argparse.Namespace(batch_size=32)\n\n@resilient\n")
+    text = text.replace("    def build()", "    args.batch_size = args.batch_size // run.world_size\n\n    def build()")
+    text = text.replace("torch.randn(8, 16)", "torch.randn(args.batch_size, 16)")
+    script = tmp_path / "divides.py"
+    script.write_text(text.replace("import json\n", "import argparse\nimport json\n"))
+    running = job(script=script, fault={"what": "before backward", "rank": 1, "step": 5}).start()
+    report = running.wait()
+    assert report["state"] == "succeeded", report["error"]
+    assert report["losses"] == undisturbed["losses"]
+    assert "args.batch_size is 32 again, as before the first call of the training function" in running.logs()

@@ -32,6 +32,7 @@ from hyperpod_ext.runtime.process_group.groups import TORCH_NAMES, ProcessGroups
 from hyperpod_ext.runtime.state import meshes
 from hyperpod_ext.runtime.state.training_state import ConsistentStep
 from hyperpod_ext.runtime.training.early_steps import unprotected_steps, warn_of_unprotected_steps
+from hyperpod_ext.runtime.training.outside_values import OutsideValues
 from hyperpod_ext.runtime.training.restore import JobLink, SoloLink
 from hyperpod_ext.runtime.training.run import Run
 
@@ -133,6 +134,7 @@ class _Loop:
         self._member: _Member | None = None
         self._live: ConsistentStep | None = None
         """State of this process when it left the last generation."""
+        self._outside = OutsideValues(sys.stderr.write)
         if session.environment is not None:  # already known: do the slow work before others wait for this rank
             self._become(session.environment)
 
@@ -144,6 +146,8 @@ class _Loop:
             member = self._move(environment) if generation.moved and self._member else self._become(environment)
             try:
                 self._enter(generation, member)
+                self._outside.enter(train)
+                member.run.steps_begin = self._outside.begin_steps
                 with member.run.early_steps:
                     result = train(member.run)
                 member.run.check_returned(_name(train))

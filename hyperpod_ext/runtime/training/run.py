@@ -104,6 +104,8 @@ class Run:
         self._restored = False
         self.groups_asleep: Callable[[], frozenset[str] | None] = lambda: None
         """Returns the names of unused groups from earlier generations; None: groups do not outlive a generation."""
+        self.steps_begin: Callable[[], None] = lambda: None
+        """Called when the steps of a call of the training function begin."""
         self.device_steps = DeviceSteps()
         """Progress of the device behind the loop."""
         self._unreported: deque[tuple[int, dict[str, Any]]] = deque()
@@ -338,6 +340,7 @@ class Run:
             )
         self._last_total, self._left_step = total, 0
         self.early_steps.end()
+        self.steps_begin()
         self._watchdog.begin_steps()
         self._began = self.step
         # search for the loop's other iterators only at a job's start: after a fault the milliseconds count
