@@ -43,10 +43,15 @@ def hook_states(objects: Iterable[Any], known: set[int], memory: set[int]) -> It
 
 
 def unseeded_loaders(roots: Sequence[Named], saved: Iterable[Any]) -> list[str]:
-    """Return the DataLoaders in `roots` without their own generator, each with its name."""
+    """Return the DataLoaders in `roots` without their own generator, each with its name.
+
+    None if the training data is registered: other loaders, as for validation, are read from their beginning each time.
+    """
     if (module := sys.modules.get("torch.utils.data")) is None:
         return []
-    handed = {id(one) for each in saved for one in (each, getattr(each, "loader", None))}
+    handed = {id(each): each for each in saved}
+    if any(isinstance(getattr(each, "loader", None), module.DataLoader) for each in handed.values()):
+        return []
     return [
         f"{name} ({type(each).__name__})"
         for name, each in roots
