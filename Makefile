@@ -26,7 +26,7 @@ READY := $(VENV)/.ready
 # most of what is installed is never imported, and need not be compiled
 PIP = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: catalog setup environments cdk collected ready ready-with-cdk run check static test test-thorough test-sdks test-integrations test-nixl soak bench bench-costs bench-recovery bench-rendezvous bench-resize bench-continue bench-parity bench-recovery-by-nodes bench-operator bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible bench-control-plane bench-store bench-tls bench-transport golden clean observed sample-mutants test-mutants test-torch test-gpu bench-gpu
+.PHONY: catalog setup environments cdk collected ready ready-with-cdk run check static test test-thorough test-sdks test-integrations test-nixl soak bench bench-costs bench-recovery bench-run bench-rendezvous bench-resize bench-continue bench-parity bench-recovery-by-nodes bench-operator bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible bench-control-plane bench-store bench-tls bench-transport golden clean observed sample-mutants test-mutants test-torch test-gpu bench-gpu
 
 setup: $(READY) environments
 
@@ -142,6 +142,10 @@ bench: bench-recovery bench-rendezvous bench-faults bench-checkpoint bench-data
 # kill -9 to the first new step, beside torchrun with DCP checkpoints, NVRx in process and torchft; about 75 s a round
 bench-recovery: $(READY)
 	$(BIN)/python benchmarks/cpu/recovery.py --rounds 5 $(ARGS)
+
+# an unchanged script under `hp-ext run` beside torchrun; two minutes on a quiet machine
+bench-run: $(READY)
+	$(BIN)/python benchmarks/cpu/script_runs.py --rounds 5 $(ARGS)
 
 # what faults cost on pods of HyperPod EKS under our agent and under hyperpodrun; about ten minutes on a quiet machine
 bench-operator: $(READY)

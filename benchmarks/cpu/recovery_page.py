@@ -33,7 +33,7 @@ def make_document(rounds: Sequence[Round], setup: Setup, not_measured: Mapping[s
     commands |= {NVRX: shlex.join(nvrx_command(setup)), TORCHFT: shlex.join(torchft_command(setup))}
     return {
         "about": "seconds from kill -9 of one worker to the first new step, in one run, in alternating order",
-        "machine": _describe_machine(),
+        "machine": describe_machine(),
         "job": {"ranks": setup.job.world_size, "kill": kill, "torchrun_saves_every_steps": setup.save_every},
         "commands": commands,
         "environment": FAIR,
@@ -50,7 +50,7 @@ def raw_rounds(rounds: Sequence[Round]) -> list[dict[str, Any]]:
     return [{side: recovery.to_json() for side, recovery in one.items()} for one in rounds]
 
 
-def _describe_machine() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
     return {

@@ -8,6 +8,7 @@ at once.
 from __future__ import annotations
 
 import contextlib
+import os
 import runpy
 import sys
 import threading
@@ -38,12 +39,26 @@ def run_script(path: str) -> None:
             threading.Event().wait()  # the agent replaces this process
         begun = True
         run.restore()
+        os.environ.update(_torchrun_variables(run))
         saves = ScriptSaves(run)
         with saves.recorded(), ScriptSteps(run, saves).counted(), _own_groups():
             _run(path)
 
     script.__name__ = path
     resilient(script)()
+
+
+def _torchrun_variables(run: Run) -> dict[str, str]:
+    """Return the variables by which scripts recognize torchrun, and count its restarts."""
+    rank, world_size = str(run.rank), str(run.world_size)
+    return {
+        "TORCHELASTIC_RUN_ID": run.config.name,
+        "TORCHELASTIC_RESTART_COUNT": str(run.generation - 1),
+        "TORCHELASTIC_MAX_RESTARTS": str(run.config.restart.max_restarts),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": world_size,
+    }
 
 
 def _run(path: str) -> None:

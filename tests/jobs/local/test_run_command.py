@@ -25,7 +25,7 @@ if os.path.exists("newest.pt"):
     saved = torch.load("newest.pt", weights_only=True)
     model.load_state_dict(saved["model"])
     first = saved["step"] + 1
-print("begins at", first, "with", sys.argv[1:], flush=True)
+print("begins at", first, "with", sys.argv[1:], "restart", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
 parallel = DistributedDataParallel(model)
 for step in range(first, 31):
     if step == 9 and dist.get_rank() == 1 and first == 1:
@@ -48,8 +48,8 @@ def test_a_script_goes_on_from_its_own_checkpoint(
     (recovery,) = done.json["recoveries"]
     assert (recovery["fault"]["rank"], recovery["resumed_step"]) == (1, 5)
     assert done.json["steps"] == 30
-    assert "begins at 1 with ['--lr', '3']" in done.stderr
-    assert "begins at 6 with ['--lr', '3']" in done.stderr
+    assert "begins at 1 with ['--lr', '3'] restart 0" in done.stderr
+    assert "begins at 6 with ['--lr', '3'] restart 1" in done.stderr
     assert "recovered: all ranks go on after step 5" in done.stderr
     assert place.leftovers() == []
 
