@@ -84,8 +84,8 @@ def page(document: dict) -> str:
     """The page docs/benchmarks/script-runs.md."""
     medians, seconds, machine = document["medians"], document["seconds"], document["machine"]
     rows = [
-        f"| `{document['commands'][side]}` | {medians[side]:.2f} | {min(seconds[side]):.2f} to {max(seconds[side]):.2f} |"
-        for side in (RUN, TORCHRUN)
+        f"| `{command}` | {medians[side]:.2f} | {min(seconds[side]):.2f} to {max(seconds[side]):.2f} |"
+        for side, command in document["commands"].items()
     ]
     return "\n".join(
         [
