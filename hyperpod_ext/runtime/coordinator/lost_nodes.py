@@ -17,7 +17,7 @@ from hyperpod_ext.runtime.membership.actions import EscalationLevel, Fail, JobPh
 LOOKS = 6
 """Number of looks for silent nodes per lease."""
 _PROBE = 1 / 24
-"""Share of the lease within which the agent of a broken connection must accept a new one."""
+"""Share of the lease within which the agent of a broken connection must accept a new one, and until the next probe."""
 
 
 class LostNodes:
@@ -116,14 +116,18 @@ class LostNodes:
 
     async def _probe(self, node: int, address: Address, cause: str) -> None:
         """Remove a node if its agent no longer listens. An agent that listens has a third of the lease to connect
-        again."""
-        try:
-            async with asyncio.timeout(self._run.config.restart.lease_s * _PROBE):
-                _, writer = await open_tcp(*address)
-            writer.close()
-        except OSError:
-            if node in self._members.doubted:
-                self.lose(node, cause)
+        again. A second probe follows, as a killed process may close its connection before its listening socket."""
+        limit_s = self._run.config.restart.lease_s * _PROBE
+        for pause_s in (0.0, limit_s):
+            await asyncio.sleep(pause_s)
+            try:
+                async with asyncio.timeout(limit_s):
+                    _, writer = await open_tcp(*address)
+                writer.close()
+            except OSError:
+                if node in self._members.doubted:
+                    self.lose(node, cause)
+                return
 
     # --- losses ---------------------------------------------------------------------------------
 

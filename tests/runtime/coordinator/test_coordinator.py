@@ -27,7 +27,7 @@ from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.config.restart import RestartPolicy
 from hyperpod_ext.runtime.agent.election import ElectionListener
 from hyperpod_ext.runtime.agent.settings import NodeSettings
-from hyperpod_ext.runtime.coordinator import members, reports
+from hyperpod_ext.runtime.coordinator import lost_nodes, members, reports
 from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
 from hyperpod_ext.runtime.coordinator.job_run import JobRun
 from hyperpod_ext.runtime.coordinator.members import Members
@@ -162,10 +162,10 @@ def client_with(news: c.JobNews | None) -> Any:
     return SimpleNamespace(news=news, has_coordinator=False, know_gone=lambda hosts, replaced: None)
 
 
-async def three(listener: ElectionListener, *, behind_s: float = 0.0) -> list[Agent]:
+async def three(listener: ElectionListener, *, behind_s: float = 0.0, **of_one: Any) -> list[Agent]:
     """Nodes 2 (a spare), 1 and 0, all with the first job state, 0 and 1 with a worker to start. `behind_s`: node 1's
-    clock."""
-    agents = [await Agent.come(listener, node) for node in (2, 1, 0)][::-1]
+    clock. `of_one`: what else it says of itself."""
+    agents = [await Agent.come(listener, node, **(of_one if node == 1 else {})) for node in (2, 1, 0)][::-1]
     agents[1].behind_s = behind_s
     for agent in agents:
         agent.beating = asyncio.create_task(agent.beats())
@@ -190,6 +190,23 @@ def test_when_a_line_ends_the_ranks_go_to_the_spare_and_everybody_hears_of_it(tm
     assert (lost["node"], lost["cause"]) == (1, "the connection to its agent closed")
     fault = events(tmp_path, "fault")[0]
     assert (fault["rank"], fault["escalation_level"], fault["kind"]) == (1, "node", "lost")
+
+
+def test_an_agent_that_listens_for_a_moment_longer_than_its_connection_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed process may close its connection before its listening socket."""
+    monkeypatch.setattr(f"{__name__}.LEASE_S", 1000 * PATIENCE_S)
+    monkeypatch.setattr(lost_nodes, "_PROBE", 1e-5)  # of that: a second
+
+    async def run() -> None:
+        server = await asyncio.start_server(lambda _, writer: (writer.close(), server.close()), "127.0.0.1", 0)
+        async with coordinating(tmp_path) as (listener, _):
+            _, one, two = await three(listener, address=server.sockets[0].getsockname())
+            one.hang_up()
+            assert (await two.hears(c.StartWorker)).rank == 1
+
+    asyncio.run(run())
 
 
 def test_a_silent_node_is_lost_after_half_of_the_lease_and_told_to_stop_when_it_speaks_again(tmp_path: Path) -> None:
