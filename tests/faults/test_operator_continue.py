@@ -104,6 +104,9 @@ def test_the_other_pods_train_on_while_the_operator_replaces_a_lost_one(run, los
     assert [world for world, _ in itertools.groupby(world for _, world in made)] == [3, 2, 3]
     assert [step for step, _ in made] == sorted({step for step, _ in made}), "none is made twice"
     assert [(one["cause"], one["pids_kept"]) for one in job.of("resized")] == [("continued", True), ("rejoined", True)]
+    ended = alone.folder.parent / "p0"
+    assert "made again" not in (ended / "agent.log").read_text(), "an agent whose job is over needs no socket"
+    assert not (ended / "sockets" / "node0.agent").exists()
 
 
 def stop_silently(pod: operators.OurPod) -> None:

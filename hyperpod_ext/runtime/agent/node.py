@@ -212,9 +212,9 @@ class Node:
 
     async def _mend_socket(self) -> None:
         """Make the agent's socket again if it was removed, for example with other old files in the temporary directory.
-        The memory server does the same for its own."""
+        The memory server does the same for its own. Once the job is over the agent itself removes it."""
         path = self._settings.agent_socket
-        if not path.exists():
+        if not self._reports.over and not path.exists():
             sys.stderr.write(f"hyperpod_ext: {path} was removed, and is made again\n")
             make_private_folder(path.parent)
             await self._socket.listen_unix(path)
