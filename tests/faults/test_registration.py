@@ -107,3 +107,12 @@ def test_arguments_that_each_call_divides_are_the_same_in_each_call(
     assert report["state"] == "succeeded", report["error"]
     assert report["losses"] == undisturbed["losses"]
     assert "args.batch_size is 32 again, as before the first call of the training function" in running.logs()
+
+
+def test_an_object_that_only_some_ranks_register_is_named_before_training(job: Any, tmp_path: Path) -> None:
+    """Its rank could not get its state from another one."""
+    before = "    if run.rank % 2:\n        average = torch.nn.Linear(1, 1)\n    parallel = run.data_parallel(model)\n"
+    report = job(script=tiny(tmp_path, before, "run.steps(STEPS, **locals())")).start().wait()
+    assert report["state"] == "failed"
+    assert "average is registered on ranks 1, 3, and not on ranks 0, 2" in report["error"]["message"]
+    assert not report["losses"]

@@ -1,7 +1,7 @@
-"""Check before the first step that all ranks read the same samples in the same order.
+"""Check before the first step that all ranks register the same objects, and read the same samples in the same order.
 
-At a restore, each rank compares its data with the saved state. At the start there is no saved state, and ranks with
-different data would silently train on some samples twice and on others never.
+At a restore, each rank compares its objects and data with the saved state. At the start there is no saved state, and
+ranks with different data would silently train on some samples twice and on others never.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FOR_EVER = timedelta(days=14)
 _NAMED = 8
 
 DataPositions = Mapping[str, Mapping[str, Any]]
-"""Values that must be equal on every rank, by the name of each position in data."""
+"""Values that must be equal on every rank, by the name of each object: those of positions in data; none of others."""
 
 
 class Keys(Protocol):
@@ -33,12 +33,12 @@ class Keys(Protocol):
 
 
 def data_positions_of(states: Iterable[tuple[str, Any]]) -> DataPositions:
-    """Return the values to compare, of the states that are positions in data, by object name."""
-    return {
-        name: {key: state[key] for key in _SAME}
-        for name, state in states
-        if isinstance(state, dict) and all(isinstance(state.get(key), str | int) for key in _SAME)
-    }
+    """Return the values to compare, by object name."""
+    return {name: {key: state[key] for key in _SAME} if _is_position(state) else {} for name, state in states}
+
+
+def _is_position(state: Any) -> bool:
+    return isinstance(state, dict) and all(isinstance(state.get(key), str | int) for key in _SAME)
 
 
 def check_same_data(keys: Keys, rank: int, world_size: int, positions: DataPositions) -> None:
@@ -55,17 +55,22 @@ def check_same_data(keys: Keys, rank: int, world_size: int, positions: DataPosit
     keys.wait(names, _FOR_EVER)
     if problem := difference([positions, *(json.loads(keys.get(name)) for name in names)]):
         raise JobFailedError(
-            problem, hint="Give every rank the same samples, in the same order; the loader shares them."
+            problem,
+            hint="Register the same objects on every rank. Give every rank the same samples, in the same order; the "
+            "loader shares them.",
         )
 
 
 def difference(positions: Sequence[DataPositions]) -> str:
     """Return a sentence on the first difference between ranks; empty without one."""
     for name in sorted({name for one in positions for name in one}):
+        if missing := [rank for rank, one in enumerate(positions) if name not in one]:
+            known = [rank for rank, one in enumerate(positions) if name in one]
+            return f"{name} is registered on {_listed(known)}, and not on {_listed(missing)}"
         for key in _SAME:
             ranks = defaultdict[str, list[int]](list)
             for rank, one in enumerate(positions):
-                ranks[repr(one[name][key]) if name in one else "none"].append(rank)
+                ranks[repr(one[name].get(key))].append(rank)
             if len(ranks) > 1:
                 groups = [
                     f"{value} on {_listed(its)}" for value, its in sorted(ranks.items(), key=lambda item: item[1])

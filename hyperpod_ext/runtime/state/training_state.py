@@ -306,9 +306,11 @@ class TrainingState:
         return CapturedState(parts._replace(built=self._forms), own, keys, parameters)
 
     def data_positions(self) -> DataPositions:
-        """Return the values that must be equal on every rank, of the objects that are positions in data."""
-        others = {n: v for n, v in self._objects.items() if not isinstance(v, torch.nn.Module | torch.optim.Optimizer)}
-        return data_positions_of((name, value.state_dict()) for name, value in others.items())
+        """Return the values that must be equal on every rank."""
+        large = torch.nn.Module | torch.optim.Optimizer
+        return data_positions_of(
+            (name, None if isinstance(value, large) else value.state_dict()) for name, value in self._objects.items()
+        )
 
     def nbytes(self) -> int:
         """Return the size of a snapshot, including future optimizer state."""

@@ -1,4 +1,4 @@
-"""Ranks that would read other samples than one another are told so before the first step."""
+"""Ranks that would read other samples than one another, or register other objects, are named before the first step."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def check(*told: DataPositions) -> None:
 
 
 def test_the_same_data_on_every_rank_is_fine():
-    assert told_by(0) == {"data": {"fingerprint": "numbers", "order": "1/global", "seed": 0}}
+    data = {"fingerprint": "numbers", "order": "1/global", "seed": 0}
+    assert told_by(0) == {"model": {}, "optimizer": {}, "schedule": {}, "data": data}
     check(*(told_by(rank) for rank in range(4)))
     check({}, {})
     check(told_by(0))
@@ -63,7 +64,8 @@ def test_the_same_data_on_every_rank_is_fine():
             "'numbers' on ranks 0, 1, 'others' on ranks 2, 3",
         ),
         ([told_by(0), told_by(1, seed=7)], "another seed of the data from rank to rank: 0 on rank 0, 7 on rank 1"),
-        ([{}, told_by(1), {}], "another fingerprint of the data from rank to rank: none on ranks 0, 2, 'numbers' on"),
+        ([{}, {"data": told_by(1)["data"]}, {}], "data is registered on rank 1, and not on ranks 0, 2"),
+        ([{"model": {}}, {"model": {}, "average": {}}], "average is registered on rank 1, and not on rank 0"),
         ([told_by(0)] + [told_by(1, "others")] * 20, "on ranks 1, 2, 3, 4, 5, 6, 7, 8 and 12 more"),
     ],
 )
