@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
+import sys
+import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -14,7 +18,7 @@ from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.data.epoch_reader import EpochReader, chain_of
 from hyperpod_ext.runtime.data.workers import Read
 from hyperpod_ext.runtime.state.unsaved.fingerprints import is_number
-from hyperpod_ext.runtime.state.unsaved.reachable import Named, anything, own_values, reachable
+from hyperpod_ext.runtime.state.unsaved.reachable import Named, anything, own_values, reachable, script_frames
 
 _ALONE = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 """Samplers that know nothing of ranks: each rank draws an order of its own."""
@@ -27,8 +31,9 @@ class EpochData(EpochReader):
     another epoch than those of a new process.
     """
 
-    def __init__(self, loader: Any, *, seed: int, rank: int) -> None:
+    def __init__(self, loader: Any, *, seed: int, rank: int, warn: Callable[[str], object]) -> None:
         super().__init__(loader, seed=seed, rank=rank, per_step=1)
+        self.warn = warn
         self._given = self._sampler
         self._settings = _settings(self._given)
         self._sampler = _copied(self._given, self.dataset)
@@ -96,12 +101,23 @@ class Batches:
         self.epoch, self.first = epoch, step - 1 - epoch * data.steps_per_epoch
         self.handed = self.first
         """Number of this epoch's batches that the script has got."""
+        self._iterator: Callable[[], Generator[Any] | None] = lambda: None
         self._step, self._data, self._steps, self._prepare = step, data, steps, prepare
 
     def __len__(self) -> int:
         return self._data.steps_per_epoch - self.first
 
     def __iter__(self) -> Iterator[Any]:
+        """Yield the batches.
+
+        Raises:
+            JobFailedError: they were iterated before, or are not as many as the loader's length says.
+        """
+        batches = self._iterate()
+        self._iterator = weakref.ref(batches)
+        return batches
+
+    def _iterate(self) -> Generator[Any]:
         if self.handed > self.first:
             raise JobFailedError(
                 f"the batches of epoch {self.epoch} were iterated twice: each is one step",
@@ -115,12 +131,23 @@ class Batches:
                 self.handed += 1
                 if (read := next(batches, None)) is None:
                     raise self._other_length("fewer")
+                if self.handed == self._step == 1:
+                    self._see_numbers(sys._getframe().f_back)
                 self._prepare(self._step, is_last=self.handed == length)
                 yield read[1][0].batch
             if next(batches, None) is not None:
                 raise self._other_length("more")
         finally:
             batches.close()
+
+    def _see_numbers(self, frame: FrameType | None) -> None:
+        """Warn of `enumerate(batches)`: after a fault in the middle of an epoch it would begin at 0."""
+        numbered = any(type(each) is enumerate for each in gc.get_referrers(self._iterator()))
+        if numbered and not any("first" in each.f_code.co_names for each in script_frames(frame)):
+            self._data.warn(
+                "hyperpod_ext: enumerate(batches) of run.epochs begins at 0 again after a fault, in the middle of an "
+                "epoch. Write enumerate(batches, batches.first)\n"
+            )
 
     def _other_length(self, how: str) -> JobFailedError:
         return JobFailedError(

@@ -304,7 +304,7 @@ class Run:
                 "epochs() was called after restore() or steps()",
                 hint="Register all objects here, with the loader: run.epochs(loader, epochs, **locals()).",
             )
-        data = EpochData(loader, seed=self.config.seed, rank=self.rank)
+        data = EpochData(loader, seed=self.config.seed, rank=self.rank, warn=self._warn)
         name = next((name for name, value in objects.items() if value is loader), "loader")
         self._restore(stateful(objects) | {name: data})
         return epochs_of(data, epochs, self.step, self.steps, self._prepare_step)

@@ -68,7 +68,7 @@ MAKE: dict[str, Callable[[Samples], Sampler[int]]] = {
 
 
 def data_of(sampler: Any, data: Samples, workers: int = 0, rank: int = 0) -> EpochData:
-    return EpochData(DataLoader(data, 4, sampler=sampler, num_workers=workers), seed=7, rank=rank)
+    return EpochData(DataLoader(data, 4, sampler=sampler, num_workers=workers), seed=7, rank=rank, warn=lambda _: None)
 
 
 def batches(data: EpochData, epoch: int, made: int = 0) -> list[Any]:
@@ -242,3 +242,23 @@ def test_the_last_step_before_both_loops_are_left_is_not_committed_and_named(cap
 
     assert alone(train) == 5
     assert "train() returned within step 6, which is not committed" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_numbers_of_batches_that_would_begin_again_after_a_fault_are_warned_of(
+    capfd: pytest.CaptureFixture[str], knows: bool
+) -> None:
+    def numbered(batches: Any, *first: int) -> None:
+        for _ in enumerate(batches, *first):
+            pass
+
+    def train_from_first(run: Run) -> None:
+        for _, batches in run.epochs(DataLoader(Samples(), 4), 1, model=nn.Linear(1, 1)):
+            numbered(batches, batches.first)
+
+    def train(run: Run) -> None:
+        for _, batches in run.epochs(DataLoader(Samples(), 4), 1, model=nn.Linear(1, 1)):
+            numbered(batches)
+
+    alone(train_from_first if knows else train)
+    assert ("Write enumerate(batches, batches.first)" in capfd.readouterr().err) is not knows
