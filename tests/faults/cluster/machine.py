@@ -255,6 +255,9 @@ class _Monitor:
     def heard(self, worker: Any, report: c.Event) -> None:
         pass
 
+    def see_report(self, report: c.ToAgent | c.FromAgent) -> None:
+        pass
+
     def answer(self) -> None:
         pass
 
