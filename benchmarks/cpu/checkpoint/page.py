@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from recovery_page import _describe_machine as describe_machine
+from recovery_page import describe_machine
 
 from checkpoint.group import FAIR
 from checkpoint.measure import COMPUTE_RATIO, KNOWN, KNOWN_SHARE, NEIGHBOURS, QUIET_S, WINDOWS_S, Bench
