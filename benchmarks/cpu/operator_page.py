@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from recovery_page import _describe_machine as describe_machine
+from recovery_page import describe_machine
 
 OURS, HYPERPODRUN, ALONE = "ours", "hyperpodrun", "hyperpodrun alone"
 LAUNCHERS = (OURS, HYPERPODRUN, ALONE)

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from publish import save_plot
-from recovery_page import _describe_machine as describe_machine
+from recovery_page import describe_machine
 from rendezvous_sides import OURS, SIDES, TORCH, TORCH_LAZY
 
 REINIT, DESTROY, CONNECT_S, SHARE, FREED_S = 0.25, 0.15, 0.1, 2.0, 0.05

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from recovery_page import _describe_machine as describe_machine
+from recovery_page import describe_machine
 
 BEFORE: tuple[dict[str, Any], ...] = (
     {

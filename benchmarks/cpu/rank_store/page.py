@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import log2
 from typing import Any
 
-from recovery_page import _describe_machine as describe_machine
+from recovery_page import describe_machine
 
 PHASES = {
     "start_default": "start: default group, first all-reduce",
