@@ -25,7 +25,7 @@ class PodNumbers:
         from hyperpod_ext.jobs.kubernetes.jobs import client_of
 
         self._client, self._handle = client_of(handle), handle
-        self._port = job.metrics.port if job.metrics is not None and job.mode == "ours" else 0
+        self._port = job.metrics.port if job.metrics is not None and job.has_agent else 0
         self._last = ""
         """Pod that answered last."""
         self.why = ""

@@ -28,7 +28,7 @@ def unread_secret(
     Returns:
         `container` or `pod`, the field that sets the user, the message, and a group to add.
     """
-    if job.mode == "ours":
+    if job.has_agent:
         secret, is_read = "the job's secret", bool(group)  # the runtime takes no file that root's group may read
     else:
         paths = [volume.path for volume in job.volumes if volume.kind == "secret"]

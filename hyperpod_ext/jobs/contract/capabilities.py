@@ -42,8 +42,6 @@ class Capabilities:
     """AWS's own checkpointless recovery."""
     managed_tier: bool = False
     """AWS's own tiered checkpointing."""
-    restarts_script: bool = False
-    """Our agent can run a script that saves and resumes by itself (mode `run`)."""
     command: bool = False
     """Workers may run a command that is no Python script."""
     reads: frozenset[str] = frozenset()
@@ -88,12 +86,6 @@ def unsupported(job: JobConfig, target: str, can: Capabilities) -> Iterator[Prob
             path="mode",
             hint="write `ours`, or use --target hyperpod-eks",
         )
-    if job.restarts_script and not can.restarts_script:
-        yield Problem(
-            f"target {target} does not run jobs of mode run yet",
-            path="mode",
-            hint="use --target local; or write `ours` with a @resilient function, or `plain`",
-        )
     if job.elastic is not None and not can.elastic:
         yield Problem(
             f"target {target} cannot change the number of nodes of a running job",
@@ -104,7 +96,7 @@ def unsupported(job: JobConfig, target: str, can: Capabilities) -> Iterator[Prob
 
 def _no_rehearsal(job: JobConfig, target: str) -> Iterator[Problem]:
     assert job.chaos is not None
-    if job.mode != "ours":
+    if not job.has_agent:
         yield Problem(f"nothing inflicts faults on jobs of mode {job.mode}", path="chaos", hint="remove chaos")
     elif not job.chaos.on_clusters:
         yield Problem(

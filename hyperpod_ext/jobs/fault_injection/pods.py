@@ -31,7 +31,7 @@ mv {ORDERS}/.new "{ORDERS}/$0.json"
 def order(handle: JobHandle, fault: InjectedFault | NodeFault) -> str:
     """See `targets.Faults`. Only the pods know their ranks: ask the likeliest first."""
     job, state = kept_spec(handle), jobs.status(HYPERPOD, handle).state
-    if job is None or job.mode != "ours":
+    if job is None or not job.has_agent:
         why = "was not made by this version of hp-ext" if job is None else f"is of mode {job.mode}"
         hint = "`hp-ext exec` runs a command in a pod, as `kill -9 PID`"
         raise UnsupportedError([Problem(f"{handle.name} {why}: nothing there looks for orders", hint=hint)])

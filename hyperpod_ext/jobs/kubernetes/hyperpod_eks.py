@@ -89,6 +89,12 @@ def _of_launcher(job: JobConfig) -> Iterator[Problem]:
                 path="chaos.faults",
                 hint="write `inject` with kind sigkill, or `kubernetes.launcher: ours`",
             )
+        if job.restarts_script:
+            yield Problem(
+                "hyperpodrun restarts its workers itself, from imports on: mode run needs our agent",
+                path="mode",
+                hint="write `kubernetes.launcher: ours`",
+            )
         if job.restart.policy == "continue" and job.mode == "ours":
             yield Problem(
                 "hyperpodrun stops all ranks at a fault: our agents let the others continue",
@@ -104,9 +110,11 @@ def _of_launcher(job: JobConfig) -> Iterator[Problem]:
                 )
         return
     back = "write `launcher: hyperpodrun`"
-    if job.mode != "ours":
+    if not job.has_agent:
         yield Problem(
-            f"our agent runs jobs of mode ours, and this one's is {job.mode}", path="kubernetes.launcher", hint=back
+            f"our agent runs jobs of mode ours or run, and this one's is {job.mode}",
+            path="kubernetes.launcher",
+            hint=back,
         )
 
 

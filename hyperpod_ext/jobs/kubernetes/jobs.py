@@ -45,7 +45,7 @@ def submit(kind: Kind, job: JobConfig, files: Mapping[str, str], dry_run: bool =
     namespace = client.access.namespace
     if not dry_run:
         _refuse_a_second(client, kind, job.name)
-        if job.mode == "ours":
+        if job.has_agent:
             ensure_secret(client, namespace, secret_name(job), job.name)
     made: list[str] = []
     try:

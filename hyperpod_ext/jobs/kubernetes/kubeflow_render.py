@@ -50,7 +50,7 @@ def start_of(job: JobConfig) -> Start:
     alone = without_launcher(job)
     script = fill(
         "kubeflow/start.sh.j2",
-        mode=job.mode,
+        agent=job.has_agent,
         elastic=job.elastic is not None,
         working_dir=job.working_dir if job.kubernetes.kubeflow_api == "trainjob" else None,
         nodes=job.nodes,
@@ -58,9 +58,9 @@ def start_of(job: JobConfig) -> Start:
         port=job.rendezvous.port or _PORT,
         alone=alone,
         no_python=no_python,
-        command=job.words if job.mode == "ours" or alone else words,
+        command=job.words if job.has_agent or alone else words,
     )
-    environment = agent_environment(job) if job.mode == "ours" else RANKED_LINES
+    environment = agent_environment(job) if job.has_agent else RANKED_LINES
     return Start(script, job.image or "", environment)
 
 

@@ -62,7 +62,7 @@ def job_mounts(job: JobConfig, *, keeps_addresses: bool = False, projected: bool
         mounts.add(f"{labels.DISK_VOLUME}-{number}", {"hostPath": {"path": path, "type": "DirectoryOrCreate"}}, path)
     if keeps_addresses and not any(is_below(labels.ADDRESSES_DIR, path) for path in _mounted(job)):
         mounts.add(labels.ADDRESSES_VOLUME, {"emptyDir": {}}, labels.ADDRESSES_DIR)
-    if job.mode == "ours":
+    if job.has_agent:
         items = [{"key": "secret", "path": "secret"}]
         secret = {"secretName": secret_name(job), "defaultMode": _OWNER_ONLY, "items": items}
         mounts.add(labels.SECRET_VOLUME, _as({"secret": secret}, projected), labels.SECRET_DIR, readOnly=True)
@@ -86,7 +86,7 @@ def is_own_name(job: JobConfig, name: str) -> bool:
 def _own_names(job: JobConfig) -> set[str]:
     found = {f"{volume.kind}-{index}" for index, volume in enumerate(job.volumes)}
     found |= {labels.ADDRESSES_VOLUME, *([_SHARED_MEMORY] if _needs_shared_memory(job) else [])}
-    return found | ({labels.SECRET_VOLUME} if job.mode == "ours" else set())
+    return found | ({labels.SECRET_VOLUME} if job.has_agent else set())
 
 
 def _disks(job: JobConfig) -> list[str]:

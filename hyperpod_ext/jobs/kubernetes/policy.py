@@ -31,7 +31,7 @@ def network_policy(job: JobConfig, *, from_operator: bool) -> dict[str, Any]:
         namespace = {"matchLabels": {"kubernetes.io/metadata.name": labels.OPERATOR_NAMESPACE}}
         ports = [{"protocol": "TCP", "port": labels.AGENT_PORT}]
         ingress.append({"from": [{"namespaceSelector": namespace}], "ports": ports})
-    if job.metrics is not None and job.metrics.port and job.mode == "ours":
+    if job.metrics is not None and job.metrics.port and job.has_agent:
         ingress.append({"ports": [{"protocol": "TCP", "port": job.metrics.port}]})
     metadata: dict[str, Any] = {"name": f"{job.name}-hpx"}
     if job.kubernetes.namespace:

@@ -51,7 +51,6 @@ def capabilities() -> Capabilities:
         spares=True,
         elastic=True,
         command=True,
-        restarts_script=True,
         reads=frozenset({"log_rules", "metrics", "network"}),
     )
 

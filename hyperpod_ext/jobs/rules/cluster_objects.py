@@ -93,7 +93,7 @@ def policy_reaches_the_pods(context: Context) -> Iterator[Finding]:
     reads=("mode", "volumes", "kubernetes.container", "kubernetes.pod"),
 )
 def mounts_are_apart(context: Context) -> Iterator[Finding]:
-    seen = {labels.SECRET_DIR: "the job's secret"} if context.job.mode == "ours" else {}
+    seen = {labels.SECRET_DIR: "the job's secret"} if context.job.has_agent else {}
     for index, volume in enumerate(context.job.volumes):
         place = volume.path.rstrip("/") or "/"
         if place in seen:

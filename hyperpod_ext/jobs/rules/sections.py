@@ -72,7 +72,7 @@ def promises_are_kept(context: Context) -> Iterator[Finding]:
             yield Finding((*_POD, "volumes", index, "name"), message, "choose another name")
     mounted = [one["mountPath"] for one in own.get("volumeMounts", ())]
     for index, place in enumerate(mounted):
-        if job.mode == "ours" and hides_secret(place):
+        if job.has_agent and hides_secret(place):
             at = (*_CONTAINER, "volumeMounts", index, "mountPath")
             yield Finding(at, "would hide the job's secret", "mount it elsewhere")
     read_only = own.get("securityContext", {}).get("readOnlyRootFilesystem")

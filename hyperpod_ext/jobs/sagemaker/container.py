@@ -35,7 +35,7 @@ def environment_of(job: JobConfig) -> dict[str, str]:
 
 def needs_secret(job: JobConfig) -> bool:
     """Whether nodes authenticate each other or sign checkpoints."""
-    return job.mode == "ours" and (job.nodes > 1 or bool(job.checkpoint.durable()))
+    return job.has_agent and (job.nodes > 1 or bool(job.checkpoint.durable()))
 
 
 def secret_id(job: JobConfig) -> str:

@@ -37,7 +37,7 @@ def problems(job: JobConfig) -> Iterator[Problem]:
 
 def warnings(job: JobConfig) -> Iterator[str]:
     """Yield limits of the platform, before it costs money."""
-    if job.mode == "ours" and job.nodes > 1:
+    if job.has_agent and job.nodes > 1:
         again = f"the whole job anew, {job.relaunch.max_times} times" if job.relaunch.max_times else "nothing"
         yield (
             "SageMaker does not replace a single node of a running job: the runtime recovers processes, and after the "
@@ -114,7 +114,7 @@ def _combinations(job: JobConfig) -> Iterator[Problem]:
         yield Problem(
             "nodes of a training plan are not spot nodes", path="sagemaker.spot", hint="remove one of the two"
         )
-    if options.network_isolation and job.mode == "ours":
+    if options.network_isolation and job.has_agent:
         if any(tier.folder is None for tier in job.checkpoint.durable()):
             hint = "remove the s3 tier, or the isolation"
             yield Problem("an isolated job cannot reach S3", path="sagemaker.network_isolation", hint=hint)

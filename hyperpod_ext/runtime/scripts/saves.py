@@ -15,7 +15,7 @@ import torch
 from torch.distributed import checkpoint as dcp
 
 from hyperpod_ext.files import make_private_folder, write_atomically
-from hyperpod_ext.runtime.ipc.environment import ENV_RUN_DIR
+from hyperpod_ext.runtime.fault_injection.from_worker import run_dir_of
 from hyperpod_ext.runtime.training.run import Run
 
 _RECORDS = "script-saves"
@@ -51,7 +51,7 @@ class ScriptSaves:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._folder = Path(os.environ[ENV_RUN_DIR]) / _RECORDS
+        self._folder = run_dir_of() / _RECORDS
         self._own = self._folder / f"rank{run.rank}.json"
         self._saves = {save.path: save for save in _read(self._own)}
         self.loaded: int | None = None

@@ -75,7 +75,7 @@ def problems(job: JobConfig, container: str, pod_type: str = "PodSpec") -> Itera
     ours = pod_types()[pod_type]["containers"].removeprefix("[]")
     yield from _typed(ours, overlay.container, f"{_HERE}.container")
     yield from _typed(pod_type, overlay.pod, f"{_HERE}.pod")
-    yield from _promises_of_container(job.mode, overlay.container, f"{_HERE}.container", own=True)
+    yield from _promises_of_container(job.has_agent, overlay.container, f"{_HERE}.container", own=True)
     yield from _promises_of_pod(job, overlay.pod, container)
     yield from _promises_of_job(overlay.job)
 
@@ -107,7 +107,7 @@ def _complete(patch: Mapping[str, Any], path: str) -> Iterator[Problem]:
             yield Problem(message, path=f"{path}.{name}", hint="name the fields that change")
 
 
-def _promises_of_container(mode: str, patch: Mapping[str, Any], path: str, own: bool) -> Iterator[Problem]:
+def _promises_of_container(has_secret: bool, patch: Mapping[str, Any], path: str, own: bool) -> Iterator[Problem]:
     yield from _complete(patch, path)
     yield from _refused({k: v for k, v in REFUSED_OF_CONTAINER.items() if own or k != "name"}, patch, path)
     for field in ("env", "volumeMounts", "ports", "resources"):
@@ -121,7 +121,7 @@ def _promises_of_container(mode: str, patch: Mapping[str, Any], path: str, own: 
             yield Problem(f"{name} is set by the launcher: ranks know by it who they are", path=f"{path}.env.{index}")
     for index, one in _items(patch, "volumeMounts"):
         where = str(one.get("mountPath", ""))
-        if one == {DIRECTIVE: "replace"} or (mode == "ours" and where and hides_secret(where)):
+        if one == {DIRECTIVE: "replace"} or (has_secret and where and hides_secret(where)):
             yield Problem("would hide the job's secret", path=f"{path}.volumeMounts.{index}", hint="mount it elsewhere")
     for index, one in _items(patch, "ports"):
         if DIRECTIVE in one:
@@ -138,7 +138,7 @@ def _promises_of_pod(job: JobConfig, patch: Mapping[str, Any], container: str) -
             yield Problem("cannot be removed: the job relies on its content", path=f"{path}.{field}")
     for index, one in _items(patch, "containers"):
         if one.get("name") == container:
-            yield from _promises_of_container(job.mode, one, f"{path}.containers.{index}", own=False)
+            yield from _promises_of_container(job.has_agent, one, f"{path}.containers.{index}", own=False)
         elif one == {DIRECTIVE: "replace"}:
             yield Problem("would remove the container that trains", path=f"{path}.containers.{index}")
         elif DIRECTIVE not in one and "image" not in one:
@@ -146,7 +146,7 @@ def _promises_of_pod(job: JobConfig, patch: Mapping[str, Any], container: str) -
                 "a container next to the training container needs an image", path=f"{path}.containers.{index}"
             )
     for index, one in _items(patch, "volumes"):
-        if one == {DIRECTIVE: "replace"} or (one.get("name") == labels.SECRET_VOLUME and job.mode == "ours"):
+        if one == {DIRECTIVE: "replace"} or (one.get("name") == labels.SECRET_VOLUME and job.has_agent):
             yield Problem("would change or remove the job's secret", path=f"{path}.volumes.{index}")
 
 
