@@ -27,7 +27,12 @@ Examples:
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes, all on this machine.")
 @click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Processes on each node.")
 @click.option("--name", help="Name of the job. Default: that of the script.")
-@click.option("--preload", multiple=True, metavar="MODULE", help="Import this before workers are forked, beside torch.")
+@click.option(
+    "--preload/--no-preload",
+    default=True,
+    show_default=True,
+    help="Import the packages of the script's first lines once, before its workers are forked.",
+)
 @click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer; the job goes on.")
 @click.option("--kill", "kills", multiple=True, metavar="rank=R@step=S", help="Kill this rank in that step.")
 @output_option("name")
@@ -37,7 +42,7 @@ def command(
     nodes: int,
     workers: int,
     name: str | None,
-    preload: tuple[str, ...],
+    preload: bool,
     timeout: float | None,
     kills: tuple[str, ...],
     output: str,
@@ -60,7 +65,7 @@ def command(
         "workers_per_node": workers,
     }
     if preload:
-        document["restart"] = {"preload": ["torch", *preload]}
+        document["restart"] = {"preload": _modules_of(script)}
     if kills:
         document["chaos"] = {"faults": _faults(kills)}
     say("mode run: the script saves and resumes by itself; a fault loses the steps since its last save")
@@ -69,6 +74,14 @@ def command(
 
 def _name_of(script: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-")[:63] or "script"
+
+
+def _modules_of(script: str) -> list[str]:
+    """Return the modules that workers find imported when they start."""
+    from hyperpod_ext.config.restart import RestartPolicy
+    from hyperpod_ext.jobs.script_imports import first_imports
+
+    return list(dict.fromkeys([*RestartPolicy.model_fields["preload"].default, *first_imports(Path(script))]))
 
 
 def _faults(kills: tuple[str, ...]) -> list[dict[str, Any]]:

@@ -11,9 +11,10 @@ from local_place import LocalPlace
 pytestmark = pytest.mark.slow
 
 SCRIPT = """
+import torch  # first: preloaded
+import yaml
 import os
 import sys
-import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
@@ -63,7 +64,7 @@ def test_mistakes_are_reported_before_anything_starts(
     assert "--kill" in call_hp_ext("run", "--kill", "rank=x", "train.py").stderr
     beyond = call_hp_ext("run", "--kill", "rank=7@step=3", "train.py")
     assert (beyond.code, "rank" in beyond.stderr) == (3, True)
-    Path("job.yaml").write_text("name: a\nscript: train.py\nmode: run\n")
-    refused = call_hp_ext("validate", "job.yaml", "--target", "hyperpod-slurm")
-    assert "job.yaml:3: mode: target hyperpod-slurm does not run jobs of mode run yet" in refused.stderr
+    Path("job.yaml").write_text("name: a\nscript: train.py\nmode: run\nelastic: {min_nodes: 1, max_nodes: 2}\n")
+    refused = call_hp_ext("validate", "job.yaml", "--target", "local")
+    assert "mode `run` runs on exactly `nodes`" in refused.stderr
     assert place.leftovers() == []
