@@ -1,6 +1,7 @@
 """A DDP script without a line of ours: it saves every five steps, and resumes from its newest checkpoint.
 
-HPX_TEST_SAVES: `file` (torch.save), `folder` (torch.distributed.checkpoint) or `ignored` (it saves, and never loads).
+HPX_TEST_SAVES: `file` (torch.save), `each` (a file of each rank), `folder` (torch.distributed.checkpoint) or `ignored`
+(it saves, and never loads).
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ def strike(step: int, rank: int) -> None:
         if os.environ.get("HPX_TEST_ALWAYS") or not mark.exists():
             mark.touch()
             raise ValueError(f"no luck in step {step}")
+    if os.environ.get("HPX_TEST_EVALUATES") == f"{rank}@{step}":
+        time.sleep(3.0)  # longer than ten steps, and without a collective
     if os.environ.get("HPX_TEST_HOLD") == f"{rank}@{step}" and not (FOLDER / "held").exists():
         (FOLDER / "held").touch()
         while not (FOLDER / "let-go").exists():
@@ -74,10 +77,20 @@ def save(state: dict[str, object], step: int, rank: int) -> None:
     if SAVES == "folder":
         values = {name: one.state_dict() for name, one in state.items()}
         dcp.save({**values, "step": torch.tensor(step)}, checkpoint_id=str(FOLDER / f"step-{step}"))
+    elif SAVES == "each":
+        if (rank, step) == (1, 10) and not (FOLDER / "cut").exists():
+            while torch.load(FOLDER / "newest-0.pt", weights_only=True)["step"] < step:
+                time.sleep(0.01)
+            Cut().__reduce__()
+        torch.save({"step": step, **{name: one.state_dict() for name, one in state.items()}}, file_of(rank))
     elif rank == 0:
         values = {name: one.state_dict() for name, one in state.items()}
         cut = {"cut": Cut()} if os.environ.get("HPX_TEST_CUT") == str(step) else {}
-        torch.save({**values, "step": step, **cut}, FOLDER / "newest.pt")
+        torch.save({**values, "step": step, **cut}, file_of(rank))
+
+
+def file_of(rank: int) -> Path:
+    return FOLDER / (f"newest-{rank}.pt" if SAVES == "each" else "newest.pt")
 
 
 def load(state: dict[str, object]) -> int:
@@ -89,7 +102,7 @@ def load(state: dict[str, object]) -> int:
         for name, one in state.items():
             one.load_state_dict(values[name])
         return int(step)
-    if SAVES == "file" and (file := FOLDER / "newest.pt").exists():
+    if SAVES in ("file", "each") and (file := file_of(dist.get_rank())).exists():
         values = torch.load(file, weights_only=True)
         for name, one in state.items():
             one.load_state_dict(values[name])

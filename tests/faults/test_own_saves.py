@@ -121,3 +121,19 @@ def test_a_save_that_is_cut_off_leaves_the_file_before(tmp_path: Path, start: St
     report = running.wait()
     assert report["state"] == "succeeded", report["error"]
     assert [one["resumed_step"] for one in report["recoveries"]] == [10]
+
+
+def test_a_long_evaluation_is_no_hang(start: Start) -> None:
+    hang = {"floor_s": 0.2, "factor": 1.5}
+    settings = {"mode": "run", "restart": {"hang": hang}}
+    report = start(settings=settings, env={"HPX_TEST_EVALUATES": "0@13"}).wait()
+    assert (report["state"], report["recoveries"]) == ("succeeded", [])
+
+
+def test_ranks_that_load_different_steps_end_the_job(start: Start) -> None:
+    """Rank 0 has saved step 10 to its file, and rank 1 dies before it does."""
+    report = start(env={"HPX_TEST_SAVES": "each"}).wait()
+    assert report["state"] == "failed"
+    found = report["error"]["message"]
+    assert "its checkpoint of step 5" in found
+    assert "that of step 10" in found or "of step 10, and" in found

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ext.config.detection import HangPolicy
 from hyperpod_ext.config.fault_injection import NodeFault
+from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.processes import send_signal
 from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.detection.failure_causes import NO_PROGRESS, FaultKind, OomKills, decode_exit
@@ -59,6 +61,15 @@ class MonitoredWorker:
         return reading.phase.word if reading.marks else ""
 
 
+def _policy_of(config: RuntimeConfig) -> HangPolicy:
+    """Return the job's policy. A script of mode `run` shows no progress in an evaluation, so its limit is that of the
+    first step."""
+    policy = config.restart.hang
+    if not config.restarts_script:
+        return policy
+    return policy.model_copy(update={"floor_s": max(policy.floor_s, policy.first_step_s)})
+
+
 class HangMonitor:
     """Watches the workers of one node.
 
@@ -74,7 +85,7 @@ class HangMonitor:
         tell: Callable[[c.Stalled | c.Heartbeats], None],
         event: Callable[..., None],
     ) -> None:
-        self._settings, self._policy = settings, settings.config.restart.hang
+        self._settings, self._policy = settings, _policy_of(settings.config)
         self._workers, self._tell, self._event = workers, tell, event
         self._times = StepTimes(self._policy)
         self._pages = 0

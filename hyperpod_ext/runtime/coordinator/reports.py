@@ -38,6 +38,7 @@ class _OfStep(Declared, extra="ignore"):
     began: float = 0.0
     sharing: str = ""
     cause: str = ""
+    loaded: Count | None = None
 
 
 class StepSampler:
@@ -65,6 +66,8 @@ class Reports:
         self._step_sampler = StepSampler()
         self._hangs = HangQuery()
         self._liveness: LivenessQuery | None = None
+        self._loaded: tuple[int, int, int] | None = None
+        """Generation, rank and step of the first checkpoint that a script of mode `run` has loaded itself."""
         self._leaving: set[int] = set()
         """Nodes that were told to end, and have not left yet."""
 
@@ -265,8 +268,9 @@ class Reports:
     def _stepped(self, report: c.Event, of: _OfStep) -> None:
         """A rank has begun its loop, or has committed a step."""
         membership = self._membership
-        if self._run.config.restarts_script:
-            return  # only steps that the script has saved count as committed
+        if self._run.config.restarts_script:  # only steps that the script has saved count as committed
+            self._check_loaded(report, of)
+            return
         membership.step_committed(of.step)
         self._ranks.committed(report.rank, of.step)
         if report.event == "begun":
@@ -278,6 +282,20 @@ class Reports:
             return
         if (by_all := self._ranks.committed_by_all(len(membership.nodes))) is not None:
             self._actions.carry_out(membership.release_retained(by_all))
+
+    def _check_loaded(self, report: c.Event, of: _OfStep) -> None:
+        """End the job if the script has loaded checkpoints of different steps on two ranks."""
+        if report.event != "begun" or of.loaded is None:
+            return
+        generation, rank, step = self._loaded or (-1, -1, -1)
+        if generation != report.generation:
+            self._loaded = report.generation, report.rank, of.loaded
+        elif step != of.loaded:
+            message = (
+                f"rank {report.rank} has loaded its checkpoint of step {of.loaded}, and rank {rank} that of step {step}"
+            )
+            hint = "Save each step to its own file, and load the newest step that all ranks have saved."
+            self._end.fail(Fail("JobFailedError", message, hint))
 
     # --- faults -----------------------------------------------------------------------------------
 

@@ -185,6 +185,8 @@ class Begun(ByWorker):
     """The job's last step."""
     sharing: str = ""
     """How states of ranks relate: same, own or shard; empty: not known yet."""
+    loaded: Count | None = None
+    """Step of the checkpoint that a script of mode `run` has loaded itself; null: unknown, or none."""
     reproducible: bool = False
     """Whether gradient sums do not depend on the order, as with `reproducible=True`."""
 

@@ -51,7 +51,7 @@ class ScriptSteps:
         self._counted = weakref.ref(optimizer)
 
     def _begin(self) -> None:
-        self._run.begin_script(self._first())
+        self._run.begin_script(self._first(), self._saves.loaded)
         self._began = time.monotonic()
 
     def _first(self) -> int:

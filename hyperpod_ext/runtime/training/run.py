@@ -442,10 +442,10 @@ class Run:
 
     # --- called for a script that saves and resumes by itself ------------------------------------
 
-    def begin_script(self, step: int) -> None:
-        """Report that the script begins its loop after `step`."""
+    def begin_script(self, step: int, loaded: int | None) -> None:
+        """Report that the script begins its loop after `step`. `loaded`: step of its checkpoint, if known."""
         self.step = step
-        self._link.event("begun", rank=self.rank, step=step)
+        self._link.event("begun", rank=self.rank, step=step, **({"loaded": loaded} if loaded else {}))
         self._watchdog.begin_step(step + 1)
 
     def saved_by_script(self, path: str) -> None:
