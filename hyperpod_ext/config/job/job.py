@@ -89,7 +89,7 @@ class JobConfig(Config):
     working_dir: AbsolutePath | None = None
     """Folder inside the container that `script` is relative to. The script is then not looked up here. Default: the
     image's own, which must have the files of this folder."""
-    mode: Literal["ours", "run", "plain", "aws-checkpointless", "aws-managed-tier"] = "ours"
+    mode: Literal["ours", "plain", "run", "aws-checkpointless", "aws-managed-tier"] = "ours"
     """Recovery of the job: this project's runtime; a restart of a script that saves and resumes by itself (`run`); only
     its launcher (`plain`); AWS's checkpointless container; or AWS's managed tiered checkpointing in the script. AWS's
     two need HyperPod on EKS, and cannot be combined."""
