@@ -1,4 +1,4 @@
-"""The workers of one node: started, listened to, passed on to the coordinator, and ended."""
+"""Workers of one node: start and stop their processes, and pass their reports on to the coordinator."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from hyperpod_ext.runtime.memory_server.protocol import requests as r
 from hyperpod_ext.runtime.process_group.address_book import NodeAddressBook
 
 _DYING_LOOKS, _DYING_LOOK_S = 20, 0.001
-"""Number and distance of looks whether all threads of a dying process have ended."""
+"""Number of checks whether all threads of a dying process have ended, and seconds between two checks."""
 _LAST_EVENT_S = 0.02
-"""How long before a rehearsed end of this node its event is sent."""
+"""Seconds between the event of an injected node loss and the loss."""
 
 Tell = Callable[[c.FromAgent], None]
 Log = Callable[..., None]
@@ -48,15 +48,15 @@ Spawn = Callable[[Coroutine[Any, Any, None]], None]
 
 @dataclass(slots=True, eq=False)
 class Start:
-    """The start of a worker that is wanted here."""
+    """A pending start of a worker on this node."""
 
     rank: int
     world_size: int | None
-    """Size of the next rank assignment, if the worker waits for that."""
+    """World size of the next rank assignment, if the worker is for that assignment."""
     joining: bool
     """Whether `rank` is a number of the next rank assignment."""
     forking: int | None = None
-    """Local rank, while its process is being forked."""
+    """Local rank, while the process is being forked."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -67,32 +67,33 @@ class _Worker(MonitoredWorker):
     local_rank: int
     liveness_lock: LivenessLock | None = None
     joining: bool = False
-    """Whether it waits for the next rank assignment."""
+    """Whether the worker waits for the next rank assignment."""
     is_watched: bool = False
-    """Whether a thread waits for the end of its main thread."""
+    """Whether a thread waits for the end of the worker's main thread."""
     joined: int = 0
-    """Newest generation that it has asked to join, or is in."""
+    """Newest generation that the worker has requested to join, or is in."""
     waiting: c.Join | None = None
-    """Its request to join, until that generation begins."""
+    """Pending request to join; None once a generation begins."""
     writer: asyncio.StreamWriter | None = None
     hung_up: asyncio.Event = field(default_factory=asyncio.Event)
     finished: bool = False
-    """Whether its training is done: it saves no more, unless another generation begins."""
+    """Whether the training is done: the worker saves no more, unless another generation begins."""
     reported: bool = False
-    """Whether its end is known."""
+    """Whether the end of the process was reported."""
     is_replaced: bool = False
-    """Whether another will take its place. It is ended when that can be started, and joins nothing until then."""
+    """Whether another worker will replace this one, which is killed when its successor can start, and joins no
+    generation until then."""
     gone: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when it has ended, and its devices are free."""
+    """Set when the process has ended, and its devices are free."""
     sent: Sent = field(default_factory=Sent)
-    """Orders, to be sent again after its connection broke."""
+    """Orders, to be sent again after a broken connection."""
     received: int = 0
-    """Reports that it has sent, over all of its connections."""
+    """Number of reports received from the worker, over all connections."""
     saved: int = 0
-    """Newest step that its script has saved by itself."""
+    """Newest step that the script itself has saved."""
 
     def send(self, frame: bytes) -> None:
-        """Send an order; over the next connection if this one is broken."""
+        """Send an order, over the next connection if the current one is broken."""
         self.sent.add(frame)
         if self.writer is not None and not self.writer.is_closing():
             self.writer.write(frame)
@@ -102,8 +103,8 @@ class Workers:
     """Worker processes of this node, by rank.
 
     Args:
-        tell, event: messages and events for the coordinator.
-        spawn: runs work as a background task.
+        tell, event: send a message or an event to the coordinator.
+        spawn: runs a coroutine as a background task.
     """
 
     def __init__(
@@ -120,17 +121,17 @@ class Workers:
         self.generation = 1
         self.world_size = self._config.world_size
         self.moved_in = 0
-        """Newest generation with other numbers of ranks that workers here have."""
+        """Generation of the last change of rank numbers that the workers have received."""
         self._leaving: dict[int, asyncio.Event] = {}
-        """By local rank: set when the device of the former worker is free for the next."""
+        """Event of each local rank: set when the former worker has freed the device for the next."""
         self._starts: dict[int, Start] = {}
-        """Newest start of each rank that is wanted here."""
+        """Newest start of each rank of this node."""
         self.finishing = False
         self.exited: dict[int, int] = {}
         """Exit codes of workers that ended after their training."""
         self.master_port = 0
         self._disk_problems: set[str] = set()
-        """Those that were printed."""
+        """Disk problems that were printed."""
         self._addresses = NodeAddressBook(
             self._config.workers_per_node,
             lambda generation, ranks: self._tell(c.LookUp(generation=generation, ranks=ranks)),
@@ -142,20 +143,20 @@ class Workers:
 
     @property
     def newest_step(self) -> int:
-        """Newest step that one of them has begun."""
+        """Newest step that a worker has begun; 0 without workers."""
         return max((worker.step for worker in self._workers.values()), default=0)
 
     @property
     def save_no_more(self) -> bool:
-        """Whether one of them has made its last step."""
+        """Whether a worker has finished its last step."""
         return self.finishing or any(worker.finished for worker in self._workers.values())
 
     def all_live(self) -> bool:
-        """Whether none of their processes is ending."""
+        """Return whether all worker processes live, none of them about to end."""
         return all_live([worker.pid for worker in self._workers.values()])
 
     def summary(self) -> dict[str, Any]:
-        """Return fields of `AgentHandshake`, for a coordinator that does not know these workers."""
+        """Return the fields of `AgentHandshake` on workers, for a coordinator that took over the job."""
         by_script = self._config.restarts_script
         steps = [worker.saved + 1 if by_script else worker.step for worker in self._workers.values()]
         return {
@@ -170,7 +171,7 @@ class Workers:
         }
 
     def send(self, order: c.ToWorker) -> None:
-        """Send to all workers here; only aborts to those that wait for the next rank assignment."""
+        """Send an order to all workers. Workers that wait for the next rank assignment receive only aborts."""
         match order:
             case c.BeginGeneration():
                 self._addresses.begin(order.generation, order.follows, order.addresses)
@@ -181,30 +182,30 @@ class Workers:
             if worker.writer is None or (worker.joining and not isinstance(order, c.AbortGeneration)):
                 continue
             if isinstance(order, c.BeginGeneration):
-                worker.waiting, worker.joined = None, order.generation  # it may have asked before we knew which forms
+                worker.waiting, worker.joined = None, order.generation  # it may have joined before the renumbering came
                 frame = wire.encode(encode(order.model_copy(update={"rank": rank})))
             worker.send(frame)
 
     def leave(self, order: c.AbortGeneration) -> None:
-        """End a generation: send the abort, and end workers that do not leave in time."""
+        """Abort a generation: send the abort, and kill workers that do not leave in time."""
         self._gathering.drop()
         self.generation = order.generation
-        if order.drop_joining:  # another coordinator knows nothing of the rank assignment that they wait for
+        if order.drop_joining:  # a new coordinator has dropped the rank assignment of joining workers
             self.end_joining()
         if order.moved_in > self.moved_in:
             self._renumber(order.moved, order.moved_in)
         self.send(order)
         for worker in self._workers.values():
-            if worker.waiting is not None:  # it waits for a generation that never began; let it wait for this one
+            if worker.waiting is not None:  # its generation never began: join this one instead
                 self._spawn(self._join(worker, worker.waiting))
-        # process ids, because a worker has descriptors, and may end long before that
+        # keep process ids: a worker has descriptors, and may end long before the timeout
         pids = {worker.pid for worker in self._workers.values()}
         wait_s = self._config.restart.leave_timeout_s
         asyncio.get_running_loop().call_later(wait_s, self._end_stuck, pids, self.generation)
 
     def _renumber(self, moved: Mapping[int, int], generation: int) -> None:
-        """Give ranks other numbers. A worker without a new one is ended here if another worker has its number, and by
-        an order of its own if not."""
+        """Renumber ranks. Kill each worker without a new number whose old number another worker gets; the coordinator
+        sends an order for each other worker without one."""
         here = self._workers.items()
         pending = {rank for rank in self._starts if rank not in self._workers or self._workers[rank].is_replaced}
         pending = {rank for rank in pending if rank in moved or self._starts[rank].joining}
@@ -214,7 +215,7 @@ class Workers:
         self.keep_only((self._workers.keys() - out) | pending)
         kept = self._workers.keys() | pending
         numbers = {rank: rank if rank in joining else moved.get(rank, rank) for rank in kept}
-        # a process that is about to be started keeps its rank, whatever number that has by then
+        # a pending start follows its rank to the new number
         self._starts = {numbers[rank]: start for rank, start in self._starts.items() if rank in kept}
         self._workers = {numbers[rank]: worker for rank, worker in self._workers.items()}
         for its in self._numbered():
@@ -222,36 +223,36 @@ class Workers:
         self.moved_in = generation
 
     def _numbered(self) -> list[_Worker | Start]:
-        """Return all that has the number of a rank."""
+        """Return all workers and pending starts: each has a rank number."""
         return [*self._workers.values(), *self._starts.values()]
 
     def learn(self, faults: Iterable[tuple[int, int]]) -> None:
-        """Skip rehearsed faults that have happened, by rank and step: each happens once in the job."""
+        """Skip injected faults that have happened, by rank and step: each is injected once in the job."""
         for rank, step in faults:
             self._kill.forget(rank, step)
 
     def end_joining(self) -> None:
-        """Kill those that wait for the next rank assignment, without a report."""
+        """Kill workers that wait for the next rank assignment, without a report."""
         self.keep_only([rank for rank, worker in self._workers.items() if not worker.joining])
 
     def kill_all(self) -> None:
-        """Kill all, without a report."""
+        """Kill all workers, without a report."""
         self.keep_only(())
 
     def end_trainers(self, why: str) -> None:
-        """End those that have not left their generation."""
+        """Kill workers that have not left their generation, and report them as stuck."""
         for rank, worker in self._workers.items():
             if worker.joined and worker.waiting is None:
                 self._event("stuck", rank=rank, step=worker.step)
                 self.monitor.end(rank, why, "stuck")
 
     async def all_wait(self) -> None:
-        """Wait until each worker here waits for a generation."""
+        """Wait until each worker of this node waits for a generation."""
         async with self._known:
             await self._known.wait_for(lambda: all(worker.waiting is not None for worker in self._workers.values()))
 
     def keep_only(self, ranks: Collection[int]) -> None:
-        """Kill all others, without a report."""
+        """Kill the workers of all other ranks, without a report."""
         for rank in self._starts.keys() - set(ranks):
             del self._starts[rank]
         for rank in self._workers.keys() - set(ranks):
@@ -259,10 +260,10 @@ class Workers:
             send_signal(worker.pid)
 
     def expect(self, rank: int, world_size: int | None = None) -> Start:
-        """Return the start of a worker for `rank`, for `start`.
+        """Return a pending start of a worker for `rank`, to pass to `start`.
 
         Args:
-            world_size: of the next rank assignment, if the worker is for that.
+            world_size: size of the next rank assignment, if the worker is for that assignment.
         """
         start = self._starts[rank] = Start(rank, world_size, joining=world_size is not None)
         if (old := self._workers.get(rank)) is not None:
@@ -271,7 +272,7 @@ class Workers:
         return start
 
     async def start(self, start: Start, fork_server: ForkServer) -> None:
-        """Fork a worker in place of the former one of its rank, unless the start is not wanted any longer."""
+        """Fork a worker that replaces the former one of its rank, unless the start was cancelled."""
         if (leaving := self._leaving.get(self._local_rank(start))) is not None:
             await leaving.wait()
         if not self._is_wanted(start):
@@ -279,7 +280,7 @@ class Workers:
         rank, local_rank = start.rank, self._local_rank(start)
         if (old := self._workers.pop(rank, None)) is not None:
             send_signal(old.pid)
-            if self._config.restarts_script:  # the next one reads files that this one may be writing
+            if self._config.restarts_script:  # its successor reads files that it may still be writing
                 await old.gone.wait()
         log = self._settings.run_dir / "logs" / f"rank{rank}.log"
         each, world_size = self._config.workers_per_node, start.world_size or self.world_size
@@ -307,9 +308,9 @@ class Workers:
             start.forking = None
         if not self._is_wanted(start):
             fork_server.on_exit(pid, lambda status: None)
-            send_signal(pid)  # a warm spare that has ended
+            send_signal(pid)  # it was a warm spare, and has ended
             return
-        rank = start.rank  # another number by now, perhaps
+        rank = start.rank  # a renumbering during the fork may have changed it
         worker = _Worker(
             pid=pid,
             log=log,
@@ -329,8 +330,8 @@ class Workers:
         return self._starts.get(start.rank) is start
 
     def _local_rank(self, start: Start) -> int:
-        """That of the rank's process here, or its place among the ranks of a node, or the first free one. Numbers
-        of ranks change, devices of processes do not."""
+        """Return the local rank of the rank's process, else the rank's place on a node, else the first free local rank.
+        Numbers of ranks change, devices of processes do not."""
         if (old := self._workers.get(start.rank)) is not None:
             return old.local_rank
         each = self._config.workers_per_node
@@ -343,7 +344,7 @@ class Workers:
         worker.gone.set()
         self._spawn(fork_server.adopt_orphans())
         shutil.rmtree(temporary_folder(self._settings.socket_dir, worker.pid), ignore_errors=True)
-        worker.liveness_lock = None  # others remember the worker for a while; its page has a descriptor
+        worker.liveness_lock = None  # tasks may keep the worker for a while; its page has a descriptor
         if not worker.reported:
             worker.reported = True
             self._spawn(self._ended(worker, status, time.monotonic()))
@@ -355,7 +356,7 @@ class Workers:
                 loop.call_soon_threadsafe(lambda: self._spawn(self._dying(worker, seen)))
 
     async def _dying(self, worker: _Worker, seen: float) -> None:
-        """The main thread of a worker has ended. If the process was killed, report that before its memory is free."""
+        """Report a killed worker when its main thread has ended, before its memory is free."""
         for _ in range(_DYING_LOOKS):
             if worker.reported or (status := dying_of(worker.pid)) is not None:
                 break
@@ -367,7 +368,7 @@ class Workers:
         await self._memory.ask(r.Ended(pid=worker.pid))
 
     def _end_stuck(self, pids: Collection[int], generation: int) -> None:
-        """End those of these processes that have not left for `generation`."""
+        """Kill each of these processes that has not left for `generation`."""
         limit_s = self._config.restart.leave_timeout_s
         cause = f"did not leave generation {generation - 1} within {limit_s:g} s of a fault elsewhere"
         for rank, worker in self._workers.items():
@@ -376,18 +377,18 @@ class Workers:
                 self.monitor.end(rank, cause, "stuck")
 
     async def _ended(self, worker: _Worker, status: int, seen: float) -> None:
-        kill_group(worker.pid)  # its children, data loaders: they hold its sockets open
+        kill_group(worker.pid)  # its children, such as data loaders, hold its sockets open
         if worker.writer is not None:
-            # read what it has sent, and no more: a child in a session of its own may hold the connection
+            # read sent data and stop: a child in its own session may hold the connection open
             with contextlib.suppress(OSError):  # it has ended already
                 worker.writer.get_extra_info("socket").shutdown(socket.SHUT_RD)
-            await worker.hung_up.wait()  # its reports come before the report of its death
+            await worker.hung_up.wait()  # pass on all its reports before the report of its death
         rank = worker.rank
         if self._workers.get(rank) is not worker:
-            return  # this agent has ended it, for another one
+            return  # this agent has killed it to replace it
         del self._workers[rank]
         if worker.is_replaced and self._config.restarts_script:
-            return  # another one is about to start
+            return  # its successor is about to start
         code = os.waitstatus_to_exitcode(status)
         never_joined = worker.writer is None
         written = last_line(worker.log) if code > 0 else ""
@@ -399,7 +400,7 @@ class Workers:
         if not worker.gone.is_set() and (exit_cause["kind"] == "out-of-memory" or has_gpu()):
             self._leaving[worker.local_rank] = worker.gone
         hint = f"The whole story is in {worker.log}." if code >= 0 else ""
-        unable = never_joined and code > 0  # a script that ends before its training does so each time
+        unable = never_joined and code > 0  # a script that fails before its training fails each time
         exit_cause |= {"joined": worker.joined, "t": seen}
         self._tell(c.Died(rank=rank, exit_code=code, final=unable, hint=hint, **exit_cause))
 
@@ -407,7 +408,7 @@ class Workers:
         """Serve a worker's connection."""
         pid = wire.check_same_user(writer.get_extra_info("socket"))
         if (first := await wire.read(reader)) is None:
-            return  # it died before its first message; its pidfd reports that
+            return  # the worker died before its first message; its pidfd reports that
         try:
             handshake = read(c.WorkerHandshake, checked_version(first, "this agent", "its worker"), "handshake")
         except wire.WireError as error:
@@ -430,10 +431,10 @@ class Workers:
                 worker.hung_up.set()
 
     def _resume(self, worker: _Worker, writer: asyncio.StreamWriter, received: int) -> None:
-        """Resume a broken connection over `writer`, from the number of `received` orders.
+        """Resume a broken connection over `writer`, after the `received` orders that the worker has.
 
         Raises:
-            WireError: too many are missing.
+            WireError: some missing orders are no longer kept.
         """
         missing = worker.sent.after(received)
         if worker.writer is not None:
@@ -444,7 +445,7 @@ class Workers:
             writer.write(frame)
 
     async def _worker_of(self, pid: int) -> _Worker:
-        """Return the worker that connected, maybe before the fork server has answered with its process id."""
+        """Return the connected worker; wait if the fork server has not answered with its process id yet."""
 
         def known() -> _Worker | None:
             return next((worker for worker in self._workers.values() if worker.pid == pid), None)
@@ -456,7 +457,7 @@ class Workers:
         return worker
 
     async def _read(self, worker: _Worker, message: wire.Message) -> None:
-        """Pass a report on to the coordinator; skip it if it is damaged."""
+        """Pass a report on to the coordinator, unless it is damaged."""
         try:
             report = c.WORKER_REPORTS.decode(message)
         except wire.WireError as error:
@@ -486,12 +487,12 @@ class Workers:
             case c.Failed(cause=cause):
                 kind = "out-of-memory" if is_out_of_memory(cause) else "exception"
                 own |= {"t": time.monotonic(), "kind": kind, "phase": worker.phase}
-                if report.generation < self.generation:  # its rank's number is that of now
+                if report.generation < self.generation:  # the rank's number is of the current generation
                     own |= {"joined": report.generation, "generation": self.generation}
         self._tell(report.model_copy(update=own))
 
     def _stepped(self, worker: _Worker, report: c.Event) -> None:
-        """Note the step that a worker begins, and inject rehearsed faults that are due."""
+        """Note the step that a worker begins, and inject the faults that are due."""
         made, rank = report.fields.get("step"), worker.rank
         if self._config.restarts_script and report.event in ("begun", "script_saved") and isinstance(made, int):
             worker.saved = made
@@ -499,13 +500,13 @@ class Workers:
             return
         worker.step = made + 1
         if self._kill.due(rank, worker.step):
-            send_signal(worker.pid)  # a real fault was quicker
+            send_signal(worker.pid)  # a no-op if a real fault killed it before
             self._event("killed", rank=rank, step=worker.step)
         if self._kill.due_node(self._settings.node, worker.step):
             self._lose_node(worker.step)
 
     def _lose_node(self, step: int) -> None:
-        """Rehearse the loss of this node, once its events are sent."""
+        """Inject the loss of this node, after its events were sent."""
         for rank in self._workers:
             self._event("killed", rank=rank, step=step, t=time.monotonic() + _LAST_EVENT_S)
         fault = NodeFault(kind="sigkill", node=self._settings.node)
@@ -535,5 +536,5 @@ class Workers:
 def _checksum(script: Path) -> str:
     try:
         return f"{zlib.crc32(script.read_bytes()):08x}"
-    except OSError:  # whoever runs it will say why
+    except OSError:  # the worker reports it
         return ""
