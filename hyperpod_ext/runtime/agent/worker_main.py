@@ -25,10 +25,10 @@ SCRIPT_RAISED = 1
 
 
 def main(order: dict[str, Any], agent_pid: int) -> NoReturn:
-    """Run the script as `__main__` in this process, after `close_inherited`, and exit as a process of its own would.
+    """Run the script as `__main__` in this process, after `close_inherited`, and exit with its exit code.
 
     Args:
-        order: has the keys argv (script first), env, cwd, log.
+        order: a dict with the keys argv (script first), env, cwd, log.
     """
     code = SCRIPT_RAISED
     try:
@@ -41,7 +41,7 @@ def main(order: dict[str, Any], agent_pid: int) -> NoReturn:
         try:
             _flush()
         finally:
-            os._exit(code)  # no interpreter shutdown: what the fork server registered is not ours to run
+            os._exit(code)  # skip the exit handlers that the fork server registered
 
 
 def _flush() -> None:
@@ -50,12 +50,12 @@ def _flush() -> None:
         try:
             if stream is not None and not getattr(stream, "closed", False):
                 stream.flush()
-        except Exception as error:  # as where the disk is full: that is no reason for the job to fail
+        except Exception as error:  # such as a full disk, which must not fail the job
             os.write(2, f"the last output of the script was not written: {error}\n".encode())
 
 
 def _become_worker(order: dict[str, Any], agent_pid: int) -> None:
-    """Get an own session, log and environment, and the agent as parent."""
+    """Set up this process as a worker: own session, log and environment, and the agent as parent."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     leave_sigterm_to_the_agent()
@@ -77,7 +77,7 @@ def _become_worker(order: dict[str, Any], agent_pid: int) -> None:
 
 
 def _open_log(path: Path) -> int:
-    """Open the rank's log. If its disk is full or broken, the output is lost, and the rank trains all the same."""
+    """Open the rank's log. If its disk is full or broken, the rank trains without a log: the output is lost."""
     try:
         make_private_folder(path.parent)
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -87,39 +87,40 @@ def _open_log(path: Path) -> int:
 
 
 def close_inherited(kept: int = 2) -> None:
-    """Close the fork server's files except `kept`, right after the fork: later this process has files of its own."""
+    """Close the fork server's files except `kept`. Call right after the fork, before this process opens files."""
     os.closerange(3, min(kept, 64))
     os.closerange(kept + 1, 64)
 
 
 def temporary_folder(socket_dir: Path, pid: int) -> Path:
-    """Folder for sockets of a worker's `multiprocessing`. Its agent removes it when the worker has ended."""
+    """Return the folder for the sockets of a worker's `multiprocessing`. The agent removes the folder after the
+    worker's end."""
     return socket_dir / f"worker{pid}"
 
 
 def use_temporary_folder(folder: Path) -> None:
-    """Set the folder of `multiprocessing`: its own in TMPDIR would stay when the process is killed. TMPDIR is kept, for
-    compiled kernels."""
+    """Set the folder of `multiprocessing`, because its default in TMPDIR would remain after a kill. TMPDIR stays as
+    set, for compiled kernels."""
     try:
         folder.mkdir(mode=0o700)
-    except OSError as error:  # only a script that needs such sockets cannot do without
+    except OSError as error:  # only scripts that use such sockets need the folder
         sys.stderr.write(f"hyperpod_ext: {folder} cannot be made: {error.strerror}\n")
         return
     multiprocessing.process.current_process()._config["tempdir"] = str(folder)  # type: ignore[attr-defined]
 
 
 def leave_sigterm_to_the_agent() -> None:
-    """Ignore SIGTERM here: Slurm sends it to each process, and the agent decides. A script may set a handler."""
+    """Ignore SIGTERM in this process: Slurm signals each process, and the agent decides. A script may set a handler."""
     signal.signal(signal.SIGTERM, _left_to_the_agent)
     before = threading.local()
 
-    def block() -> None:  # one that comes before the child has settled would be lost
+    def block() -> None:  # a signal before `reset_child` would be lost
         before.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 
     def restore() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before.mask)
 
-    def reset_child() -> None:  # what a script forks, as data loaders do, is ended by SIGTERM
+    def reset_child() -> None:  # SIGTERM ends the script's own children, such as data loaders
         if signal.getsignal(signal.SIGTERM) is _left_to_the_agent:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         restore()
@@ -132,7 +133,7 @@ def _left_to_the_agent(_signum: int, _frame: object) -> None:
 
 
 def wait_adopted(agent_pid: int) -> None:
-    """Wait for the end of the process between this one and the agent: `die_with_parent` would watch that one."""
+    """Wait for the end of the process between this one and the agent, because `die_with_parent` would watch it."""
     parent = os.getppid()
     if parent == agent_pid:
         return
@@ -147,18 +148,18 @@ def wait_adopted(agent_pid: int) -> None:
 def _run_script(argv: list[str]) -> int:
     import torch
 
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # read by torch when it was imported, long ago
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # torch read it only at import, in the fork server
     sys.argv = argv
     sys.path[0] = str(Path(argv[0]).resolve().parent)
     try:
         if RuntimeConfig.from_json(os.environ[ENV_RUNTIME]).restarts_script:
-            # by name: it needs the control planes, which need this package
+            # import by name to avoid a circle: it needs the control planes, which need this package
             importlib.import_module("hyperpod_ext.runtime.scripts.script").run_script(argv[0])
         else:
             runpy.run_path(argv[0], run_name="__main__")
     except SystemExit as error:
         if error.code is None or isinstance(error.code, int):
             return error.code or 0
-        print(error.code, file=sys.stderr)  # noqa: T201  (what Python itself does with sys.exit("text"))
+        print(error.code, file=sys.stderr)  # noqa: T201  (as Python does for sys.exit("text"))
         return 1
     return 0
