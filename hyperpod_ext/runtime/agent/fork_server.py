@@ -1,12 +1,12 @@
-"""A process that has imported everything once, and forks workers from there in milliseconds.
+"""The fork server: a process that imports all modules once, and forks workers in milliseconds.
 
-Imports are most of a worker's restart. The fork server talks to its agent over an inherited socket: a JSON
-line in for each worker wanted, a JSON line out with its process id. Workers are forked twice, so that
-their parent is the agent (a subreaper) and not this process. Asked to keep warm spares, it has workers become of those.
+Imports take most of the time of a worker's restart. The fork server and its agent talk over an inherited socket: the
+agent sends a JSON line for each new worker, and receives a JSON line with the process id. Workers are forked twice, so
+that their parent is the agent (a subreaper) and not the fork server. A warm spare, if kept, becomes the worker instead.
 
-A child of a process that has initialized CUDA cannot use a GPU. So a module whose import does that is refused, by name.
-A child of a process with threads may hang at a lock that one of them held. So a module whose import starts one is left
-to the workers: this process begins again without it.
+A child of a process that has initialized CUDA cannot use a GPU, so a module that initializes CUDA on import is refused
+by name. A child of a process with threads may hang at a lock that a thread held, so a module that starts a thread on
+import is left to the workers: the fork server starts again without the module.
 
 Arguments: the agent's process id, the socket's descriptor, and the modules to import.
 """
@@ -39,31 +39,31 @@ from hyperpod_ext.runtime.ipc.declared import build_all
 from hyperpod_ext.standard_streams import lose_unwritable_output
 
 _OURS = (
-    "hyperpod_ext.runtime.training.loop",  # with everything a worker of ours needs
+    "hyperpod_ext.runtime.training.loop",  # imports all modules that a worker needs
     "awscrt.checksums",
 )
 _DRIVER = "libcuda.so.1"
 _LEFT_OUT = "HPX_NOT_PRELOADED"
-"""Reasons why modules are not preloaded, one a line, from this process's former self."""
+"""Reasons why modules are not preloaded, one per line, from before this process executed itself again."""
 _BEGINS_S = 0.05
-"""After so long a thread that was started runs Python code, if it is to."""
+"""Seconds within which a new Python thread runs its first code."""
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""With it `torch.cuda.is_available()` asks NVML: modules call that on import, and it would initialize CUDA here."""
+"""Variable that makes `torch.cuda.is_available()` use NVML instead of CUDA: modules call it on import."""
 
 _READY = b"r"
 _ROOM = 1 / 16
-"""Part of a GPU's memory that must be free beside the contexts: else the spare takes what the job needs."""
+"""Share of a GPU's memory that must be free after the spare made its context, for the job."""
 Fork = Callable[[Callable[[], NoReturn]], int]
-"""Process id of a child in which the given function runs; its parent is the agent."""
+"""Runs a function in a child of the agent, and returns the child's process id."""
 
 
 def main() -> None:
     lose_unwritable_output()
     agent_pid, line = int(sys.argv[1]), int(sys.argv[2])
     die_with_parent(agent_pid)
-    for signum in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C, and Slurm, which signals every process of a step
-        signal.signal(signum, signal.SIG_IGN)  # the agent's business; it stops us
-    os.environ.setdefault(_NVML_CHECK, "1")  # for workers, too: it is right in them as well
+    for signum in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C signals the whole group, Slurm the whole step
+        signal.signal(signum, signal.SIG_IGN)  # the agent handles these signals, and stops this process
+    os.environ.setdefault(_NVML_CHECK, "1")  # workers inherit the variable, and it is correct there
     notes = os.environ.pop(_LEFT_OUT, "").splitlines()
     preloaded = preload(sys.argv[3:])
     if module := preloaded.get("threaded"):
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def _begin_again(line: int, modules: Sequence[str]) -> NoReturn:
-    """Execute this program again in this process, without its threads, to preload `modules`."""
+    """Execute this program again in this process, to end its threads, and preload only `modules`."""
     os.set_inheritable(line, True)
     arguments = [sys.argv[1], str(line), *modules]
     os.execv(sys.executable, [sys.executable, "-m", "hyperpod_ext.runtime.agent.fork_server", *arguments])
@@ -101,10 +101,10 @@ def _answer(order: dict[str, Any], spares: WarmSpares, agent_pid: int) -> dict[s
 
 
 def preload(modules: Iterable[str]) -> dict[str, Any]:
-    """Import these and what every worker needs.
+    """Import `modules`, and the modules that every worker needs.
 
-    Returns the seconds under `ready`, with `notes` on modules that loaded little; or an `error` that says what is
-    wrong. If a module's import has started a thread, `threaded` is that module.
+    Returns the seconds under `ready`, with `notes` on modules that loaded little; or a message under `error`. If a
+    module started a thread on import, its name is under `threaded`.
     """
     began = time.monotonic()
     notes, threads, tasks = [], set(sys._current_frames()), _tasks()
@@ -125,17 +125,17 @@ def preload(modules: Iterable[str]) -> dict[str, Any]:
     importlib.import_module("hyperpod_ext.runtime.process_group.store").rehearse()  # it needs torch
     importlib.import_module("hyperpod_ext.runtime.torch_requirements.private_names").look_up_loaded()
     build_all()
-    # shared pages stay shared: no collector writes into what all workers inherit
+    # keep inherited pages shared: the collector must not write to them
     gc.collect()
     gc.freeze()
     return {"ready": time.monotonic() - began} | ({"notes": notes} if notes else {})
 
 
 def load(name: str) -> Any:
-    """Return a module, or an attribute of one: `trl.GRPOTrainer` loads that part of a lazy package.
+    """Import a module, or an attribute of a module: `trl.GRPOTrainer` loads that part of a lazy package.
 
     Raises:
-        ImportError: there is neither.
+        ImportError: `name` is neither a module nor an attribute.
     """
     try:
         return importlib.import_module(name)
@@ -150,12 +150,12 @@ def load(name: str) -> Any:
 
 
 def _tasks() -> int:
-    """Number of threads of this process, of Python or not."""
+    """Return the number of threads of this process, including those not started by Python."""
     return sum(1 for _ in Path("/proc/self/task").iterdir())
 
 
 def loads_later(name: str, loaded: Any) -> str:
-    """Return a sentence about a package that loads most of its parts later; empty for any other."""
+    """Return a sentence about a package that loads most of its parts on first use; empty for other modules."""
     if not isinstance(loaded, ModuleType):
         return ""
     public = [each for each in dir(loaded) if not each.startswith("_")]
@@ -185,18 +185,18 @@ def _initialized_by(module: str) -> str:
 
 
 def cuda_is_initialized() -> bool:
-    """Whether this process has initialized CUDA. Open files do not show that: NVML opens the same devices, and a
-    process that uses NVML can be forked."""
+    """Return whether this process has initialized CUDA. Open device files do not prove it: NVML opens the same devices,
+    and a process that uses NVML can be forked."""
     try:
         driver = ctypes.CDLL(_DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-    except OSError:  # it is not loaded
+    except OSError:  # the driver is not loaded
         return False
     count = ctypes.c_int(0)
     return int(driver.cuDeviceGetCount(ctypes.byref(count))) == 0  # before cuInit: CUDA_ERROR_NOT_INITIALIZED
 
 
 def _fork_twice(run: Callable[[], NoReturn]) -> int:
-    """Call `run` in a child of the agent, which adopts orphans here. Returns the process id."""
+    """Call `run` in a child of the agent, which adopts orphans of this process. Returns the process id."""
     reading, writing = os.pipe()
     middle = os.fork()
     if middle == 0:
@@ -226,10 +226,10 @@ class _Spare:
 
 
 class WarmSpares:
-    """Processes that have a CUDA context and wait to become the next worker of their local rank.
+    """Processes with a CUDA context, each ready to become the next worker of its local rank.
 
-    A new process makes its context first: 0.15 s and 684 MiB on an H200. A spare is forked while the job trains, and
-    ends if its GPU has no room for it. Runs on a GPU: docs/gpu.md, "Warm spares".
+    Making a context takes 0.15 s and 684 MiB on an H200. A spare is forked while the job trains, and ends if its GPU
+    has too little free memory. Measured on a GPU: docs/gpu.md, "Warm spares".
     """
 
     def __init__(self, fork: Fork, agent_pid: int) -> None:
@@ -237,7 +237,7 @@ class WarmSpares:
         self._spares: dict[int, _Spare] = {}
 
     def keep(self, local_ranks: list[int]) -> list[int]:
-        """Start a spare for each of these that has none, if this node has a GPU. Returns their process ids."""
+        """Start a spare for each local rank that lacks one, if this node has a GPU. Returns the new process ids."""
         if not self._gpus:
             return []
         for local_rank in [*self._spares]:
@@ -251,20 +251,21 @@ class WarmSpares:
         return _count_gpus()
 
     def take(self, order: dict[str, Any]) -> int | None:
-        """Turn the spare of the order's local rank into that worker. Returns its process id; None without a spare."""
+        """Send the order to the spare of its local rank, which becomes the worker. Returns the process id; None if no
+        spare is ready."""
         local_rank = int(order["env"]["LOCAL_RANK"])
         spare = self._spares.get(local_rank)
         if spare is None or _peeked(spare) != _READY:
             return None
         del self._spares[local_rank]
-        with spare.line, contextlib.suppress(OSError):  # it has ended
+        with spare.line, contextlib.suppress(OSError):  # the spare has ended
             spare.line.recv(len(_READY))
             spare.line.sendall(json.dumps(order).encode() + b"\n")
             return spare.pid
         return None
 
     def forget(self) -> None:
-        """In a forked child: the spares are not its own."""
+        """Close the sockets of all spares, in a forked child: the spares belong to the fork server."""
         for spare in self._spares.values():
             spare.line.close()
         self._spares.clear()
@@ -284,22 +285,22 @@ class WarmSpares:
 
 
 def _count_gpus() -> int:
-    """Count GPUs, up to 255. A child does: torch asks NVML, which leaves a thread and open devices behind, and the
-    process that forks should have neither."""
+    """Count GPUs, up to 255, in a child: torch uses NVML, which leaves a thread and open devices behind, and a process
+    that forks should have neither."""
     pid = os.fork()
     if pid == 0:
         try:
             import torch
 
             os._exit(min(torch.cuda.device_count(), 255))
-        except BaseException:  # nothing of this process may go on as the fork server
+        except BaseException:  # the child must not continue as the fork server
             traceback.print_exc()
             os._exit(0)
     return max(0, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
 def _peeked(spare: _Spare) -> bytes | None:
-    """`_READY`, or b"" if it has ended, or None if it is not ready yet."""
+    """Return `_READY`, b"" if the spare has ended, or None if it is not ready yet."""
     try:
         return spare.line.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -309,7 +310,7 @@ def _peeked(spare: _Spare) -> bytes | None:
 
 
 def _wait(line: socket.socket, local_rank: int, agent_pid: int) -> NoReturn:
-    """Make the context, and become the worker of the order that comes. Ends with the fork server."""
+    """Make a CUDA context, wait for an order, and become its worker. Exits when the fork server ends."""
     worker.close_inherited(kept=line.fileno())
     worker.wait_adopted(agent_pid)
     die_with_parent(agent_pid)
@@ -319,7 +320,7 @@ def _wait(line: socket.socket, local_rank: int, agent_pid: int) -> NoReturn:
             line.sendall(_READY)
             with line.makefile("rb") as orders:
                 order = orders.readline()
-    except Exception as error:  # a worker that is wanted is forked anew, and meets the same where it matters
+    except Exception as error:  # the worker is forked without a spare, and reports the error if it persists
         sys.stderr.write(f"the warm spare of local rank {local_rank} ended: {error}\n")
     if not order.endswith(b"\n"):
         os._exit(0)
@@ -328,10 +329,10 @@ def _wait(line: socket.socket, local_rank: int, agent_pid: int) -> NoReturn:
 
 
 def _make_context(local_rank: int) -> bool:
-    """Make a CUDA context. Returns whether the GPU still has room for the job."""
+    """Make a CUDA context. Returns whether the GPU still has enough free memory for the job."""
     import torch
 
-    torch.cuda.set_device(local_rank % torch.cuda.device_count())  # as the worker will
+    torch.cuda.set_device(local_rank % torch.cuda.device_count())  # the same device as for the worker
     torch.cuda.current_blas_handle()
     free, total = torch.cuda.mem_get_info()
     if free < _ROOM * total:
