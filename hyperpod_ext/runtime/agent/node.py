@@ -1,4 +1,4 @@
-"""One node of a job: its helper processes, its workers, and its connection to the coordinator."""
+"""A node of a job: its helper processes, workers, and connection to the coordinator."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from hyperpod_ext.runtime.log_rules.rules import LogRule, LogRules, of_spec
 from hyperpod_ext.runtime.log_rules.watch import LogWatch
 
 _MEMORY_SILENT_S = 15.0
-"""How long a memory server may take for an answer that waits for no other process."""
+"""Seconds within which a memory server must answer a request that waits for no other process."""
 _SOCKET_S = 1.0
-"""How often to look whether the agent's socket exists."""
+"""Seconds between two checks that the agent's socket exists."""
 _GRACE_S = 5.0
-"""How much longer than its grace period the last upload may take: other nodes report theirs."""
+"""Seconds after the grace period of the last upload in which other nodes may report their uploads."""
 
 
 class Node:
-    """Runs one node of a job until the job ends."""
+    """Runs a node of a job until the job ends."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Node:
             settings, self._leadership.election, self._handshake, self._leadership.take_over
         )
         self._reports = reports = NodeReports(settings.node, self._client, lambda: self._workers.generation)
-        limit_s = min(_MEMORY_SILENT_S, config.restart.hang.floor_s / 2)  # before its ranks count as hanging
+        limit_s = min(_MEMORY_SILENT_S, config.restart.hang.floor_s / 2)  # shorter than the hang limit of its ranks
         memory = AsyncMemoryClient(settings.memory_socket, limit_s)
         self._workers = Workers(settings, memory, tell=reports.tell, event=reports.event, spawn=reports.spawn)
         self._memory = MemorySupervisor(settings, memory, self._workers, reports)
@@ -86,13 +86,14 @@ class Node:
         self.asked_to_leave = False
 
     why_failed = "", ""
-    """Why the job has failed, and what to do, as the coordinator reports."""
+    """Cause and hint of a failed job, as the coordinator reports them."""
 
     async def run(self) -> str:
-        """Return the job's final state, succeeded, failed or cancelled; or "left" if it continues without this node.
+        """Run the node. Returns the job's final state (succeeded, failed or cancelled), or "left" if the job continues
+        without this node.
 
         Raises:
-            JobFailedError: this node cannot continue; the job's report says the same.
+            JobFailedError: this node cannot continue; the job's report has the same message.
         """
         become_subreaper()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.ask_to_end)
@@ -100,7 +101,7 @@ class Node:
         try:
             return await self._run()
         finally:
-            # no process of this node outlives its agent; its memory goes with the memory server
+            # no process of this node, memory server included, outlives the agent
             kill_descendants(os.getpid())
             for path in (self._settings.agent_socket, self._settings.memory_socket, self._settings.next_memory_socket):
                 path.unlink(missing_ok=True)
@@ -108,7 +109,7 @@ class Node:
     async def _run(self) -> str:
         settings, leadership = self._settings, self._leadership
         if interface := settings.config.interface:
-            address_of(interface)  # before anything is started
+            address_of(interface)  # raise before any process is started
         if settings.node == 0 and not settings.rejoin:
             await leadership.begin()
         await self._forks.start(self._prepared and self._prepared.fork_server)
@@ -174,7 +175,11 @@ class Node:
         raise JobFailedError(f"node {self._settings.node}: the coordinator is gone")
 
     async def _next_order(self) -> c.ToAgent | None:
-        """Return the coordinator's next message; None if it is gone. Raises if this node cannot continue."""
+        """Return the coordinator's next message; None if no coordinator is left.
+
+        Raises:
+            JobFailedError: this node cannot continue.
+        """
         reading, broken = asyncio.ensure_future(self._client.next()), self._reports.broken
         waited: set[asyncio.Future[Any]] = {reading, broken}
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
@@ -188,7 +193,7 @@ class Node:
         if not self._settings.config.checkpoint.durable():
             return
         reading = asyncio.ensure_future(self._read_to_the_end())
-        with contextlib.suppress(OSError, TimeoutError, JobFailedError):  # older checkpoints have to do then
+        with contextlib.suppress(OSError, TimeoutError, JobFailedError):  # keep the older checkpoints
             async with asyncio.timeout(grace_s + _GRACE_S):
                 await self._orders.save_last(grace_s)
                 if (coordinator := self._leadership.coordinator) is not None:  # other nodes report to it
@@ -196,12 +201,12 @@ class Node:
         reading.cancel()
 
     async def _read_to_the_end(self) -> None:
-        """Read the coordinator's messages after the job's end; a connection that nobody reads is cut."""
+        """Read the coordinator's messages after the job's end: the coordinator closes connections that are not read."""
         with contextlib.suppress(JobFailedError):
             while (order := await self._client.next()) is not None:
                 if isinstance(order, c.UploadSnapshot):
                     self._last_step.name(order.save_id)
-        self._last_step.name("")  # no coordinator is left to name one
+        self._last_step.name("")  # no coordinator is left to send one
 
     # --- the socket for workers -----------------------------------------------------------------
 
@@ -211,8 +216,8 @@ class Node:
             await self._mend_socket()
 
     async def _mend_socket(self) -> None:
-        """Make the agent's socket again if it was removed, for example with other old files in the temporary directory.
-        The memory server does the same for its own. Once the job is over the agent itself removes it."""
+        """Create the agent's socket again if it was removed, for example by a cleaner of the temporary directory. After
+        the job's end, the agent removes the socket itself. The memory server does the same for its own socket."""
         path = self._settings.agent_socket
         if not self._reports.over and not path.exists():
             sys.stderr.write(f"hyperpod_ext: {path} was removed, and is made again\n")
@@ -222,7 +227,7 @@ class Node:
     # --- leaving --------------------------------------------------------------------------------
 
     def ask_to_end(self) -> None:
-        """Leave the job on SIGTERM, which may be for this node alone, if other nodes can continue; else cancel it."""
+        """Leave the job if other nodes can continue: SIGTERM may be for this node alone. Otherwise cancel the job."""
         config = self._settings.config
         leaves = config.elastic is not None or config.restart.policy == "continue"
         if not leaves or self.asked_to_leave or not self._client.connected:
@@ -232,7 +237,7 @@ class Node:
         self._reports.tell(c.Leave())
 
     def _take_notice(self, notice: notices.PreemptionNotice) -> bool:
-        """Leave the job before this node is taken away."""
+        """Leave the job before this node is reclaimed. Returns False if no coordinator is connected."""
         if not self._client.connected:
             return False
         if not self.asked_to_leave:
