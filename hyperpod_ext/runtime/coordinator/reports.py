@@ -1,4 +1,4 @@
-"""What agents report, most of it passed on from their workers, becomes events of the membership."""
+"""Reports of agents and their workers, turned into events of the membership."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from hyperpod_ext.runtime.membership.actions import Fail, Fault, JobPhase
 from hyperpod_ext.runtime.snapshot.select import Offer
 
 _TOGETHER_S = 1.0
-"""How long a node that was told to end stays, where others can do without it. Of a job that is deleted most nodes are
-told within less, and a node has half a minute."""
+"""Seconds between the first request to leave and the departure. If a job is deleted, most nodes receive SIGTERM within
+less, and each has half a minute until it is killed."""
 _OF_STEPS = ("begun", "step", "script_saved", "collective_broke")
 _OF_SAMPLED = frozenset({"groups_open", "aborted"})
-"""Of ranks that are not sampled, these do not go to the log."""
+"""Events that are logged for sampled ranks only."""
 _OWN = frozenset({"type", "event", "t", "self"})
-"""Names in an event that are not its sender's to choose."""
+"""Event fields that a sender must not set."""
 _OF_STEP = frozenset(Step.model_fields)
-"""Fields that a step has by itself; others are the script's metrics."""
+"""Fields of the `step` event itself; all other fields are metrics of the script."""
 
 
 class _OfStep(Declared, extra="ignore"):
-    """What the coordinator reads of an event that a rank reports of a step."""
+    """The fields that the coordinator reads from a rank's event about a step."""
 
     step: Count
     began: float = 0.0
@@ -42,13 +42,13 @@ class _OfStep(Declared, extra="ignore"):
 
 
 class StepSampler:
-    """Picks the steps that go to the log: of sampled ranks, and of the lowest rank that logs metrics."""
+    """Selects the steps to log: steps of sampled ranks, and of the lowest rank that logs metrics."""
 
     def __init__(self) -> None:
         self._generation, self._lowest = -1, 0
 
     def takes(self, rank: int, generation: int, fields: Iterable[str]) -> bool:
-        """Whether a step that `rank` has made goes to the log. `fields`: names of what it reports of it."""
+        """Return whether to log a step of `rank`. `fields`: names of the event's fields."""
         has_numbers = any(name not in _OF_STEP for name in fields)
         if has_numbers and (generation != self._generation or rank <= self._lowest):
             self._generation, self._lowest = generation, rank
@@ -57,7 +57,7 @@ class StepSampler:
 
 
 class Reports:
-    """Takes reports."""
+    """Passes reports of agents to the membership, the log and the job's end."""
 
     def __init__(self, job: JobContext, actions: Actions, lost_nodes: LostNodes) -> None:
         self._run, self._members, self._membership, self._outbox = job.run, job.members, job.membership, job.outbox
@@ -69,13 +69,13 @@ class Reports:
         self._loaded: tuple[int, int, int] | None = None
         """Generation, rank and step of the first checkpoint that a script of mode `run` has loaded itself."""
         self._leaving: set[int] = set()
-        """Nodes that were told to end, and have not left yet."""
+        """Nodes that requested to leave, and have not left yet."""
 
     def take(self, node: int, report: c.FromAgent) -> None:
-        """One report of the agent of `node`, on a rank of a generation or on itself.
+        """Process a report of the agent of `node`, about a rank or about the node.
 
         Raises:
-            WireError: it is an event that lacks what it must say.
+            WireError: the report is an event without its required fields.
         """
         if isinstance(report, c.Join | c.Died | c.Failed) and self._membership.rescaling.is_joining(report.rank, node):
             self._joining(report)
@@ -92,7 +92,7 @@ class Reports:
             self._join(node, joins_of(report), HeldOffers(report.held, node, report.pieces, disk))
         elif report.rank < 0:
             self._of_node(node, report)
-        elif self._membership.nodes.get(report.rank) == node:  # else it has the rank no more
+        elif self._membership.nodes.get(report.rank) == node:  # ignore a rank that has moved to another node
             self._of_rank(node, report)
 
     def _of_rank(self, node: int, report: c.FromAgent) -> None:
@@ -133,7 +133,7 @@ class Reports:
                 seen = [Heartbeat.from_json(encode(heartbeat)) for heartbeat in heartbeats]
                 if (hang := self._hangs.answered(seen, len(membership.nodes))) is not None:
                     self._end_hung(hang)
-            case c.ServesPeers(peer=peer):  # its memory server is another one
+            case c.ServesPeers(peer=peer):  # its memory server was replaced
                 if self._members.serves_peers(node, peer):
                     self._outbox.share_job_state()
             case c.LookUp(generation=generation, ranks=ranks) if generation == membership.generation:
@@ -151,8 +151,8 @@ class Reports:
                 self._broken(node, report)
 
     def _leaves(self, node: int) -> None:
-        """A node was told to end, and others can do without it. They do a moment later: where all are told by then, the
-        job is meant, and it ends with a step that all ranks have."""
+        """Let a node leave on its request, a moment later. If by then all nodes with ranks have requested it, cancel
+        the job, after a step that all ranks save."""
         self._leaving.add(node)
         if self._all_leave(self._leaving):
             self._let_leave()
@@ -160,7 +160,7 @@ class Reports:
             asyncio.get_running_loop().call_later(_TOGETHER_S, self._let_leave)
 
     def _all_leave(self, leaving: Set[int]) -> bool:
-        """Whether these are all nodes with ranks. Ranks are gone through once there are enough: thousands may ask."""
+        """Return whether all nodes with ranks are in `leaving`. Thousands may leave, so count them first."""
         ranks, each = self._membership.nodes, self._run.config.workers_per_node
         return len(leaving) * each >= len(ranks) and leaving >= set(ranks.values())
 
@@ -175,7 +175,7 @@ class Reports:
             self._actions.carry_out(self._membership.leave(node))
 
     def _resume(self, node: int, nodes: int, gone: Collection[str]) -> None:
-        """Somebody outside wants ranks to train again, on `nodes` nodes: which says that others may be gone."""
+        """Resume held training on `nodes` nodes, as an operator requests. `gone`: addresses of removed nodes."""
         if lost := self._members.lost_while_held:
             self._members.lost_while_held = set()
             if nodes > len(self._members.members):
@@ -185,18 +185,18 @@ class Reports:
         self._actions.carry_out(self._membership.resume(node, nodes, leaving))
 
     def late_ranks(self, now: float) -> None:
-        """A generation that does not form is a fault of each node that ranks are missing of: the first of its ranks
-        counts, the others follow."""
+        """Report a fault of each missing rank if the generation has not formed in time. Only the first fault of each
+        node counts."""
         if self._end.ended.done() or not self._formation.is_late(now):
             return
         membership, blamed = self._membership, set[int]()
         generation, step = membership.generation, membership.committed + 1
         cause = f"was not ready for generation {generation} within {self._formation.limit_s:g} s"
         for missing, node in [(rank, membership.nodes[rank]) for rank in membership.missing()]:
-            # the others may go on without the first of them, and have other numbers then
+            # an earlier fault of this loop may have renumbered the ranks
             rank = membership.renumbering.rank_now(missing, generation)
             if rank is None or membership.nodes.get(rank) != node or membership.phase is JobPhase.ENDED:
-                continue  # a spare that has it now has had no time; or it is over
+                continue  # a spare has just taken over the rank, or the job has ended
             fault = Fault(rank, cause, step, died=True, kind="late", late=node in blamed)
             self._fault(fault, generation, now)
             blamed.add(node)
@@ -204,7 +204,7 @@ class Reports:
     # --- a generation forms -----------------------------------------------------------------------
 
     def _join(self, node: int, joins: Iterable[c.Join | RankJoin], held: Collection[Offer]) -> None:
-        """Ranks of `node` wait for a generation; `held` is what its memory has."""
+        """Note that ranks of `node` wait for a generation. `held`: snapshots in the node's memory and on its disk."""
         host = self._members.members[node]["peer"][0]
         for join in joins:
             rank, live = join.rank, join.live
@@ -219,7 +219,7 @@ class Reports:
         self._end.check_exits()
 
     def _joining(self, report: c.Join | c.Died | c.Failed) -> None:
-        """Of a worker that waits for the next rank assignment."""
+        """Process a report of a worker that waits for the next rank assignment."""
         if isinstance(report, c.Join):
             self._log("joining_worker_ready", rank=report.rank, pid=report.pid)
             self._actions.carry_out(self._membership.prepared(report.rank))
@@ -231,7 +231,7 @@ class Reports:
         stored = [Offer.of_all(encode(checkpoint)) for checkpoint in report.checkpoints]
         self._log("durable", steps=[offer.step for offer in stored], problems=report.problems)
         if not self._membership.restoring.awaits(report.exclude):
-            return  # it was asked by a generation that is over
+            return  # an earlier generation sent the query
         if self._actions.durable.answered(reached=not report.unreachable):
             newest = report.newest_generation
             answer = self._membership.durable_answered(stored, newest, report.problems, report.unreachable)
@@ -250,7 +250,7 @@ class Reports:
         reported = {key: value for key, value in report.fields.items() if key not in _OWN}
         fields = {"generation": report.generation, **reported, **number}
         if self._schedule.heard({"event": event, "t": report.t, **fields}, time.monotonic()):
-            self._outbox.share_job_state()  # another coordinator would begin anew
+            self._outbox.share_job_state()  # for the next coordinator, which would start measuring again
         if self._goes_to_log(report, fields):
             self._log(event, t=report.t, **fields)
         if event == "step" and step is not None:
@@ -266,9 +266,9 @@ class Reports:
         return report.event not in _OF_SAMPLED or is_sampled(report.rank)
 
     def _stepped(self, report: c.Event, of: _OfStep) -> None:
-        """A rank has begun its loop, or has committed a step."""
+        """Process a committed step, or the start of a training loop."""
         membership = self._membership
-        if self._run.config.restarts_script:  # only steps that the script has saved count as committed
+        if self._run.config.restarts_script:  # only a `script_saved` step counts as committed
             self._check_loaded(report, of)
             return
         membership.step_committed(of.step)
@@ -284,7 +284,7 @@ class Reports:
             self._actions.carry_out(membership.release_retained(by_all))
 
     def _check_loaded(self, report: c.Event, of: _OfStep) -> None:
-        """End the job if the script has loaded checkpoints of different steps on two ranks."""
+        """Fail the job if the script has loaded checkpoints of different steps on two ranks."""
         if report.event != "begun" or of.loaded is None:
             return
         generation, rank, step = self._loaded or (-1, -1, -1)
@@ -300,22 +300,22 @@ class Reports:
     # --- faults -----------------------------------------------------------------------------------
 
     def _failed(self, node: int, report: c.Died | c.Failed) -> None:
-        """A rank's process has died, or its training function has raised."""
+        """Process the death of a rank's process, or an exception of its training function."""
         membership = self._membership
         rank = membership.renumbering.rank_now(report.rank, report.generation)
         if rank is None or membership.nodes.get(rank) != node:
             return
         died = isinstance(report, c.Died) or report.process_unusable
         if isinstance(report, c.Died) and membership.phase is JobPhase.ENDED:
-            self._end.exited(rank, report.exit_code or 1)  # after its training was done, but not by itself
+            self._end.exited(rank, report.exit_code or 1)  # killed after its training was done
             return
         fault = Fault(
             rank,
             report.cause,
-            report.step,  # what a process was making when it died, nobody knows better than its own last report
+            report.step,  # from its last report: the best known step of a dead process
             died,
             report.kind,
-            # a script that has trained does start
+            # after training has begun, a failure to start is not final
             final=report.final and not (isinstance(report, c.Died) and membership.began),
             code=report.code,
             hint=report.hint,
@@ -324,25 +324,25 @@ class Reports:
         self._fault(fault, self._generation_of(report), report.t, report.phase)
 
     def _generation_of(self, report: c.Died | c.Failed) -> int:
-        """The generation that a rank was in: its agent may have heard of the next one by then. But one that has begun
-        has all ranks, whatever their agents called it when they joined: those that come while it forms do not know."""
+        """Return the generation that the reporting rank was in. If the reported one has begun, it has all ranks,
+        so return it. Otherwise return the one that the rank joined: its agent may be at the next one already."""
         if self._is_under_way(report.generation):
             return report.generation
         return report.joined or report.generation
 
     def _end_hung(self, hang: Hang) -> None:
-        """Have those that hang ended, or, where nobody is to blame, all leave the generation."""
+        """Order agents to kill the hanging ranks. If no rank is to blame, abort the generation instead."""
         membership = self._membership
         for rank in hang.ranks:
             self._outbox.send(membership.nodes[rank], c.EndHung(rank=rank, cause=hang.cause))
-        generation = hang.first.generation  # ranks that have yet to leave for it say what is known already
+        generation = hang.first.generation  # an older one was aborted already
         if not hang.ranks and generation == membership.generation:
             rank, step, phase = min(membership.nodes), membership.committed + 1, hang.first.phase.word
             fault = Fault(rank, hang.cause, step, died=False, kind="stalled", place=phase)
             self._fault(fault, generation, time.monotonic(), phase)
 
     def _ask_who_lives(self, report: c.Event, of: _OfStep) -> None:
-        """A rank's connection has ended, and nobody has said why: does everybody live?"""
+        """Query all agents whether their ranks live, after a rank's collective broke without a reported cause."""
         generation = report.generation
         asked = self._liveness is not None and self._liveness.generation == generation
         if asked or not self._is_under_way(generation):
@@ -367,7 +367,7 @@ class Reports:
         return generation == membership.generation and membership.phase in (JobPhase.RESTORING, JobPhase.RUNNING)
 
     def _broken(self, node: int, report: c.NodeBroken) -> None:
-        """A node cannot go on: a spare takes its place, or the job ends."""
+        """Replace a broken node by a spare, if it is lost and a spare is left; otherwise fail the job."""
         spares = self._run.config.spares
         if report.lost and self._formation.job_has_begun and self._membership.spares_left(spares):
             self._lost_nodes.give_up(node, report.cause)
