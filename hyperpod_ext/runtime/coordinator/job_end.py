@@ -1,4 +1,4 @@
-"""How the job ends: done, failed, or asked to. Whichever it is, the last step goes to the durable tiers first."""
+"""End of a job: succeeded, failed or cancelled. In each case the last step is uploaded to the durable tiers."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from hyperpod_ext.runtime.membership.actions import Fail, JobPhase
 from hyperpod_ext.runtime.membership.stop_agreement import Answer, StopAgreement
 
 FinalState = Literal["succeeded", "failed", "cancelled"]
-"""How a job has ended."""
+"""Final state of a job."""
 _STOP_SHARE = 0.5
-"""Of the grace of a job that is to end: how long ranks may take to come to the end of a step and save it."""
+"""Share of a cancelled job's grace period in which ranks finish a step and save it."""
 ASK_LATER_S = 0.05
-"""How soon ranks that have not begun their loop are asked again where they can stop."""
+"""Seconds until the next request to stop, if some ranks have not begun their loop."""
 _FARTHEST = 1024
-"""Steps ahead of the newest; quick ones are made faster than ranks can be asked."""
+"""Most steps that a stop may be ahead of the newest step: ranks may make short steps faster than they answer."""
 
 
 class JobEnd:
-    """Watches how processes end, and says when the job has."""
+    """Records how processes end, and ends the job."""
 
     def __init__(self, job: JobContext) -> None:
         self._run, self._members, self._membership, self._outbox = job.run, job.members, job.membership, job.outbox
@@ -40,45 +40,46 @@ class JobEnd:
         self._exit_codes: dict[int, int] = {}
         self._last_lines: dict[int, str] = {}
         self._last_stop: StopAgreement | None = None
-        """On the step after which the ranks of a job that is to end stop."""
+        """Agreement of the ranks on their last step, once the job is cancelled."""
         self._cancelled_at: float | None = None
         self._error: dict[str, str] | None = None
         self._waits: tuple[FinalState, dict[str, str] | None] | None = None
-        """How the job ends, if others have no other coordinator."""
+        """Final state and error that take effect once it is sure that the other nodes have no other coordinator."""
         self._reporting: asyncio.Task[None] | None = None
         self.ended: asyncio.Future[FinalState] = asyncio.get_running_loop().create_future()
         """Final state: succeeded, failed or cancelled."""
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the job is to end once all ranks have saved a step."""
+        """Whether the job ends once all ranks have saved a step."""
         return self._last_stop is not None
 
     @property
     def is_ending(self) -> bool:
-        """Whether it has ended, or somebody has asked for that."""
+        """Whether the job has ended or was cancelled."""
         return self._cancelled_at is not None or self.ended.done()
 
     # --- processes end --------------------------------------------------------------------------
 
     def exited(self, rank: int, code: int, last_line: str = "") -> None:
-        """The process of `rank` has ended by itself, or after its training was done. `last_line`: of what it wrote."""
+        """Record that the process of `rank` has exited, or was killed after its training. `last_line`: of its log."""
         self._exit_codes[rank] = code
         self._last_lines[rank] = last_line
         self.check_exits()
 
     def know_exits(self, codes: dict[int, int]) -> None:
-        """Exit codes that another coordinator was told of."""
+        """Add exit codes, by rank, that were reported to another coordinator."""
         self._exit_codes |= codes
 
     def lost_when_done(self, node: int) -> None:
-        """A node is gone after the training of its ranks was done."""
+        """Record the loss of a node after the training of its ranks was done, as exit code 0 of each rank."""
         for rank in self._membership.ranks_on(node):
             self._exit_codes.setdefault(rank, 0)
         self.check_exits()
 
     def check_exits(self) -> None:
-        """What it means that some processes have ended by themselves: all, or only some."""
+        """Save the last step if all processes exited with 0. Fail the job if one exited with another code after its
+        training, or if only some exited while others wait in their training function."""
         codes, finished = self._exit_codes, self._membership.phase is JobPhase.ENDED
         if len(codes) == len(self._membership.nodes):
             bad = {rank: code for rank, code in codes.items() if code != 0}
@@ -99,11 +100,11 @@ class JobEnd:
     # --- somebody asks for the end ----------------------------------------------------------------
 
     def cancel(self) -> None:
-        """End the job because somebody asked for it; where not each step is saved, after one that all ranks save."""
+        """End the job on request, after a step that all ranks save, unless each step is saved or none is."""
         if self._cancelled_at is not None:
-            return  # each node's agent may have been told to end, and says so; time is running
+            return  # a repeated request, such as one from each agent, does not extend the grace period
         membership, policy = self._membership, self._schedule.policy
-        # of a world that ranks have just come to, nobody may have saved a step yet
+        # right after a renumbering, no rank may have saved a step yet
         moved = membership.renumbering.newest == membership.generation
         needless = not policy.durable() or (policy.due(1) and not moved)
         if self.ended.done() or needless or not (self._is_running or moved):
@@ -127,13 +128,14 @@ class JobEnd:
         self._ask_to_stop(self._last_stop)
 
     def _ask_to_stop(self, agreement: StopAgreement, *, later: bool = False) -> None:
-        number = agreement.number - 1  # those of a resize count from 1
+        number = agreement.number - 1  # numbers of a resize count from 1
         step = agreement.ask(number, self._ranks.newest(self._membership.committed))
         ask = c.AskStop(generation=self._membership.generation, number=number, step=step, ends=True)
         asyncio.get_running_loop().call_later(ASK_LATER_S if later else 0.0, self._outbox.to_all, ask)
 
     def stop_answered(self, rank: int, number: int, can: bool, making: int, over: bool) -> None:
-        """Whether `rank` can stop where it was asked to; one that makes no more steps saves the last one by itself."""
+        """Process the answer whether `rank` can stop after the requested step. A rank without further steps saves its
+        last step itself."""
         assert self._last_stop is not None
         match self._last_stop.answered(rank, number, can, making, over):
             case Answer.AGREED:
@@ -142,7 +144,7 @@ class JobEnd:
                 self._ask_to_stop(self._last_stop, later=answer is Answer.ASK_LATER)
 
     def stopped(self, rank: int, number: int) -> None:
-        """`rank` has stopped there, and has saved."""
+        """Record that `rank` has saved the agreed step and stopped. End the job once all ranks have."""
         assert self._last_stop is not None
         if self._last_stop.stopped(rank, number):
             self.end("cancelled")
@@ -150,7 +152,7 @@ class JobEnd:
     # --- the last step --------------------------------------------------------------------------
 
     def _save_last(self) -> None:
-        """All are done. The last step goes to the durable tiers before that is said."""
+        """Upload the last step to the durable tiers, before the job ends as succeeded."""
         if not self._run.config.checkpoint.durable():
             self.end("succeeded")
         elif not self.final_save.begun:
@@ -158,31 +160,31 @@ class JobEnd:
             self._outbox.to_all(c.SaveLast())
 
     def agent_came(self, node: int) -> None:
-        """An agent came, or came back, when the others had been told to upload the last step."""
+        """Send the order to upload the last step to an agent that connects after the other agents received it."""
         if self.final_save.begun and not self.ended.done():
             self._outbox.send(node, c.SaveLast())
 
     def holds(self, node: int, held: tuple[c.HeldSnapshot, ...]) -> None:
-        """What the memory of `node` holds, now that nobody trains any more."""
+        """Record the snapshots in the memory of `node` after the end of training."""
         self.final_save.held[node] = held
         self._name_last()
 
     def uploaded(self, node: int) -> None:
-        """What `node` can upload is uploaded."""
+        """Record that `node` has uploaded its part of the last step."""
         self.final_save.done(node)
         self._check_uploads()
 
     def agent_lost(self, node: int) -> None:
-        """A node is gone that had yet to upload its part."""
+        """Record the loss of a node that had not uploaded its part."""
         self.final_save.lost(node)
         self._name_last()
         self._check_uploads()
 
     def _name_last(self) -> None:
-        """Once every node has said what it holds: have the newest step of all ranks uploaded."""
+        """Order the upload of the newest step that all ranks have, once each node has reported its snapshots."""
         ends = self.ended.result() != "succeeded" if self.ended.done() else self.final_save.begun
         nodes = set(self._members.agents)
-        if not ends or self._run.config.restarts_script:  # the script has saved what it wants to keep
+        if not ends or self._run.config.restarts_script:  # the script saves its own checkpoints
             return
         if self.final_save.choose(nodes):
             step, made = self.final_save.step, self._ranks.newest(self._membership.committed)
@@ -203,7 +205,7 @@ class JobEnd:
     # --- the end --------------------------------------------------------------------------------
 
     def broke(self, why: str) -> None:
-        """An error of our own."""
+        """Fail the job on an internal error of the coordinator."""
         self.fail(Fail("HyperpodExtError", f"the coordinator met an error of its own: {why}"))
 
     def fail(self, failure: Fail) -> None:
@@ -224,19 +226,19 @@ class JobEnd:
         self._report(state)
 
     def _lacks_nodes(self) -> bool:
-        """Whether the last that happened is that a node was lost, and others would be enough to go on. Then it may be
-        this node that is cut off, or was: some connections have ended, and others are about to."""
+        """Return whether the last fault was a lost node, and the other nodes could continue. This node may then be
+        the one that is cut off: some connections have ended, and the others are about to end."""
         faults = self._membership.faults
         counts = bool(faults) and faults[-1].node_lost and not self._membership.held
         return counts and self._members.others_may_go_on
 
     def is_sure(self) -> None:
-        """The others have no other coordinator."""
+        """End the job as decided before: the other nodes have no other coordinator."""
         if self._waits is not None:
             self.end(*self._waits)
 
     def order(self) -> c.EndJob:
-        """What agents are told: to end, within what is left of the grace."""
+        """Return the order to end the job, with the remaining grace period."""
         spent_s = time.monotonic() - self._cancelled_at if self._cancelled_at is not None else 0.0
         grace_s = self._schedule.policy.grace_s - spent_s
         error = self._error or {}
@@ -244,7 +246,7 @@ class JobEnd:
         return c.EndJob(state=self.ended.result(), grace_s=grace_s, why=why, hint=hint)
 
     async def reported(self) -> None:
-        """The report is written; once more, with what was uploaded after the job had ended."""
+        """Wait until the report is written. Write it again if nodes uploaded snapshots after the job had ended."""
         if self._reporting is None:
             return
         await self._reporting
@@ -253,7 +255,7 @@ class JobEnd:
             await self._reporting
 
     def _report(self, state: FinalState) -> None:
-        """Have the report written in a thread: for a long job that takes longer than agents wait for a sign of life."""
+        """Write the report in a thread: for a long job it takes longer than the agents' connection timeout."""
         make = self._events.reporter(state=state, error=self._error, world_size=len(self._membership.nodes))
         self._reporting = asyncio.get_running_loop().create_task(self._write_aside(make))
 
@@ -262,7 +264,7 @@ class JobEnd:
 
 
 def _write(run_dir: Path, make: Callable[[], dict[str, Any]]) -> None:
-    """The job has ended as it has, whether that can be written or not."""
+    """Write the report. An OSError is printed only: it does not change the job's final state."""
     try:
         write_report(run_dir, make())
         release_room(run_dir)
