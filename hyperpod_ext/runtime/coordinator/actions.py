@@ -1,4 +1,4 @@
-"""Carries out what the membership wants done: messages to agents, events, and timers that call the membership again."""
+"""Actions of the membership, carried out: messages to agents, events, and timers that call the membership again."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from hyperpod_ext.runtime.membership.node_states import NodeState
 from hyperpod_ext.runtime.snapshot.select import Decision
 
 _SCALING_TIMEOUT_S = 60.0
-"""How long more nodes are waited for, unless the job says."""
+"""Seconds to wait for more nodes, unless `elastic.scaling_timeout_s` is set."""
 
 
 class Timers:
-    """Calls that are due later, by name: one that is set again replaces the one before."""
+    """Delayed calls, by name. Setting a name again replaces its call."""
 
     def __init__(self) -> None:
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -34,13 +34,13 @@ class Timers:
         self._timers[name] = asyncio.get_running_loop().call_later(seconds, call)
 
     def cancel(self, prefix: str) -> None:
-        """All those whose names begin so."""
+        """Cancel all calls whose names begin with `prefix`."""
         for name in [name for name in self._timers if name.startswith(prefix)]:
             self._timers.pop(name).cancel()
 
 
 class Actions:
-    """From actions of the membership to what others hear of them."""
+    """Carries out actions of the membership."""
 
     def __init__(self, job: JobContext, end: JobEnd) -> None:
         self._run, self._members, self._membership, self._outbox = job.run, job.members, job.membership, job.outbox
@@ -48,12 +48,12 @@ class Actions:
         self._log, self.end = job.events.write, end
         self._timers = Timers()
         self._checkpoint = ""
-        """The durable checkpoint that ranks are restoring; empty: none."""
+        """Durable checkpoint that ranks are restoring; empty: none."""
         self.durable = DurableQuery(self._ask_durable)
         self.resize_clock = ResizeClock()
 
     def carry_out(self, actions: Sequence[m.Action]) -> None:
-        """Do all of them, and tell every agent what has become of the membership."""
+        """Carry out the actions, and send the new job state to all agents."""
         for action in actions:
             self._do(action)
         if actions and not self.end.ended.done():
@@ -71,11 +71,11 @@ class Actions:
             case m.Go(step):
                 self._go(step)
             case m.Abort() if self.end.is_stopping:
-                self.end.end("cancelled")  # what has been saved has to do
+                self.end.end("cancelled")  # the saved steps must suffice: a rank aborted before its last step
             case m.Abort(_, rank):
                 self._abort(rank)
             case m.Replace(rank):
-                if self._membership.phase is m.JobPhase.FORMING:  # the new process has the whole time for it
+                if self._membership.phase is m.JobPhase.FORMING:  # give the new process the whole time limit
                     self._formation.begins(time.monotonic())
                 self._outbox.send(self._membership.nodes[rank], c.StartWorker(rank=rank))
             case m.TakeOver(node, ranks):
@@ -94,7 +94,7 @@ class Actions:
                 self._resize(action)
 
     def _resize(self, action: m.Action) -> None:
-        """An action on the way to another number of nodes."""
+        """Carry out an action of a resize."""
         generation = self._membership.generation
         match action:
             case m.Prepare(rank, node, world_size):
@@ -164,8 +164,8 @@ class Actions:
         membership, renumbering = self._membership, self._membership.renumbering
         if renumbering.newest == membership.generation:
             self._ranks.stores.clear()
-            self._outbox.share_job_state()  # first: who has new numbers must be able to tell another coordinator
-        # an agent that has missed the last renumbering goes by the old numbers still
+            self._outbox.share_job_state()  # first: renumbered agents must have the state for the next coordinator
+        # an agent that missed the last renumbering still uses the old numbers
         moved, moved_in = renumbering.last, renumbering.newest
         generation = membership.generation
         self._outbox.to_all(c.AbortGeneration(generation=generation, rank=rank, moved=moved, moved_in=moved_in))
@@ -201,10 +201,10 @@ class Actions:
         self._timers.set(f"await node {node}", wait_s, lambda: self.carry_out(give_up()))
 
     def _want_nodes(self, count: int) -> None:
-        """Tell whoever starts nodes which ones the job would have; after a while, go on with those that are there."""
+        """Write the numbers of the wanted nodes for the launcher, and continue with fewer nodes after a timeout."""
         config, membership, members = self._run.config, self._membership, self._members
         here = membership.states.those(NodeState.MEMBER, NodeState.SPARE, NodeState.JOINING) & members.members.keys()
-        # a node that has yet to leave is asked for once it has
+        # the number of a leaving node is free after it has left
         free = set(range(config.most_nodes + config.spares)) - members.members.keys() - members.agents.keys()
         wanted = sorted(here | set(sorted(free)[: max(0, count - len(here))]))
         tell_wanted(self._run.run_dir, wanted)
@@ -213,15 +213,15 @@ class Actions:
         self._timers.set("more nodes", wait_s, lambda: self.carry_out(membership.gave_up_waiting()))
 
     def _release_in_time(self) -> None:
-        """Nodes that leave are released after their grace, though not every rank has saved anew."""
+        """Release leaving nodes after their grace period, even if not all ranks have saved again."""
         config, membership = self._run.config, self._membership
         grace_s = (config.elastic.graceful_shutdown_s if config.elastic else None) or config.checkpoint.grace_s
         late = functools.partial(membership.release_retained, membership.committed, late=True)
         self._timers.set("release", grace_s, lambda: self.carry_out(late()))
 
     def _release(self, nodes: Sequence[int]) -> None:
-        """Let nodes go: first all others learn that they are no members any more, and do not count for a majority. And
-        what ranks had by other numbers, or elsewhere, is not needed; where no node goes, that alone."""
+        """Release `nodes`, after all others received a membership without them, which counts for majorities. Without
+        nodes, only allow agents to drop snapshots that ranks kept under former numbers or on other nodes."""
         for node in nodes:
             self._log("node_left", node=node)
             self._members.forget(node)
