@@ -1,4 +1,4 @@
-"""Runs one simulated job: faults come, the real code decides, training goes on from what it chose."""
+"""Simulation of one job: faults are drawn, the real code decides, and training continues from its decision."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ Class = Literal["process", "node", "correlated"]
 
 @dataclass
 class Outcome:
-    """What became of one simulated job. Seconds, bytes."""
+    """Result of one simulated job, in seconds and bytes."""
 
     wall_s: float = 0.0
     steps: int = 0
-    """Made and kept."""
+    """Steps made and kept."""
     kept_s: float = 0.0
     saving_s: float = 0.0
-    """Of kept steps, what saves took."""
+    """Seconds of saves in kept steps."""
     recovery_s: float = 0.0
-    """From faults until training went on."""
+    """Seconds from faults until training continued."""
     lost_steps: int = 0
-    """Whole steps that had to be made again."""
+    """Whole steps that were repeated."""
     faults: dict[str, int] = field(default_factory=lambda: {"process": 0, "node": 0, "correlated": 0})
     sources: dict[str, int] = field(default_factory=dict)
-    """How many ranks restored from each kind of place."""
+    """Number of ranks that restored from each kind of place."""
     fell_back_to: dict[str, int] = field(default_factory=dict)
-    """The farthest place of each recovery."""
+    """Number of recoveries by the farthest place that was needed."""
     relaunches: int = 0
-    """How often the job gave up and was started again."""
+    """Number of times that the job failed and was started again."""
     given_up: list[str] = field(default_factory=list)
-    """Why, the first few times."""
+    """Causes of the first few failures of the job."""
     traffic: dict[str, float] = field(default_factory=dict)
-    """Bytes to peers, to storage, and read to restore."""
+    """Bytes sent to peers, sent to storage, and read to restore."""
 
     @property
     def goodput(self) -> float:
@@ -49,7 +49,7 @@ class Outcome:
 
     @property
     def lost_s(self) -> float:
-        """Work that was not kept, saves included."""
+        """Seconds of lost work, saves included."""
         return self.wall_s - self.kept_s - self.saving_s - self.recovery_s
 
     def to_json(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class Simulation:
     """One job, from its start to `days`. The same seed gives the same job.
 
     Args:
-        every_rank: every rank takes part in every decision; slow, and decides the same.
+        every_rank: simulate every rank in every decision; slow, with the same decisions.
     """
 
     def __init__(self, settings: Simulated, seed: int, *, every_rank: bool = False) -> None:
@@ -94,7 +94,7 @@ class Simulation:
         self._memory = Memory(settings, settings.nodes if every_rank else BLOCK)
         self._memory.place(nodes, 0.0)
         self._down: list[tuple[float, int]] = []
-        """When nodes that were lost are there again."""
+        """Seconds at which lost nodes return, with the node."""
         rates = settings.rates.of_job(settings.nodes)
         self._weights = {"process": rates.process, "node": rates.node, "correlated": rates.correlated}
         self._rate = rates.total
@@ -102,7 +102,7 @@ class Simulation:
         self._interval = self._train(0.0, 0)
 
     def run(self, days: float) -> Outcome:
-        """The outcome after so many days."""
+        """Return the outcome after this many days."""
         end = days * 86400.0
         fault = self._next_fault(0.0)
         while fault < end:
@@ -129,7 +129,7 @@ class Simulation:
         return FaultFreeInterval(moment, step, self._known.generation, settings.step_s, settings.tiers)
 
     def _end_interval(self, moment: float) -> None:
-        """Training ends at `moment`, by a fault or for good."""
+        """End the current interval of training at `moment`, by a fault or at the end of the simulation."""
         interval = self._interval
         self._known.committed = self._known_committed = interval.newest(moment)
         self._memory.train(interval, moment)
@@ -144,7 +144,7 @@ class Simulation:
     # --- one recovery -----------------------------------------------------------------------------
 
     def _recover(self, moment: float) -> float:
-        """From a fault at `moment` to training again; returns when. What strikes meanwhile is part of it."""
+        """Simulate the recovery from a fault at `moment`, with faults during it. Returns when training continues."""
         self._end_interval(moment)
         faults = [self._draw_fault(moment)]
         upcoming = self._next_fault(moment)
@@ -181,7 +181,7 @@ class Simulation:
         return resumed
 
     def _draw_fault(self, moment: float) -> _SimulatedFault:
-        """What fails now, where, and how long a repair takes."""
+        """Draw a fault: its kind, its place, and the duration of the repair."""
         kinds: list[Class] = ["process", "node", "correlated"]
         (kind,) = self._random.choices(kinds, [self._weights[kind] for kind in kinds])
         rank = self._random.randrange(self._settings.nodes)
@@ -189,7 +189,7 @@ class Simulation:
         return _SimulatedFault(moment, kind, rank, repair)
 
     def _ranks_hit(self, fault: _SimulatedFault) -> tuple[int, ...]:
-        """Ranks on the nodes that a strike takes, as things stood before the first."""
+        """Return the ranks on the nodes that a fault hits, as placed before the recovery's first fault."""
         nodes, size = self._known.nodes, self._settings.rack_nodes
         if fault.kind != "correlated":
             return (fault.rank,)
@@ -197,7 +197,7 @@ class Simulation:
         return tuple(self._rank_on[node] for node in range(first, first + size) if node in self._rank_on)
 
     def _simulate_recovery(self, faults: Sequence[_SimulatedFault]) -> _SimulatedRecovery:
-        """What the membership makes of these, up to where all can join."""
+        """Apply the faults to the membership, until all ranks can join."""
         settings, touched = self._settings, {rank for fault in faults for rank in self._ranks_hit(fault)}
         ranks, witness = self._ranks_of(touched)
         job = JobModel(settings, self._known, self._memory, ranks, self._known.committed)
@@ -220,7 +220,7 @@ class Simulation:
         return _SimulatedRecovery(job, ready, down, witness)
 
     def _take(self, fault: _SimulatedFault, job: JobModel, down: list[tuple[float, int]]) -> float:
-        """One strike; returns what recovering from it takes."""
+        """Apply one fault. Returns the seconds that its recovery takes."""
         for rank in self._ranks_hit(fault):
             if job.failed is not None or rank in job.membership.unassigned:
                 continue
@@ -234,7 +234,7 @@ class Simulation:
         return recovery.process if fault.kind == "process" else recovery.node
 
     def _ranks_of(self, touched: set[int]) -> tuple[list[int], int]:
-        """Ranks that differ from the rest, or hold something of them; and one that stands for the others."""
+        """Return ranks that differ from the rest or hold copies of such ranks, and one rank for the rest."""
         nodes = self._known.nodes
         if self._every_rank:
             return list(nodes), 0
@@ -245,7 +245,7 @@ class Simulation:
         return sorted(involved | {witness}), witness
 
     def _resume(self, step: int, counts: dict[str, int], moment: float, ready: float) -> float:
-        """All ranks have the state of `step`; returns when training goes on."""
+        """Resume from `step`, which all ranks have restored. Returns when training continues."""
         settings, outcome = self._settings, self.outcome
         before, committed = self._interval, self._known_committed
         far = max(counts, key=_FAR.index)
@@ -253,7 +253,7 @@ class Simulation:
         for kind, count in counts.items():
             outcome.sources[kind] = outcome.sources.get(kind, 0) + count
         read = sum(count for kind, count in counts.items() if kind in ("live", "peer", "s3"))
-        if settings.parity is not None:  # of each other node of the group an image
+        if settings.parity is not None:  # an image of each other node of the group
             read += counts.get("parity", 0) * (group_size(settings.nodes, settings.parity) - 1)
         outcome.traffic["to_restore"] = outcome.traffic.get("to_restore", 0.0) + read * settings.node_bytes
         outcome.lost_steps += committed - step
@@ -268,7 +268,7 @@ class Simulation:
         return tier.read if tier is not None else self._settings.live_read_s if kind == "live" else 0.0
 
     def _relaunch(self, why: str, moment: float, ready: float) -> float:
-        """The job has ended; it is started again on nodes that are there, from what is durable."""
+        """Start the failed job again on the available nodes, from the newest durable checkpoint."""
         settings, known, outcome = self._settings, self._known, self.outcome
         outcome.relaunches += 1
         if len(outcome.given_up) < _WHYS:
@@ -293,7 +293,7 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True)
 class _SimulatedFault:
-    """One fault."""
+    """A drawn fault."""
 
     moment: float
     kind: Class
@@ -303,7 +303,7 @@ class _SimulatedFault:
 
 @dataclass(frozen=True, slots=True)
 class _SimulatedRecovery:
-    """A recovery up to where all can join."""
+    """A recovery until all ranks can join."""
 
     job: JobModel
     ready: float

@@ -1,6 +1,6 @@
-"""The part of a job that a fault touches, under the membership that a real coordinator has.
+"""The part of a job that a fault affects, under the real coordinator's membership.
 
-Ranks that the fault did not touch hold equal state, so one represents them all. `whole` simulates every rank;
+Ranks that the fault did not affect hold equal state, so one represents them all. `whole` simulates every rank;
     a test checks that both decide the same.
 """
 
@@ -20,7 +20,7 @@ from hyperpod_ext.runtime.snapshot.select import Decision, Offer
 
 @dataclass
 class Known:
-    """What a job knows of itself between faults: what a membership would remember."""
+    """State of a membership that is kept between faults."""
 
     nodes: dict[int, int]
     """Node of each rank."""
@@ -34,7 +34,7 @@ class Known:
 
 
 class JobModel:
-    """One recovery, from the first fault to `Go`."""
+    """A recovery, from the first fault to `Go`."""
 
     def __init__(
         self, settings: Simulated, known: Known, memory: Memory, ranks: Collection[int], live: int | None
@@ -44,7 +44,7 @@ class JobModel:
         self._dead: set[int] = set()
         self._lost: set[int] = set()
         self._emptied: set[int] = set()
-        """Ranks whose node was lost: it holds nothing, even if it is the same one that came back."""
+        """Ranks whose node was lost. The node's memory is empty, even if the same node returned."""
         running = live is not None
         self.membership = Membership(
             self._was,
@@ -60,17 +60,17 @@ class JobModel:
         )
         self.failed: m.Fail | None = None
         self.waiting: set[int] = set()
-        """Nodes in whose place another must come."""
+        """Lost nodes that must be replaced."""
 
     def process_died(self, rank: int, at: float) -> None:
-        """A rank's process is gone, at this second; its node is there."""
+        """Record that a rank's process died at this second, and its node did not."""
         self._dead.add(rank)
         step = self.membership.committed + 1
         fault = m.Fault(rank, "killed by SIGKILL (9)", step, died=True, kind="signal", at=at)
         self._carry_out(self.membership.fault(fault, self.membership.generation))
 
     def node_lost(self, node: int, at: float) -> None:
-        """A node is gone, with a rank or without."""
+        """Record the loss of a node, with a rank or without."""
         self._lost.add(node)
         gone = {rank for rank, its in self.membership.nodes.items() if its == node}
         self._dead |= gone
@@ -78,16 +78,16 @@ class JobModel:
         self._carry_out(self.membership.node_lost(node, "simulated", at))
 
     def node_came(self, node: int) -> None:
-        """Another node, or this one again, is there."""
+        """Record that a node was replaced, or has returned."""
         self._carry_out(self.membership.node_came(node))
 
     def nobody_came(self, waited_s: float) -> None:
-        """No node came in place of one that was lost."""
+        """Record that no node replaced a lost one in time."""
         for node in sorted(self.waiting):
             self._carry_out(self.membership.no_node_came(node, waited_s))
 
     def decide(self, moment: float) -> Decision | None:
-        """Have all ranks join and restore; None when the job cannot go on (`failed`)."""
+        """Let all ranks join and restore. Returns None if the job cannot continue (`failed`)."""
         membership, actions = self.membership, list[m.Action]()
         held = self._held(moment)
         for rank, node in membership.nodes.items():
@@ -107,12 +107,12 @@ class JobModel:
 
     @property
     def moved(self) -> dict[int, int]:
-        """Ranks that have another node now, and the one they had."""
+        """Former node of each moved rank."""
         now = self.membership.nodes
         return {rank: node for rank, node in self._was.items() if now[rank] != node or rank in self._emptied}
 
     def _held(self, moment: float) -> dict[int, list[Offer]]:
-        """What the memory of each node has: of its own rank, copies of others', and parity."""
+        """Return the snapshots in the memory of each node: of its own rank, copies of other ranks, and parity."""
         held: dict[int, list[Offer]] = {}
         for rank, node in self._was.items():
             if node not in self._lost:
@@ -151,7 +151,7 @@ class JobModel:
         known.nodes |= membership.nodes
         known.spares, known.losses = membership.states.spares, membership.states.losses
         known.generation, known.committed = membership.generation, membership.committed
-        # of generations that nothing is held of any more, nobody needs to know where they began
+        # forget the first steps of generations without held snapshots
         known.began = dict(sorted(membership.began.items())[-_GENERATIONS:])
         known.faults, known.spares_used = membership.faults, membership.spares_used
 
@@ -160,7 +160,7 @@ _GENERATIONS = 16
 
 
 def where_from(decision: Decision, ranks: Mapping[int, int]) -> dict[str, int]:
-    """How many of these ranks restore from each kind of place."""
+    """Return the number of these ranks that restore from each kind of place."""
     counts: dict[str, int] = {}
     for rank in ranks:
         kind = decision.sources[rank][0].name
