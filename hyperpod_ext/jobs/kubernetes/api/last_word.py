@@ -1,7 +1,7 @@
-"""Why a job on Kubernetes failed, from its pods and from what the operator says: the first cause, and what came of it.
+"""Cause of a failed job on Kubernetes, with its effects, from the status of the job's pods and of the operator.
 
-Our agents leave their last word in the status of their pods. A pod that was killed leaves none: what the kubelet
-says of it stands beside. Pure, over plain JSON.
+Agents write a termination message to the status of their pods. A killed pod has none, so the reason of the kubelet is
+used. Pure functions of plain JSON.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from hyperpod_ext.config.last_word import HINT, OF_JOB, OF_NODE
 _SAYS_NOTHING = ("Error", "Completed", "ContainerStatusUnknown")
 """Reasons of the kubelet that add nothing to an exit code."""
 _KILLED = 128
-"""Exit codes above are those of containers that a signal has ended."""
+"""Higher exit codes belong to containers that a signal killed."""
 _ASKED = (128 + 15, 128 + 2, 130)
-"""Of those, what was led to end: that came of something else."""
+"""Exit codes after SIGTERM or SIGINT, which are effects of another cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """How one container has ended."""
+    """End of a container."""
 
     at: str
-    """As the API has it: text that sorts as time does. Empty: nobody knows."""
+    """Time as the API returns it: text that sorts as time does; empty: unknown."""
     pod: str
     code: int
     how: str
     of_job: bool = False
-    """Whether it is why the whole job failed, by the account of the agent that led it."""
+    """Whether it is the cause of the job's failure, as the coordinating agent reported."""
     by_itself: bool = False
-    """Whether an agent of ours says it."""
+    """Whether an agent reported it."""
     hint: str = ""
 
 
 def last_word(pods: Iterable[Mapping[str, Any]], operator: Mapping[str, str] | None) -> dict[str, str] | None:
-    """Why the job failed; what the operator says where the pods tell nothing.
+    """Return the cause of the job's failure, from the operator if the pods have none.
 
-    What the agent that led the job says stands, followed by the pods that were killed, which it saw as lost at most.
-    Without it the pod that ended first is the cause.
+    The cause is the report of the coordinating agent, followed by killed pods, which that agent could only see as lost.
+    Without such a report, the pod that ended first is the cause.
     """
     ends = sorted((end for pod in pods for end in _ends_of(pod)), key=lambda end: (not end.at, end.at))
     of_operator = f"the operator: {operator['message']}" if operator else ""
@@ -71,7 +71,7 @@ def _ends_of(pod: Mapping[str, Any]) -> Iterator[_End]:
             if ended and ended.get("exitCode") != 0:
                 found = True
                 yield _end(name, ended)
-    if not found and status.get("phase") == "Failed":  # evicted, or its machine is gone
+    if not found and status.get("phase") == "Failed":  # evicted, or its machine was lost
         why = ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))
         yield _End(_disrupted_at(status), name, _KILLED + 9, f"pod {name} ended: {why or 'nobody says why'}")
 
