@@ -1,7 +1,7 @@
-"""Rehearsed faults that a worker inflicts on itself: at one rank, in one step, in one phase of it.
+"""Injected faults of a worker, each at one rank, in one step, in one phase of the step.
 
-Armed by the job's spec (`chaos.inject`), by the variable HPX_CHAOS, or while the job runs by `hp-ext chaos`.
-Where none is armed nothing of this is asked at any step.
+Faults are armed by the job's spec (`chaos.inject`), by the variable HPX_CHAOS, or by `hp-ext chaos` while the job runs.
+Steps do not check for faults if none is armed.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ _COSTS_MONEY = {
     "SM_TRAINING_ENV": "SageMaker",
     "TRAINING_JOB_NAME": "SageMaker",
 }
-"""Variables that tell where machines cost money."""
+"""Variables that are set on platforms where machines cost money."""
 _OOM_STEP = 64 << 20
 _FOREVER_S = 1 << 20
 
 
 class InjectedError(RuntimeError):
-    """A fault that was asked for."""
+    """An injected fault."""
 
 
 class InjectionTarget(Protocol):
-    """What faults need of the run that they strike."""
+    """The parts of a run that faults use."""
 
     def event(self, event: str, **fields: Any) -> None: ...
 
     def snapshots(self) -> tuple[memoryview, int, int] | None:
-        """This rank's slots in memory: their bytes, the bytes of one slot, and how many of those are used."""
+        """Return this rank's slots in memory: all bytes, bytes per slot, and used bytes per slot; None without."""
 
     def first_parameter(self) -> torch.Tensor | None: ...
 
 
 class Injector:
-    """The armed faults of one rank. Each strikes once in a job: in the first process that comes to its place."""
+    """The armed faults of one rank. Each is injected once in a job, in the first process that reaches its phase."""
 
     def __init__(self, faults: Iterable[InjectedFault], rank: int, run_dir: Path, target: InjectionTarget) -> None:
         self._rank, self._run_dir, self._target = rank, run_dir, target
@@ -71,12 +71,12 @@ class Injector:
         return bool(self._armed)
 
     def obey(self, has_orders: Callable[[], bool]) -> None:
-        """Look for orders whenever `has_orders` says that there are new ones."""
+        """Read new faults whenever `has_orders` returns True."""
         self._has_orders = has_orders
         self._read_orders()
 
     def at(self, phase: Phase, step: int) -> None:
-        """The rank has come to `phase` of `step`: whatever is due strikes now, and what is too late is told."""
+        """Inject the faults that are due in `phase` of `step`, and report missed ones."""
         if self._has_orders():
             self._read_orders()
         if self._slow is not None:
@@ -137,11 +137,11 @@ class Injector:
 
 
 def armed_faults(config: RuntimeConfig, environ: Mapping[str, str] = os.environ) -> tuple[InjectedFault, ...]:
-    """Faults of the spec and of HPX_CHAOS; none where that says `off`.
+    """Return the faults of the spec and of HPX_CHAOS; none if that is `off`.
 
     Raises:
-        JobFailedError: HPX_CHAOS cannot be read; or machines cost money here, and the spec does not say that faults are
-            meant for them.
+        JobFailedError: HPX_CHAOS is invalid; or machines cost money on this platform, and the spec does not allow
+            faults there.
     """
     text = environ.get(ENV_CHAOS, "")
     if text.strip() == "off":
@@ -161,12 +161,12 @@ def armed_faults(config: RuntimeConfig, environ: Mapping[str, str] = os.environ)
 
 
 def run_dir_of(environ: Mapping[str, str] = os.environ) -> Path:
-    """The job's run folder, as its agent chose it."""
+    """Return the job's run folder, as its agent chose it."""
     return Path(environ.get(ENV_RUN_DIR, "hpx-run"))
 
 
 def is_due(fault: InjectedFault, phase: Phase, step: int) -> bool:
-    """Whether `fault` strikes a rank that has come to `phase` of `step`."""
+    """Return whether `fault` is due for a rank in `phase` of `step`."""
     if fault.step is not None and fault.step != step:
         return False
     if fault.phase is not None:
@@ -190,13 +190,13 @@ def _hang(how: str) -> None:
             while True:
                 pass
         case "gil":
-            sleep = ctypes.PyDLL(None).sleep  # unlike CDLL, it keeps Python's lock
+            sleep = ctypes.PyDLL(None).sleep  # unlike CDLL, PyDLL keeps Python's lock
             while True:
                 sleep(_FOREVER_S)
 
 
 def _run_out_of_memory() -> None:
-    """Ask for more memory than this process may have: the limit is lowered first, so that nobody else suffers."""
+    """Allocate more memory than the process limit, which is lowered first to protect other processes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + _OOM_STEP, hard))
@@ -207,7 +207,7 @@ def _run_out_of_memory() -> None:
 
 
 def _shut_connections() -> None:
-    """End every TCP connection of this process, both ways. Listeners stay."""
+    """Shut down every TCP connection of this process, in both directions, except listening sockets."""
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  (names only)
         try:
             if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
@@ -221,10 +221,10 @@ def _shut_connections() -> None:
                 try:
                     connection.shutdown(socket.SHUT_RDWR)
                 except OSError:
-                    continue  # not connected any more
+                    continue  # the peer has disconnected
 
 
 def _flip_a_bit(parameter: torch.Tensor) -> None:
     local = getattr(parameter, "_local_tensor", parameter).detach()
     first = local.view(-1)[:1].view(torch.uint8)
-    first[-2:-1].bitwise_xor_(16)  # a high bit of the mantissa: no later rounding may hide it
+    first[-2:-1].bitwise_xor_(16)  # a high bit of the mantissa, so that no later rounding hides it
