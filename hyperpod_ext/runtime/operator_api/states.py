@@ -1,7 +1,7 @@
-"""What a pod answers its operator, and what it does then: state and request -> state, answer, order. Pure.
+"""Answers of a pod to its operator, as pure functions: state and request -> state, answer, order.
 
-A call that does not fit what is known of the job is refused (409) and changes nothing. One that comes in a state in
-which it means nothing changes no state, as with AWS's agent, so that an operator may ask twice.
+A call that contradicts the job's state is refused (409) and changes nothing. A call without meaning in the current
+state succeeds and changes nothing, as with AWS's agent, so that an operator may repeat it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from hyperpod_ext.runtime.operator_api.requests import Ranks, Start, Stop, is_ad
 
 OK, FORBIDDEN, CONFLICT = 200, 403, 409
 OPERATOR_SILENT_S = 60.0
-"""After so long without a call of the operator another address may be it."""
+"""Seconds without a call of the operator after which another address may be the operator."""
 _MEANWHILE = "; meanwhile "
 IN_PROCESS, PROCESS_LEVEL, JOB_LEVEL = "in_process_restart", "process_level_restart", "job_level_restart"
 
 
 class State(StrEnum):
-    """Of the agent in a pod, in the operator's words."""
+    """State of the agent in a pod, in the operator's words."""
 
     INIT = "INIT"
     READY = "READY"
@@ -36,48 +36,48 @@ class State(StrEnum):
 
 
 class Order(StrEnum):
-    """What the pod does."""
+    """Action of the pod."""
 
     BEGIN = "begin"
-    """Start this node's agent; if one runs that was another node's, end that first."""
+    """Start this node's agent, after the end of a running agent of another node."""
     RESUME = "resume"
-    """Let the agent that was paused start workers."""
+    """Let the paused agent start workers."""
     PAUSE = "pause"
-    """No rank trains until the agent is resumed; processes and memory stay."""
+    """Stop training on all ranks until the agent is resumed; processes and memory stay."""
     REST = "rest"
-    """The same, with time for ranks to leave their step and for what is due elsewhere; the pod is ready after that."""
+    """Pause, after ranks have left their step and due uploads are done; the pod is ready after that."""
     END = "end"
-    """End the agent with all that it has started."""
+    """End the agent and all its processes."""
     LEAVE = "leave"
-    """The same, and end the pod's first process."""
+    """End the agent, its processes, and the pod's first process."""
 
 
 @dataclass(frozen=True)
 class NodeStart:
-    """Of an agent in its job."""
+    """Place of an agent in its job."""
 
     rank: int
-    """Number of its node, unless the job has another one for it."""
+    """Number of the agent's node, unless the job assigns another one."""
     nodes: int
-    """Of the job."""
+    """Number of nodes of the job."""
     first_node: str
-    """Address of the node that the others meet at."""
+    """Address of the first node, for the rendezvous."""
     log_rules: Sequence[Mapping[str, Any]] = ()
-    """Rules on what rank 0 prints, as the operator sends them."""
+    """Rules on the log of rank 0, as the operator sends them."""
     others: tuple[str, ...] = ()
     """Addresses of the other nodes, the first one's first."""
     address: str = ""
-    """Of this node; empty: nobody has said."""
+    """Address of this node; empty: unknown."""
     faults: int = 0
-    """Of the job so far, as the operator counts them."""
+    """Number of faults of the job so far, as the operator counts them."""
 
 
 @dataclass(frozen=True)
 class Pod:
-    """What a pod knows, and tells its operator."""
+    """State of a pod, as reported to its operator."""
 
     nodes: int
-    """Of the job, as its spec has them, or as the operator says, where it is elastic."""
+    """Number of nodes of the job: the spec's, or the operator's if the job is elastic."""
     sizes: frozenset[int] = frozenset()
     """Numbers of nodes that an elastic job may have."""
     state: State = State.INIT
@@ -87,34 +87,34 @@ class Pod:
     message: str = ""
     restart_mode: str = IN_PROCESS
     rank: int = -1
-    """Of the node, as the operator has it; -1: it has not said."""
+    """Rank of the node, as the operator sent it; -1: not sent yet."""
     spare: bool = True
     fault_count: int = 0
     ip_version: str = ""
     addresses: Mapping[int, str] = field(default_factory=dict)
-    """Of the job's nodes."""
+    """Addresses of the job's nodes."""
     master: str = ""
     log_rules: Sequence[Mapping[str, Any]] = ()
     agent_rank: int | None = None
-    """Rank that the operator started the agent here with, paused or not; None: none runs."""
+    """Rank with which the operator started the running agent, paused or not; None: no agent runs."""
     agent_address: str = ""
-    """Of this node then; empty: nobody had said."""
+    """Address of this node at that start; empty: unknown."""
     agent_peers: frozenset[str] = frozenset()
-    """Addresses of all nodes then."""
+    """Addresses of all nodes at that start."""
     progress: Mapping[str, Any] = field(default_factory=dict)
     workers: Sequence[Mapping[str, Any]] = ()
-    """What each rank here does, in the operator's words."""
+    """Activity of each rank of this node, in the operator's words."""
     failed: frozenset[int] = frozenset()
-    """Ranks whose fault is being mended."""
+    """Ranks that recover from a fault."""
     labels: Mapping[str, str] = field(default_factory=dict)
     mended: int = 0
-    """Faults that the job has met without the operator."""
+    """Number of faults that the job handled without the operator."""
     succeeded: bool = False
-    """Whether the job has come to its end while the pod was stopped."""
+    """Whether the job succeeded while the pod was stopped."""
 
     @property
     def node_start(self) -> NodeStart:
-        """Where an agent that starts here belongs."""
+        """Return the place in the job of an agent that starts now."""
         others = tuple(self.addresses[rank] for rank in sorted(self.addresses) if rank != self.rank)
         own, first = self.addresses.get(self.rank, ""), self.addresses.get(0, self.master)
         return NodeStart(self.rank, self.nodes, first, self.log_rules, others, own, self.fault_count)
@@ -122,20 +122,20 @@ class Pod:
 
 @dataclass(frozen=True)
 class Answer:
-    """What becomes of a call."""
+    """Result of a call."""
 
     pod: Pod
     status: int = OK
-    """Of HTTP."""
+    """HTTP status."""
     why: str = ""
-    """Why it is refused."""
+    """Cause of a refusal; empty: accepted."""
     orders: tuple[Order, ...] = ()
     gone: frozenset[str] = frozenset()
-    """Addresses of pods that were nodes of the job when the agent here was started last, and are none any more."""
+    """Addresses of pods that left the job since the last start of this pod's agent."""
 
 
 def enter(pod: Pod, state: State, now: str, reason: str = "", message: str = "") -> Pod:
-    """`pod` in another state."""
+    """Return `pod` in another state."""
     transitions = {**pod.transitions, state.value: now}
     return replace(pod, state=state, transitions=transitions, reason=reason, message=message)
 
@@ -144,7 +144,7 @@ def enter(pod: Pod, state: State, now: str, reason: str = "", message: str = "")
 
 
 def start(pod: Pod, asked: Start, now: str) -> Answer:
-    """`/start`: train, as this rank. An agent that runs here goes on, whatever its rank is now: nodes of the job keep
+    """Answer `/start`: train as the given rank. A running agent continues with any rank, because nodes of the job keep
     their numbers."""
     if why := _misfit(pod, asked) or _incomplete(pod, asked):
         return Answer(pod, CONFLICT, why)
@@ -158,19 +158,19 @@ def start(pod: Pod, asked: Start, now: str) -> Answer:
     order = Order.RESUME if same and pod.agent_rank is not None else Order.BEGIN
     gone = pod.agent_peers - peers if peers and order is Order.RESUME else frozenset()
     updated = replace(updated, agent_rank=asked.rank, agent_address=own, agent_peers=peers, restart_mode=IN_PROCESS)
-    updated = replace(updated, failed=frozenset[int]())  # what was being mended when the operator stopped the job
+    updated = replace(updated, failed=frozenset[int]())  # recoveries ended when the operator stopped the job
     return Answer(enter(updated, State.RUNNING, now, "Running"), orders=(order,), gone=gone)
 
 
 def update(pod: Pod, asked: Ranks) -> Answer:
-    """`/update`: another rank, other addresses, a spare or none any more."""
+    """Answer `/update`: a new rank, new addresses, or a change from or to a spare."""
     if why := _misfit(pod, asked):
         return Answer(pod, CONFLICT, why)
     return Answer(_updated(pod, asked))
 
 
 def stop(pod: Pod, asked: Stop, now: str) -> Answer:
-    """`/stop`: no worker trains any more, and the pod is ready for `/start`."""
+    """Answer `/stop`: stop training, so that the pod is ready for `/start`."""
     if pod.state not in (State.RUNNING, State.FAULTED, State.COMPLETED):
         return Answer(pod)
     anew = pod.state is not State.RUNNING or (asked.restart_mode or "").lower() == JOB_LEVEL
@@ -179,7 +179,7 @@ def stop(pod: Pod, asked: Stop, now: str) -> Answer:
 
 
 def shutdown(pod: Pod, now: str) -> Answer:
-    """`/shutdown`: the pod's first process ends."""
+    """Answer `/shutdown`: end the pod's first process."""
     if pod.state in (State.STOPPING, State.SHUTDOWN):
         return Answer(pod)
     return Answer(enter(pod, State.SHUTDOWN, now), orders=(Order.LEAVE,))
@@ -205,7 +205,7 @@ def _table(pod: Pod, asked: Ranks) -> dict[int, str]:
 
 
 def _misfit(pod: Pod, asked: Ranks) -> str:
-    """Why what the operator says cannot be true of this job; empty: it can."""
+    """Return why the operator's values contradict this job; empty: they do not."""
     lines = asked.rankIps or []
     if asked.nnodes != pod.nodes and (asked.nnodes not in pod.sizes or pod.state is State.RUNNING):
         others = ", ".join(str(size) for size in sorted(pod.sizes - {pod.nodes}))
@@ -243,13 +243,13 @@ def _incomplete(pod: Pod, asked: Start) -> str:
 
 
 def is_ready(pod: Pod, now: str, *, agent_runs: bool) -> Pod:
-    """What `/stop` asked for is done, or the server is there."""
+    """Return `pod` as ready, after `/stop` was carried out or the server has started."""
     ready = pod if agent_runs else replace(pod, agent_rank=None)
     return enter(ready, State.READY, now) if pod.state in (State.INIT, State.STOPPING) else ready
 
 
 def made(pod: Pod, name: str, steps: Mapping[int, tuple[int, int]]) -> Pod:
-    """With the newest step of each rank here, by its local rank: the job's progress, and what the workers do."""
+    """Return `pod` with the newest step of each rank of this node, by local rank: progress and workers."""
     if not steps:
         return pod
     workers = [
@@ -267,19 +267,19 @@ def made(pod: Pod, name: str, steps: Mapping[int, tuple[int, int]]) -> Pod:
 
 
 def fault_seen(pod: Pod, cause: str, rank: int = -1) -> Pod:
-    """The job meets a fault in place: the operator sees it, and has nothing to do."""
+    """Return `pod` with a fault that the job handles itself: the operator sees it and need not act."""
     if pod.state is not State.RUNNING:
         return pod
     return replace(pod, reason="MendingInPlace", message=cause, failed=pod.failed | {rank})
 
 
 def waiting(pod: Pod, why: str) -> Pod:
-    """As the operator sees a pod whose job cannot go on by itself: what it is to replace, it sees elsewhere."""
+    """Return `pod` of a job that waits for the operator. The operator finds the pods to replace elsewhere."""
     return replace(pod, reason="Waiting", message=why) if why and pod.state is State.RUNNING else pod
 
 
 def goes_on_without(pod: Pod, step: int, ranks: int, of: int) -> Pod:
-    """The job goes on with `ranks` of all its ranks, until the others are replaced."""
+    """Return `pod` of a job that continues with `ranks` of its ranks, until the others are replaced."""
     if pod.state is not State.RUNNING or pod.reason != "MendingInPlace":
         return pod
     cause = pod.message.partition(_MEANWHILE)[0]
@@ -287,7 +287,7 @@ def goes_on_without(pod: Pod, step: int, ranks: int, of: int) -> Pod:
 
 
 def fault_mended(pod: Pod, step: int) -> Pod:
-    """All ranks train again."""
+    """Return `pod` after a recovery: all ranks train again."""
     if pod.state is not State.RUNNING or pod.reason != "MendingInPlace":
         return pod
     mended = pod.mended + 1
@@ -297,8 +297,8 @@ def fault_mended(pod: Pod, step: int) -> Pod:
 
 
 def job_ended(pod: Pod, now: str, *, succeeded: bool, message: str, restart_mode: str) -> Pod:
-    """The agent here has ended by itself. A job that the operator has stopped may have gone on without what was lost,
-    and to its end."""
+    """Return `pod` after its agent ended by itself. A job that the operator stopped may have continued without lost
+    nodes, until its end."""
     pod = replace(pod, agent_rank=None)
     if pod.state is not State.RUNNING:
         return replace(pod, succeeded=succeeded and pod.state in (State.STOPPING, State.READY))
@@ -311,7 +311,7 @@ def job_ended(pod: Pod, now: str, *, succeeded: bool, message: str, restart_mode
 
 
 def status(pod: Pod, version: str) -> dict[str, Any]:
-    """Answer of `/status`; what is empty is left out."""
+    """Return the answer of `/status`, without empty fields."""
     fields: dict[str, Any] = {
         "status": pod.state.value.lower(),
         "transitions": dict(pod.transitions),
@@ -325,7 +325,7 @@ def status(pod: Pod, version: str) -> dict[str, Any]:
         "agent_version": version,
         "assigned_rank": str(pod.rank) if pod.rank >= 0 else "",
         "spare": str(pod.spare),
-        "priority": "True" if pod.state is State.READY and pod.agent_rank is not None else "",  # its memory is of use
+        "priority": "True" if pod.state is State.READY and pod.agent_rank is not None else "",  # memory is of use
     }
     return {name: value for name, value in fields.items() if value}
 
@@ -335,27 +335,27 @@ def status(pod: Pod, version: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Caller:
-    """Who gives this pod orders, where its spec names nobody: the address that gave the first one."""
+    """The operator of a pod whose spec names none: the address that sent the first order."""
 
     address: str = ""
-    """Empty: nobody has ordered anything yet."""
+    """IP address; empty: no order was sent yet."""
     heard: float = 0.0
-    """When it called last, if only to poll. Seconds."""
+    """Second of its last call, including polls."""
 
 
 def why_refused(caller: str, allowed: Collection[str], members: Collection[str], operator: Caller, now: float) -> str:
-    """Why `caller` may give no orders; empty: it may.
+    """Return why orders of `caller` are refused; empty: they are accepted.
 
-    With `allowed`, networks or addresses, only they may. Else the job's other pods may not, which have no reason to;
-    nor may anybody while the operator, as far as it is known, still calls. An operator that was started again at
-    another address comes to its turn once the former has been silent.
+    If `allowed` has networks or addresses, only these may send orders. Otherwise each address may, except the job's
+    other pods, and except addresses other than the operator's while the operator still calls. An operator that was
+    started again at another address is accepted once the former address has been silent.
     """
     address = _plain(caller)
     if allowed:
         inside = any(address in ipaddress.ip_network(network, strict=False) for network in allowed)
         return "" if inside else f"{caller} is not in the networks of the job's operator"
     if address.is_loopback:
-        return ""  # whoever is in this pod can end it anyway
+        return ""  # processes of this pod can end it anyway
     if str(address) in {str(_plain(member)) for member in members}:
         return f"{caller} is a pod of this job, and not its operator"
     silent_s = now - operator.heard
@@ -368,18 +368,18 @@ def why_refused(caller: str, allowed: Collection[str], members: Collection[str],
 
 
 def heard(operator: Caller, caller: str, now: float) -> Caller:
-    """`caller` has asked something."""
+    """Return the operator after a call of `caller`."""
     return replace(operator, heard=now) if str(_plain(caller)) == operator.address else operator
 
 
 def obeyed(operator: Caller, caller: str, now: float) -> Caller:
-    """`caller` has given an order, which was carried out."""
+    """Return the operator after an accepted order of `caller`."""
     address = _plain(caller)
     return operator if address.is_loopback else Caller(str(address), now)
 
 
 def _plain(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """An IPv4 address that came over an IPv6 socket is what it is."""
+    """Parse an address. An IPv4 address mapped to IPv6 is returned as IPv4."""
     address = ipaddress.ip_address(text.partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address
