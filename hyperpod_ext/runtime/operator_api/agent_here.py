@@ -1,4 +1,4 @@
-"""This node's agent in the process that serves its operator: one `Node` after another, as the operator has it."""
+"""This node's agent in the process that serves its operator: a sequence of `Node`s, by the operator's orders."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from hyperpod_ext.runtime.operator_api.states import JOB_LEVEL, PROCESS_LEVEL, N
 _CANCELLED = 130
 _NEVER = 1 << 30
 _MARGIN_S = 5.0
-"""How much longer a node may take than it was given."""
+"""Seconds that a node may exceed its time limit."""
 
 
 class JobListener(Protocol):
-    """Who hears of the job."""
+    """Receives the messages of a job."""
 
     def fault_seen(self, cause: str, rank: int = -1) -> None: ...
 
@@ -52,14 +52,14 @@ class JobListener(Protocol):
 
 
 class AgentHere:
-    """Runs a `Node` for the rank that the operator gives.
+    """Runs a `Node` for the rank that the operator assigns.
 
-    Each has the main thread, for its signals, and an event loop of its own, with which all of it ends. Calls of the
-    operator come from another thread.
+    Each node runs in the main thread, for its signals, and in its own event loop, which ends with the node. Calls of
+    the operator come from another thread.
 
     Args:
-        arguments: of the pod: nodes, workers, port of the rendezvous, script.
-        prepared: for the first `Node`. They import while the pod waits, as those of a spare do.
+        arguments: arguments of the pod: nodes, workers, port of the rendezvous, script.
+        prepared: processes for the first `Node`. They import modules while the pod waits, as on a spare.
     """
 
     def __init__(
@@ -69,25 +69,25 @@ class AgentHere:
         self._prepared = prepared
         self._orders: queue.SimpleQueue[tuple[int, NodeStart] | int] = queue.SimpleQueue()
         self._wanted = 0
-        """Number of the newest order; what an older one started is to end."""
+        """Number of the newest order. Nodes of older orders end."""
         self._idle = threading.Event()
         self._idle.set()
         self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any], Node] | None = None
         self._is_held = False
-        """Whether no rank is to train, also of an agent that is about to start."""
+        """Whether training is held, including that of an agent that is about to start."""
         self._settings_of_job: NodeSettings | None = None
         self._serving_end: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
-        """Tells pods that come late of the job's end."""
+        """Task that reports the job's end to pods that start late."""
         self._asked_to_end = False
         self._rank = -1
         """Number of this node in the job."""
         self._looks_for = ""
-        """What keeps an agent from starting, in words."""
+        """Cause for which the agent waits before its start, in words; empty: none."""
         self._name = ""
         self._ranks, self._ranks_now = 0, 0
-        """Of a job that goes on without lost ones: all of them, and those that train."""
+        """Number of all ranks and of training ranks, in a job that continues without lost ranks."""
         self._has_time = False
-        """Whether there is something to do before this pod may end: a job that goes on without, or a durable tier."""
+        """Whether the node has work to finish before the pod ends: leave its job, or upload to a durable tier."""
 
     # --- in the thread that serves the operator -----------------------------------------------------
 
@@ -100,7 +100,7 @@ class AgentHere:
         return running[2].operator.waits_for if (running := self._running) is not None else self._looks_for
 
     def begin(self, at: NodeStart) -> None:
-        """Start it, once one that runs has ended."""
+        """Start a node, after the running one has ended."""
         self._drop()
         self._is_held = False
         self._idle.clear()
@@ -115,28 +115,28 @@ class AgentHere:
         self._to_node(lambda node: node.operator.hold())
 
     async def rest(self, limit_s: float) -> None:
-        """The same; returns when ranks here have left their step, and what is due of their state is elsewhere."""
+        """Hold training. Returns when ranks of this node have left their step and due uploads are done."""
         self._is_held = True
         self._to_node(lambda node: node.operator.hold(limit_s))
         if (running := self._running) is not None:
             loop, _, node = running
-            # it may have ended meanwhile, and a loop that ends forgets what was asked of it last
+            # the node may have ended meanwhile, and its loop drops pending calls
             with contextlib.suppress(RuntimeError, asyncio.CancelledError, HyperpodExtError, TimeoutError):
                 async with asyncio.timeout(limit_s + _MARGIN_S):
                     await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(node.operator.held(limit_s), loop))
 
     async def end(self) -> None:
-        """Returns when nothing of it is left."""
+        """End the node. Returns when all its processes have ended."""
         self._drop()
         await asyncio.to_thread(self._idle.wait)
 
     def leave(self, code: int = 0) -> None:
-        """End it, and have `run` return `code`."""
+        """End the node, so that `run` returns `code`."""
         self._drop()
         self._orders.put(code)
 
     def note(self, **fields: Any) -> None:
-        """For the job's event log, if there is one."""
+        """Write an event to the job's log, if one is open."""
         self._to_node(lambda node: node.operator.log_call(**fields))
 
     def _drop(self) -> None:
@@ -144,7 +144,7 @@ class AgentHere:
         for ends in (self._running, self._serving_end):
             if ends is not None:
                 loop, task, *_ = ends
-                with contextlib.suppress(RuntimeError):  # it has ended meanwhile
+                with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
                     loop.call_soon_threadsafe(task.cancel)
 
     def _to_node(self, call: Callable[[Node], None]) -> None:
@@ -156,13 +156,13 @@ class AgentHere:
     # --- in the main thread -------------------------------------------------------------------------
 
     def run(self, listener: JobListener) -> int:
-        """Follow orders until one says to leave; returns the exit code."""
+        """Follow orders until the order to leave. Returns the exit code."""
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, self._hear_signal)
         while True:
             order = self._orders.get()
             if isinstance(order, int):
-                self._idle.set()  # nothing of it is left, whoever waits for that
+                self._idle.set()  # wakes the callers of `end`: the node has ended
                 return order
             number, at = order
             if number == self._wanted:
@@ -174,8 +174,8 @@ class AgentHere:
         self._is_asked_to_end()
 
     def _is_asked_to_end(self) -> None:
-        """SIGTERM: the pod is deleted. An elastic job goes on without it first; what only its memory holds goes to a
-        durable tier, if the job has one."""
+        """Handle SIGTERM: the pod is deleted. First an elastic job continues without the pod, and snapshots that only
+        its memory holds are uploaded to a durable tier, if the job has one."""
         self._asked_to_end = True
         if self._running is not None and self._has_time:
             self._running[2].ask_to_end()
@@ -191,7 +191,7 @@ class AgentHere:
             message = last_word.of_failed_job(why, hint)
         except asyncio.CancelledError:
             state = "cancelled"
-        except ExcludedError as error:  # the others may go on without it: a new process may come back to them
+        except ExcludedError as error:  # the job may continue without this node: a new process may rejoin it
             message, mode = str(error), PROCESS_LEVEL
             last_word.keep(error.message, error.hint, self._rank)
         except HyperpodExtError as error:
@@ -202,7 +202,7 @@ class AgentHere:
         finally:
             self._running = None
             take_signals_from(asyncio.get_running_loop(), self._hear_signal)
-        if self._asked_to_end:  # however the job has ended meanwhile: the pod is deleted
+        if self._asked_to_end:  # the pod is deleted, regardless of the job's end
             self.leave(_CANCELLED)
         if state in ("cancelled", "left"):
             message, mode = "a pod of the job was told to end", PROCESS_LEVEL
@@ -212,15 +212,15 @@ class AgentHere:
                 await self._serve_end(self._settings_of_job, number)
 
     async def _serve_end(self, settings: NodeSettings, number: int) -> None:
-        """Of the end of a job, until another order comes: a pod that the operator starts late, as one was lost when all
-        ranks were done, would wait for the job, and then begin it anew."""
+        """Report the job's end to late pods, until the next order. Otherwise a pod that is started late, because
+        another pod was lost after all ranks were done, would wait for the job and then start it again."""
         address = settings.listen or ((settings.host, settings.port) if settings.node == 0 else None)
         if address is None:
             return
         election = ElectionListener(settings.secret, _say, encrypted=settings.config.encrypted, succeeded=True)
         self._serving_end = asyncio.get_running_loop(), asyncio.ensure_future(asyncio.Event().wait())
         self._idle.set()
-        with contextlib.suppress(OSError, asyncio.CancelledError):  # the port may be another's by now
+        with contextlib.suppress(OSError, asyncio.CancelledError):  # another process may use the port by now
             await election.open(*address)
             if number == self._wanted:
                 await self._serving_end[1]
@@ -228,7 +228,7 @@ class AgentHere:
         await election.close()
 
     async def _job(self, listener: JobListener, number: int, at: NodeStart) -> tuple[str, str, str]:
-        """Its final state, and where it has failed, why and what to do."""
+        """Run a node. Returns the job's final state, and the cause and hint of a failure."""
         try:
             settings = await self._settings(number, at)
         except JobSucceededError:
@@ -236,7 +236,7 @@ class AgentHere:
         self._settings_of_job = settings
         make_private_folder(self._run_dir / "logs")
         if settings.node == 0:
-            (self._run_dir / REPORT).unlink(missing_ok=True)  # of an earlier run
+            (self._run_dir / REPORT).unlink(missing_ok=True)  # the report of an earlier run
         self._rank, self._name = settings.node, settings.config.name
         self._ranks = settings.config.world_size if settings.config.restart.policy == "continue" else 0
         self._has_time = bool(settings.config.checkpoint.durable() or settings.config.elastic or self._ranks)
@@ -249,12 +249,12 @@ class AgentHere:
         if self._is_held:
             node.operator.hold()
         await asyncio.sleep(0)
-        for signum in (signal.SIGTERM, signal.SIGINT):  # in the place of the node's own
+        for signum in (signal.SIGTERM, signal.SIGINT):  # replace the node's handlers
             asyncio.get_running_loop().add_signal_handler(signum, self._is_asked_to_end)
         return await task, *node.why_failed
 
     async def _settings(self, number: int, at: NodeStart) -> NodeSettings:
-        """What the agent is started with: as node of the job that runs, or of one that begins."""
+        """Return the settings of an agent, as a node of the running job or of a new one."""
         host = f"[{at.first_node}]" if ":" in at.first_node else at.first_node
         flags = {
             "--nnodes": at.nodes,
@@ -266,7 +266,7 @@ class AgentHere:
         arguments = parse([*argv, "--keep-events", self._arguments.script, *self._arguments.script_args])
         port = int(self._arguments.rdzv_port)
         own = read_settings(arguments, self._run_dir, self._private)
-        # the operator puts pods on other machines by itself: a place is not to blame for its pods
+        # the operator itself moves pods to other machines, so faults do not count against a node number
         restart = own.config.restart.model_copy(update={"quarantine_after": _NEVER})
         config = own.config.model_copy(update={"restart": restart})
         settings = replace(own, config=config, listen=(at.address, port) if at.address else None)
@@ -289,7 +289,7 @@ class AgentHere:
             return []
 
     def _hear(self, listener: JobListener, message: c.ToAgent | c.FromAgent) -> None:
-        """What is said between this agent and the coordinator."""
+        """Pass a message between this agent and the coordinator on to the listener."""
         match message:
             case c.Died(rank=rank, step=step, cause=cause) | c.Failed(rank=rank, step=step, cause=cause):
                 listener.fault_seen(f"rank {rank}, step {step}: {cause}", rank)
