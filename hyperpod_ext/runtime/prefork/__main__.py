@@ -1,9 +1,9 @@
-"""What `hyperpodrun -m hyperpod_ext.runtime.prefork train.py ...` starts for each rank: it imports nothing heavy.
+"""The small process of a rank: `hyperpodrun -m hyperpod_ext.runtime.prefork train.py ...` starts one for each rank.
 
-It takes a process from the fork server of this launcher, which the first of its kind starts, and is that process as
-far as `hyperpodrun` can see: signals go on to it, its output goes where ours would, and we end as it ended. When we are
-stopped or killed, the fork server stops or kills it. Where no process can be had, the script runs here, with its
-imports still to do.
+It imports nothing heavy. It requests a rank from the fork server of its launcher, which the first small process
+starts, and represents the rank to `hyperpodrun`: it passes signals on to the rank, shares its output with the rank, and
+ends with the rank's exit status. When it is stopped or killed, the fork server stops or kills the rank. If the fork
+server cannot fork a rank, the script runs in the small process, with its imports still to do.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def main() -> None:
 
 
 def _connect() -> socket.socket:
-    """A line to the fork server of our parent, which is started when there is none."""
+    """Connect to the fork server of the parent process. Start the server if none runs."""
     path = place.socket_of(os.getppid())
     if (server := place.connect(path)) is None:
         with place.locked(path):
-            if (server := place.connect(path)) is None:  # nobody was quicker
+            if (server := place.connect(path)) is None:  # no other small process has started it
                 _start_server(path)
                 server = place.connect(path)
     if server is None:
@@ -53,10 +53,10 @@ def _connect() -> socket.socket:
 
 
 def _start_server(path: str) -> None:
-    """It listens before it has begun: whoever connects waits for its imports."""
+    """Start the fork server with a listening socket, so that clients can connect and wait for its imports."""
     import subprocess
 
-    if os.path.lexists(path):  # of one that was killed
+    if os.path.lexists(path):  # left by a killed server
         os.unlink(path)  # noqa: PTH108  (pathlib is an import)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(path)
@@ -66,7 +66,7 @@ def _start_server(path: str) -> None:
         process = subprocess.Popen(
             command, pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
         )
-        process.returncode = 0  # it outlives us: the launcher's other workers need it
+        process.returncode = 0  # it outlives this process: the launcher's other workers need it
 
 
 def _ask(server: socket.socket) -> None:
@@ -77,7 +77,7 @@ def _ask(server: socket.socket) -> None:
         "umask": _umask(),
         "cpus": sorted(os.sched_getaffinity(0)),
     }
-    body = json.dumps(order).encode()  # bytes that are no text are escaped, and come out as they were
+    body = json.dumps(order).encode()  # bytes that are not text are escaped, and restored by the reader
     socket.send_fds(server, [len(body).to_bytes(4, "big")], [0, 1, 2])
     server.sendall(body)
 
@@ -89,7 +89,7 @@ def _umask() -> int:
 
 
 def _be(pid: int, server: socket.socket) -> NoReturn:
-    """Stand for the process until it has ended, and end alike."""
+    """Represent the process until it has ended, and end with its exit status."""
 
     def forward(signum: int, _frame: object) -> None:
         server.send(bytes([signum]))
@@ -101,7 +101,7 @@ def _be(pid: int, server: socket.socket) -> NoReturn:
     except OSError:
         from hyperpod_ext.processes import kill_group
 
-        kill_group(pid)  # the kernel has ended it with the fork server, but not what it has forked
+        kill_group(pid)  # the kernel has killed it with the fork server, but not its children
         sys.exit("the fork server of this pod ended, and the process of this rank with it")
     if os.WIFSIGNALED(status):
         _end_by(os.WTERMSIG(status))
@@ -111,7 +111,7 @@ def _be(pid: int, server: socket.socket) -> NoReturn:
 def _end_by(signum: int) -> NoReturn:
     import resource
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the process has left its own
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the process has written its own
     if signum not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(signum, signal.SIG_DFL)
     os.kill(os.getpid(), signum)

@@ -1,7 +1,7 @@
-"""Where the fork server of a launcher is reached, and what both of its ends read and write. Standard library alone.
+"""Socket and messages of a launcher's fork server, for both ends. Uses the standard library only.
 
-The socket lies in a directory that is closed to other users. What comes over it is JSON, of a bounded size, from a
-process of the same user.
+The socket is in a directory that is closed to other users. Messages are JSON of a bounded size, from a process of the
+same user.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from collections.abc import Iterator
 from typing import Any
 
 ENV_DIRECTORY = "HPX_SOCKET_DIR"
-"""As `runtime/ipc/environment.py` has it, which imports too much for here."""
+"""Copy of the name in `runtime/ipc/environment.py`, which imports too many modules."""
 ENV_LAUNCHER = "HPX_PREFORK_LAUNCHER"
-"""In a process from the fork server: the id of its launcher, which is not among its ancestors."""
+"""Process id of the launcher, in processes from the fork server: the launcher is not among their ancestors."""
 MOST = 16 << 20
-"""Bytes of a message: environments are far smaller."""
+"""Most bytes of a message: environments are far smaller."""
 
 
 def socket_of(launcher: int) -> str:
-    """Path of the socket for the workers of the process `launcher`; makes its directory.
+    """Return the path of the socket for the workers of the process `launcher`, and make its directory.
 
     Raises:
-        PermissionError: the directory is not this user's alone.
+        PermissionError: other users can access the directory.
     """
     directory = os.environ.get(ENV_DIRECTORY) or os.path.join(  # noqa: PTH118  (pathlib is an import)
         os.environ.get("TMPDIR") or "/tmp",
@@ -43,13 +43,13 @@ def socket_of(launcher: int) -> str:
 
 
 def socket_in(directory: str, launcher: int) -> str:
-    """The same, where the directory is known. Containers may share it, and a launcher often has the same id in each."""
+    """Return the path of the socket in `directory`. Containers may share it, with launchers of the same id."""
     container = f"{os.uname().nodename} {os.stat('/proc/self/ns/pid').st_ino}"  # noqa: PTH116
     return f"{directory}/prefork-{zlib.crc32(container.encode()):08x}-{launcher}.socket"
 
 
 def connect(path: str) -> socket.socket | None:
-    """A line to whoever listens there; None: nobody does."""
+    """Connect to the server at `path`. Returns None if no process listens."""
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         line.connect(path)
@@ -61,7 +61,7 @@ def connect(path: str) -> socket.socket | None:
 
 @contextlib.contextmanager
 def locked(path: str) -> Iterator[None]:
-    """Hold the lock of a socket; it goes with the process."""
+    """Hold the lock of a socket, which the kernel releases at the end of the process."""
     descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -71,7 +71,7 @@ def locked(path: str) -> Iterator[None]:
 
 
 def peer_of(line: socket.socket) -> tuple[int, int]:
-    """Process and user at the other end, as the kernel knows them."""
+    """Return the process id and user id of the peer, from the kernel."""
     pid, uid, _ = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, uid
 
@@ -82,20 +82,20 @@ def send(line: socket.socket, message: dict[str, Any]) -> None:
 
 
 def receive(line: socket.socket) -> dict[str, Any]:
-    """The next message.
+    """Receive the next message.
 
     Raises:
         ConnectionError: the other end has ended.
-        ValueError: it is no message.
+        ValueError: the message is invalid.
     """
     return parse(exactly(line, length_of(exactly(line, 4))))
 
 
 def length_of(head: bytes) -> int:
-    """Bytes that a message has, from the four before it.
+    """Return the number of bytes of a message, from its head of four bytes.
 
     Raises:
-        ValueError: too many.
+        ValueError: the number is above `MOST`.
     """
     if (length := int.from_bytes(head, "big")) > MOST:
         raise ValueError(f"a message of {length} bytes, more than {MOST}")
@@ -103,10 +103,10 @@ def length_of(head: bytes) -> int:
 
 
 def parse(body: bytes) -> dict[str, Any]:
-    """A message from its bytes.
+    """Parse the bytes of a message.
 
     Raises:
-        ValueError: it is none.
+        ValueError: they are not a message.
     """
     message = json.loads(body)
     if not isinstance(message, dict):
@@ -115,7 +115,7 @@ def parse(body: bytes) -> dict[str, Any]:
 
 
 def exactly(line: socket.socket, count: int) -> bytes:
-    """So many bytes.
+    """Receive `count` bytes.
 
     Raises:
         ConnectionError: the other end has ended.

@@ -1,8 +1,8 @@
-"""The pod's fork server: it has imported what ranks need, and forks one for each process that `hyperpodrun` starts.
+"""The pod's fork server: imports the modules of ranks, and forks a rank for each process that `hyperpodrun` starts.
 
-It watches both sides. A rank whose small process is gone is killed, with what it has forked; one whose small process
-is stopped is stopped. How a rank ended is told to its small process. The fork server ends with the launcher, and the
-kernel ends all ranks when it is killed itself.
+The started process is called the rank's small process. If a small process ends, its rank and the rank's children are
+killed; if it is stopped, its rank is stopped. The end of a rank is reported to its small process. The fork server ends
+with the launcher, and if the fork server is killed, the kernel kills all ranks.
 
 Arguments: the descriptor of the listening socket, the launcher's process id, the socket's path.
 """
@@ -30,15 +30,15 @@ from hyperpod_ext.processes import become_subreaper, children, die_with_parent, 
 from hyperpod_ext.runtime.prefork import place
 
 _ORDER_S = 10.0
-"""A process of ours that does not say what it wants for so long is given up: others wait behind it."""
+"""Seconds within which a small process must send its order: other small processes wait for it."""
 _LOOK_S = 0.5
-"""How often it looks whether a small process is stopped: SIGSTOP tells nobody."""
+"""Seconds between two checks for stopped small processes: SIGSTOP causes no event."""
 _MODULE = "-m"
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a rank is to be, as the process that `hyperpodrun` started found itself."""
+    """Arguments and environment for a rank, as its small process received them from `hyperpodrun`."""
 
     argv: list[str]
     env: dict[str, str]
@@ -46,15 +46,15 @@ class Order:
     umask: int
     cpus: list[int]
     output: list[int]
-    """Its standard input, output and errors."""
+    """Descriptors of standard input, output and errors."""
 
     @classmethod
     def read(cls, line: socket.socket) -> Order:
-        """From the line.
+        """Read an order from a connection.
 
         Raises:
-            OSError: it ended, or takes too long.
-            ValueError: it is no order of a process of this user.
+            OSError: the connection ended, or the order took too long.
+            ValueError: the message is not an order, or comes from another user.
         """
         _, uid = place.peer_of(line)
         if uid != os.getuid():
@@ -91,22 +91,22 @@ def _fits(fields: dict[str, Any]) -> bool:
 
 
 class Server:
-    """One a launcher."""
+    """The fork server of one launcher."""
 
     def __init__(self, listener: socket.socket, launcher: int) -> None:
         self._events = selectors.DefaultSelector()
         self._ranks: dict[int, int] = {}
-        """Small process of each."""
+        """Small process of each rank's process."""
         self._ended = False
         self._events.register(os.pidfd_open(launcher), selectors.EVENT_READ, self._launcher_ended)
         self._events.register(listener, selectors.EVENT_READ, functools.partial(self._accept, listener))
 
     def serve(self) -> Order | None:
-        """Until the launcher has ended: None. In a process that was forked: what it is to be."""
+        """Serve until the launcher has ended. Returns None; in a forked process, returns its order."""
         while not self._ended:
             for key, _ in self._events.select(_LOOK_S if self._ranks else None):
                 if self._ended or self._events.get_map().get(key.fd) is not key:
-                    continue  # it went with another of this round
+                    continue  # an earlier event of this round closed it
                 if (order := key.data()) is not None:
                     return order  # type: ignore[no-any-return]
             self._stop_with_fronts()
@@ -115,12 +115,12 @@ class Server:
 
     def _stop_with_fronts(self) -> None:
         for pid, front in self._ranks.items():
-            # the rank is asked, too: its small process hands SIGCONT on, and may be stopped anew before we look again
+            # check the rank, too: its small process passes SIGCONT on, and may be stopped again before the next check
             if _is_stopped(front) and not _is_stopped(pid):
                 os.kill(pid, signal.SIGSTOP)
 
     def _reap(self) -> None:
-        """What ranks left behind, and has ended."""
+        """Reap ended processes that ranks left behind."""
         for pid in set(children(os.getpid())) - self._ranks.keys():
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
@@ -132,22 +132,22 @@ class Server:
     def _accept(self, listener: socket.socket) -> Order | None:
         try:
             line, _ = listener.accept()
-        except OSError:  # whoever came is gone, or waits until a descriptor is free
+        except OSError:  # the client is gone, or waits until a descriptor is free
             return None
         try:
             order = Order.read(line)
             return order if self._fork(order, line) == 0 else None
-        except (OSError, ValueError) as error:  # of one rank: the others know nothing of it
+        except (OSError, ValueError) as error:  # this rank alone fails
             with contextlib.suppress(OSError):
                 place.send(line, {"error": f"{type(error).__name__}: {error}"})
             line.close()
             return None
 
     def _fork(self, order: Order, line: socket.socket) -> int:
-        """Process id of the rank; 0 in the rank.
+        """Fork a rank. Returns its process id; 0 in the rank.
 
         Raises:
-            OSError: there is no process or descriptor left.
+            OSError: no process or descriptor is left.
         """
         server, handle = os.getpid(), -1
         try:
@@ -169,12 +169,12 @@ class Server:
         self._ranks[pid] = place.peer_of(line)[0]
         self._events.register(handle, selectors.EVENT_READ, functools.partial(self._rank_ended, pid, handle, line))
         self._events.register(line, selectors.EVENT_READ, functools.partial(self._from_front, pid, line))
-        with contextlib.suppress(OSError):  # gone already: the next event says so
+        with contextlib.suppress(OSError):  # the client is gone: the next event reports it
             place.send(line, {"pid": pid})
         return pid
 
     def _rank_ended(self, pid: int, handle: int, line: socket.socket) -> None:
-        kill_group(pid)  # what it has forked; its number is its own until it is waited for
+        kill_group(pid)  # with its children; its id is not reused before the wait
         _, status = os.waitpid(pid, 0)
         del self._ranks[pid]
         self._events.unregister(handle)
@@ -195,10 +195,10 @@ class Server:
             kill_group(pid)
         for signum in signals:
             if signum in signal.valid_signals():
-                os.kill(pid, signum)  # at most a zombie, which we have not waited for
+                os.kill(pid, signum)  # at most a zombie, because it was not waited for yet
 
     def _forget(self) -> None:
-        """In a rank: close what is the server's."""
+        """Close the server's descriptors, in a rank."""
         for key in list(self._events.get_map().values()):
             if isinstance(key.fileobj, int):
                 os.close(key.fileobj)
@@ -211,12 +211,12 @@ def _is_stopped(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     except OSError:
-        return False  # it has ended, which its line says
+        return False  # it has ended, which its connection reports
 
 
 def main() -> None:
     listening, launcher, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's, with which we end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles Ctrl-C, and this process ends with it
     become_subreaper()
     import_all()
     server = Server(socket.socket(fileno=listening), launcher)
@@ -230,10 +230,10 @@ def main() -> None:
 
 
 def import_all() -> None:
-    """What ranks need, and what `restart.preload` of the job names.
+    """Import the modules that ranks need, and those in `restart.preload` of the job.
 
     Raises:
-        SystemExit: one of these cannot be imported before a fork; with the reason.
+        SystemExit: a module cannot be imported before a fork; with the reason.
     """
     from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
     from hyperpod_ext.runtime.agent.fork_server import preload
@@ -245,7 +245,7 @@ def import_all() -> None:
 
 
 def _become(order: Order, launcher: int) -> None:
-    """Be an ordinary process that is about to run the script."""
+    """Set this process up to run the script, like a process that `hyperpodrun` started."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for target, descriptor in enumerate(order.output):
         os.dup2(descriptor, target)
@@ -257,13 +257,13 @@ def _become(order: Order, launcher: int) -> None:
     os.umask(order.umask)
     os.sched_setaffinity(0, order.cpus)
     os.chdir(order.cwd)
-    tempfile.tempdir = None  # TMPDIR may be another
+    tempfile.tempdir = None  # TMPDIR may have changed
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, write_through=True)  # type: ignore[union-attr]  # as with -u
 
 
 def _run(argv: list[str]) -> None:
-    """Run the script or module as Python would. What is neither is left to Python itself, which says why."""
+    """Run the script or module as Python would. Anything else is passed to Python itself, which reports the error."""
     sys.excepthook = _say
     if argv[0] == _MODULE and len(argv) > 1:
         sys.argv, sys.path[0] = argv[1:], os.getcwd()  # noqa: PTH109
@@ -292,7 +292,7 @@ def _is_module(name: str) -> bool:
 
 
 def _say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """What Python says of an exception, from the script's first line on."""
+    """Print an exception as Python does, with the traceback from the script's first line on."""
     own = trace
     while own is not None and own.tb_frame.f_code is not _run.__code__:
         own = own.tb_next
