@@ -1,5 +1,5 @@
-"""Whether the job of a pod runs already, and which node the pod may be there. The operator's ranks do not tell: after a
-fault it may give them to pods in another order, and the job's nodes keep their numbers."""
+"""Number of a pod's node in a job that runs already. The operator's ranks do not decide it: after a fault the operator
+may assign them to pods in another order, and the job's nodes keep their numbers."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from hyperpod_ext.runtime.ipc.declared import Address, encode, name_of, read, wi
 _DIAL_S = 5.0
 _AGAIN_S = 0.05
 _ASKED = 8
-"""Others that are asked first: each of them knows who coordinates."""
+"""Number of pods to query first: each agent of the job has the coordinator's address."""
 
 
 class JobSucceededError(Exception):
-    """The job came to its end before this pod was one of its."""
+    """The job succeeded before this pod joined it."""
 
 
 async def find_place(
     settings: NodeSettings, others: Sequence[Address], limit_s: float, goes_on: Callable[[], bool], *, faults: int = 0
 ) -> tuple[int, Address] | None:
-    """Number of this node in the job that runs, and who coordinates that; None: none of `others` is in one.
+    """Return this node's number in the running job, and the coordinator's address; None if no pod of `others` is in it.
 
-    Those that are may be about to agree on another coordinator: they are asked again, for `limit_s` at most, and as
-    long as `goes_on`. After a fault (`faults` is not 0) many pods may be new: all are asked before it is said that no
-    job runs. Before the first one none runs, and a few tell.
+    Pods of the job may be about to elect another coordinator, so query them again, for `limit_s` at most, and as long
+    as `goes_on`. After a fault (`faults` is not 0) many pods may be new, so query all before returning None. Before
+    the first fault a few pods suffice.
 
     Raises:
-        JobSucceededError: one of them has seen its end.
-        JobFailedError: one of them speaks another version of the protocol.
+        JobSucceededError: a pod has reported the job's end.
+        JobFailedError: a pod uses another version of the protocol.
     """
     deadline = time.monotonic() + limit_s
     asked = dict.fromkeys(others[:_ASKED])
@@ -63,8 +63,8 @@ async def find_place(
 
 
 async def _ask_all(settings: NodeSettings, asked: Collection[Address]) -> dict[Address, c.FreeNumber | None]:
-    """What each says; of some only, where one of them knows a number, or whom else to ask: another may be on a machine
-    that is lost, and say nothing for seconds."""
+    """Query agents. Returns the answers so far once one has a number or the coordinator's address, because agents on
+    lost machines may not answer for seconds."""
     asking = {asyncio.create_task(_ask(settings, place)): place for place in asked}
     found: dict[Address, c.FreeNumber | None] = {}
 
@@ -84,7 +84,7 @@ async def _ask_all(settings: NodeSettings, asked: Collection[Address]) -> dict[A
 
 
 async def _ask(settings: NodeSettings, place: Address) -> c.FreeNumber | None:
-    """What the agent at `place` says; None: none of the job's is there."""
+    """Query the agent at `place`. Returns None if no agent of the job is there."""
     question = c.AskNumber(wanted=settings.node, listens=settings.listen)
     try:
         async with asyncio.timeout(_DIAL_S):
