@@ -90,8 +90,10 @@ class Watchdog:
         self._nan.see(loss)
 
     def begin_steps(self) -> None:
-        """Begin the loop. Raises like `begin_step`."""
+        """Begin the loop. Raises like `end_step`: a former loop may have swallowed an error in half a step, whose state
+        must not be committed."""
         self._check_over()
+        self._check_swallowed()
 
     def begin_step(self, step: int) -> None:
         """Begin a step.

@@ -357,6 +357,29 @@ def test_a_step_in_which_a_collective_has_failed_is_not_committed_whatever_becom
     assert at == [0, 1, 2]
 
 
+def test_half_a_step_is_not_committed_where_its_error_is_swallowed_around_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The statistics of the batch are of step 3, and `run.steps` would commit them as step 2."""
+    calls: list[int] = []
+
+    def train(run: Run) -> None:
+        model = nn.BatchNorm1d(1)
+        run.restore(model=model)
+        for _ in range(2):
+            with contextlib.suppress(ValueError):
+                for step in run.steps(5):
+                    calls.append(step)
+                    model(torch.ones(2, 1))
+                    if step == 3:
+                        monkeypatch.setattr(broken_waits, "_raised", ["Connection closed by peer"])
+                        raise ValueError
+
+    with pytest.raises(ConnectionError, match="Connection closed by peer"):
+        alone(train)
+    assert calls == [1, 2, 3]
+
+
 def test_random_numbers_repeat_from_step_to_step_and_not_between_steps():
     def train(run: Run) -> list[float]:
         run.restore(model=nn.Linear(1, 1))
