@@ -65,6 +65,8 @@ class _Worker(MonitoredWorker):
 
     rank: int
     local_rank: int
+    former_rank: int = -1
+    """Its rank before the newest rank assignment."""
     liveness_lock: LivenessLock | None = None
     joining: bool = False
     """Whether the worker waits for the next rank assignment."""
@@ -218,6 +220,8 @@ class Workers:
         # a pending start follows its rank to the new number
         self._starts = {numbers[rank]: start for rank, start in self._starts.items() if rank in kept}
         self._workers = {numbers[rank]: worker for rank, worker in self._workers.items()}
+        for worker in self._workers.values():
+            worker.former_rank = worker.rank
         for its in self._numbered():
             its.rank, its.joining = numbers[its.rank], False
         self.moved_in = generation
@@ -474,6 +478,8 @@ class Workers:
             case c.Event():
                 self.monitor.heard(worker, report)
                 self._stepped(worker, report)
+                if report.generation < self.moved_in:  # sent before the worker got its present number
+                    own["rank"] = worker.former_rank
             case c.Restored(error="") if not worker.joining:
                 self._gathering.restored(worker.rank, report)
                 return

@@ -227,6 +227,24 @@ def test_what_a_process_has_asked_is_taken_back_when_it_is_to_be_replaced(
     asyncio.run(asyncio.wait_for(run(), 60))
 
 
+def test_a_step_that_is_reported_late_keeps_the_number_of_its_rank(tmp_path: Path) -> None:
+    """Rank 1 makes step 14, and is rank 0 when its agent reads that: rank 0 has made one, too."""
+
+    async def run() -> None:
+        told: asyncio.Queue[Any] = asyncio.Queue()
+        workers = workers_in(tmp_path, tell=told.put_nowait)
+        made = c.Event(rank=1, generation=1, event="step", t=1.0, fields={"step": 14})
+        fork_server: Any = Speaking(tmp_path, made, made.model_copy(update={"generation": 2}))
+        await workers.start(workers.expect(1), fork_server)
+        workers.leave(c.AbortGeneration(generation=2, rank=0, moved={1: 0}, moved_in=2))
+        server = await asyncio.start_unix_server(workers.serve, fork_server.path)
+        assert [(await told.get()).rank for _ in range(2)] == [1, 0]
+        await end(workers, fork_server)
+        server.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
 def test_a_replacement_gets_the_device_that_is_free_though_numbers_have_changed(tmp_path: Path) -> None:
     """Rank 0 dies, and 1 is called 0 until another one joins, as 1."""
 
