@@ -80,7 +80,7 @@ def test_a_script_that_raises_once_is_started_again(start: Start) -> None:
     report = running.wait()
     assert report["state"] == "succeeded", report["error"]
     (recovery,) = report["recoveries"]
-    assert recovery["fault"]["cause"] == "ValueError: no luck in step 13 (own_saves.py:30)"
+    assert recovery["fault"]["cause"].startswith("ValueError: no luck in step 13 (own_saves.py:")
     assert recovery["resumed_step"] == 10
 
 
