@@ -89,12 +89,17 @@ def measure_ours(setup: Setup, scratch: Path) -> Recovery:
 def measure_torchrun(setup: Setup, scratch: Path) -> Recovery:
     """The same training under torchrun, which starts all workers anew from the newest checkpoint."""
     command = [sys.executable, "-m", "torch.distributed.run", *setup.torchrun_command(str(scratch))[1:]]
-    with running(command, scratch, {}) as process:
+    return measure_restart(setup, scratch, command, {})
+
+
+def measure_restart(setup: Setup, scratch: Path, command: list[str], env: dict[str, str]) -> Recovery:
+    """torchrun's script under a command that restarts all ranks from the newest checkpoint."""
+    with running(command, scratch, env) as process:
         kill_t = kill_when_due(setup, scratch / f"rank{setup.kill_rank}.attempt0.jsonl", process, scratch)
         wait(process, scratch)
     attempts = read_attempts(scratch)
     if sorted(attempts) != [0, 1]:
-        raise SideError(f"torchrun made {len(attempts)} attempts where two were wanted\n{last_words(scratch)}")
+        raise SideError(f"{command[0]} made {len(attempts)} attempts, expected 2\n{last_words(scratch)}")
     return torchrun_recovery(attempts[0], attempts[1], kill_t, setup.kill_step)
 
 

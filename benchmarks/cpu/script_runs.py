@@ -1,4 +1,4 @@
-"""From `kill -9` to the first new step of one unchanged script: `hp-ext run` beside torchrun, round by round.
+"""Measure the seconds from `kill -9` to the first new step of one unchanged script, under `hp-ext run` and torchrun.
 
     python benchmarks/cpu/script_runs.py --rounds 5
 
@@ -16,18 +16,8 @@ from pathlib import Path
 
 from publish import RESULTS, publish
 from recovery_page import describe_machine
-from recovery_report import Recovery, torchrun_recovery
-from recovery_sides import (
-    EXAMPLE,
-    Setup,
-    SideError,
-    kill_when_due,
-    last_words,
-    measure_torchrun,
-    read_attempts,
-    running,
-    wait,
-)
+from recovery_report import Recovery
+from recovery_sides import EXAMPLE, Setup, measure_restart, measure_torchrun
 
 from hyperpod_ext.config.files.load import load
 from hyperpod_ext.config.job.job import JobConfig
@@ -45,13 +35,7 @@ def run_command(setup: Setup, folder: str = "FOLDER") -> list[str]:
 def measure_run(setup: Setup, scratch: Path) -> Recovery:
     """The script of torchrun's side under `hp-ext run`."""
     command = [str(Path(sys.executable).with_name("hp-ext")), *run_command(setup, str(scratch))[1:]]
-    with running(command, scratch, {"HPX_HOME": str(scratch / "home")}) as process:
-        kill_t = kill_when_due(setup, scratch / f"rank{setup.kill_rank}.attempt0.jsonl", process, scratch)
-        wait(process, scratch)
-    attempts = read_attempts(scratch)
-    if sorted(attempts) != [0, 1]:
-        raise SideError(f"{len(attempts)} attempts, where two were expected\n{last_words(scratch)}")
-    return torchrun_recovery(attempts[0], attempts[1], kill_t, setup.kill_step)
+    return measure_restart(setup, scratch, command, {"HPX_HOME": str(scratch / "home")})
 
 
 def main() -> int:

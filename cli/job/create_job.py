@@ -71,7 +71,7 @@ def command(
 
     if kills and no_kill:
         raise click.UsageError("--kill and --no-kill exclude each other.")
-    specs = Specs(spec_path(file, spec), cluster, [*overrides, *_faults(kills)], strict, ignored, target)
+    specs = Specs(spec_path(file, spec), cluster, [*overrides, *fault_overrides(kills)], strict, ignored, target)
     if no_kill:
         specs.without_faults()
     plan = specs.plan(target, templates)
@@ -107,7 +107,7 @@ def _say_what_goes(name: str) -> None:
         say(f"note: the old run in {old} is removed; the newest {KEPT} of a name are kept")
 
 
-def _faults(kills: tuple[str, ...]) -> list[Override]:
+def fault_overrides(kills: tuple[str, ...]) -> list[Override]:
     """Return `--kill` as changes to the spec, so that a wrong rank is reported like other mistakes in it."""
     from hyperpod_ext.config.fault_injection import KillFault
     from hyperpod_ext.config.files.overrides import Override

@@ -12,6 +12,9 @@ from ..command import Command, output_option
 from ..output import say
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hyperpod_ext.config.files.overrides import Override
     from hyperpod_ext.jobs.plan import Plan
 
 
@@ -54,7 +57,7 @@ def command(
     The script must save checkpoints, and load the newest one when it starts. A fault loses the steps since its last
     save; with @resilient (docs/move-your-script.md) it loses none.
     """
-    from .create_job import submit_and_wait
+    from .create_job import fault_overrides, submit_and_wait
 
     document: dict[str, Any] = {
         "name": name or _name_of(script),
@@ -66,10 +69,8 @@ def command(
     }
     if preload:
         document["restart"] = {"preload": _modules_of(script)}
-    if kills:
-        document["chaos"] = {"faults": _faults(kills)}
     say("mode run: the script saves and resumes by itself; a fault loses the steps since its last save")
-    submit_and_wait(_plan(document), output, timeout, follow=True)
+    submit_and_wait(_plan(document, fault_overrides(kills)), output, timeout, follow=True)
 
 
 def _name_of(script: str) -> str:
@@ -84,21 +85,12 @@ def _modules_of(script: str) -> list[str]:
     return list(dict.fromkeys([*RestartPolicy.model_fields["preload"].default, *first_imports(Path(script))]))
 
 
-def _faults(kills: tuple[str, ...]) -> list[dict[str, Any]]:
-    from hyperpod_ext.config.fault_injection import KillFault
-
-    try:
-        return [KillFault.parse(text).model_dump(exclude_none=True) for text in kills]
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--kill") from None
-
-
-def _plan(document: dict[str, Any]) -> Plan:
+def _plan(document: dict[str, Any], overrides: Sequence[Override]) -> Plan:
     import json
 
     from hyperpod_ext.config.files.load import load_text
     from hyperpod_ext.config.job.job import JobConfig
     from hyperpod_ext.jobs.plan import make_plan
 
-    job = load_text(JobConfig, json.dumps(document), "hp-ext run")
+    job = load_text(JobConfig, json.dumps(document), "hp-ext run", overrides)
     return make_plan(job, target="local", source_dir=Path.cwd())

@@ -5,16 +5,17 @@ from __future__ import annotations
 import ast
 import importlib.util
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from hyperpod_ext.jobs.rules.scripts import parse_file
+
 
 def first_imports(script: Path) -> list[str]:
-    """Return installed modules, and names in them, that the script's first statements import.
+    """Return the third-party modules, and their attributes, that the script imports in its first statements.
 
-    Only imports before any other statement count, and before an import of the script's own folder: later ones may
-    depend on what those do, for example on environment variables that they set. The standard library is left out.
+    The search ends at the first other statement, and at the first import from the script's own folder: later imports
+    may depend on environment variables that such code sets. The standard library is left out.
     """
     found: dict[str, None] = {}
     for root, name in _leading_imports(script):
@@ -27,7 +28,8 @@ def first_imports(script: Path) -> list[str]:
 
 def _leading_imports(script: Path) -> Iterator[tuple[str, str]]:
     """Yield package and full name of each import before the first other statement."""
-    for number, node in enumerate(_statements(script)):
+    code = parse_file(script)
+    for number, node in enumerate(code.body if code is not None else ()):
         if isinstance(node, ast.Import):
             yield from ((alias.name.partition(".")[0], alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -35,14 +37,6 @@ def _leading_imports(script: Path) -> Iterator[tuple[str, str]]:
             yield from ((root, node.module if a.name == "*" else f"{node.module}.{a.name}") for a in node.names)
         elif number or not _is_text(node):
             return
-
-
-def _statements(script: Path) -> list[ast.stmt]:
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            return ast.parse(script.read_bytes()).body
-    except (SyntaxError, ValueError, RecursionError):
-        return []  # its start reports that
 
 
 def _is_text(node: ast.stmt) -> bool:

@@ -91,7 +91,8 @@ def _of_launcher(job: JobConfig) -> Iterator[Problem]:
             )
         if job.restarts_script:
             yield Problem(
-                "hyperpodrun restarts its workers itself, from imports on: mode run needs our agent",
+                "hyperpodrun restarts its workers itself, and each imports everything again; mode `run` needs this "
+                "project's agent",
                 path="mode",
                 hint="write `kubernetes.launcher: ours`",
             )

@@ -42,6 +42,12 @@ def script_is_protected(context: Context) -> Iterator[Finding]:
         yield Finding(("script",), message, "use @resilient, or write `mode: run` or `mode: plain`")
 
 
+def parse_file(file: Path) -> ast.Module | None:
+    """Parse a file of at most 1 MiB; None if it is none, or is not Python, which its start reports."""
+    text = _text(file, _MOST_BYTES)
+    return None if text is None else _module(text)
+
+
 def _read_all(script: Path) -> list[Code]:
     """Parse the script and the modules that it imports from its folder; empty if one cannot be read within limits."""
     read, left, waiting = dict[Path, Code](), _MOST_BYTES, deque([(script, 0)])
@@ -67,10 +73,15 @@ def _text(file: Path, most: int) -> bytes | None:
 
 
 def _parse(text: bytes) -> Code | None:
-    """Return all nodes; None if it is not Python, which the script's start reports."""
+    """Return all nodes; None if it is not Python."""
+    module = _module(text)
+    return None if module is None else list(ast.walk(module))
+
+
+def _module(text: bytes) -> ast.Module | None:
     try:
         with warnings.catch_warnings(action="ignore"):  # of the script's style
-            return list(ast.walk(ast.parse(text)))
+            return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 

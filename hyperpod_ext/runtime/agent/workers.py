@@ -66,7 +66,7 @@ class _Worker(MonitoredWorker):
     rank: int
     local_rank: int
     former_rank: int = -1
-    """Its rank before the newest rank assignment."""
+    """Rank of this worker before ranks were last reassigned."""
     liveness_lock: LivenessLock | None = None
     joining: bool = False
     """Whether the worker waits for the next rank assignment."""

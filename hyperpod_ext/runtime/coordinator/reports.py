@@ -23,7 +23,7 @@ _TOGETHER_S = 1.0
 """Seconds between the first request to leave and the departure. If a job is deleted, most nodes receive SIGTERM within
 less, and each has half a minute until it is killed."""
 _OF_STEPS = ("begun", "step", "script_saved", "collective_broke")
-_OF_SAMPLED = frozenset({"groups_open", "aborted"})
+_OF_SAMPLED = frozenset({"groups_open", "aborted", "script_saved"})
 """Events that are logged for sampled ranks only."""
 _OWN = frozenset({"type", "event", "t", "self"})
 """Event fields that a sender must not set."""

@@ -6,18 +6,21 @@ import contextlib
 import functools
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed import checkpoint as dcp
+from torch.distributed import checkpoint
 
+from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.files import make_private_folder, write_atomically
 from hyperpod_ext.runtime.fault_injection.from_worker import run_dir_of
+from hyperpod_ext.runtime.scripts.replaced import replaced
 from hyperpod_ext.runtime.training.run import Run
 
+_dcp: Any = checkpoint  # it does not export its functions explicitly
 _RECORDS = "script-saves"
 _KEPT = 64
 """Newest saves of a rank that are remembered."""
@@ -46,7 +49,7 @@ class Save:
 class ScriptSaves:
     """What this script saves and loads with `torch.save` and `torch.distributed.checkpoint`, in this run of the job.
 
-    A file that is being saved replaces the former one once it is whole, so that a killed process leaves no half a file.
+    A file is saved under a temporary name, and renamed once it is complete: a killed process leaves the previous file.
     """
 
     def __init__(self, run: Run) -> None:
@@ -57,30 +60,23 @@ class ScriptSaves:
         self.loaded: int | None = None
         """Newest step among the saves that the script has loaded; None: it has loaded nothing."""
 
-    @contextlib.contextmanager
-    def recorded(self) -> Iterator[None]:
+    def recorded(self) -> contextlib.AbstractContextManager[None]:
         """Record saves and loads inside."""
-        replaced: list[tuple[Any, str, Callable[..., Callable[..., Any]]]] = [
-            (torch, "save", self._saving_file),
-            (torch, "load", self._loading_file),
-            (dcp, "save", self._saving_folder),
-            (dcp, "load", self._loading_folder),
-        ]
-        originals = [(module, name, getattr(module, name)) for module, name, _ in replaced]
-        for module, name, wrap in replaced:
-            setattr(module, name, wrap(getattr(module, name)))
-        try:
-            yield
-        finally:
-            for module, name, original in originals:
-                setattr(module, name, original)
+        return replaced(
+            [
+                (torch, "save", self._saving(torch.save)),
+                (torch, "load", _then(torch.load, _file_of, self._note_load)),
+                (_dcp, "save", _then(_dcp.save, _folder_of, self._note_save)),
+                (_dcp, "load", _then(_dcp.load, _folder_of, self._note_load)),
+            ]
+        )
 
     def newest(self) -> Save | None:
         """Return the newest save of all ranks of this node that still exists."""
         existing = [save for save in self._known() if save.step and Path(save.path).exists()]
         return max(existing, key=lambda save: save.step, default=None)
 
-    def _saving_file(self, save: Callable[..., None]) -> Callable[..., None]:
+    def _saving(self, save: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(save)
         def saving(obj: object, f: Any, *arguments: Any, **options: Any) -> None:
             path = _replaceable(f)
@@ -96,35 +92,6 @@ class ScriptSaves:
             self._note_save(path)
 
         return saving
-
-    def _loading_file(self, load: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(load)
-        def loading(f: Any, *arguments: Any, **options: Any) -> Any:
-            loaded = load(f, *arguments, **options)
-            if isinstance(f, str | os.PathLike):
-                self._note_load(Path(f).resolve())
-            return loaded
-
-        return loading
-
-    def _saving_folder(self, save: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(save)
-        def saving(*arguments: Any, **options: Any) -> Any:
-            saved = save(*arguments, **options)
-            if (path := _folder_of(options)) is not None:
-                self._note_save(path)
-            return saved
-
-        return saving
-
-    def _loading_folder(self, load: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(load)
-        def loading(*arguments: Any, **options: Any) -> None:
-            load(*arguments, **options)
-            if (path := _folder_of(options)) is not None:
-                self._note_load(path)
-
-        return loading
 
     def _note_save(self, path: Path) -> None:
         self._saves.pop(str(path), None)
@@ -142,24 +109,50 @@ class ScriptSaves:
         return [save for file in self._folder.glob("*.json") for save in _read(file)]
 
 
+def _then(
+    call: Callable[..., Any], path_of: Callable[..., Path | None], note: Callable[[Path], None]
+) -> Callable[..., Any]:
+    """Return `call`, followed by `note` of the path in its arguments, if there is one."""
+
+    @functools.wraps(call)
+    def noting(*arguments: Any, **options: Any) -> Any:
+        result = call(*arguments, **options)
+        if (path := path_of(*arguments, **options)) is not None:
+            note(path)
+        return result
+
+    return noting
+
+
 def _read(file: Path) -> list[Save]:
+    """
+    Raises:
+        JobFailedError: the file is damaged.
+    """
     try:
         return [Save(**one) for one in json.loads(file.read_bytes())]
     except FileNotFoundError:
         return []
+    except (ValueError, TypeError) as error:
+        raise JobFailedError(
+            f"{file}, which records the script's saves, is damaged: {error}",
+            hint="Remove it; steps are then counted from the newest one of other ranks.",
+        ) from error
+
+
+def _file_of(f: Any, *_: Any, **__: Any) -> Path | None:
+    """Return the real path of a call of `torch.load`; None for a stream."""
+    return Path(f).resolve() if isinstance(f, str | os.PathLike) else None
 
 
 def _replaceable(f: Any) -> Path | None:
     """Return the real path of a file that another can replace; None for streams, devices and pipes."""
-    if not isinstance(f, str | os.PathLike):
-        return None
-    path = Path(f).resolve()
-    return path if path.is_file() or not path.exists() else None
+    path = _file_of(f)
+    return path if path is not None and (path.is_file() or not path.exists()) else None
 
 
-def _folder_of(options: dict[str, Any]) -> Path | None:
+def _folder_of(*_: Any, **options: Any) -> Path | None:
     """Return the folder of a call of `torch.distributed.checkpoint`; None if it is elsewhere."""
     storage = options.get("storage_writer") or options.get("storage_reader")
-    place = options.get("checkpoint_id") or getattr(storage, "path", None)
-    path = Path(place).resolve() if isinstance(place, str | os.PathLike) else None
+    path = _file_of(options.get("checkpoint_id") or getattr(storage, "path", None))
     return path if path is not None and (path / _DCP_INDEX).exists() else None

@@ -10,19 +10,17 @@ from __future__ import annotations
 import contextlib
 import os
 import runpy
-import sys
 import threading
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
+from hyperpod_ext.runtime.scripts.replaced import replaced
 from hyperpod_ext.runtime.scripts.saves import ScriptSaves
 from hyperpod_ext.runtime.scripts.steps import ScriptSteps
 from hyperpod_ext.runtime.training.loop import resilient
 from hyperpod_ext.runtime.training.run import Run
-
-_GROUP_CALLS = ("init_process_group", "destroy_process_group")
 
 
 def run_script(path: str) -> None:
@@ -69,26 +67,19 @@ def _run(path: str) -> None:
             raise
 
 
-@contextlib.contextmanager
-def _own_groups() -> Iterator[None]:
-    """Make the script's calls for the default group do nothing: it is open, and the run closes it."""
-    originals = {name: getattr(dist, name) for name in _GROUP_CALLS}
+def _own_groups() -> contextlib.AbstractContextManager[None]:
+    """Turn `init_process_group` and `destroy_process_group` of the default group into no-ops.
+
+    The runtime has opened the group, and closes it after the script.
+    """
+    destroy = dist.destroy_process_group
 
     def opened(*_: Any, **__: Any) -> None:
         return
 
     def destroyed(group: dist.ProcessGroup | None = None) -> None:
         if group is not None and group is not dist.group.WORLD:
-            originals["destroy_process_group"](group)
+            destroy(group)
 
-    _replace({"init_process_group": opened, "destroy_process_group": destroyed})
-    try:
-        yield
-    finally:
-        _replace(originals)
-
-
-def _replace(functions: dict[str, Callable[..., Any]]) -> None:
-    for module in (dist, sys.modules["torch.distributed.distributed_c10d"]):
-        for name, function in functions.items():
-            setattr(module, name, function)
+    calls = {"init_process_group": opened, "destroy_process_group": destroyed}
+    return replaced([(module, name, call) for module in (dist, distributed_c10d) for name, call in calls.items()])

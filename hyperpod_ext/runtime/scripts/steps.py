@@ -57,8 +57,8 @@ class ScriptSteps:
     def _first(self) -> int:
         """Return the step after which the script begins: that of the save it has loaded.
 
-        The run's own step is that of the newest save on any rank: a rank that loads another's file, or gets its values
-        by a broadcast, takes that.
+        `run.step` is the newest step that any rank has saved. It is used if this rank has loaded a file that another
+        rank saved, or has received the values by a broadcast.
         """
         if self._saves.loaded:
             return self._saves.loaded
@@ -74,5 +74,5 @@ class ScriptSteps:
     def _after(self, optimizer: Optimizer) -> None:
         if self._counted is None or self._counted() is not optimizer:
             return
-        self._run.made_script_step(self._run.step + 1, self._began)
+        self._run.made_script_step(self._began)
         self._began = time.monotonic()

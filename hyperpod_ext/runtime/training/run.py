@@ -452,11 +452,11 @@ class Run:
         """Report that the script has saved the newest step at `path`."""
         self._link.event("script_saved", rank=self.rank, step=self.step, path=path)
 
-    def made_script_step(self, step: int, began: float) -> None:
-        """Report a step, and begin the next one. `began`: its start, on the monotonic clock."""
-        self.step = step
-        self._link.event("step", rank=self.rank, step=step, began=began)
-        self._watchdog.begin_step(step + 1)
+    def made_script_step(self, began: float) -> None:
+        """Report the next step as made. `began`: its start, on the monotonic clock."""
+        self.step += 1
+        self._link.event("step", rank=self.rank, step=self.step, began=began)
+        self._watchdog.begin_step(self.step + 1)
 
     # --- called by the loop ---------------------------------------------------------------------
 
