@@ -2,7 +2,7 @@
 
 HPX_TEST_PARALLEL is `ddp`, `fsdp2`, `hsdp` (two replicas where ranks are even), `mesh` (ddp, built beside a mesh) or
 `norm` (ddp, with statistics that each rank has of its own). Each step takes HPX_TEST_SECONDS at least, until there is
-a file `hurry`.
+a file `hurry`; from step HPX_TEST_SLOW_FROM on, ten times as long.
 """
 
 import os
@@ -20,6 +20,7 @@ from hyperpod_ext.runtime import Run, resilient
 STEPS = int(os.environ.get("HPX_TEST_STEPS", "40"))
 PARALLEL = os.environ.get("HPX_TEST_PARALLEL", "ddp")
 SECONDS = float(os.environ.get("HPX_TEST_SECONDS", "0.05"))
+SLOW_FROM = int(os.environ.get("HPX_TEST_SLOW_FROM", STEPS + 1))
 HURRY = Path(os.environ["HPX_RUN_DIR"]) / "hurry"
 WIDTH = int(os.environ.get("HPX_TEST_WIDTH", "37"))
 
@@ -65,7 +66,8 @@ def train(run: Run) -> None:
         dist.all_reduce(mean)
         run.log(loss=mean, world=run.world_size)
         if not HURRY.exists():
-            time.sleep(max(0.0, SECONDS - (time.monotonic() - began)))
+            least = SECONDS * (10 if step >= SLOW_FROM else 1)
+            time.sleep(max(0.0, least - (time.monotonic() - began)))
 
 
 train()

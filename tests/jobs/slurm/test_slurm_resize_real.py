@@ -40,7 +40,9 @@ def cluster() -> Iterator[SlurmCluster]:
 
 @pytest.fixture
 def place(cluster: SlurmCluster, tmp_path: Path) -> Iterator[Place]:
-    paced = f'import os\nos.environ |= {{"HPX_TEST_STEPS": "{STEPS}", "HPX_TEST_SECONDS": "0.3"}}\n'
+    # the job must outlast the start of new nodes, which took half a minute on a busy machine
+    pace = {"HPX_TEST_STEPS": str(STEPS), "HPX_TEST_SECONDS": "0.3", "HPX_TEST_SLOW_FROM": "60"}
+    paced = f"import os\nos.environ |= {pace}\n"
     (tmp_path / "train.py").write_text(paced + ELASTIC.read_text())
     yield Place(cluster, tmp_path)
     with suppress(CalledProcessError):
