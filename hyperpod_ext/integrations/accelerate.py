@@ -22,6 +22,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
 
 from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.integrations.adapters import check_adapter
 from hyperpod_ext.runtime.training.run import Run
 
 
@@ -44,6 +45,7 @@ class ResilientAccelerator(Accelerator):
 
     def __init__(self, run: Run, **options: Any) -> None:
         gc.collect()  # the accelerator of the call before, which holds the old process group
+        check_adapter(run, "ResilientAccelerator", "accelerate")
         see_world(run)
         self._run, self.prepared = run, False
         super().__init__(**options)

@@ -17,6 +17,7 @@ from transformers.trainer_callback import ExportableState
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.integrations.accelerate import see_world
+from hyperpod_ext.integrations.adapters import check_adapter
 from hyperpod_ext.integrations.remembered import OwnAttributes, OwnCallbacks, Remembered, modules_of
 from hyperpod_ext.integrations.steps import Steps
 from hyperpod_ext.integrations.trainer_loader import TrainerLoader
@@ -38,6 +39,7 @@ class ResilientTrainer(Trainer):
 
     def __init__(self, run: Run, **options: Any) -> None:
         gc.collect()  # the trainer of the call before, which holds the old process group
+        check_adapter(run, "Hugging Face's ResilientTrainer", "transformers")
         see_world(run)
         self._run = run
         self._steps: Steps | None = None

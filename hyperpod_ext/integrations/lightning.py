@@ -18,6 +18,7 @@ from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
 from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.integrations.adapters import check_adapter
 from hyperpod_ext.integrations.remembered import OwnCallbacks, Remembered, modules_of
 from hyperpod_ext.integrations.steps import Batches, Steps
 from hyperpod_ext.runtime.data.loader import ElasticDataLoader
@@ -34,6 +35,7 @@ class ResilientTrainer(Trainer):
 
     def __init__(self, run: Run, **options: Any) -> None:
         gc.collect()  # the trainer of the call before, which holds the old process group
+        check_adapter(run, "Lightning's ResilientTrainer", "lightning")
         reserved = sorted({"strategy", "devices", "num_nodes", "use_distributed_sampler"} & options.keys())
         if reserved:
             raise JobFailedError(f"ResilientTrainer: {reserved[0]} is the job's", hint=f"Leave {reserved[0]} out.")

@@ -15,6 +15,7 @@ from __future__ import annotations
 from types import TracebackType
 
 from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.integrations.adapters import check_adapter
 from hyperpod_ext.integrations.steps import Steps
 from hyperpod_ext.runtime.state.training_state import Stateful
 from hyperpod_ext.runtime.training.run import Run
@@ -29,6 +30,7 @@ class RunCheckpointer:
 
     def __init__(self, run: Run, *, total: int, **states: Stateful) -> None:
         """states: objects with state_dict() and load_state_dict(), of the same names on every rank."""
+        check_adapter(run, "RunCheckpointer")
         self._run, self._total, self._states = run, total, states
         self._steps = Steps(run, total)
         self._step = -1

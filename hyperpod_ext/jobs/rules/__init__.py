@@ -75,7 +75,7 @@ def needed(context: Context) -> list[str]:
     job, in_pods = context.job, context.may_be(*KUBERNETES)
     of_pods = [name for name, fields in _OF_PODS.items() if in_pods or fields & job.model_fields_set]
     sections = ["sections"] if job.kubernetes.container or job.kubernetes.pod else []
-    scripts = ["scripts"] if job.mode == "ours" and context.script is not None else []
+    scripts = ["scripts"] if job.mode in ("ours", "run") and context.script is not None else []
     return ["features", *of_pods, *sections, "numbers", "texts", *scripts]
 
 

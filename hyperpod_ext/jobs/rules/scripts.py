@@ -18,6 +18,17 @@ _TRAINER_LIBRARIES = frozenset({"lightning", "pytorch_lightning", "sentence_tran
 _DYNAMIC = frozenset({"__import__", "exec", "import_module", "run_module", "run_path"})
 """Functions that may load any module."""
 
+_RECOVERIES = (
+    "deepspeed.elasticity",
+    "nvidia_resiliency_ext.fault_tolerance",
+    "nvidia_resiliency_ext.inprocess",
+    "nvidia_resiliency_ext.ptl_resiliency",
+    "torch.distributed.launcher",
+    "torch.distributed.run",
+    "torchft",
+)
+"""Modules that restart ranks, or change their number, themselves."""
+
 Code = list[ast.AST]
 """All nodes of a file."""
 
@@ -40,6 +51,26 @@ def script_is_protected(context: Context) -> Iterator[Finding]:
     if any(map(_trains, read)) and not any(map(_may_load_ours, read)):
         message = f"`{job.script}` trains without a @resilient function: no step is saved, and a fault ends the job"
         yield Finding(("script",), message, "use @resilient, or write `mode: run` or `mode: plain`")
+
+
+@rule(
+    "HPX177",
+    "warning",
+    "a script with another recovery",
+    "Modes `ours` and `run` replace failed ranks, and open their process groups again. The script, or a module of its "
+    "folder, imports a package that does the same. After a fault both would act, and ranks may wait for each other.",
+    "Remove that package from the script. Or write `mode: plain`: then only the script's own recovery acts. If the "
+    "script uses it elsewhere only: --ignore HPX177.",
+)
+def script_has_one_recovery(context: Context) -> Iterator[Finding]:
+    job = context.job
+    if job.mode not in ("ours", "run") or context.script is None:
+        return
+    names = [name for code in _read_all(context.script) for level, name in _imports(code) if not level]
+    found = {module for module in _RECOVERIES for name in names if f"{name}.".startswith(f"{module}.")}
+    if found:
+        message = f"`{job.script}` imports {', '.join(sorted(found))}: after a fault, it and mode `{job.mode}` both act"
+        yield Finding(("script",), message, "remove it from the script, or write `mode: plain`")
 
 
 def parse_file(file: Path) -> ast.Module | None:

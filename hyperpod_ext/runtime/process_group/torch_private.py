@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from hyperpod_ext.errors import HyperpodExtError
 from hyperpod_ext.runtime.torch_requirements import private_names
+from hyperpod_ext.runtime.torch_requirements.tried_versions import warn_if_untried
 
 GroupMaker = Callable[[str, Sequence[int], Callable[..., Any]], Any]
 
@@ -30,6 +31,7 @@ def check() -> None:
         raise HyperpodExtError(f"torch {torch.__version__} is too old", hint="Recovery needs torch 2.6 or newer.")
     if not dist.is_available() or not dist.is_gloo_available():
         raise HyperpodExtError("this build of torch has no torch.distributed with gloo", hint="Use another build.")
+    warn_if_untried("torch", torch.__version__)
     private_names.check_loaded()
 
 

@@ -1,1 +1,1 @@
-"""Private parts of torch that the runtime uses: one table of them, and the check that this torch has them."""
+"""Tables of torch's private parts that the runtime uses, and of tried versions, with their checks."""

@@ -49,6 +49,7 @@ FROM_POD = {"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"
 SPACE: dict[str, Any] = {"name": "a", "emptyDir": {}}
 CLAIM: dict[str, Any] = {"kind": "claim", "path": "/fsx", "claim": "fsx-claim"}
 SECRET: dict[str, Any] = {"kind": "secret", "path": "/keys", "secret": "keys"}
+RUN: dict[str, Any] = {"mode": "run", "kubernetes": {"launcher": "ours"}}
 NFS = {"server": "fs", "path": "/"}
 MOUNT = {"name": "a", "mountPath": "/a"}
 
@@ -146,6 +147,9 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         "spares",
     ),
     ("HPX128", tier("/fsx/ck"), tier("/fsx/ck", CLAIM), "checkpoint.tiers.0.path"),
+    ("HPX178", RUN, RUN | {"volumes": [CLAIM]}, "volumes"),
+    ("HPX178", RUN | {"volumes": [{"kind": "scratch", "path": "/tmp/a"}]}, RUN | {"volumes": volumes("/fsx")}, "volumes"),
+    ("HPX178", RUN | {"volumes": [CLAIM | {"read_only": True}]}, {}, "volumes"),
     (
         "HPX128",
         tier("/fsx/ck", CLAIM | {"path": "/fs"}),
@@ -549,6 +553,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
 OTHERS = {
     "HPX175",
     "HPX176",
+    "HPX177",
     "HPX102",
     "HPX120",
     "HPX123",

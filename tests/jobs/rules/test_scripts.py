@@ -1,4 +1,4 @@
-"""HPX176: scripts that mode `ours` does not protect, found by their code alone."""
+"""HPX176 and HPX177: scripts that mode `ours` does not protect, or that have another recovery, found by their code."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hyperpod_ext.jobs.plan import find_warnings, make_plan
 TRAINS = "loss.backward()\n"
 
 
-def found(folder: Path, files: dict[str, str], **fields: Any) -> list[str]:
-    """Return the messages of HPX176 for a job of `train.py`."""
+def found(folder: Path, files: dict[str, str], rule: str = "HPX176", **fields: Any) -> list[str]:
+    """Return the messages of `rule` for a job of `train.py`."""
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     job = JobConfig.model_validate_json(json.dumps({"name": "a", "script": "train.py"} | fields))
-    return [one.message for one in find_warnings(job, None, "local", folder=folder) if one.rule == "HPX176"]
+    return [one.message for one in find_warnings(job, None, "local", folder=folder) if one.rule == rule]
 
 
 @pytest.mark.parametrize("kind", scripts.OURS_IS_ABSENT)
@@ -136,3 +136,37 @@ def test_a_plan_warns_unless_the_rule_is_ignored(tmp_path: Path) -> None:
 def test_the_script_is_not_executed(tmp_path: Path) -> None:
     assert found(tmp_path, {"train.py": f"open({str(tmp_path / 'run')!r}, 'w')\n{TRAINS}"})
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("mode", ["ours", "run"])
+@pytest.mark.parametrize(
+    ("line", "module"),
+    [
+        ("from torchft import Manager", "torchft"),
+        ("import torchft.manager as manager", "torchft"),
+        ("from nvidia_resiliency_ext import inprocess", "nvidia_resiliency_ext.inprocess"),
+        ("from nvidia_resiliency_ext.inprocess.wrap import Wrapper", "nvidia_resiliency_ext.inprocess"),
+        ("import nvidia_resiliency_ext.fault_tolerance as ft", "nvidia_resiliency_ext.fault_tolerance"),
+        ("from deepspeed.elasticity import compute_elastic_config", "deepspeed.elasticity"),
+        ("from torch.distributed.launcher.api import elastic_launch", "torch.distributed.launcher"),
+    ],
+)
+def test_another_recovery_is_warned_of(tmp_path: Path, mode: str, line: str, module: str) -> None:
+    files = {"train.py": f"import loops\n{TRAINS}", "loops.py": f"{line}\n"}
+    (message,) = found(tmp_path, files, "HPX177", mode=mode)
+    assert message == f"`train.py` imports {module}: after a fault, it and mode `{mode}` both act"
+    assert found(tmp_path, files, "HPX177", mode="plain") == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import torchftp",
+        "import deepspeed",
+        "import nvidia_resiliency_ext.checkpointing.async_ckpt",
+        "from torch.distributed.elastic.multiprocessing.errors import record",
+        "from .torchft import x",
+    ],
+)
+def test_other_parts_of_these_packages_are_no_recovery(tmp_path: Path, line: str) -> None:
+    assert found(tmp_path, {"train.py": f"{line}\n{TRAINS}"}, "HPX177") == []

@@ -1,0 +1,35 @@
+"""Versions of torch and of trainers with which faults were tried. docs/compatibility.md and docs/integrations.md list
+them."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+
+TRIED = {
+    "accelerate": ("1.15", "1.15"),
+    "lightning": ("2.6", "2.6"),
+    "torch": ("2.6", "2.15"),
+    "transformers": ("5.23", "5.23"),
+}
+"""Oldest and newest version of each package, without the number of the patch."""
+
+
+@functools.cache
+def warn_if_untried(package: str, version: str) -> None:
+    """Warn once, in rank 0's log, of a version outside of those in `TRIED`."""
+    oldest, newest = TRIED[package]
+    if os.environ.get("RANK", "0") != "0" or _numbers(oldest) <= _numbers(version) <= _numbers(newest):
+        return
+    tried = f"{package} {oldest}" if oldest == newest else f"{package} {oldest} to {newest}"
+    sys.stderr.write(
+        f"hyperpod_ext: warning: {package} {version} was not tried; faults were tried with {tried}. Before a long job, "
+        "run a short one with --kill rank=0@step=5, and compare its losses with those of an undisturbed run.\n"
+    )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the first two numbers of a version; those of `2.16.0a0+git` are 2 and 16."""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
