@@ -148,7 +148,12 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ),
     ("HPX128", tier("/fsx/ck"), tier("/fsx/ck", CLAIM), "checkpoint.tiers.0.path"),
     ("HPX178", RUN, RUN | {"volumes": [CLAIM]}, "volumes"),
-    ("HPX178", RUN | {"volumes": [{"kind": "scratch", "path": "/tmp/a"}]}, RUN | {"volumes": volumes("/fsx")}, "volumes"),
+    (
+        "HPX178",
+        RUN | {"volumes": [{"kind": "scratch", "path": "/tmp/a"}]},
+        RUN | {"volumes": volumes("/fsx")},
+        "volumes",
+    ),
     ("HPX178", RUN | {"volumes": [CLAIM | {"read_only": True}]}, {}, "volumes"),
     (
         "HPX128",
