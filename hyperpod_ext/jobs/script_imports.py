@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from hyperpod_ext.jobs.rules.scripts import parse_file
+from hyperpod_ext.jobs.rules.script_code import parse_file
 
 
 def first_imports(script: Path) -> list[str]:

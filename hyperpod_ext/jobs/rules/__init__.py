@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hyperpod_ext.config.files.document import Path
     from hyperpod_ext.jobs.contract.capabilities import Capabilities
     from hyperpod_ext.jobs.kubernetes.sizes import NodeShare
+    from hyperpod_ext.jobs.rules.script_code import Code
 
 KUBERNETES = frozenset({"hyperpod-eks", "kubeflow"})
 
@@ -55,6 +56,13 @@ class Context:
             return None
         file = self.folder / name
         return file.resolve() if file.is_file() else None
+
+    @cached_property
+    def script_code(self) -> list[Code]:
+        """Nodes of the script, and of each module of its folder; empty: they cannot be read."""
+        from hyperpod_ext.jobs.rules.script_code import read_all
+
+        return [] if self.script is None else read_all(self.script)
 
     def may_be(self, *targets: str) -> bool:
         """Whether the target is one of `targets`, or unknown."""

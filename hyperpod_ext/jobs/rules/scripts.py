@@ -1,19 +1,15 @@
-"""The script's own code, which is parsed and never executed."""
+"""Rules of the script's own code."""
 
 from __future__ import annotations
 
 import ast
-import warnings
-from collections import deque
 from collections.abc import Iterator
-from pathlib import Path
 
 from hyperpod_ext.config.files.checks import Finding
 from hyperpod_ext.jobs.rules import Context, rule
+from hyperpod_ext.jobs.rules.script_code import Code, imports
 
 _OURS = "hyperpod_ext"
-_MOST_BYTES, _MOST_FILES, _DEEPEST = 1 << 20, 50, 3
-"""Limits of the files that are read, all together, and of imports from one to the next."""
 _TRAINER_LIBRARIES = frozenset({"lightning", "pytorch_lightning", "sentence_transformers", "transformers", "trl"})
 _DYNAMIC = frozenset({"__import__", "exec", "import_module", "run_module", "run_path"})
 """Functions that may load any module."""
@@ -27,10 +23,7 @@ _RECOVERIES = (
     "torch.distributed.run",
     "torchft",
 )
-"""Modules that restart ranks, or change their number, themselves."""
-
-Code = list[ast.AST]
-"""All nodes of a file."""
+"""Modules of other libraries that restart ranks, or change the number of ranks."""
 
 
 @rule(
@@ -44,11 +37,8 @@ Code = list[ast.AST]
     "that saves and resumes by itself, or `mode: plain` for a job without recovery.",
 )
 def script_is_protected(context: Context) -> Iterator[Finding]:
-    job = context.job
-    if job.mode != "ours" or context.script is None:
-        return
-    read = _read_all(context.script)
-    if any(map(_trains, read)) and not any(map(_may_load_ours, read)):
+    job, read = context.job, context.script_code
+    if job.mode == "ours" and any(map(_trains, read)) and not any(map(_may_load_ours, read)):
         message = f"`{job.script}` trains without a @resilient function: no step is saved, and a fault ends the job"
         yield Finding(("script",), message, "use @resilient, or write `mode: run` or `mode: plain`")
 
@@ -64,80 +54,16 @@ def script_is_protected(context: Context) -> Iterator[Finding]:
 )
 def script_has_one_recovery(context: Context) -> Iterator[Finding]:
     job = context.job
-    if job.mode not in ("ours", "run") or context.script is None:
-        return
-    names = [name for code in _read_all(context.script) for level, name in _imports(code) if not level]
+    names = [name for code in context.script_code for level, name in imports(code) if not level]
     found = {module for module in _RECOVERIES for name in names if f"{name}.".startswith(f"{module}.")}
-    if found:
+    if found and job.mode in ("ours", "run"):
         message = f"`{job.script}` imports {', '.join(sorted(found))}: after a fault, it and mode `{job.mode}` both act"
         yield Finding(("script",), message, "remove it from the script, or write `mode: plain`")
 
 
-def parse_file(file: Path) -> ast.Module | None:
-    """Parse a file of at most 1 MiB; None if it is none, or is not Python, which its start reports."""
-    text = _text(file, _MOST_BYTES)
-    return None if text is None else _module(text)
-
-
-def _read_all(script: Path) -> list[Code]:
-    """Parse the script and the modules that it imports from its folder; empty if one cannot be read within limits."""
-    read, left, waiting = dict[Path, Code](), _MOST_BYTES, deque([(script, 0)])
-    while waiting:
-        file, depth = waiting.popleft()
-        if file in read:
-            continue
-        text = _text(file, left)
-        code = None if text is None or depth > _DEEPEST or len(read) == _MOST_FILES else _parse(text)
-        if text is None or code is None:
-            return []
-        read[file], left = code, left - len(text)
-        waiting += [(each, depth + 1) for each in _local_imports(code, file, script.parent)]
-    return list(read.values())
-
-
-def _text(file: Path, most: int) -> bytes | None:
-    """Return the file's bytes; None if it is not a regular file of at most `most` bytes."""
-    try:
-        return file.read_bytes() if file.is_file() and file.stat().st_size <= most else None
-    except OSError:
-        return None
-
-
-def _parse(text: bytes) -> Code | None:
-    """Return all nodes; None if it is not Python."""
-    module = _module(text)
-    return None if module is None else list(ast.walk(module))
-
-
-def _module(text: bytes) -> ast.Module | None:
-    try:
-        with warnings.catch_warnings(action="ignore"):  # of the script's style
-            return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-
-
-def _local_imports(code: Code, file: Path, folder: Path) -> Iterator[Path]:
-    """Yield the files below the script's `folder` that the code of `file` imports."""
-    for level, name in _imports(code):
-        path = file.parents[level - 1] if level else folder
-        for part in filter(None, name.split(".")):
-            path = path / part
-            yield from (each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file())
-
-
-def _imports(code: Code) -> Iterator[tuple[int, str]]:
-    """Yield level and name of each import; names that are imported from a module count as modules, too."""
-    for node in code:
-        if isinstance(node, ast.Import):
-            yield from ((0, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield from ((node.level, f"{node.module or ''}.{alias.name}") for alias in node.names)
-
-
 def _roots(code: Code) -> set[str]:
     """Return the packages that the code imports."""
-    return {name.partition(".")[0] for level, name in _imports(code) if not level}
+    return {name.partition(".")[0] for level, name in imports(code) if not level}
 
 
 def _called(code: Code) -> set[str]:
