@@ -1,4 +1,4 @@
-"""Checks when an adapter is made: a run has one, of a version of its library that was tried."""
+"""Checks of a new adapter: no other kind in its run, and a tested version of its library."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _made: weakref.WeakKeyDictionary[Run, tuple[int, str]] = weakref.WeakKeyDictiona
 
 
 def check_adapter(run: Run, name: str, package: str | None = None) -> None:
-    """Check a new adapter of `run`. `package`: the library, whose version is compared with those that were tried.
+    """Refuse a second kind of adapter in `run`, and warn of an untested version of its library, `package`.
 
     Raises:
-        JobFailedError: this call of the training function has made an adapter of another kind.
+        JobFailedError: the training function has already made an adapter of another kind in this call.
     """
     generation, other = _made.get(run, (0, name))
     if generation == run.generation and other != name:

@@ -19,7 +19,7 @@ TRIED = {
 
 @functools.cache
 def warn_if_untried(package: str, version: str) -> None:
-    """Warn once, in rank 0's log, of a version outside of those in `TRIED`."""
+    """Warn once, in rank 0's log, if `version` is older or newer than the versions in `TRIED`."""
     oldest, newest = TRIED[package]
     if os.environ.get("RANK", "0") != "0" or _numbers(oldest) <= _numbers(version) <= _numbers(newest):
         return
