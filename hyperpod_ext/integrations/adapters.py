@@ -14,7 +14,7 @@ _made: weakref.WeakKeyDictionary[Run, tuple[int, str]] = weakref.WeakKeyDictiona
 
 
 def check_adapter(run: Run, name: str, package: str | None = None) -> None:
-    """Refuse a second kind of adapter in `run`, and warn of an untested version of its library, `package`.
+    """Refuse to combine two kinds of adapter in `run`. Warn if the version of the library `package` was not tested.
 
     Raises:
         JobFailedError: the training function has already made an adapter of another kind in this call.
@@ -22,8 +22,8 @@ def check_adapter(run: Run, name: str, package: str | None = None) -> None:
     generation, other = _made.get(run, (0, name))
     if generation == run.generation and other != name:
         raise JobFailedError(
-            f"{name} and {other} were made for the same run: each of them restores the state and counts the steps",
-            hint="Use one adapter in a job. A second trainer needs a job of its own.",
+            f"{name} was made after {other} in one job: each of them restores the state and counts the steps",
+            hint="Use one kind of adapter in a job. Train with the other one in a second job.",
         )
     _made[run] = run.generation, name
     if package is not None:

@@ -59,7 +59,8 @@ class Context:
 
     @cached_property
     def script_code(self) -> list[Code]:
-        """Nodes of the script, and of each module of its folder; empty: they cannot be read."""
+        """Nodes of the script and of the modules that it imports from its folder, one list for each file. Empty if any
+        of these files cannot be read."""
         from hyperpod_ext.jobs.rules.script_code import read_all
 
         return [] if self.script is None else read_all(self.script)

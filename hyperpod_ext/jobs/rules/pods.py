@@ -130,7 +130,7 @@ def _may_be_mounted_elsewhere(job: JobConfig, path: str) -> bool:
     "In mode `run` the script saves its checkpoints itself. A file on no volume is in one pod: the ranks of other pods "
     "cannot load it, and it is lost with its pod.",
     "Mount storage that all pods share, as `{kind: claim, path: /fsx, claim: NAME}` in volumes, and save below it. If "
-    "the script saves elsewhere, as to S3: --ignore HPX178.",
+    "the script saves elsewhere, such as to S3: --ignore HPX178.",
     targets=KUBERNETES,
 )
 def unchanged_scripts_can_save(context: Context) -> Iterator[Finding]:
@@ -138,8 +138,10 @@ def unchanged_scripts_can_save(context: Context) -> Iterator[Finding]:
     if context.target is None or not job.restarts_script or added or _may_be_mounted_elsewhere(job, "/"):
         return
     if all(place.wrong for place in _places(job)):
-        message = "no volume can hold the script's checkpoints: those in a pod are lost with it"
-        yield Finding(("volumes",), message, "add `{kind: claim, path: /fsx, claim: NAME}`, and save below /fsx")
+        message = "the job has no volume for the script's checkpoints: files in a pod are lost with the pod"
+        yield Finding(
+            ("volumes",), message, "add `{kind: claim, path: /fsx, claim: NAME}` to volumes, and save below /fsx"
+        )
 
 
 @rule(

@@ -54,11 +54,12 @@ def script_is_protected(context: Context) -> Iterator[Finding]:
 )
 def script_has_one_recovery(context: Context) -> Iterator[Finding]:
     job = context.job
-    names = [name for code in context.script_code for level, name in imports(code) if not level]
-    found = {module for module in _RECOVERIES for name in names if f"{name}.".startswith(f"{module}.")}
+    imported = [name for code in context.script_code for level, name in imports(code) if not level]
+    found = {module for module in _RECOVERIES for name in imported if f"{name}.".startswith(f"{module}.")}
     if found and job.mode in ("ours", "run"):
-        message = f"`{job.script}` imports {', '.join(sorted(found))}: after a fault, it and mode `{job.mode}` both act"
-        yield Finding(("script",), message, "remove it from the script, or write `mode: plain`")
+        names = ", ".join(sorted(found))
+        message = f"`{job.script}` imports {names}, whose recovery would act beside that of mode `{job.mode}`"
+        yield Finding(("script",), message, "remove the import, or write `mode: plain` in the job")
 
 
 def _roots(code: Code) -> set[str]:

@@ -25,8 +25,9 @@ def warn_if_untried(package: str, version: str) -> None:
         return
     tried = f"{package} {oldest}" if oldest == newest else f"{package} {oldest} to {newest}"
     sys.stderr.write(
-        f"hyperpod_ext: warning: {package} {version} was not tried; faults were tried with {tried}. Before a long job, "
-        "run a short one with --kill rank=0@step=5, and compare its losses with those of an undisturbed run.\n"
+        f"hyperpod_ext: warning: {package} {version} was not tested; recovery was tested with {tried}. Before a "
+        "long job, run a short one by `hp-ext create-job --kill rank=0@step=5`, and compare its losses with those of a "
+        "run without a fault.\n"
     )
 
 

@@ -23,7 +23,7 @@ def test_an_untried_version_is_warned_of_once(capsys: pytest.CaptureFixture[str]
     for _ in range(2):
         warn_if_untried("torch", version)
     warned = capsys.readouterr().err
-    assert warned.count(f"torch {version} was not tried; faults were tried with torch 2.6 to 2.15.") == 1
+    assert warned.count(f"torch {version} was not tested; recovery was tested with torch 2.6 to 2.15.") == 1
 
 
 @pytest.mark.parametrize("version", ["2.6.0", "2.13.0+cpu", "2.15.9"])

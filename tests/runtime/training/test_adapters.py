@@ -17,7 +17,7 @@ def test_a_second_adapter_of_another_kind_is_refused() -> None:
         RunCheckpointer(run, total=1)
         check_adapter(run, "ResilientAccelerator")
 
-    with pytest.raises(JobFailedError, match="ResilientAccelerator and RunCheckpointer were made for the same run"):
+    with pytest.raises(JobFailedError, match="ResilientAccelerator was made after RunCheckpointer in one job"):
         train()
 
 
@@ -29,3 +29,15 @@ def test_another_run_may_have_another_adapter() -> None:
             run.restore()
 
         resilient(train)()
+
+
+def test_a_later_call_of_the_same_run_may_have_another_adapter() -> None:
+    @resilient
+    def train(run: Run) -> None:
+        check_adapter(run, "ResilientAccelerator")
+        run.generation += 1
+        check_adapter(run, "RunCheckpointer")
+        run.generation -= 1
+        run.restore()
+
+    train()
