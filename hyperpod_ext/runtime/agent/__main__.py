@@ -30,11 +30,11 @@ from hyperpod_ext.scratch import scratch_folder
 from hyperpod_ext.standard_streams import lose_unwritable_output
 
 _LEFT_FOR_NOW = "left for now"
-"""The job continues without this node, which may return."""
+"""State of a node that the job continues without, and that may return."""
 _EXIT_CODES = {
     "succeeded": 0,
     "left": 0,
-    _LEFT_FOR_NOW: 143,  # as after SIGTERM: a process with exit code 0 would not be started again
+    _LEFT_FOR_NOW: 143,  # the exit code after SIGTERM: with exit code 0, the launcher would not start the process again
     "failed": JobFailedError.exit_code,
     "cancelled": 130,
 }
@@ -45,7 +45,7 @@ def main() -> None:
     arguments = parse(sys.argv[1:])
     run_dir = Path(os.environ.get(ENV_RUN_DIR, "hpx-run"))
     last_word.keep("")
-    signal.signal(signal.SIGTERM, _end)  # until `Node` handles the signal
+    signal.signal(signal.SIGTERM, _end)  # until `Node` installs its own handler
     try:
         with _disk_errors():
             _prepare(run_dir, arguments)
@@ -53,7 +53,7 @@ def main() -> None:
                 try:
                     state, why, hint = _run(arguments, run_dir, private)
                 finally:
-                    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # only the clean-up remains
+                    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # ignore SIGTERM during the clean-up
     except HyperpodExtError as error:
         last_word.say(f"node {arguments.node_rank}: {error}")
         last_word.keep(error.message, error.hint, arguments.node_rank)
@@ -74,13 +74,14 @@ def _prepare(run_dir: Path, arguments: argparse.Namespace) -> None:
     make_private_folder(run_dir)
     if arguments.node_rank == 0 and not arguments.rejoin:
         for report in (REPORT, *(path.name for path in run_dir.glob(report_of("*")))):
-            (run_dir / report).unlink(missing_ok=True)  # from an earlier run in the same directory
+            (run_dir / report).unlink(missing_ok=True)  # delete reports of an earlier run in the same directory
     tell_here(run_dir, arguments.node_rank)
 
 
 @contextlib.contextmanager
 def _disk_errors() -> Iterator[None]:
-    """Convert an OSError with a file name to a JobFailedError. Without one it is a defect, and is raised unchanged."""
+    """Convert an OSError with a file name to a JobFailedError. An OSError without a file name is a bug: raise it
+    unchanged."""
     try:
         yield
     except OSError as error:
@@ -105,7 +106,8 @@ def _report_in(run_dir: Path) -> dict[str, Any]:
 
 
 def _report(error: HyperpodExtError, arguments: argparse.Namespace, run_dir: Path) -> None:
-    """Write this node's error to its own report, and as node 0 also to the job's report if that does not exist."""
+    """Write this node's error to the node's own report. Node 0 also writes it to the job's report if that is
+    missing."""
     node, log = arguments.node_rank, run_dir / "events.jsonl"
     world_size = arguments.nnodes * arguments.nproc_per_node
     why = error.to_json()
@@ -121,7 +123,7 @@ def _report(error: HyperpodExtError, arguments: argparse.Namespace, run_dir: Pat
 
 @contextlib.contextmanager
 def socket_dir() -> Iterator[Path]:
-    """Yield a private directory for sockets, from the environment or a temporary one."""
+    """Yield a private directory for sockets: the one that the environment names, or a temporary directory."""
     if ENV_SOCKET_DIR in os.environ:
         yield Path(os.environ[ENV_SOCKET_DIR])
         return
@@ -130,7 +132,7 @@ def socket_dir() -> Iterator[Path]:
 
 
 def _run(arguments: argparse.Namespace, run_dir: Path, private: Path) -> tuple[str, str, str]:
-    """Return the job's final state, and if it has failed, why and what to do."""
+    """Return the job's final state; for a failed job, also the reason and the hint."""
     settings = read_settings(arguments, run_dir, private)
     collect_seldom()
 
@@ -141,7 +143,8 @@ def _run(arguments: argparse.Namespace, run_dir: Path, private: Path) -> tuple[s
             if state == "left" and node.asked_to_leave and settings.config.elastic is None:
                 state = _LEFT_FOR_NOW
         finally:
-            take_signals_from(asyncio.get_running_loop(), signal.SIG_IGN)  # the node is already ending
+            # ignore more SIGTERMs: the node is already ending
+            take_signals_from(asyncio.get_running_loop(), signal.SIG_IGN)
         return state, *node.why_failed
 
     return asyncio.run(run())

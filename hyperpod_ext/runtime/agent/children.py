@@ -1,4 +1,4 @@
-"""Start of a node's helper processes, and immediate notice of a child's death, through pidfds."""
+"""Start a node's helper processes, and report a child's death at once through pidfds."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from hyperpod_ext.processes import children, send_signal
 from hyperpod_ext.runtime.ipc.connections import open_over
 
 _QUOTED = 3
-"""Number of last lines of a process's output that go into an error."""
+"""Number of last output lines of a process that an error quotes."""
 _LISTEN_S = 5.0
-"""How long to wait for the last output of an ended process: the kernel closes its pipe when the process ends."""
+"""Seconds to wait for the last output of an ended process: the kernel closes its pipe when the process ends."""
 
 
 _FORK_S = 60.0
-"""How long a fork server may take to fork a worker. It normally takes milliseconds."""
+"""Seconds within which a fork server must fork a worker. A fork normally takes milliseconds."""
 
 _KNOWN: set[int] = set()
-"""Children of this process that `on_exit` watches, or is about to watch."""
+"""Children of this process that `on_exit` watches or is about to watch."""
 
 
 def on_exit(pid: int, tell: Callable[[int], None]) -> None:
@@ -48,7 +48,7 @@ def on_exit(pid: int, tell: Callable[[int], None]) -> None:
         loop.remove_reader(handle)
         os.close(handle)
         _KNOWN.discard(pid)
-        with contextlib.suppress(ChildProcessError):  # reaped already, while the node ended
+        with contextlib.suppress(ChildProcessError):  # the child was already reaped, while the node ended
             tell(os.waitpid(pid, 0)[1])
 
     loop.add_reader(handle, ended)
@@ -64,12 +64,12 @@ def start_module(
 ) -> int:
     """Start `python -m module arguments` in its own session. Returns the process id.
 
-    If this process has already imported the module, the new process is forked from it, and does not import again. So an
-    agent that was itself forked, with all imports done, starts its helpers in milliseconds. A process with more than
-    one thread is never forked, since another thread may hold a lock at that moment.
+    If this process has already imported the module, the new process is forked from this one and does not import again.
+    So an agent that was itself forked, with all imports done, starts its helpers in milliseconds. A process with more
+    than one thread is never forked, since another thread may hold a lock at that moment.
 
     Args:
-        output: file descriptor for the new process's stdout and stderr. Default: those of this process.
+            output: file descriptor for the new process's stdout and stderr. Default: stdout and stderr of this process.
     """
     loaded = sys.modules.get(module)
     if loaded is None or threading.active_count() > 1:
@@ -91,21 +91,22 @@ def become_module(
     pass_fds: Sequence[int] = (),
     output: int | None = None,
 ) -> NoReturn:
-    """Run `module.main()` in this just forked process, as `python -m` would in a new process."""
+    """Run `module.main()` in this newly forked process, as `python -m` would in a new process."""
     code = 1
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)
         for signum in (signal.SIGTERM, signal.SIGCHLD):
             signal.signal(signum, signal.SIG_DFL)
-        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a process started with `nohup ... &` ignores it
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a process started with `nohup ... &` ignores SIGINT
             signal.signal(signal.SIGINT, signal.default_int_handler)
         if output is not None:
             os.dup2(output, 1)
             os.dup2(output, 2)
-        gc.freeze()  # a collected object of the parent would close descriptors that belong to others here
+        # never collect the parent's objects: that would close descriptors whose numbers other files have here
+        gc.freeze()
         _close_all_but({0, 1, 2, *pass_fds})
-        environ = dict(environ)  # it may be os.environ itself
+        environ = dict(environ)  # copy first: `environ` may be os.environ itself
         os.environ.clear()
         os.environ.update(environ)
         sys.argv = [str(module.__file__), *arguments]
@@ -124,9 +125,9 @@ def become_module(
 
 
 def _close_all_but(kept: set[int]) -> None:
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  (path objects are not needed)
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  (the names are enough; no path objects needed)
         if int(name) not in kept:
-            with contextlib.suppress(OSError):  # the listing's own descriptor is closed already
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed already
                 os.close(int(name))
 
 
@@ -141,13 +142,14 @@ _MEMORY_SERVER = "hyperpod_ext.runtime.memory_server.__main__"
 
 
 class MemoryServer:
-    """A child process that keeps snapshots in memory. It imports its modules when it starts, and answers requests after
-    `begin`. Its output is forwarded to stderr of this process."""
+    """A child process that keeps snapshots in memory. The process imports its modules when it starts, and answers
+    requests
+    after `begin`. Its output is forwarded to this process's stderr."""
 
     silent = ""
-    """Why it was killed; empty unless it did not answer."""
+    """Why this agent killed the server because it did not answer; empty if it did not."""
     is_gone = False
-    """Whether its end has been handled."""
+    """Whether the end of the process has been handled."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         (reading, self.orders), (self.output, writing) = os.pipe(), os.pipe()
@@ -157,7 +159,7 @@ class MemoryServer:
         os.close(writing)
 
     def begin(self, path: Path, later: Path, node: int, environ: Mapping[str, str]) -> None:
-        """Make the process serve at socket `path`, which may be renamed to `later`."""
+        """Make the process serve at socket `path`. The socket may be renamed to `later`."""
         arguments = ["--socket", str(path), "--later", str(later), "--node", str(node), "--parent", str(os.getpid())]
         text = json.dumps({"arguments": arguments, "environ": dict(environ)})
         self._lines: deque[str] = deque(maxlen=_QUOTED)
@@ -165,8 +167,9 @@ class MemoryServer:
         self._listening.start()
 
     def _listen(self, order: str) -> None:
-        with contextlib.suppress(BrokenPipeError), os.fdopen(self.orders, "w") as orders:  # `on_exit` reports its end
-            orders.write(order)  # blocks above 64 KiB, the size of the pipe, until the server has its imports done
+        # `on_exit` reports the server's end
+        with contextlib.suppress(BrokenPipeError), os.fdopen(self.orders, "w") as orders:
+            orders.write(order)  # text above 64 KiB, the size of the pipe, blocks until the server has done its imports
         with os.fdopen(self.output, errors="replace") as lines:
             for line in lines:
                 sys.stderr.write(line)
@@ -174,7 +177,7 @@ class MemoryServer:
                 self._lines.append(line.strip())
 
     async def last_log_line(self) -> str:
-        """Return the last lines of output of the ended process."""
+        """Return the last output lines of the ended process."""
         await asyncio.to_thread(self._listening.join, _LISTEN_S)
         return " / ".join(line for line in self._lines if line)
 
@@ -184,7 +187,8 @@ class ForkServerEndedError(JobFailedError):
 
 
 class ForkServer:
-    """The agent's side of a fork server. The process imports when it starts, and forks after `connect` and `ready`."""
+    """The agent's side of a fork server. The process imports modules when it starts, and forks after `connect` and
+    `ready`."""
 
     def __init__(self, preload: Sequence[str], environ: Mapping[str, str]) -> None:
         self._socket, theirs = socket.socketpair()
@@ -194,20 +198,21 @@ class ForkServer:
         theirs.close()
         self._asking = asyncio.Lock()
         self.is_ready = False
-        """Whether the process has imported everything, and forks workers."""
+        """Whether the process has imported all modules and can fork workers."""
         self.notes: tuple[str, ...] = ()
-        """Sentences on modules of `restart.preload` that are not, or only partly, preloaded."""
+        """Sentences on modules of `restart.preload` that are not preloaded, or only partly."""
         self._spares: dict[int, int | Callable[[int], None] | None] = {}
-        """For each warm spare, the callback for its end, or its exit status; None before either."""
+        """For each warm spare, the callback for its end or its exit status; None before either is known."""
 
     async def connect(self, environ: Mapping[str, str]) -> None:
-        """Connect the fork server to this event loop. `environ`: variables of each worker, in addition to the fork
-        server's own."""
+        """Connect the fork server to this event loop. `environ`: environment variables for each worker, in addition to
+        the
+        fork server's own."""
         self._reader, self._writer = await open_over(self._socket)
         self._environ = environ
 
     async def ready(self) -> float:
-        """Wait for the imports. Returns how many seconds they took.
+        """Wait until the imports are done. Returns how many seconds they took.
 
         Raises:
             JobFailedError: a module could not be imported, or the fork server ended.
@@ -218,7 +223,9 @@ class ForkServer:
         return seconds
 
     async def fork(self, *, argv: list[str], env: Mapping[str, str], cwd: Path, log: Path) -> tuple[int, bool]:
-        """Return the process id of a new worker, a child of this process, and whether it was a warm spare.
+        """Fork a worker, or use a warm spare as the worker. Returns the process id of the worker, which is a child of
+        this
+        process, and whether it was a warm spare.
 
         Raises:
             JobFailedError: the fork failed, or the fork server ended.
@@ -227,10 +234,11 @@ class ForkServer:
         return int(answer["pid"]), bool(answer["warm"])
 
     async def adopt_orphans(self) -> None:
-        """Watch the processes that a dead worker has left, and reap each when it ends. They may run until the node
-        ends, for example to send the last of a run's logs."""
-        async with self._asking:  # between two forks, so that every worker is in `_KNOWN`
-            # children in this process's own session are waited for elsewhere
+        """Watch the processes that a dead worker left behind, and reap each when it ends. Such a process may run until
+        the
+        node ends, for example to send the last of a run's logs."""
+        async with self._asking:  # take the lock, so that no fork is under way and every worker is in `_KNOWN`
+            # skip children in this process's own session: other code waits for them
             orphans = [pid for pid in children(os.getpid()) if pid not in _KNOWN and _session_of(pid) != os.getsid(0)]
             for pid in orphans:
                 with contextlib.suppress(ProcessLookupError):
@@ -248,7 +256,7 @@ class ForkServer:
             on_exit(pid, functools.partial(self._spare_ended, pid))
 
     def on_exit(self, pid: int, tell: Callable[[int], None]) -> None:
-        """Call `tell(status)` when a worker from `fork` ends, like the function `on_exit`."""
+        """Call `tell(status)` when a worker from `fork` ends, like the module's `on_exit`."""
         if pid not in self._spares:
             on_exit(pid, tell)
         elif isinstance(ended := self._spares[pid], int):
@@ -271,7 +279,7 @@ class ForkServer:
             try:
                 async with asyncio.timeout(_FORK_S):
                     answer = await self._answer()
-            except TimeoutError:  # a stopped process, for example; its end is handled like any other
+            except TimeoutError:  # the process was stopped, for example; handle its end like any other
                 send_signal(self.pid)
                 raise ForkServerEndedError(f"the process that forks workers forked none within {_FORK_S:g} s") from None
             _KNOWN.update([answer["pid"]] if "pid" in answer else answer["pids"])
@@ -283,7 +291,7 @@ class ForkServer:
         except ConnectionError:
             line = b""
         if not line:
-            send_signal(self.pid)  # in case that only the connection broke
+            send_signal(self.pid)  # kill the process in case only the connection broke
             raise ForkServerEndedError(
                 "the process that forks workers ended", hint="Look at its last lines of output in the node's log."
             )

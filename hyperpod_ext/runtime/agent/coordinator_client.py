@@ -1,4 +1,4 @@
-"""An agent's connection to the coordinator, and its search for another one when the coordinator is lost."""
+"""An agent's connection to the coordinator, and the search for another coordinator after a loss."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from hyperpod_ext.runtime.membership.job_state_changes import chained, changed
 from hyperpod_ext.runtime.membership.quorum import candidates, may_take_over
 
 _SEARCH = 0.9
-"""Share of the lease for the search for a majority."""
+"""Share of the lease in which a candidate must find a majority."""
 _HOLD = 0.97
-"""Share of the lease after which a voter stops waiting: the node that it votes for may have begun its search later. The
-rest of the lease is for ending processes."""
+"""Share of the lease after which a voter stops waiting, longer than `_SEARCH` because the candidate may have begun its
+search later. The rest of the lease is for ending processes."""
 _DIAL = 1 / 6
-"""Share of the lease for connecting to another node."""
+"""Share of the lease within which a connection to another node must succeed."""
 _NEXT_DIAL = 1 / 60
-"""Share of the lease between the starts of two dials."""
+"""Share of the lease between the starts of two connection attempts."""
 _DIAL_FORMER = 1 / 24
-"""Share of the lease for connecting to the lost coordinator."""
+"""Share of the lease within which a connection to the lost coordinator must succeed."""
 _CONNECT_AGAIN_S = 0.05
-"""Seconds before a coordinator that closed the connection without a message is dialled again."""
+"""Seconds to wait before dialling a coordinator again that closed the connection without a message."""
 _TRIES = 3
-"""Number of failed handshakes in a row after which a node gives up: a single one may have been damaged in transit."""
+"""Number of failed handshakes in a row after which a node gives up. One failure may be damage in transit."""
 _SAME_JOB = "All nodes of a job need the same secret (HPX_SECRET_FILE), the same network.tls and the same endpoint."
 _UNACKNOWLEDGED = 10_000
-"""Most events that are kept in order to send them again."""
+"""Most unacknowledged events that are kept for sending again."""
 
 
 class ExcludedError(JobFailedError):
-    """This node must stop: other nodes may continue without it."""
+    """This node must stop, because other nodes may continue without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,10 @@ class _Search:
     """A search for another coordinator."""
 
     news: c.JobNews
-    """News of the lost coordinator."""
+    """Newest job news from the lost coordinator."""
     deadline: float
     reached: set[int]
-    """Nodes to which this one could connect."""
+    """Nodes to which this node could connect."""
 
     @property
     def left_s(self) -> float:
@@ -63,12 +63,13 @@ class _Search:
 
 
 class CoordinatorClient:
-    """Exchanges messages with the coordinator, on this node or another.
+    """Exchanges messages with the coordinator, which runs on this node or another.
 
     Args:
         election: this node's listener for other agents.
-        handshake: makes the first message to a coordinator, from this agent's id, its newest term, and its job state.
-        take_over: makes this node's agent the coordinator, from its own handshake, those of its voters, and the nodes
+        handshake: makes the first message to a coordinator, from this agent's id, newest term and job state.
+        take_over: makes this node's agent the coordinator, from its own handshake, its voters' handshakes, and the
+            nodes
             that are gone for good.
     """
 
@@ -84,13 +85,13 @@ class CoordinatorClient:
         self._lease_s = settings.config.restart.lease_s
         self._id = secrets.token_hex(8)
         self.job_state: wire.Message | None = None
-        """The job state, from which this agent could coordinate; None if it is no candidate."""
+        """The job state from which this agent could coordinate; None if this node is no candidate."""
         self._digest = ""
         """Digest of the job state."""
         self.news: c.JobNews | None = None
         """Newest job news; None before the job has begun."""
         self._leader = -1
-        """Node of the coordinator or of the lost one. A new one is set before its news arrive."""
+        """Node of the current or lost coordinator. A new coordinator's node is set before its news arrive."""
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._heard_at = self._data_at = time.monotonic()
@@ -99,23 +100,24 @@ class CoordinatorClient:
         self._beating: asyncio.Task[None] | None = None
         self._over = False
         self._connect_arguments: tuple[Callable[[], tuple[str, int]], Callable[[], str]] | None = None
-        """Arguments of the last call of `connect`, for connecting again."""
+        """Arguments of the last call of `connect`, used to connect again."""
         self._unanswered_since: float | None = None
-        """Time since which coordinators close the connection without a message; None if they do not."""
+        """Since when coordinators have closed the connection without a message; None if they answer."""
         self._confirmed = False
-        """Whether the other end coordinates. Until then only the handshake is sent."""
+        """Whether the connected node is known to coordinate. Until then only the handshake is sent."""
         self.waits_for = ""
-        """Sentence on why this node waits, while its coordinator is lost and there is no other yet; else empty."""
+        """Why this node waits, as a sentence, while the coordinator is lost and no other is found; else empty."""
         self._lost: frozenset[int] = frozenset()
-        """Nodes that are gone for good according to the operator, the coordinator's among them."""
+        """Nodes that are gone for good according to the operator, including the coordinator's node."""
         self._may_return = True
         """Whether this node may return to the lost coordinator. It may not while another node may still count its vote,
-        because the job could have two coordinators then."""
+        because
+        then the job could have two coordinators."""
         self.given_up = False
-        """Whether this node has closed the connection: its coordinator was silent, or is gone."""
+        """Whether this node closed the connection because its coordinator was silent or gone."""
         self._counting: asyncio.Future[None] | None = None
         self._unsent: list[c.FromAgent] = []
-        """Reports since the handshake, sent once the other end coordinates."""
+        """Reports since the handshake; they are sent once the connected node coordinates."""
 
     @property
     def connected(self) -> bool:
@@ -123,11 +125,11 @@ class CoordinatorClient:
 
     @property
     def has_coordinator(self) -> bool:
-        """Whether the other end of the connection coordinates."""
+        """Whether the connected node coordinates."""
         return self._writer is not None and self._confirmed
 
     def heard_since(self, moment: float) -> bool:
-        """Return whether the coordinator has sent anything since `moment`, of `time.monotonic()`."""
+        """Return whether the coordinator has sent anything since `moment`, a reading of `time.monotonic()`."""
         return self._data_at > moment
 
     async def connect(
@@ -136,8 +138,8 @@ class CoordinatorClient:
         """Connect to the first coordinator, which may start later than this node.
 
         Args:
-            give_up: returns why not to wait any longer; empty to keep waiting.
-            limit_s: time limit, in seconds; None for the time that a node may take to join.
+                give_up: returns a reason to stop waiting; empty to keep waiting.
+                limit_s: time limit, in seconds; None for the time limit for a node to join.
 
         Raises:
             JobFailedError: the coordinator did not start in time, or `give_up` returned a reason.
@@ -163,7 +165,7 @@ class CoordinatorClient:
 
     @property
     def own_address(self) -> str:
-        """Address of this node in its connection to the coordinator."""
+        """This node's address in its connection to the coordinator."""
         assert self._writer is not None
         return str(self._writer.get_extra_info("sockname")[0])
 
@@ -185,11 +187,13 @@ class CoordinatorClient:
         self._unsent.clear()
 
     def send(self, report: c.FromAgent) -> None:
-        """Send to the coordinator.
+        """Send a report to the coordinator.
 
-        While disconnected, events are buffered and other messages dropped; the next handshake has the full state
-        instead. Messages between a handshake and its answer are sent after the answer: a vote may wait for seconds, and
-        a worker may die meanwhile.
+        While disconnected, events are buffered and other messages dropped, because the next handshake has the full
+        state.
+        Messages between a handshake and its answer are sent after the answer: a vote may wait for seconds, and a worker
+        may
+        die meanwhile.
         """
         if isinstance(report, c.Event):
             self._unacknowledged.append(report)
@@ -199,7 +203,7 @@ class CoordinatorClient:
             self._writer.write(wire.encode(encode(report)))
 
     async def next(self) -> c.ToAgent | None:
-        """Return the next order; None if the job has ended, or if the coordinator is gone before the job began.
+        """Return the next order. None if the job has ended, or if the coordinator is lost before the job began.
 
         Raises:
             ExcludedError: this node must stop.
@@ -239,7 +243,7 @@ class CoordinatorClient:
             return message
 
     async def _connect_again(self) -> bool:
-        """Connect again within a lease after a coordinator closed the connection without a message."""
+        """Connect again, within one lease, after a coordinator closed the connection without a message."""
         now = time.monotonic()
         if self._unanswered_since is None:
             self._unanswered_since = now
@@ -259,7 +263,8 @@ class CoordinatorClient:
         self.send(c.Acknowledged(number=int(job_state["number"])))
 
     def _change(self, change: c.JobStateChange) -> None:
-        """Apply a change of the job state. If it was made to another state than this node's, request the full state."""
+        """Apply a change of the job state. If the change is based on another state than this node's, request the full
+        state."""
         if self.job_state is None or (self._digest, chained(change.before, change.changes)) != (
             change.before,
             change.digest,
@@ -291,7 +296,7 @@ class CoordinatorClient:
         return self._handshake(self._id, self.news.term if self.news is not None else 0, self.job_state)
 
     async def _read(self) -> c.ToAgent | None:
-        """Return the next message, without malformed ones; None if the connection has ended."""
+        """Return the next message, skipping malformed messages; None if the connection has ended."""
         while self._reader is not None:
             try:
                 if (message := await wire.read(self._reader)) is None:
@@ -305,11 +310,13 @@ class CoordinatorClient:
         return None
 
     def know_gone(self, hosts: Collection[str], *, replaced: bool) -> None:
-        """Record that the nodes at these hosts are gone for good, according to the operator. If the coordinator is one
-        of them, they do not count for a majority. May be called again.
+        """Record that the nodes at these hosts are gone for good, according to the operator. If the coordinator's node
+        is
+        among them, these nodes do not count for a majority. May be called again.
 
         Args:
-            replaced: whether other nodes have replaced them, so that they are lost. Otherwise they may still be about
+            replaced: whether other nodes have replaced these nodes, so that they are lost. Otherwise they may still be
+                about
                 to leave.
         """
         if self.news is None:
@@ -317,10 +324,11 @@ class CoordinatorClient:
         members = self.job_state["members"] if self.job_state is not None else {}
         leads = members.get(str(self._leader), {"address": self.news.candidates.get(self._leader, ("", 0))})
         if leads["address"][0] not in hosts and not self.waits_for:
-            return  # before the loop over all members, because each pod that requests a number leads to this call
+            # return before the loop over all members, because each pod that requests a number leads to this call
+            return
         known = {**self.news.candidates, **{int(node): its["address"] for node, its in members.items()}}
         gone = frozenset(node for node, (host, _) in known.items() if host in hosts)
-        # drop the connection once only: later it may be the one to the node that this one votes for
+        # drop the connection only once: a later connection may be to the node that this node votes for
         is_news = self._confirmed or self._leader not in self._lost
         if self._leader in gone or (gone and replaced and self.waits_for):
             self._lost |= gone
@@ -337,8 +345,9 @@ class CoordinatorClient:
     def _use(self, dialled: wire.Connection) -> None:
         """Use this connection from now on.
 
-        The coordinator counts as alive when its data arrive, not when they are read: carrying out the order before
-        them may take longer than a coordinator may be silent.
+        A coordinator counts as alive when its data arrive, not when they are read: the order before them may take
+        longer
+        than the coordinator may be silent.
         """
         reader, self._writer = dialled
         take = reader.feed_data
@@ -358,7 +367,7 @@ class CoordinatorClient:
         self._confirmed = False
 
     async def _beat(self) -> None:
-        """Send heartbeats; drop the connection to a coordinator that was silent for half a lease."""
+        """Send heartbeats, and drop the connection to a coordinator that was silent for half a lease."""
         every = self._lease_s / 6
         while True:
             before = time.monotonic()
@@ -370,7 +379,7 @@ class CoordinatorClient:
                 continue
             if now - self._heard_at > self._lease_s / 2:
                 self.given_up = True
-                self._writer.transport.abort()  # `next` looks for another
+                self._writer.transport.abort()  # `next` then looks for another coordinator
                 continue
             with contextlib.suppress(ConnectionError):
                 self._writer.write(wire.encode(encode(c.Beat(clock=now))))
@@ -385,14 +394,16 @@ class CoordinatorClient:
     async def _look_for_another(self, news: c.JobNews) -> c.ToAgent:
         """Return the first message of the next coordinator, which may be this node.
 
-        Each node votes for the lowest candidate that it reaches. A candidate with the votes of a majority coordinates.
-        A node that finds no coordinator within its lease stops.
+        Each node votes for the lowest candidate that it can reach. A candidate with a majority of votes coordinates. A
+        node
+        that finds no coordinator within its lease stops.
         """
         me, job_state = self._settings.node, self.job_state
         members = {int(node) for node in job_state["members"]} if job_state is not None else set[int]()
         silent = time.monotonic() - self._heard_at
         search_s = max(_SEARCH * self._lease_s - silent, self._lease_s / 4)
-        if self._settings.listen is not None:  # the operator reports lost nodes, so two sides cannot both continue
+        # the operator reports lost nodes, so two halves of a split network cannot both continue
+        if self._settings.listen is not None:
             search_s = max(search_s, self._settings.config.restart.node_wait_s)
         search = _Search(news, time.monotonic() + search_s, {me})
         self.waits_for = f"the coordinator, node {news.coordinator}, is lost; this node looks for another"
@@ -421,7 +432,8 @@ class CoordinatorClient:
         )
 
     async def _reconnect(self, search: _Search) -> c.ToAgent | None:
-        """Return the former coordinator's first message over a new connection, if only the connection has broken."""
+        """Return the former coordinator's first message over a new connection, in case only the old connection
+        broke."""
         former, me = search.news.coordinator, self._settings.node
         if (address := search.news.candidates.get(former)) is None:
             return None
@@ -441,8 +453,9 @@ class CoordinatorClient:
         return None
 
     def _before_me(self, news: c.JobNews, has_state: bool) -> tuple[list[int], bool]:
-        """Return the candidates that this node may vote for, and whether it is a candidate itself. A candidate votes
-        only for lower ones, because the lowest one that is alive coordinates."""
+        """Return the candidates that this node may vote for, and whether this node is a candidate itself. A candidate
+        votes
+        only for lower candidates, because the lowest live candidate coordinates."""
         others = candidates(news.candidates, news.coordinator)
         me = self._settings.node
         if me not in others:
@@ -450,12 +463,13 @@ class CoordinatorClient:
         return (others[: others.index(me)], True) if has_state else ([node for node in others if node != me], False)
 
     async def _try_former(self, search: _Search) -> c.ToAgent | None:
-        """Return the first message of the lost coordinator, if it is back; else None.
+        """Return the first message of the lost coordinator if it is back, else None.
 
-        A coordinator may be paused or cut off for too short a time for the others to elect another one. Without an
-        operator, only the node that gets votes tries to reach it, and sends its answer to the voters. Under an
-        operator every node tries this first: nothing else ends its search, and a coordinator that has given the node up
-        answers with `StopNode`.
+        A coordinator may be paused or cut off for too short a time for the other nodes to elect a new one. Without an
+        operator, only the node that collects votes tries to reach the lost coordinator, and sends the answer to the
+        voters.
+        Under an operator, every node tries this first: otherwise nothing ends its search, and a coordinator that has
+        released the node answers with `StopNode`.
         """
         former, under_operator = search.news.coordinator, self._settings.listen is not None
         address = search.news.candidates.get(former)
@@ -465,18 +479,19 @@ class CoordinatorClient:
         return self._unless_refused(await self._resolve(search, former, first))
 
     def _unless_refused(self, first: c.ToAgent | None) -> c.ToAgent | None:
-        """Return the former coordinator's message. If it refuses this node, return None instead, because another
-        coordinator may accept the node; under an operator, return the refusal."""
+        """Return the former coordinator's message. If that message refuses this node, return None, because another
+        coordinator
+        may accept the node; under an operator, return the refusal."""
         if not isinstance(first, c.StopNode) or self._settings.listen is not None:
             return first
         self._close_connection()
         return None
 
     async def _try(self, search: _Search, address: Address, node: int, share: float) -> c.ToAgent | None:
-        """Return the first message of `node`, which may coordinate already; None if none arrives in time.
+        """Return the first message of `node`, which may be the coordinator already; None if no message arrives in time.
 
         Args:
-            share: share of the lease for connecting.
+                share: share of the lease for making the connection.
         """
         ends = time.monotonic() + min(search.left_s, self._lease_s * _DIAL)
         try:
@@ -486,8 +501,9 @@ class CoordinatorClient:
         return await self._first_message(search, node, dialled, ends - time.monotonic())
 
     async def _offer_myself(self, search: _Search, members: set[int]) -> c.ToAgent | None:
-        """Wait for the votes of a majority, and coordinate the job then. Returns the new coordinator's first message;
-        None without a majority."""
+        """Wait for the votes of a majority, then coordinate the job. Returns the new coordinator's first message; None
+        without
+        a majority."""
         me, wait_s = self._settings.node, min(search.left_s, self._lease_s / 6)
         if me not in members or not await self._election.wait_for_majority(members, me, wait_s, lambda: self._lost):
             return None
@@ -506,8 +522,9 @@ class CoordinatorClient:
         return None
 
     async def _vote_for_lowest(self, search: _Search, nodes: list[int]) -> c.ToAgent | None:
-        """Vote for the first of `nodes` that can be reached. Returns its first message as coordinator; None if no node
-        is reached, or if it does not become the coordinator.
+        """Vote for the first of `nodes` that can be reached. Returns that node's first message as coordinator. Returns
+        None if
+        no node is reached, or if the node does not become coordinator.
 
         Nodes are dialled in parallel, shortly after one another, because a whole rack may be gone.
         """
@@ -526,7 +543,8 @@ class CoordinatorClient:
                 except ConnectionError as error:
                     if isinstance(error, ConnectionRefusedError) or tries == _TRIES:
                         raise
-                # only this connection broke. Do not try the next candidate yet: a vote cannot be withdrawn in a search
+                # only this connection broke. Do not dial the next candidate yet, because a vote cannot be withdrawn
+                # during a search
                 await asyncio.sleep(0.02)
             raise AssertionError
 
@@ -546,18 +564,19 @@ class CoordinatorClient:
         return None
 
     async def _vote_for(self, search: _Search, node: int, dialled: wire.Connection) -> c.ToAgent | None:
-        """Vote for `node`. Returns its first message as coordinator, or the message of another one that it names; None
-        without either."""
+        """Vote for `node`. Returns its first message as coordinator. If `node` names another coordinator, returns that
+        coordinator's first message. Returns None without either."""
         hold_s = search.left_s + (_HOLD - _SEARCH) * self._lease_s
         if self._settings.listen is not None:  # a long search must regularly dial the other candidates again
             hold_s = min(search.left_s, self._lease_s)
         first = await self._first_message(search, node, dialled, hold_s)
-        self._may_return &= first is not None  # without an answer, the node may still count this vote
+        self._may_return &= first is not None  # if no answer came, `node` may still count this vote
         return await self._resolve(search, node, first)
 
     async def _resolve(self, search: _Search, node: int, first: c.ToAgent | None) -> c.ToAgent | None:
-        """Return `first`, the first message of `node`, unless it names another coordinator. Then return the first
-        message of that one."""
+        """Return `first`, the first message of `node`. If `first` names another coordinator, return that coordinator's
+        first
+        message instead."""
         if not _names_another(first, node):
             return first
         self._close_connection()
@@ -569,13 +588,13 @@ class CoordinatorClient:
             self._close_connection()
             return None
         if is_former and (answer is None or isinstance(answer, c.StopNode)):
-            await asyncio.sleep(self._lease_s * _DIAL_FORMER)  # no faster: the next vote may get the same answer
+            await asyncio.sleep(self._lease_s * _DIAL_FORMER)  # slow down: the next vote may get the same answer
         return self._unless_refused(answer) if is_former else answer
 
     async def _first_message(
         self, search: _Search, node: int, dialled: wire.Connection, limit_s: float
     ) -> c.ToAgent | None:
-        """Send the handshake. Returns the first message of `node`; None if none arrives in time."""
+        """Send the handshake on `dialled`. Returns the first message of `node`; None if none arrives in time."""
         self._use(dialled)
         search.reached.add(node)
         self._send_own_handshake(dialled[1])
@@ -591,12 +610,12 @@ class CoordinatorClient:
 
 
 def _names_another(first: c.ToAgent | None, node: int) -> TypeGuard[c.JobNews]:
-    """Whether `first` is the news of `node` that another node coordinates."""
+    """Return whether `first` is the news of `node` that another node coordinates."""
     return isinstance(first, c.JobNews) and first.coordinator != node
 
 
 def _leave_all(dials: list[asyncio.Task[wire.Connection]]) -> None:
-    """Cancel all dials, and close the connections of the finished ones."""
+    """Cancel all connection attempts, and close the connections that were made."""
     for dialling in dials:
         dialling.add_done_callback(_close)
         dialling.cancel()

@@ -1,4 +1,4 @@
-"""Copies of snapshots to other tiers: events about them, and the upload of the newest step when a job ends."""
+"""Events about copies of snapshots to other tiers, and the upload of the newest step when a job ends."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.memory_server.protocol import requests as r
 
 _WATCH_S = 1.0
-"""Interval of looks for a new checkpoint in a durable tier."""
+"""Seconds between two checks for a new checkpoint in a durable tier."""
 _WATCH_ALL = 5
-"""Number of looks per full report: one in so many reports all changes."""
+"""Every fifth check reports all changes; other checks report only durable steps and failures."""
 _PROGRESS_S = 2.0
-"""Interval of progress reports of the last upload."""
+"""Seconds between two progress reports of the last upload."""
 
 
 class Break(Protocol):
-    """Reports that this node cannot continue."""
+    """A function that reports that this node cannot continue."""
 
     def __call__(self, why: str, *, code: str = ...) -> None: ...
 
@@ -37,19 +37,19 @@ class CopyMonitor:
         self._known: dict[str, dict[str, Any]] = {}
 
     async def watch(self) -> None:
-        """Report changes until the memory server is gone for good."""
+        """Report changes of copies until the memory server is gone for good."""
         with contextlib.suppress(OSError, JobFailedError):
             for look in itertools.count(1):
                 await asyncio.sleep(_WATCH_S)
                 await self.tell(all_changes=look % _WATCH_ALL == 0)
 
     async def tell(self, *, all_changes: bool = True) -> None:
-        """Report changes since the last call, and write failures to this node's log.
+        """Report changes of copies since the last call, and write failures to this node's log.
 
         Args:
-            all_changes: whether to report all changes. If false, only new steps and failures of durable tiers are
-                reported: the event log needs those soon, since a job may end at any moment. Copies on peers change
-                with each step.
+            all_changes: whether to report all changes. If false, report only new steps and failures of durable tiers:
+                the
+                event log needs those soon, since a job may end at any moment. Copies on peers change with each step.
         """
         for status in (await self._ask(r.Status())).copying:
             fields = _event_fields(status)
@@ -69,7 +69,7 @@ class CopyMonitor:
 
 
 def _state_of(fields: dict[str, Any]) -> tuple[int | None, int]:
-    """Return the newest step of a durable tier, and the number of failed copies: the job's report needs both."""
+    """Return the newest step in a durable tier, and the number of failed copies. The job's report needs both."""
     return fields.get("newest_step"), fields.get("failed", 0)
 
 
@@ -81,7 +81,8 @@ def _event_fields(status: dict[str, Any]) -> dict[str, Any]:
 
 class LastStep:
     """This node's part of the upload of the newest step. All nodes first report their snapshots to the coordinator,
-    which then orders the save to upload.
+    which
+    then names the save to upload.
 
     Args:
         tell, event: messages and events for the coordinator.
@@ -98,12 +99,12 @@ class LastStep:
         self._named: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def name(self, save_id: str) -> None:
-        """Set the newest snapshot that every rank has; empty if there is none."""
+        """Set the id of the newest snapshot that every rank has; empty if there is none."""
         if not self._named.done():
             self._named.set_result(save_id)
 
     async def upload(self, ranks: Collection[int], limit_s: float) -> None:
-        """Upload this node's part for at most `limit_s`, then report whether anything is left.
+        """Upload this node's part for at most `limit_s` seconds, then report whether any of it is left.
 
         Args:
             ranks: ranks of this node, whose processes have ended.
@@ -116,10 +117,10 @@ class LastStep:
         save_id = ""
         try:
             async with asyncio.timeout(limit_s):
-                # the last save of a rank may not be sealed yet
+                # wait for the ranks' last saves, which may not be sealed yet
                 self._tell(c.LastSnapshots(held=(await held_at_last(self._memory, ranks))[0]))
                 save_id = await named
-        except TimeoutError:  # a node has not reported its snapshots: upload the scheduled ones only
+        except TimeoutError:  # a node has not reported its snapshots: upload only scheduled ones
             pass
         while True:
             left_s = until - time.monotonic()
@@ -135,6 +136,6 @@ class LastStep:
         self._tell(c.Uploaded())
 
     async def finish_due(self, limit_s: float) -> None:
-        """Wait for uploads that are under way, when the job continues without this node."""
+        """Wait for running uploads, when the job continues without this node."""
         await self._memory.ask(r.WaitIdle(timeout_s=limit_s))
         await self.copies.tell()

@@ -1,4 +1,4 @@
-"""The election: the listener for other agents' votes, and the coordinator if this node's agent has that role."""
+"""The election: a listener for other agents' votes, and the coordinator if this node's agent is elected."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from hyperpod_ext.runtime.membership.quorum import may_take_over
 from hyperpod_ext.runtime.storage.open import open_tier
 
 _UNPROVEN = 1024
-"""Smallest limit for simultaneous connections that have not shown the secret yet."""
+"""Lowest limit for simultaneous connections that have not yet proved that they know the secret."""
 _LOOK_S = 0.2
-"""Interval of looks for another coordinator."""
+"""Seconds between two checks for another coordinator."""
 _OTHER_FILES = 1024
-"""Open files of an agent, not counting the connections of other agents."""
+"""Number of open files of an agent, not counting connections of other agents."""
 _WHERE = "coordinator.json"
 """File in the run directory with the coordinator's address."""
 
@@ -66,10 +66,11 @@ class KnowsJob(Protocol):
 
 
 def places_for(nodes: int) -> int:
-    """Return the limit for simultaneous connections that have not shown the secret yet, and raise this process's limit
-    of open files for them.
+    """Return the limit for simultaneous connections that have not yet proved that they know the secret. Raises this
+    process's limit of open files for them.
 
-    All agents of `nodes` nodes, spares included, may connect at once, each of them twice, next to strangers.
+    All agents of `nodes` nodes, spares included, may connect at once, each of them twice, in addition to foreign
+    clients.
     """
     places = max(_UNPROVEN, 2 * nodes)
     allow_open_files(unproven.FILES_A_PLACE * places)
@@ -82,12 +83,13 @@ def places_for(nodes: int) -> int:
 
 
 class ElectionListener:
-    """Listens for agents of the job. Passes them to this node's coordinator; if there is none, they are votes for one.
+    """Listens for agents of the job, and passes them to this node's coordinator. Without a coordinator here, each agent
+    counts as a vote for this node.
 
     Args:
-        places: limit for simultaneous connections that have not shown the secret yet (see `places_for`).
+            places: limit for simultaneous unproven connections (see `places_for`).
         encrypted: whether agents use TLS.
-        succeeded: whether the job has succeeded, so that agents that connect are sent its end.
+            succeeded: whether the job has succeeded. Agents that connect then receive the end of the job.
     """
 
     def __init__(
@@ -102,19 +104,19 @@ class ElectionListener:
         self._secret, self._encrypted, self._succeeded = secret, encrypted, succeeded
         self.client: KnowsJob | None = None
         """This node's connection to the coordinator."""
-        # not the connection: asyncio breaks when that is closed in the middle of a TLS handshake
+        # keep the task, not the connection: asyncio breaks if a connection is closed in the middle of a TLS handshake
         self._unproven: Unproven[asyncio.Task[Any]] = Unproven(unproven.places(places), asyncio.Task.cancel)
         self._listener = Listener(self._serve, on_error)
         self._coordinator: Serves | None = None
         self._released = asyncio.Event()
         """Set when voters must stop waiting."""
         self.votes: dict[int, c.AgentHandshake] = {}
-        """Handshake of each node that waits for this one to coordinate."""
+        """Handshakes of the nodes that wait for this node to coordinate, by node."""
         self._voted = asyncio.Condition()
         self.address = ("", 0)
 
     async def open(self, host: str, port: int) -> None:
-        """Listen. Port 0 selects a free port.
+        """Listen for agents. Port 0 selects a free port.
 
         Raises:
             OSError: the port is taken.
@@ -122,17 +124,17 @@ class ElectionListener:
         self.address = (host, await self._listener.listen_tcp(host, port))
 
     def lead_to(self, coordinator: Serves) -> None:
-        """Pass agents to `coordinator` from now on, with the waiting voters."""
+        """Pass agents, including waiting voters, to `coordinator` from now on."""
         self._coordinator = coordinator
         self.release_voters()
 
     async def wait_for_majority(
         self, members: Collection[int], me: int, timeout_s: float, gone: Callable[[], Collection[int]] = tuple
     ) -> bool:
-        """Wait until a majority of `members` votes for node `me`. Returns whether it does within `timeout_s`.
+        """Wait until a majority of `members` votes for node `me`. Returns whether it did within `timeout_s`.
 
         Args:
-            gone: returns nodes that are gone for good, which do not count.
+            gone: returns the nodes that are gone for good; they do not count as members.
         """
 
         def enough() -> bool:
@@ -146,11 +148,11 @@ class ElectionListener:
         return True
 
     async def look_again(self) -> None:
-        """Count the votes again, because more nodes are gone for good."""
+        """Count the votes again after more nodes were reported gone for good."""
         await self._change(lambda: None)
 
     def release_voters(self) -> None:
-        """End the wait of voters, because there is a coordinator on this node or another."""
+        """Release waiting voters, because this node or another now coordinates."""
         self._released.set()
         self._released = asyncio.Event()
 
@@ -194,7 +196,7 @@ class ElectionListener:
             reading.cancel()
 
     async def _number(self, asked: c.AskNumber) -> c.FreeNumber:
-        if asked.listens is not None and self.client is not None:  # a former agent at this address is gone
+        if asked.listens is not None and self.client is not None:  # the former agent at this address is gone
             self.client.know_gone([asked.listens[0]], replaced=True)
         news, coordinator = self._news, self._coordinator
         node = await coordinator.free_number(asked.wanted, asked.listens) if coordinator is not None else None
@@ -230,11 +232,12 @@ class ElectionListener:
             await writer.drain()
 
     def _knows_another(self, handshake: c.AgentHandshake, arrived: float) -> bool:
-        """Return whether this node has a newer coordinator than the voter, or has received a message from the voter's
-        lost coordinator since the vote arrived.
+        """Return whether this node knows a coordinator that the voter lacks. That is a newer coordinator, or the
+        voter's lost
+        coordinator if it has sent this node a message since the vote arrived.
 
         Args:
-            arrived: when the vote arrived, of `time.monotonic()`.
+            arrived: arrival time of the vote, from `time.monotonic()`.
         """
         if self.client is None or not self.client.has_coordinator:
             return False
@@ -253,7 +256,7 @@ class ElectionListener:
 
 
 class Leadership:
-    """Runs the coordinator on this node: as node 0 from the start, as another node when it is elected."""
+    """Runs the coordinator on this node: on node 0 from the start, on another node when it is elected."""
 
     def __init__(self, settings: NodeSettings) -> None:
         config = settings.config
@@ -302,7 +305,8 @@ class Leadership:
         self._lead(Coordinator.successor(settings.config, settings.node, settings.run_dir, own, votes, gone))
 
     def endpoint(self) -> tuple[str, int]:
-        """Return the address of the coordinator. A node that joins a running job reads it from the run directory."""
+        """Return the coordinator's address. A node that joins a running job reads the address from the run
+        directory."""
         settings = self._settings
         if settings.others:
             return next(self._others)
@@ -330,8 +334,9 @@ class Leadership:
             self._log_upload = LogUpload(coordinator.events.path, place, self._settings.node)
 
     def _write_address(self) -> None:
-        """Write the coordinator's address for agents that join later. On an error, log it: only those agents need
-        it."""
+        """Write the coordinator's address for agents that join later. An error is only logged, because running agents
+        do not
+        need the file."""
         path = self._settings.run_dir / _WHERE
         try:
             write_atomically(path, json.dumps({"address": self.election.address}) + "\n")

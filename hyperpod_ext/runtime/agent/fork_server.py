@@ -1,8 +1,9 @@
 """The fork server: a process that imports all modules once, and forks workers in milliseconds.
 
-Imports take most of the time of a worker's restart. The fork server and its agent talk over an inherited socket: the
-agent sends a JSON line for each new worker, and receives a JSON line with the process id. Workers are forked twice, so
-that their parent is the agent (a subreaper) and not the fork server. A warm spare, if kept, becomes the worker instead.
+Imports take most of the time of a worker's restart. The fork server and its agent communicate over an inherited socket:
+the agent sends a JSON line for each new worker, and receives a JSON line with the process id. Workers are forked twice,
+so that their parent is the agent (a subreaper) and not the fork server. A warm spare, if kept, becomes the worker
+instead.
 
 A child of a process that has initialized CUDA cannot use a GPU, so a module that initializes CUDA on import is refused
 by name. A child of a process with threads may hang at a lock that a thread held, so a module that starts a thread on
@@ -44,15 +45,16 @@ _OURS = (
 )
 _DRIVER = "libcuda.so.1"
 _LEFT_OUT = "HPX_NOT_PRELOADED"
-"""Reasons why modules are not preloaded, one per line, from before this process executed itself again."""
+"""Environment variable with the reasons why modules are not preloaded, one per line. This process sets it before it
+executes itself again."""
 _BEGINS_S = 0.05
-"""Seconds within which a new Python thread runs its first code."""
+"""Seconds within which a new Python thread runs its first instruction."""
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""Variable that makes `torch.cuda.is_available()` use NVML instead of CUDA: modules call it on import."""
+"""Variable that makes `torch.cuda.is_available()` use NVML instead of CUDA. Some modules call it on import."""
 
 _READY = b"r"
 _ROOM = 1 / 16
-"""Share of a GPU's memory that must be free after the spare made its context, for the job."""
+"""Share of a GPU's memory that must stay free for the job after a spare has made its context."""
 Fork = Callable[[Callable[[], NoReturn]], int]
 """Runs a function in a child of the agent, and returns the child's process id."""
 
@@ -61,9 +63,9 @@ def main() -> None:
     lose_unwritable_output()
     agent_pid, line = int(sys.argv[1]), int(sys.argv[2])
     die_with_parent(agent_pid)
-    for signum in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C signals the whole group, Slurm the whole step
+    for signum in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C signals the whole process group, Slurm the whole step
         signal.signal(signum, signal.SIG_IGN)  # the agent handles these signals, and stops this process
-    os.environ.setdefault(_NVML_CHECK, "1")  # workers inherit the variable, and it is correct there
+    os.environ.setdefault(_NVML_CHECK, "1")  # workers inherit the variable, which is correct for them too
     notes = os.environ.pop(_LEFT_OUT, "").splitlines()
     preloaded = preload(sys.argv[3:])
     if module := preloaded.get("threaded"):
@@ -79,7 +81,7 @@ def main() -> None:
 
 
 def _begin_again(line: int, modules: Sequence[str]) -> NoReturn:
-    """Execute this program again in this process, to end its threads, and preload only `modules`."""
+    """Execute this program again in this process, which ends its threads, and preload only `modules`."""
     os.set_inheritable(line, True)
     arguments = [sys.argv[1], str(line), *modules]
     os.execv(sys.executable, [sys.executable, "-m", "hyperpod_ext.runtime.agent.fork_server", *arguments])
@@ -103,8 +105,9 @@ def _answer(order: dict[str, Any], spares: WarmSpares, agent_pid: int) -> dict[s
 def preload(modules: Iterable[str]) -> dict[str, Any]:
     """Import `modules`, and the modules that every worker needs.
 
-    Returns the seconds under `ready`, with `notes` on modules that loaded little; or a message under `error`. If a
-    module started a thread on import, its name is under `threaded`.
+    Returns the seconds under `ready`, with `notes` on modules that loaded only a small part. On failure returns a
+    message
+    under `error`. If a module started a thread on import, its name is under `threaded`.
     """
     began = time.monotonic()
     notes, threads, tasks = [], set(sys._current_frames()), _tasks()
@@ -122,17 +125,17 @@ def preload(modules: Iterable[str]) -> dict[str, Any]:
             return {"error": _started_thread(module, started.pop()), "threaded": module}
         if note := loads_later(module, loaded):
             notes.append(note)
-    importlib.import_module("hyperpod_ext.runtime.process_group.store").rehearse()  # it needs torch
+    importlib.import_module("hyperpod_ext.runtime.process_group.store").rehearse()  # the module needs torch
     importlib.import_module("hyperpod_ext.runtime.torch_requirements.private_names").look_up_loaded()
     build_all()
-    # keep inherited pages shared: the collector must not write to them
+    # keep inherited memory pages shared: the garbage collector must not write to them
     gc.collect()
     gc.freeze()
     return {"ready": time.monotonic() - began} | ({"notes": notes} if notes else {})
 
 
 def load(name: str) -> Any:
-    """Import a module, or an attribute of a module: `trl.GRPOTrainer` loads that part of a lazy package.
+    """Import a module or an attribute of a module. For example, `trl.GRPOTrainer` loads that part of a lazy package.
 
     Raises:
         ImportError: `name` is neither a module nor an attribute.
@@ -155,7 +158,7 @@ def _tasks() -> int:
 
 
 def loads_later(name: str, loaded: Any) -> str:
-    """Return a sentence about a package that loads most of its parts on first use; empty for other modules."""
+    """Return a sentence about a package that loads most of its parts on first use; empty for any other module."""
     if not isinstance(loaded, ModuleType):
         return ""
     public = [each for each in dir(loaded) if not each.startswith("_")]
@@ -186,17 +189,19 @@ def _initialized_by(module: str) -> str:
 
 def cuda_is_initialized() -> bool:
     """Return whether this process has initialized CUDA. Open device files do not prove it: NVML opens the same devices,
-    and a process that uses NVML can be forked."""
+    and
+    a process that has used only NVML can still be forked."""
     try:
         driver = ctypes.CDLL(_DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     except OSError:  # the driver is not loaded
         return False
     count = ctypes.c_int(0)
-    return int(driver.cuDeviceGetCount(ctypes.byref(count))) == 0  # before cuInit: CUDA_ERROR_NOT_INITIALIZED
+    return int(driver.cuDeviceGetCount(ctypes.byref(count))) == 0  # fails with CUDA_ERROR_NOT_INITIALIZED before cuInit
 
 
 def _fork_twice(run: Callable[[], NoReturn]) -> int:
-    """Call `run` in a child of the agent, which adopts orphans of this process. Returns the process id."""
+    """Call `run` in a grandchild process. The agent adopts it, because its parent ends at once. Returns the process
+    id."""
     reading, writing = os.pipe()
     middle = os.fork()
     if middle == 0:
@@ -228,8 +233,8 @@ class _Spare:
 class WarmSpares:
     """Processes with a CUDA context, each ready to become the next worker of its local rank.
 
-    Making a context takes 0.15 s and 684 MiB on an H200. A spare is forked while the job trains, and ends if its GPU
-    has too little free memory. Measured on a GPU: docs/gpu.md, "Warm spares".
+    A context takes 0.15 s and 684 MiB on an H200. A spare is forked while the job trains, and ends if its GPU has too
+    little free memory. Measurements on a GPU: docs/gpu.md, "Warm spares".
     """
 
     def __init__(self, fork: Fork, agent_pid: int) -> None:
@@ -237,7 +242,7 @@ class WarmSpares:
         self._spares: dict[int, _Spare] = {}
 
     def keep(self, local_ranks: list[int]) -> list[int]:
-        """Start a spare for each local rank that lacks one, if this node has a GPU. Returns the new process ids."""
+        """Start a spare for each local rank without one, if this node has a GPU. Returns the new process ids."""
         if not self._gpus:
             return []
         for local_rank in [*self._spares]:
@@ -251,21 +256,22 @@ class WarmSpares:
         return _count_gpus()
 
     def take(self, order: dict[str, Any]) -> int | None:
-        """Send the order to the spare of its local rank, which becomes the worker. Returns the process id; None if no
+        """Send the order to the spare of its local rank, which becomes the worker. Returns the spare's process id; None
+        if no
         spare is ready."""
         local_rank = int(order["env"]["LOCAL_RANK"])
         spare = self._spares.get(local_rank)
         if spare is None or _peeked(spare) != _READY:
             return None
         del self._spares[local_rank]
-        with spare.line, contextlib.suppress(OSError):  # the spare has ended
+        with spare.line, contextlib.suppress(OSError):  # an error means that the spare has ended
             spare.line.recv(len(_READY))
             spare.line.sendall(json.dumps(order).encode() + b"\n")
             return spare.pid
         return None
 
     def forget(self) -> None:
-        """Close the sockets of all spares, in a forked child: the spares belong to the fork server."""
+        """Close the sockets of all spares in a forked child, because the spares belong to the fork server."""
         for spare in self._spares.values():
             spare.line.close()
         self._spares.clear()
@@ -285,8 +291,8 @@ class WarmSpares:
 
 
 def _count_gpus() -> int:
-    """Count GPUs, up to 255, in a child: torch uses NVML, which leaves a thread and open devices behind, and a process
-    that forks should have neither."""
+    """Count GPUs, up to 255, in a child process. torch uses NVML, which leaves a thread and open devices behind, and a
+    process that forks should have neither."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -300,7 +306,7 @@ def _count_gpus() -> int:
 
 
 def _peeked(spare: _Spare) -> bytes | None:
-    """Return `_READY`, b"" if the spare has ended, or None if it is not ready yet."""
+    """Return `_READY`, or b"" if the spare has ended, or None if the spare is not ready yet."""
     try:
         return spare.line.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -310,7 +316,7 @@ def _peeked(spare: _Spare) -> bytes | None:
 
 
 def _wait(line: socket.socket, local_rank: int, agent_pid: int) -> NoReturn:
-    """Make a CUDA context, wait for an order, and become its worker. Exits when the fork server ends."""
+    """Make a CUDA context, wait for an order, and become the ordered worker. Exits when the fork server ends."""
     worker.close_inherited(kept=line.fileno())
     worker.wait_adopted(agent_pid)
     die_with_parent(agent_pid)
@@ -320,7 +326,7 @@ def _wait(line: socket.socket, local_rank: int, agent_pid: int) -> NoReturn:
             line.sendall(_READY)
             with line.makefile("rb") as orders:
                 order = orders.readline()
-    except Exception as error:  # the worker is forked without a spare, and reports the error if it persists
+    except Exception as error:  # the worker is then forked without a spare, and reports the error if it persists
         sys.stderr.write(f"the warm spare of local rank {local_rank} ended: {error}\n")
     if not order.endswith(b"\n"):
         os._exit(0)
@@ -329,7 +335,7 @@ def _wait(line: socket.socket, local_rank: int, agent_pid: int) -> NoReturn:
 
 
 def _make_context(local_rank: int) -> bool:
-    """Make a CUDA context. Returns whether the GPU still has enough free memory for the job."""
+    """Make a CUDA context. Returns whether the GPU then has enough free memory for the job."""
     import torch
 
     torch.cuda.set_device(local_rank % torch.cuda.device_count())  # the same device as for the worker

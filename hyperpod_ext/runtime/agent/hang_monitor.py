@@ -1,5 +1,5 @@
-"""The hang monitor of a node: reads the workers' heartbeats, times steps, and kills a hung worker after it has written
-its stacks."""
+"""The hang monitor of a node reads the workers' heartbeats and times steps. It kills a hung worker after the worker has
+written its stacks."""
 
 from __future__ import annotations
 
@@ -28,42 +28,43 @@ _LOOK_S = 0.25
 _AFTER_S = 0.01
 """Seconds after a rank's time limit at which its heartbeat is read."""
 _SIGNALS = {"sigkill": signal.SIGKILL, "sigsegv": signal.SIGSEGV, "hang": signal.SIGSTOP}
-"""Ordered faults that are injected at once, from outside the process."""
+"""Signals for ordered faults that are injected at once, from outside the process."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class MonitoredWorker:
-    """One worker's process."""
+    """The monitor's record of one worker process."""
 
     pid: int
     log: Path
     heartbeat: HeartbeatPage
     step: int = 0
-    """Newest step that the worker has begun, from its reports."""
+    """Newest step that the worker has begun, according to its reports."""
     collectives: int = 0
     """Number of collectives in the newest heartbeat."""
     collectives_at: float = 0.0
-    """When that number last changed."""
+    """When the number of collectives last changed."""
     steps: int = 0
-    """Steps made in the worker's generation."""
+    """Number of steps that the worker has made in its generation."""
     kill_reason: str = ""
     """Why this agent kills the worker; empty if it does not."""
     kind: FaultKind | None = None
-    """Kind of the fault, if it does not follow from the exit status and `kill_reason`."""
+    """Kind of the fault, if the exit status and `kill_reason` do not determine it."""
     place: tuple[int, str] | None = None
-    """Step and phase of the worker when its kill was decided: it may still run for a moment."""
+    """Step and phase of the worker when its kill was decided. The worker may run on for a moment."""
     ending: asyncio.Task[None] | None = None
 
     @property
     def phase(self) -> str:
-        """Newest phase of the worker; empty before the first."""
+        """Newest phase of the worker; empty before its first phase."""
         reading = self.heartbeat.read()
         return reading.phase.word if reading.marks else ""
 
 
 def _policy_of(config: RuntimeConfig) -> HangPolicy:
-    """Return the job's policy. A script of mode `run` shows no progress in an evaluation, so its limit is that of the
-    first step."""
+    """Return the job's hang policy. In mode `run`, a script shows no progress during an evaluation, so its limit is at
+    least
+    that of the first step."""
     policy = config.restart.hang
     if not config.restarts_script:
         return policy
@@ -90,11 +91,11 @@ class HangMonitor:
         self._times = StepTimes(self._policy)
         self._pages = 0
         self._living_pages = weakref.WeakSet[HeartbeatPage]()
-        """Pages of workers whose end is not reported yet, and maybe of others."""
+        """Heartbeat pages of all workers whose end is not reported yet, and possibly of some ended workers."""
         self._saw_unprotected = False
         self._oom_kills = OomKills()
         self._ordered: set[str] = set()
-        """Ordered faults of ranks here that were logged."""
+        """Names of logged fault orders for ranks of this node."""
         self.on_node_fault: Callable[[NodeFault], None] = lambda fault: None
         """Injects an ordered fault of the node."""
 
@@ -102,7 +103,7 @@ class HangMonitor:
 
     def new_page(self) -> HeartbeatPage:
         """Return a page for the heartbeat of a new worker."""
-        self._pages += 1  # an earlier page of its rank may still be in use
+        self._pages += 1  # use a new file, because an earlier page of the rank may still be in use
         page = HeartbeatPage.create(self._settings.socket_dir / f"node{self._settings.node}.{self._pages}.heartbeat")
         if read_orders(self._settings.run_dir):
             page.order()
@@ -110,7 +111,7 @@ class HangMonitor:
         return page
 
     def heard(self, worker: MonitoredWorker, report: c.Event) -> None:
-        """Record a reported step, or the start of the steps of a generation."""
+        """Record a reported step, or that a worker begins the steps of a generation."""
         began = report.fields.get("began")
         if report.event == "begun":
             worker.steps = 0
@@ -119,17 +120,18 @@ class HangMonitor:
             worker.steps += 1
 
     def see_report(self, report: c.ToAgent | c.FromAgent) -> None:
-        """Log an unprotected step before the end of its process is reported: the job may end with that report."""
+        """Log an unprotected step before the end of its process is reported, because the job may end with that
+        report."""
         if isinstance(report, c.Exited | c.Died):
             self._log_unprotected()
 
     def exit_cause(self, worker: MonitoredWorker, status: int, last_log_line: str) -> dict[str, Any]:
-        """Return the cause and place of the end of a worker's process, as fields of `Died`."""
+        """Return the cause and place of the end of a worker process, as fields of `Died`."""
         oom = self._oom_kills.since_last()
         exit_cause = decode_exit(status, kill_reason=worker.kill_reason, last_log_line=last_log_line, oom=oom)
         kind = worker.kind or exit_cause.kind
         step, phase = worker.place or (worker.step, worker.phase)
-        # the last line of a process that exits differs each time
+        # do not use the last log line of a process that exits: it differs each time
         place = phase if kind in NO_PROGRESS else f"status {status}" if kind == "exit" else ""
         return {"cause": exit_cause.cause, "kind": kind, "step": step, "phase": phase, "place": place}
 
@@ -145,7 +147,7 @@ class HangMonitor:
                 pause_s = self._look()
 
     def _log_unprotected(self) -> None:
-        """Log the first optimizer step on this node that nothing saves, once."""
+        """Log, once, the first optimizer step on this node that no checkpoint covers."""
         if self._saw_unprotected:
             return
         found = [step for page in self._living_pages if (step := page.unprotected) is not None]
@@ -166,8 +168,9 @@ class HangMonitor:
             yield worker, Heartbeat.of(rank, reading, quiet_since=since, stopped=stopped, now=now)
 
     def _look(self) -> float:
-        """Check all workers once. Returns the seconds until the next check, fewer than usual if a rank's time limit
-        ends before."""
+        """Check all workers once. Returns the seconds until the next check, which comes earlier than usual if a rank
+        reaches
+        its time limit before."""
         pauses = [_LOOK_S]
         for worker, heartbeat in self._heartbeats():
             if worker.kill_reason:
@@ -178,17 +181,18 @@ class HangMonitor:
                 limit_s = self._times.limit_s(heartbeat.phase, first=worker.steps == 0)
                 if heartbeat.quiet_s > limit_s:
                     self._tell(c.Stalled(limit_s=limit_s))
-                    return _LOOK_S  # one is enough: the coordinator asks all nodes
+                    return _LOOK_S  # one report is enough, because the coordinator then asks all nodes
                 pauses.append(limit_s - heartbeat.quiet_s + _AFTER_S)
         return min(pauses)
 
     def answer(self) -> None:
-        """Send the heartbeats of all workers of this node to the coordinator."""
+        """Send the heartbeats of all workers on this node to the coordinator."""
         known = tuple(c.RankHeartbeat(**heartbeat.to_json()) for _, heartbeat in self._heartbeats())
         self._tell(c.Heartbeats(heartbeats=known))
 
     def end(self, rank: int, cause: str, kind: FaultKind | None = None) -> None:
-        """Let a hung worker write its stacks, and kill it. Its death is reported like any other, with this cause."""
+        """Make a hung worker write its stacks, then kill it. Its death is reported like any other, with cause
+        `cause`."""
         worker = self._workers().get(rank)
         if worker is None or worker.kill_reason:
             return
@@ -206,7 +210,7 @@ class HangMonitor:
         self._event("stacks", rank=rank, dumped=dumped, log=str(worker.log))
         send_signal(worker.pid)
 
-    # --- faults that are ordered while the job runs -----------------------------------------------
+    # --- faults ordered while the job runs ---------------------------------------------------------
 
     def _carry_out_orders(self) -> None:
         run_dir = self._settings.run_dir
@@ -221,7 +225,7 @@ class HangMonitor:
                 continue
             at_once = fault.step is None and fault.phase is None and fault.how == "stop" and fault.kind in _SIGNALS
             if not at_once:
-                worker.heartbeat.order()  # the worker looks for itself, at its next change of phase
+                worker.heartbeat.order()  # the worker itself reads the order at its next change of phase
                 if name not in self._ordered:
                     self._ordered.add(name)
                     self._event("fault_ordered", rank=fault.rank, kind=fault.kind, step=fault.step)

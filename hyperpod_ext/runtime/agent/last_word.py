@@ -1,4 +1,4 @@
-"""The last message of an agent, in its output and, on Kubernetes, in the status of its pod."""
+"""The last message of an agent: in its output and, on Kubernetes, in its pod's status."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import sys
 from hyperpod_ext.config.last_word import HINT, OF_JOB, OF_NODE
 
 ENV_FILE = "HPX_TERMINATION_LOG"
-"""Variable with the path of the container's termination log, if the pod sets another one than the default."""
+"""Variable with the path of the container's termination log, if the pod sets a path other than the default."""
 _FILE = "/dev/termination-log"
 _MOST_BYTES = 4096
 """Kubernetes' limit for a termination message."""
 
 
 def say(words: str) -> None:
-    """Print a message to stderr, from where it goes to the log of this process."""
+    """Print a message to stderr, which goes to this process's log."""
     print(f"hyperpod_ext agent, {words}", file=sys.stderr)  # noqa: T201
 
 
@@ -30,7 +30,7 @@ def keep(message: str, hint: str = "", node: int | None = None) -> None:
     """Write to the pod's status why the job failed, or why `node` had to stop. An empty message clears the status."""
     head = OF_JOB if node is None else f"{OF_NODE} {node}: "
     text = head + message + (f"{HINT}{hint}" if hint else "") if message else ""
-    with contextlib.suppress(OSError):  # the file exists only in containers of Kubernetes
+    with contextlib.suppress(OSError):  # the file exists only in Kubernetes containers
         descriptor = os.open(os.environ.get(ENV_FILE, _FILE), os.O_WRONLY | os.O_TRUNC)
         with os.fdopen(descriptor, "wb") as file:
             file.write(text.encode()[:_MOST_BYTES])

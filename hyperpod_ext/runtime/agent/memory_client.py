@@ -21,11 +21,11 @@ from hyperpod_ext.runtime.memory_server.protocol.request import A, Request, read
 
 _START_S = 30.0
 _AGAIN_S = 0.2
-"""Seconds until a request is sent again after its connection broke."""
+"""Seconds after which a request is sent again if its connection broke."""
 _PING_S = 3.0
 """Interval of checks that the server answers."""
 _MOST_LIMITS = 10
-"""Factor on the time limit of an answer that waits for earlier requests of a dead rank."""
+"""Factor for the time limit of a request that waits for earlier requests of a dead rank."""
 
 
 class Ask(Protocol):
@@ -35,41 +35,42 @@ class Ask(Protocol):
 
 
 _LONG = (r.Durable, r.UploadNow, r.WaitIdle, r.WaitState, r.WaitOthers, r.CheckTiers, r.Fetch, r.FetchHead)
-"""Requests without a time limit, because they wait for other processes or for a store."""
+"""Requests without a time limit, because they wait for other processes or for storage."""
 _SETTINGS = (r.Listen, r.Fence, r.Rescale, r.Peers, r.PeerSchedule, r.ScheduleCopy)
-"""Requests that change a setting of the server. They are sent again to its successor."""
+"""Requests that change a setting of the server. The client sends them again to the next server."""
 
 
 def _setting(request: Request[Any]) -> tuple[object, ...] | None:
-    """Return a key for the setting that a request changes, by which a newer one replaces it; None if it changes
-    none."""
+    """Return a key for the setting that a request changes; a newer request with the same key replaces it. None if the
+    request changes no setting."""
     if not isinstance(request, _SETTINGS):
         return None
     return type(request), getattr(request, "kind", None), isinstance(request, r.Fence) and request.step is None
 
 
 class AsyncMemoryClient:
-    """Sends each request on its own connection, and again to the next server if this one ends before it answers.
+    """Sends each request on its own connection. If the server ends before it answers, sends the request to the next
+    one.
 
     Args:
-        limit_s: time limit for an answer, in seconds, for requests that wait for no other process.
+            limit_s: time limit for an answer, in seconds, for requests that do not wait for another process.
     """
 
     def __init__(self, path: Path, limit_s: float = _START_S / 2) -> None:
         self._path, self._limit_s = path, limit_s
         self.on_silent: Callable[[str], object] = lambda why: None
-        """Called with a sentence if no answer comes within `limit_s`. It must kill the server."""
+        """Called with a sentence if no answer comes within `limit_s`. The callback must kill the server."""
         self.ended = ""
-        """Why the last server ended; empty while there is one, or another will follow."""
+        """Why the last server ended; empty while a server runs or another will follow."""
         self._number = 0
-        """Number of the server, from 0."""
+        """Number of the current server, from 0."""
         self._change = asyncio.Event()
-        """Set when the server has ended."""
+        """Set when the current server has ended."""
         self._settings: dict[tuple[object, ...], Request[Any]] = {}
-        """Newest request for each setting, in the order in which they were sent."""
+        """Newest request for each setting, in the order in which the requests were sent."""
 
     async def ask(self, request: Request[A]) -> A:
-        """Return the answer.
+        """Send `request` to the server, and return the answer.
 
         Raises:
             JobFailedError: the last server has ended, or the server refuses the request.
@@ -91,29 +92,29 @@ class AsyncMemoryClient:
                     raise JobFailedError(why) from None
         answered = _read(request, answer)
         if (setting := _setting(request)) is not None:
-            self._settings.pop(setting, None)  # so that the newest is last
+            self._settings.pop(setting, None)  # keep the newest request last
             self._settings[setting] = request
         return answered
 
     async def watch(self) -> None:
-        """Check regularly that the server answers, to find a stopped one."""
+        """Check regularly that the server answers, in order to notice a stopped server."""
         with contextlib.suppress(JobFailedError):
             while True:
                 await asyncio.sleep(min(_PING_S, self._limit_s / 4))
                 await self.ask(r.Handshake())
 
     def lost(self, for_good: str = "") -> None:
-        """Record that the server has ended. `for_good`: the reason, if no other server will follow; else empty."""
+        """Record that the server has ended. `for_good`: the reason why no other server will follow; else empty."""
         self.ended = for_good
         self._number += 1
         self._change.set()
         self._change = asyncio.Event()
 
     async def succeed(self, path: Path) -> list[Declared]:
-        """Send all settings to the new server at `path`, and use it from now on.
+        """Send all settings to the new server at `path`, and use that server from now on.
 
         Returns:
-            The answers of the new server; empty if it has ended, too.
+            The new server's answers; empty if it has ended, too.
         """
         number, answers = self._number, list[Declared]()
         for request in [*self._settings.values(), r.Held()]:
@@ -125,8 +126,9 @@ class AsyncMemoryClient:
         return answers
 
     async def _answer(self, path: Path, request: Request[Any], number: int | None = None) -> wire.Message | None:
-        """Return the answer to `request`; None if the server has ended. `number`: number of the server to use; None for
-        any."""
+        """Return the answer to `request`; None if the server has ended. `number`: number of the server that must
+        answer; None
+        for any."""
         line = await self._open(path, number)
         if line is None:
             return None
@@ -136,7 +138,7 @@ class AsyncMemoryClient:
         limits = _MOST_LIMITS if isinstance(request, r.Held) and request.owner is not None else 1
         slices = math.inf if isinstance(request, _LONG) else 10 * limits
         try:
-            # in slices, so that a pause of this process does not count as silence of the server
+            # wait in slices, so that a pause of this process does not count as silence of the server
             while not reading.done() and self._number == asked and slices > 0:
                 await asyncio.wait({reading}, timeout=self._limit_s / 10)
                 slices -= 1
@@ -177,7 +179,7 @@ def _read(request: Request[A], answer: wire.Message) -> A:
 
 
 Held = tuple[tuple[c.HeldSnapshot, ...], tuple[c.HeldPiece, ...]]
-"""Snapshots and parity in a node's memory."""
+"""Snapshots and parity in one node's memory."""
 
 
 def held_in(answer: r.Snapshots) -> Held:
@@ -186,8 +188,9 @@ def held_in(answer: r.Snapshots) -> Held:
 
 
 async def held_at_last(memory: AsyncMemoryClient, ranks: Collection[int]) -> Held:
-    """Return the snapshots and parity in this node's memory, after all requests of `ranks`, whose processes have
-    ended."""
+    """Return the snapshots and parity in this node's memory after all requests of `ranks` were processed. The processes
+    of
+    `ranks` must have ended."""
     if memory.ended:
         return (), ()
     for rank in ranks:

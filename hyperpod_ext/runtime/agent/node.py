@@ -35,11 +35,11 @@ from hyperpod_ext.runtime.log_rules.rules import LogRule, LogRules, of_spec
 from hyperpod_ext.runtime.log_rules.watch import LogWatch
 
 _MEMORY_SILENT_S = 15.0
-"""Seconds within which a memory server must answer a request that waits for no other process."""
+"""Seconds within which a memory server must answer a request that does not wait for another process."""
 _SOCKET_S = 1.0
 """Seconds between two checks that the agent's socket exists."""
 _GRACE_S = 5.0
-"""Seconds after the grace period of the last upload in which other nodes may report their uploads."""
+"""Seconds that other nodes have, after the grace period of the last upload, to report their uploads."""
 
 
 class Node:
@@ -59,7 +59,8 @@ class Node:
             settings, self._leadership.election, self._handshake, self._leadership.take_over
         )
         self._reports = reports = NodeReports(settings.node, self._client, lambda: self._workers.generation)
-        limit_s = min(_MEMORY_SILENT_S, config.restart.hang.floor_s / 2)  # shorter than the hang limit of its ranks
+        # must be shorter than the hang limit of its ranks
+        limit_s = min(_MEMORY_SILENT_S, config.restart.hang.floor_s / 2)
         memory = AsyncMemoryClient(settings.memory_socket, limit_s)
         self._workers = Workers(settings, memory, tell=reports.tell, event=reports.event, spawn=reports.spawn)
         self._memory = MemorySupervisor(settings, memory, self._workers, reports)
@@ -86,10 +87,11 @@ class Node:
         self.asked_to_leave = False
 
     why_failed = "", ""
-    """Cause and hint of a failed job, as the coordinator reports them."""
+    """Cause and hint of a failed job, from the coordinator's last message."""
 
     async def run(self) -> str:
-        """Run the node. Returns the job's final state (succeeded, failed or cancelled), or "left" if the job continues
+        """Run the node. Returns the job's final state: succeeded, failed or cancelled. Returns "left" if the job
+        continues
         without this node.
 
         Raises:
@@ -101,7 +103,7 @@ class Node:
         try:
             return await self._run()
         finally:
-            # no process of this node, memory server included, outlives the agent
+            # no process of this node may outlive the agent, including the memory server
             kill_descendants(os.getpid())
             for path in (self._settings.agent_socket, self._settings.memory_socket, self._settings.next_memory_socket):
                 path.unlink(missing_ok=True)
@@ -109,7 +111,7 @@ class Node:
     async def _run(self) -> str:
         settings, leadership = self._settings, self._leadership
         if interface := settings.config.interface:
-            address_of(interface)  # raise before any process is started
+            address_of(interface)  # raise an error before any process is started
         if settings.node == 0 and not settings.rejoin:
             await leadership.begin()
         await self._forks.start(self._prepared and self._prepared.fork_server)
@@ -189,24 +191,26 @@ class Node:
         return reading.result()
 
     async def _save_newest(self, grace_s: float) -> None:
-        """The job ended early: upload the newest snapshot within the grace period."""
+        """Upload the newest snapshot within the grace period, because the job ended early."""
         if not self._settings.config.checkpoint.durable():
             return
         reading = asyncio.ensure_future(self._read_to_the_end())
-        with contextlib.suppress(OSError, TimeoutError, JobFailedError):  # keep the older checkpoints
+        with contextlib.suppress(OSError, TimeoutError, JobFailedError):  # after an error, older checkpoints remain
             async with asyncio.timeout(grace_s + _GRACE_S):
                 await self._orders.save_last(grace_s)
-                if (coordinator := self._leadership.coordinator) is not None:  # other nodes report to it
+                # other nodes report their uploads to this coordinator
+                if (coordinator := self._leadership.coordinator) is not None:
                     await coordinator.all_uploaded.wait()
         reading.cancel()
 
     async def _read_to_the_end(self) -> None:
-        """Read the coordinator's messages after the job's end: the coordinator closes connections that are not read."""
+        """Read the coordinator's messages after the job's end, because the coordinator closes connections that are not
+        read."""
         with contextlib.suppress(JobFailedError):
             while (order := await self._client.next()) is not None:
                 if isinstance(order, c.UploadSnapshot):
                     self._last_step.name(order.save_id)
-        self._last_step.name("")  # no coordinator is left to send one
+        self._last_step.name("")  # no coordinator is left that could name a snapshot
 
     # --- the socket for workers -----------------------------------------------------------------
 
@@ -217,7 +221,8 @@ class Node:
 
     async def _mend_socket(self) -> None:
         """Create the agent's socket again if it was removed, for example by a cleaner of the temporary directory. After
-        the job's end, the agent removes the socket itself. The memory server does the same for its own socket."""
+        the
+        job's end, the agent removes the socket itself. The memory server checks its own socket in the same way."""
         path = self._settings.agent_socket
         if not self._reports.over and not path.exists():
             sys.stderr.write(f"hyperpod_ext: {path} was removed, and is made again\n")
@@ -227,7 +232,8 @@ class Node:
     # --- leaving --------------------------------------------------------------------------------
 
     def ask_to_end(self) -> None:
-        """Leave the job if other nodes can continue: SIGTERM may be for this node alone. Otherwise cancel the job."""
+        """Leave the job if other nodes can continue, because SIGTERM may be for this node alone. Otherwise cancel the
+        job."""
         config = self._settings.config
         leaves = config.elastic is not None or config.restart.policy == "continue"
         if not leaves or self.asked_to_leave or not self._client.connected:

@@ -1,4 +1,4 @@
-"""The orders that a node carries out, from the coordinator and from the operator."""
+"""How a node carries out the orders of the coordinator and of the operator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hyperpod_ext.runtime.memory_server.protocol import requests as r
 
 
 class Orders:
-    """Carries out the coordinator's orders, and passes the workers' orders on."""
+    """Carries out the coordinator's orders, and passes orders for workers on to them."""
 
     def __init__(
         self,
@@ -41,17 +41,17 @@ class Orders:
         self._news: c.JobNews | None = None
         self._own_ranks: Collection[int] = ()
         self._peers = r.Peers(peers={}, domains={})
-        """Memory servers of other nodes."""
+        """Addresses of other nodes' memory servers."""
         self._restored_from: dict[str, Any] = {}
-        """Run of the job, and the durable tiers that have the step of this generation."""
+        """The job's run id, and the durable tiers that have the step of the current generation."""
 
     @property
     def ranks(self) -> set[int]:
-        """Ranks that are assigned to this node, or have a process on it."""
+        """Ranks that are assigned to this node or have a process on it."""
         return {*self._own_ranks, *self._workers.ranks}
 
     async def follow(self, order: c.ToAgent) -> None:
-        """Carry out `order`."""
+        """Carry out one order of the coordinator."""
         match order:
             case c.JobNews():
                 await self._take_note(order)
@@ -74,12 +74,12 @@ class Orders:
             case c.ScheduleSave(kind=kind, step=step):
                 await self._ask(r.ScheduleCopy(kind=kind, step=step))
             case c.AskDurableTiers(exclude=exclude):
-                # in the background: a store may be slow, and an abort must not wait for it
+                # run in the background: storage may be slow, and an abort must not wait for it
                 self._reports.spawn(self._report_durable(exclude))
             case c.AskHeartbeats():
                 self._workers.monitor.answer()
             case c.AskAlive(generation=generation):
-                if self._workers.all_live():  # otherwise the report of a death follows, with more details
+                if self._workers.all_live():  # if a worker is dead, the report of its death follows, with more details
                     self._reports.tell(c.Alive(generation=generation))
             case c.EndHung(rank=rank, cause=cause):
                 self._workers.monitor.end(rank, cause)
@@ -88,19 +88,20 @@ class Orders:
             case c.UploadSnapshot(save_id=save_id):
                 self._last_step.name(save_id)
             case c.Heard() | c.JobState() | c.JobStateChange() | c.StopNode() | c.EndJob() | c.Released():
-                pass  # `CoordinatorClient` and `Node` have handled these
+                pass  # `CoordinatorClient` and `Node` have handled these messages
             case _:
                 await self._lead_workers(order)
 
     async def save_last(self, limit_s: float) -> None:
-        """End all workers, and upload the newest step to the durable tiers."""
+        """Kill all workers, and upload the newest step to the durable tiers."""
         ranks = self.ranks
         self._workers.kill_all()  # afterwards no process writes to the slots
         await self._last_step.upload(ranks, limit_s)
 
     async def _lead_workers(self, order: c.ToWorker) -> None:
-        """Pass `order` on to the workers: an abort at once, because ranks wait in collectives; any other order once the
-        memory server has processed its part of it."""
+        """Pass `order` on to the workers. An abort is passed on at once, because ranks wait in collectives. Any other
+        order is
+        passed on after the memory server has processed its part."""
         match order:
             case c.AbortGeneration():
                 self._workers.leave(order)
@@ -110,7 +111,7 @@ class Orders:
             case c.BeginGeneration() | c.TryNext():
                 await self._begin(order)
             case c.GoOn(step=step):
-                # only now: until all ranks have this step, a newer one might have been needed
+                # send the fence only now: until all ranks have this step, a newer one might have been needed
                 generation = self._workers.generation
                 await self._ask(r.Fence(generation=generation, step=step, **self._restored_from))
                 if self._config.restart.warm_spares:
@@ -120,14 +121,14 @@ class Orders:
         self._workers.send(order)
 
     def _start_all_again(self) -> None:
-        """Replace the workers of all own ranks: a script that resumes by itself has no state to keep in a process."""
+        """Replace the workers of all own ranks. A script that resumes by itself keeps no state in a process."""
         for rank in self._own_ranks:
             self._reports.spawn(self._start(self._workers.expect(rank)))
 
     async def _begin(self, order: c.BeginGeneration | c.TryNext) -> None:
-        self._workers.generation = order.generation  # the first one is above all generations of earlier runs
+        self._workers.generation = order.generation  # the first generation is above all generations of earlier runs
         self._restored_from = {"run": order.run, "stored": order.decision.stored}
-        # not at the abort, when saves of ranks that have left or died were still under way
+        # do this now and not at the abort, when saves of departed or dead ranks were still under way
         if isinstance(order, c.BeginGeneration):
             self._workers.keep_only(self._own_ranks)
         await self._ask(r.Fence(generation=self._workers.generation, run=order.run))
@@ -151,14 +152,14 @@ class Orders:
         await self._set_peers(self._peers)
 
     async def _set_peers(self, now: c.NodeAssignment | r.Peers) -> None:
-        """Send the peers to the memory server if they have changed. A node without ranks keeps the former ones."""
+        """Send the peers to the memory server if they have changed. A node without ranks keeps its former peers."""
         before, lost = self._peers, self._news.servers_lost if self._news is not None else 0
         self._peers = r.Peers(peers=now.peers, domains=now.domains, servers_lost=lost, group=now.group)
         if now.peers and self._peers != before:
             await self._ask(self._peers)
 
     async def _prepare(self) -> None:
-        """Prepare for the first worker."""
+        """Prepare this node for its first worker."""
         checking = asyncio.to_thread(check_tiers, self._config) if self._settings.node == 0 else asyncio.sleep(0)
         await asyncio.gather(self._forks.wait_imported(), checking)
         monitor = self._workers.monitor
@@ -168,7 +169,7 @@ class Orders:
             self._reports.spawn(self._last_step.copies.watch())
 
     async def _start(self, start: Start) -> None:
-        """Start a worker, if this node is fit for one."""
+        """Start a worker, if this node passes the health checks."""
         await self._forks.ready()
         begun = self._workers.generation > 1 or start.world_size is not None
         address = self._client.own_address
@@ -180,7 +181,8 @@ class Orders:
         await self._forks.fork(partial(self._workers.start, start))
 
     async def _decommission(self) -> None:
-        """End all workers, because other nodes have their ranks now, and report the snapshots in this node's memory."""
+        """Kill all workers, because other nodes now have their ranks, and report the snapshots in this node's
+        memory."""
         ranks = self._workers.ranks
         self._workers.kill_all()
         held, pieces = await held_at_last(self._memory.client, ranks)
@@ -199,7 +201,7 @@ class Orders:
 
 
 class Operator:
-    """Carries out the orders of AWS's operator for this node, and sends the newest one to each new coordinator."""
+    """Carries out orders of AWS's operator for this node, and sends the newest order to each new coordinator."""
 
     def __init__(
         self, client: CoordinatorClient, workers: Workers, memory: MemorySupervisor, reports: NodeReports
@@ -207,17 +209,19 @@ class Operator:
         self._client, self._workers, self._memory, self._reports = client, workers, memory, reports
         self._order: c.HoldTraining | c.ResumeTraining | None = None
         self._resumed_in = -1
-        """Term of the coordinator that has the order to resume."""
+        """Term of the coordinator that has received the order to resume."""
         self._limit: asyncio.TimerHandle | None = None
-        """Timer that kills ranks which have not left their step."""
+        """Timer that kills ranks that have not left their step."""
 
     def hold(self, limit_s: float | None = None) -> None:
         """Hold training of the whole job until `resume`. Processes and memory stay.
 
         Args:
-            limit_s: seconds after which ranks of this node that have not left their step are killed. None if a fault is
-                the reason: then `restart.leave_timeout_s` counts, and a job that trains without missing ranks is not
-                held.
+                limit_s: seconds after which ranks of this node that have not left their step are killed. None if a
+                    fault is the
+                    reason: then `restart.leave_timeout_s` is the limit, and a job that can train without the missing
+                        ranks is
+                    not held.
         """
         self._order = c.HoldTraining(for_fault=limit_s is None)
         self._reports.tell(self._order)
@@ -226,14 +230,14 @@ class Operator:
             self._limit = asyncio.get_running_loop().call_later(limit_s, self._workers.end_trainers, why)
 
     async def held(self, limit_s: float) -> None:
-        """Wait until this node's ranks are held and their state is copied to the other tiers, for at most `limit_s`."""
+        """Wait at most `limit_s` until this node's ranks are held and their state is copied to the other tiers."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._workers.all_wait()
                 await self._memory.client.ask(r.WaitIdle(timeout_s=limit_s))
 
     def resume(self, nodes: int, gone: Collection[str] = ()) -> None:
-        """Resume training, on `nodes` nodes if the job is elastic. `gone`: hosts of nodes that have left the job."""
+        """Resume training; an elastic job resumes on `nodes` nodes. `gone`: hosts of nodes that have left the job."""
         if self._limit is not None:
             self._limit.cancel()
             self._limit = None
@@ -244,7 +248,7 @@ class Operator:
         self._reports.tell(self._order)
 
     def repeat(self, message: c.ToAgent | c.FromAgent) -> None:
-        """Send the newest order again if `message` comes from a coordinator that may not have it."""
+        """Send the newest order again if `message` is from a coordinator that may lack the order."""
         if not isinstance(message, c.JobNews) or self._order is None:
             return
         if isinstance(self._order, c.ResumeTraining):
@@ -255,9 +259,9 @@ class Operator:
 
     @property
     def waits_for(self) -> str:
-        """Sentence on why this node waits; empty if it does not."""
+        """Why this node waits, as a sentence; empty if it does not."""
         return self._client.waits_for
 
     def log_call(self, **fields: Any) -> None:
-        """Write a call of the operator to the job's event log."""
+        """Write a request of the operator to the job's event log."""
         self._reports.event("operator_asked", **fields)

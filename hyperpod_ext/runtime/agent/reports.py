@@ -14,14 +14,14 @@ from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc.gathered import node_join
 
 _WAIT_S = 0.01
-"""How long the first of several reports waits for the others."""
+"""Seconds that the first of several reports waits for the others."""
 _LAST_WORD_S = 5.0
-"""How long a node that cannot continue waits for the coordinator to end the job."""
+"""Seconds that a node that cannot continue waits for the coordinator to end the job."""
 _FAILED = JobFailedError.__name__
 
 
 class NodeReports:
-    """Sends reports of a node, and runs background tasks: if one fails, it reports that the node has failed.
+    """Sends reports of a node, and runs background tasks. If a background task fails, reports that the node has failed.
 
     Args:
         generation: returns the generation of the node's workers.
@@ -30,27 +30,28 @@ class NodeReports:
     def __init__(self, node: int, client: CoordinatorClient, generation: Callable[[], int]) -> None:
         self._node, self._client, self._generation = node, client, generation
         self.listeners: list[Callable[[c.ToAgent | c.FromAgent], None]] = []
-        """Called with each report, and with each order of the coordinator."""
+        """Callbacks for each report and each order of the coordinator."""
         self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Why this node ends without an order; pending if it does not."""
+        """Why this node ends without an order; pending while it runs."""
         self.over = False
-        """Whether the job has ended, or continues without this node."""
+        """Whether the job has ended or continues without this node."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def tell(self, report: c.FromAgent) -> None:
-        """Send `report`. If it has no generation, as before its worker's first join, it gets the node's."""
+        """Send `report`. A report without a generation, from a worker before its first join, gets the node's
+        generation."""
         if not report.generation:
             report = report.model_copy(update={"generation": self._generation()})
         self.pass_on(report)
         self._client.send(report)
 
     def event(self, event: str, **fields: Any) -> None:
-        """Send an event for the job's event log."""
+        """Send an event to the job's event log."""
         t = fields.pop("t", None) or time.monotonic()
         self.tell(c.Event(event=event, t=t, fields={**fields, "node": self._node}))
 
     def pass_on(self, message: c.ToAgent | c.FromAgent) -> None:
-        """Call all listeners."""
+        """Call all listeners with `message`."""
         for listener in self.listeners:
             listener(message)
 
@@ -60,7 +61,8 @@ class NodeReports:
         def done(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
             error = None if task.cancelled() else task.exception()
-            if error is not None and not isinstance(error, ForkServerEndedError):  # its exit status is reported
+            # the fork server's exit status is reported elsewhere
+            if error is not None and not isinstance(error, ForkServerEndedError):
                 self.fail(str(error), code=type(error).__name__ if isinstance(error, HyperpodExtError) else _FAILED)
 
         task = asyncio.get_running_loop().create_task(work)
@@ -68,7 +70,7 @@ class NodeReports:
         task.add_done_callback(done)
 
     def fail(self, why: str, *, code: str = _FAILED, lost: bool = False) -> None:
-        """Report that this node cannot continue. `lost`: a spare node can take its place."""
+        """Report that this node cannot continue. `lost`: whether a spare node can replace it."""
         self.report_last(c.NodeBroken(cause=why, code=code, lost=lost), why)
 
     def report_last(self, report: c.NodeBroken | c.CancelJob, why: str) -> None:
@@ -89,12 +91,13 @@ class NodeReports:
 
 
 class Gathering:
-    """Combines the joins of a node's ranks, and their restores, in one message: sent once all ranks have reported, or
-    shortly after the first one.
+    """Combines the joins of a node's ranks in one message, and likewise their restores. The message is sent once all
+    ranks
+    have reported, or shortly after the first report.
 
     Args:
-        send: sends to the coordinator.
-        ranks: returns the ranks of this node.
+            send: sends a message to the coordinator.
+            ranks: returns the ranks of this node.
     """
 
     def __init__(self, send: Callable[[c.FromAgent], None], ranks: Callable[[], Collection[int]]) -> None:
@@ -105,9 +108,9 @@ class Gathering:
         self._disk = c.DiskState()
         self._restored: dict[int, c.Restored] = {}
         self._have_joined: set[int] = set()
-        """Ranks whose join was sent or is about to be."""
+        """Ranks whose join was sent or is about to be sent."""
         self._have_restored: set[tuple[int, int]] = set()
-        """Attempt and rank of each restore."""
+        """Attempt and rank of each reported restore."""
         self._timer: asyncio.TimerHandle | None = None
 
     def join(
@@ -118,17 +121,17 @@ class Gathering:
         pieces: tuple[c.HeldPiece, ...] = (),
         disk: c.DiskState = c.DiskState(),  # noqa: B008  (it never changes)
     ) -> None:
-        """Send that `rank` waits for a generation.
+        """Report that `rank` waits for a generation.
 
         Args:
-            held, pieces, disk: snapshots and parity in the node's memory, and the state of its disks.
+            held, pieces, disk: snapshots in the node's memory, parity in the node's memory, and the state of its disks.
         """
         self._joins[rank], self._held, self._pieces, self._disk = join, held, pieces, disk
         self._have_joined.add(rank)
         self._wait_for_others(self._have_joined)
 
     def restored(self, rank: int, report: c.Restored) -> None:
-        """Send that `rank` has restored."""
+        """Report that `rank` has restored its state."""
         if any(other.attempt != report.attempt for other in self._restored.values()):
             self.flush()
         self._restored[rank] = report
@@ -136,24 +139,24 @@ class Gathering:
         self._wait_for_others({rank for attempt, rank in self._have_restored if attempt == report.attempt})
 
     def take_back(self, rank: int) -> None:
-        """Drop unsent reports of `rank`, because another process replaces it."""
+        """Drop the unsent reports of `rank`, because another process replaces it."""
         self._joins.pop(rank, None)
         self._restored.pop(rank, None)
         self._have_joined.discard(rank)
 
     def tell(self, report: c.FromAgent) -> None:
-        """Send `report` after all earlier ones."""
+        """Send `report` after all earlier reports."""
         self.flush()
         self._send(report)
 
     def drop(self) -> None:
-        """Drop all unsent reports: the generation has ended, and waiting ranks join again."""
+        """Drop all unsent reports, because the generation has ended and waiting ranks will join again."""
         self._joins, self._restored = {}, {}
         self._have_joined, self._have_restored = set(), set()
         self._stop()
 
     def flush(self) -> None:
-        """Send all waiting reports now."""
+        """Send all unsent reports now."""
         self._stop()
         joins, self._joins = self._joins, {}
         restored, self._restored = self._restored, {}

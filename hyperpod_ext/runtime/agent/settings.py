@@ -28,14 +28,14 @@ from hyperpod_ext.runtime.ipc.environment import (
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """Settings of one agent."""
+    """All settings of one agent."""
 
     config: RuntimeConfig
     node: int
     host: str
     port: int
     argv: list[str]
-    """Script and its arguments."""
+    """The script and its arguments."""
     run_dir: Path
     socket_dir: Path
     secret_file: Path
@@ -43,13 +43,14 @@ class NodeSettings:
     chaos: bool = True
     join_timeout_s: float = 600.0
     rejoin: bool = False
-    """Whether the job already runs, and this agent replaces a lost one."""
+    """Whether the job already runs and this agent replaces a lost agent."""
     listen: tuple[str, int] | None = None
-    """Address of this agent under an operator, which sends it to all nodes, and also reports nodes that are gone."""
+    """Address at which this agent listens under an operator. The operator sends it to all nodes, and also reports nodes
+    that are gone."""
     others: tuple[tuple[str, int], ...] = ()
-    """Addresses of agents of a running job, one of which coordinates. If empty, the address of node 0 is used."""
+    """Addresses of agents of a running job; one of these agents coordinates. If empty, node 0's address is used."""
     keep_events: bool = False
-    """Whether to upload the job's events to its first durable tier, because the run directory is lost with this
+    """Whether to upload the job's events to the first durable tier, because the run directory is lost with the
     machine."""
 
     @property
@@ -62,11 +63,11 @@ class NodeSettings:
 
     @property
     def next_memory_socket(self) -> Path:
-        """Socket of a memory server that is about to replace the one at `memory_socket`."""
+        """Socket of the memory server that will replace the server at `memory_socket`."""
         return self.socket_dir / f"node{self.node}.next"
 
     def worker_environ(self) -> dict[str, str]:
-        """Return the environment of the fork server, and so of every worker: libraries read some of it on import."""
+        """Return the environment of the fork server and so of every worker. Libraries read some variables on import."""
         environ = {
             **os.environ,
             ENV_RUNTIME: self.config.model_dump_json(),
@@ -164,7 +165,7 @@ def read_settings(arguments: argparse.Namespace, run_dir: Path, private: Path) -
 
 def _where_node_0_is(arguments: argparse.Namespace) -> tuple[str, int]:
     host, _, port = arguments.rdzv_endpoint.rpartition(":")
-    host = host.strip("[]")  # an IPv6 address has brackets
+    host = host.strip("[]")  # remove the brackets of an IPv6 address
     if int(port):
         return host, int(port)
     if arguments.nnodes == 1 and not arguments.rejoin:  # like torchrun
@@ -176,7 +177,8 @@ def _where_node_0_is(arguments: argparse.Namespace) -> tuple[str, int]:
 
 
 def _begun_with(config: RuntimeConfig, elastic: Elastic, existing: int) -> RuntimeConfig:
-    """Return the settings of an elastic job that starts again on `existing` nodes. Nodes above its size are spares."""
+    """Return the settings of an elastic job that starts again on `existing` nodes. Nodes beyond the job's size are
+    spares."""
     sizes = allowed_sizes(elastic, config.nodes, config.workers_per_node, config.global_batch_size)
     most = max(existing - config.spares, min(existing, config.nodes))
     if not (fit := [size for size in sizes if size <= most]):
@@ -195,7 +197,7 @@ def _config(arguments: argparse.Namespace) -> RuntimeConfig:
     if ENV_RUNTIME not in os.environ:
         return RuntimeConfig(name="job", **shape)
     config = by_clock(RuntimeConfig.from_json(os.environ[ENV_RUNTIME]))
-    if os.environ.get(ENV_CHAOS) == "off":  # a reference run: it restores no durable checkpoint, and writes none
+    if os.environ.get(ENV_CHAOS) == "off":  # a reference run: it neither restores nor writes durable checkpoints
         passing = tuple(tier for tier in config.checkpoint.tiers if not isinstance(tier, DurableTier))
         config = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"tiers": passing})})
     if config.elastic is not None and arguments.nnodes != config.nodes:

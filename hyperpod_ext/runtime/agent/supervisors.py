@@ -1,4 +1,4 @@
-"""Supervisors of a node's helper processes: they start another process when one ends."""
+"""Supervisors of a node's helper processes. A supervisor starts a new process when one ends."""
 
 from __future__ import annotations
 
@@ -30,20 +30,21 @@ from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.memory_server.protocol import requests as r
 
 _DIES_S = 2.0
-"""How long a killed process may take to end: while it waits for a disk, it cannot."""
+"""Seconds that a killed process may take to end. It cannot end while it waits for a disk."""
 
 
 class RestartLimit:
-    """Counts the ends of a helper process against `restart.max_on_node` and `restart.max_restarts`."""
+    """Counts the ends of a helper process, and compares with `restart.max_on_node` and `restart.max_restarts`."""
 
     def __init__(self, policy: RestartPolicy) -> None:
         self._policy = policy
         self._steps: list[int] = []
-        """Newest steps at the ends of the process so far."""
+        """Newest training step at each earlier end of the process."""
 
     def count(self, step: int) -> str:
-        """Count an end of the process in `step`. Returns the end of a sentence on why it may not be started again;
-        empty if it may."""
+        """Count an end of the process in `step`. Returns why the process may not start again, as the end of a sentence;
+        empty
+        if it may."""
         policy, in_a_row = self._policy, 1
         for at, after in itertools.pairwise([step, *reversed(self._steps)]):
             if at - after >= policy.calm_steps:
@@ -58,10 +59,10 @@ class RestartLimit:
 
 
 class ForkSupervisor:
-    """Keeps a fork server running. Workers are not its children, so they continue training when it ends.
+    """Keeps a fork server running. Workers are not children of the fork server, so they continue training when it ends.
 
     Args:
-        mend: repairs the agent's socket; called before each fork.
+            mend: repairs the agent's socket. Called before each fork.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class ForkSupervisor:
         self._replaced = asyncio.Event()
 
     async def start(self, prepared: ForkServer | None = None) -> None:
-        """Connect to the fork server `prepared`, or start a new one."""
+        """Connect to the fork server `prepared`, or start a new fork server."""
         environ = self._settings.worker_environ()
         server = self._server = prepared or ForkServer(self._settings.config.restart.preload, environ)
         await server.connect({name: value for name, value in environ.items() if os.environ.get(name) != value})
@@ -84,7 +85,7 @@ class ForkSupervisor:
         self._ready = asyncio.create_task(preparation)
 
     async def wait_imported(self) -> None:
-        """Wait until the fork server has its imports done, and report their duration."""
+        """Wait until the fork server has done its imports, and report how long they took."""
         seconds = await self._server.ready()
         for note in self._server.notes:
             sys.stderr.write(f"hyperpod_ext: {note}\n")
@@ -96,7 +97,8 @@ class ForkSupervisor:
         await asyncio.shield(self._ready)
 
     async def fork(self, start: Callable[[ForkServer], Awaitable[None]]) -> None:
-        """Call `start` with the fork server, and again with the next one if it ends meanwhile."""
+        """Call `start` with the fork server. If that fork server ends meanwhile, call `start` again with the next
+        one."""
         while True:
             replaced = self._replaced
             try:
@@ -125,7 +127,8 @@ class ForkSupervisor:
 
 
 class MemorySupervisor:
-    """Keeps a memory server running. When one ends, its snapshots are lost, and training saves to the next one."""
+    """Keeps a memory server running. When a server ends, its snapshots are lost, and training saves to the next
+    server."""
 
     def __init__(
         self, settings: NodeSettings, client: AsyncMemoryClient, workers: Workers, reports: NodeReports
@@ -136,28 +139,28 @@ class MemorySupervisor:
         self._oom_kills = OomKills()
         self._server: MemoryServer | None = None
         self.has_spare = False
-        """Whether a spare node can take the place of this one."""
+        """Whether a spare node can replace this node."""
         self.peer: tuple[str, int] | None = None
         """Address at which the memory server listens for other nodes."""
 
     def start(self, prepared: MemoryServer | None = None) -> None:
-        """Start the memory server: `prepared`, or a new process."""
+        """Start the memory server: use `prepared`, or start a new process."""
         self._start(self._settings.memory_socket, prepared)
 
     async def listen(self, host: str) -> None:
-        """Make the memory server listen at `host` for the memory servers of other nodes."""
+        """Make the memory server listen at `host` for other nodes' memory servers."""
         self.peer = host, (await self.client.ask(r.Listen(host=host))).port
 
     def _start(self, path: Path, prepared: MemoryServer | None = None) -> None:
         make_private_folder(path.parent)
-        path.unlink(missing_ok=True)  # left by an agent that was killed
+        path.unlink(missing_ok=True)  # remove the socket that a killed agent left
         settings, environ = self._settings, self._settings.worker_environ()
         server = self._server = prepared or MemoryServer(environ)
         server.begin(path, settings.memory_socket, settings.node, environ)
         on_exit(server.pid, lambda status: self._reports.spawn(self._ended(server, status)))
 
     def _kill_silent(self, why: str) -> None:
-        """Kill a server that does not answer: it is stopped, or all its threads wait for a disk."""
+        """Kill a server that does not answer, because it is stopped or all its threads wait for a disk."""
         if (server := self._server) is None or server.silent:
             return
         server.silent = f"{why} ({process_state(server.pid)}) and was killed"
@@ -165,7 +168,7 @@ class MemorySupervisor:
         self._reports.spawn(self._continue_without(server))
 
     async def _continue_without(self, server: MemoryServer) -> None:
-        """Handle a killed server as ended, even if SIGKILL has not ended it yet."""
+        """Treat a killed server as ended, even if the process has not ended yet."""
         await asyncio.sleep(_DIES_S)
         await self._ended(server, signal.SIGKILL)
 
@@ -190,8 +193,9 @@ class MemorySupervisor:
             self._reports.event("memory_back", seconds=round(time.monotonic() - began, 4))
 
     def _why_no_other(self, step: int) -> str | None:
-        """Return why no other server follows one that ended in `step`, as the end of a sentence; None if one follows.
-        It is empty if a spare takes over, or the job is over."""
+        """Return why no other server follows after one that ended in `step`, as the end of a sentence; None if one
+        follows. The
+        reason is empty if a spare node takes over or the job is over."""
         if self._reports.over or self.has_spare:
             return ""
         if self._workers.save_no_more and self._settings.config.checkpoint.durable():
@@ -199,7 +203,7 @@ class MemorySupervisor:
         return self._limit.count(step) or None
 
     def _report_peer(self, answers: Sequence[object]) -> None:
-        """Report the port of the new server, so that other nodes send their copies again."""
+        """Report the new server's port, so that other nodes send their copies again."""
         ports = [answer.port for answer in answers if isinstance(answer, r.PeerPort)]
         if ports and self.peer is not None:
             self.peer = self.peer[0], ports[0]

@@ -1,4 +1,4 @@
-"""The life of a forked worker before and after the training script."""
+"""A forked worker process, before and after it runs the training script."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ SCRIPT_RAISED = 1
 
 
 def main(order: dict[str, Any], agent_pid: int) -> NoReturn:
-    """Run the script as `__main__` in this process, after `close_inherited`, and exit with its exit code.
+    """Run the script as `__main__` in this process, then exit with its exit code. Call `close_inherited` first.
 
     Args:
-        order: a dict with the keys argv (script first), env, cwd, log.
+            order: a dict with the keys argv (script first), env, cwd and log.
     """
     code = SCRIPT_RAISED
     try:
@@ -45,17 +45,17 @@ def main(order: dict[str, Any], agent_pid: int) -> NoReturn:
 
 
 def _flush() -> None:
-    """Flush the script's streams, which it may have closed or replaced."""
+    """Flush the script's output streams. The script may have closed or replaced them."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None and not getattr(stream, "closed", False):
                 stream.flush()
-        except Exception as error:  # such as a full disk, which must not fail the job
+        except Exception as error:  # a full disk, for example, must not fail the job
             os.write(2, f"the last output of the script was not written: {error}\n".encode())
 
 
 def _become_worker(order: dict[str, Any], agent_pid: int) -> None:
-    """Set up this process as a worker: own session, log and environment, and the agent as parent."""
+    """Make this process a worker: its own session, log and environment, with the agent as parent."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     leave_sigterm_to_the_agent()
@@ -77,7 +77,8 @@ def _become_worker(order: dict[str, Any], agent_pid: int) -> None:
 
 
 def _open_log(path: Path) -> int:
-    """Open the rank's log. If its disk is full or broken, the rank trains without a log: the output is lost."""
+    """Open the rank's log. If the log's disk is full or broken, the rank trains without a log, and its output is
+    lost."""
     try:
         make_private_folder(path.parent)
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -87,20 +88,22 @@ def _open_log(path: Path) -> int:
 
 
 def close_inherited(kept: int = 2) -> None:
-    """Close the fork server's files except `kept`. Call right after the fork, before this process opens files."""
+    """Close all files of the fork server except `kept`. Call this right after the fork, before opening any file."""
     os.closerange(3, min(kept, 64))
     os.closerange(kept + 1, 64)
 
 
 def temporary_folder(socket_dir: Path, pid: int) -> Path:
-    """Return the folder for the sockets of a worker's `multiprocessing`. The agent removes the folder after the
-    worker's end."""
+    """Return the folder for the sockets of a worker's `multiprocessing`. The agent removes the folder after the worker
+    has
+    ended."""
     return socket_dir / f"worker{pid}"
 
 
 def use_temporary_folder(folder: Path) -> None:
-    """Set the folder of `multiprocessing`, because its default in TMPDIR would remain after a kill. TMPDIR stays as
-    set, for compiled kernels."""
+    """Make `multiprocessing` use this folder, because its default folder in TMPDIR would remain after a kill. TMPDIR
+    itself
+    is unchanged, because compiled kernels are cached there."""
     try:
         folder.mkdir(mode=0o700)
     except OSError as error:  # only scripts that use such sockets need the folder
@@ -110,17 +113,18 @@ def use_temporary_folder(folder: Path) -> None:
 
 
 def leave_sigterm_to_the_agent() -> None:
-    """Ignore SIGTERM in this process: Slurm signals each process, and the agent decides. A script may set a handler."""
+    """Ignore SIGTERM in this process: Slurm signals each process, and the agent decides. The script may set a
+    handler."""
     signal.signal(signal.SIGTERM, _left_to_the_agent)
     before = threading.local()
 
-    def block() -> None:  # a signal before `reset_child` would be lost
+    def block() -> None:  # without blocking, a signal before `reset_child` would be lost
         before.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 
     def restore() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before.mask)
 
-    def reset_child() -> None:  # SIGTERM ends the script's own children, such as data loaders
+    def reset_child() -> None:  # SIGTERM ends the script's own children, such as data loader processes
         if signal.getsignal(signal.SIGTERM) is _left_to_the_agent:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         restore()
@@ -133,7 +137,8 @@ def _left_to_the_agent(_signum: int, _frame: object) -> None:
 
 
 def wait_adopted(agent_pid: int) -> None:
-    """Wait for the end of the process between this one and the agent, because `die_with_parent` would watch it."""
+    """Wait for the end of the process between this one and the agent. Otherwise `die_with_parent` would watch that
+    process."""
     parent = os.getppid()
     if parent == agent_pid:
         return
@@ -148,12 +153,13 @@ def wait_adopted(agent_pid: int) -> None:
 def _run_script(argv: list[str]) -> int:
     import torch
 
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # torch read it only at import, in the fork server
+    # torch read the variable only at import, in the fork server
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     sys.argv = argv
     sys.path[0] = str(Path(argv[0]).resolve().parent)
     try:
         if RuntimeConfig.from_json(os.environ[ENV_RUNTIME]).restarts_script:
-            # import by name to avoid a circle: it needs the control planes, which need this package
+            # import by name to avoid an import circle: the module needs the control planes, which need this package
             importlib.import_module("hyperpod_ext.runtime.scripts.script").run_script(argv[0])
         else:
             runpy.run_path(argv[0], run_name="__main__")

@@ -39,7 +39,7 @@ from hyperpod_ext.runtime.process_group.address_book import NodeAddressBook
 _DYING_LOOKS, _DYING_LOOK_S = 20, 0.001
 """Number of checks whether all threads of a dying process have ended, and seconds between two checks."""
 _LAST_EVENT_S = 0.02
-"""Seconds between the event of an injected node loss and the loss."""
+"""Seconds between the event of an injected node loss and the loss itself."""
 
 Tell = Callable[[c.FromAgent], None]
 Log = Callable[..., None]
@@ -52,57 +52,57 @@ class Start:
 
     rank: int
     world_size: int | None
-    """World size of the next rank assignment, if the worker is for that assignment."""
+    """World size of the next rank assignment if the worker is for that assignment, else None."""
     joining: bool
-    """Whether `rank` is a number of the next rank assignment."""
+    """Whether `rank` is a rank number of the next rank assignment."""
     forking: int | None = None
-    """Local rank, while the process is being forked."""
+    """Local rank of the process while it is being forked; None otherwise."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Worker(MonitoredWorker):
-    """A worker process on this node."""
+    """The agent's record of a worker process on this node."""
 
     rank: int
     local_rank: int
     former_rank: int = -1
-    """Rank of this worker before ranks were last reassigned."""
+    """Rank of this worker before the last renumbering."""
     liveness_lock: LivenessLock | None = None
     joining: bool = False
     """Whether the worker waits for the next rank assignment."""
     is_watched: bool = False
     """Whether a thread waits for the end of the worker's main thread."""
     joined: int = 0
-    """Newest generation that the worker has requested to join, or is in."""
+    """Newest generation that the worker has joined or requested to join."""
     waiting: c.Join | None = None
-    """Pending request to join; None once a generation begins."""
+    """Pending request to join a generation; None once the generation begins."""
     writer: asyncio.StreamWriter | None = None
     hung_up: asyncio.Event = field(default_factory=asyncio.Event)
     finished: bool = False
-    """Whether the training is done: the worker saves no more, unless another generation begins."""
+    """Whether the training is done. The worker then saves no more, unless another generation begins."""
     reported: bool = False
-    """Whether the end of the process was reported."""
+    """Whether the end of the process has been reported."""
     is_replaced: bool = False
-    """Whether another worker will replace this one, which is killed when its successor can start, and joins no
+    """Whether another worker will replace this one. This worker is killed when its successor can start, and joins no
     generation until then."""
     gone: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the process has ended, and its devices are free."""
+    """Set when the process has ended and its devices are free."""
     sent: Sent = field(default_factory=Sent)
-    """Orders, to be sent again after a broken connection."""
+    """Orders that may have to be sent again after the connection broke."""
     received: int = 0
-    """Number of reports received from the worker, over all connections."""
+    """Number of reports received from the worker, over all its connections."""
     saved: int = 0
     """Newest step that the script itself has saved."""
 
     def send(self, frame: bytes) -> None:
-        """Send an order, over the next connection if the current one is broken."""
+        """Send an order, or keep it for the next connection if the current connection is broken."""
         self.sent.add(frame)
         if self.writer is not None and not self.writer.is_closing():
             self.writer.write(frame)
 
 
 class Workers:
-    """Worker processes of this node, by rank.
+    """The worker processes of this node, by rank.
 
     Args:
         tell, event: send a message or an event to the coordinator.
@@ -123,17 +123,17 @@ class Workers:
         self.generation = 1
         self.world_size = self._config.world_size
         self.moved_in = 0
-        """Generation of the last change of rank numbers that the workers have received."""
+        """Generation of the last renumbering of ranks that the workers have received."""
         self._leaving: dict[int, asyncio.Event] = {}
-        """Event of each local rank: set when the former worker has freed the device for the next."""
+        """For each local rank, an event that is set when the former worker has freed the device."""
         self._starts: dict[int, Start] = {}
-        """Newest start of each rank of this node."""
+        """Newest start for each rank of this node."""
         self.finishing = False
         self.exited: dict[int, int] = {}
-        """Exit codes of workers that ended after their training."""
+        """Exit codes of workers that ended after their training, by rank."""
         self.master_port = 0
         self._disk_problems: set[str] = set()
-        """Disk problems that were printed."""
+        """Disk problems that were already printed."""
         self._addresses = NodeAddressBook(
             self._config.workers_per_node,
             lambda generation, ranks: self._tell(c.LookUp(generation=generation, ranks=ranks)),
@@ -145,7 +145,7 @@ class Workers:
 
     @property
     def newest_step(self) -> int:
-        """Newest step that a worker has begun; 0 without workers."""
+        """Newest step that a worker of this node has begun; 0 without workers."""
         return max((worker.step for worker in self._workers.values()), default=0)
 
     @property
@@ -154,11 +154,11 @@ class Workers:
         return self.finishing or any(worker.finished for worker in self._workers.values())
 
     def all_live(self) -> bool:
-        """Return whether all worker processes live, none of them about to end."""
+        """Return whether all worker processes live and none is about to end."""
         return all_live([worker.pid for worker in self._workers.values()])
 
     def summary(self) -> dict[str, Any]:
-        """Return the fields of `AgentHandshake` on workers, for a coordinator that took over the job."""
+        """Return the fields of `AgentHandshake` about workers, for a coordinator that has taken over the job."""
         by_script = self._config.restarts_script
         steps = [worker.saved + 1 if by_script else worker.step for worker in self._workers.values()]
         return {
@@ -184,12 +184,14 @@ class Workers:
             if worker.writer is None or (worker.joining and not isinstance(order, c.AbortGeneration)):
                 continue
             if isinstance(order, c.BeginGeneration):
-                worker.waiting, worker.joined = None, order.generation  # it may have joined before the renumbering came
+                # the worker may have joined before the renumbering arrived
+                worker.waiting, worker.joined = None, order.generation
                 frame = wire.encode(encode(order.model_copy(update={"rank": rank})))
             worker.send(frame)
 
     def leave(self, order: c.AbortGeneration) -> None:
-        """Abort a generation: send the abort, and kill workers that do not leave in time."""
+        """Abort a generation: send the abort to the workers, and kill workers that do not leave the generation in
+        time."""
         self._gathering.drop()
         self.generation = order.generation
         if order.drop_joining:  # a new coordinator has dropped the rank assignment of joining workers
@@ -198,16 +200,17 @@ class Workers:
             self._renumber(order.moved, order.moved_in)
         self.send(order)
         for worker in self._workers.values():
-            if worker.waiting is not None:  # its generation never began: join this one instead
+            if worker.waiting is not None:  # that generation never began: join the new one instead
                 self._spawn(self._join(worker, worker.waiting))
-        # keep process ids: a worker has descriptors, and may end long before the timeout
+        # keep process ids instead of workers: a worker has descriptors, and may end long before the timeout
         pids = {worker.pid for worker in self._workers.values()}
         wait_s = self._config.restart.leave_timeout_s
         asyncio.get_running_loop().call_later(wait_s, self._end_stuck, pids, self.generation)
 
     def _renumber(self, moved: Mapping[int, int], generation: int) -> None:
-        """Renumber ranks. Kill each worker without a new number whose old number another worker gets; the coordinator
-        sends an order for each other worker without one."""
+        """Renumber ranks. Kill each worker without a new number if another worker gets its old number. The coordinator
+        sends
+        an order for each other worker without a new number."""
         here = self._workers.items()
         pending = {rank for rank in self._starts if rank not in self._workers or self._workers[rank].is_replaced}
         pending = {rank for rank in pending if rank in moved or self._starts[rank].joining}
@@ -217,7 +220,7 @@ class Workers:
         self.keep_only((self._workers.keys() - out) | pending)
         kept = self._workers.keys() | pending
         numbers = {rank: rank if rank in joining else moved.get(rank, rank) for rank in kept}
-        # a pending start follows its rank to the new number
+        # a pending start gets its rank's new number
         self._starts = {numbers[rank]: start for rank, start in self._starts.items() if rank in kept}
         self._workers = {numbers[rank]: worker for rank, worker in self._workers.items()}
         for worker in self._workers.values():
@@ -227,20 +230,21 @@ class Workers:
         self.moved_in = generation
 
     def _numbered(self) -> list[_Worker | Start]:
-        """Return all workers and pending starts: each has a rank number."""
+        """Return all workers and pending starts, because each of them has a rank number."""
         return [*self._workers.values(), *self._starts.values()]
 
     def learn(self, faults: Iterable[tuple[int, int]]) -> None:
-        """Skip injected faults that have happened, by rank and step: each is injected once in the job."""
+        """Skip injected faults that have already happened, by rank and step. Each fault is injected only once per
+        job."""
         for rank, step in faults:
             self._kill.forget(rank, step)
 
     def end_joining(self) -> None:
-        """Kill workers that wait for the next rank assignment, without a report."""
+        """Kill workers that wait for the next rank assignment, without reporting them."""
         self.keep_only([rank for rank, worker in self._workers.items() if not worker.joining])
 
     def kill_all(self) -> None:
-        """Kill all workers, without a report."""
+        """Kill all workers, without reporting them."""
         self.keep_only(())
 
     def end_trainers(self, why: str) -> None:
@@ -251,12 +255,12 @@ class Workers:
                 self.monitor.end(rank, why, "stuck")
 
     async def all_wait(self) -> None:
-        """Wait until each worker of this node waits for a generation."""
+        """Wait until every worker of this node waits for a generation."""
         async with self._known:
             await self._known.wait_for(lambda: all(worker.waiting is not None for worker in self._workers.values()))
 
     def keep_only(self, ranks: Collection[int]) -> None:
-        """Kill the workers of all other ranks, without a report."""
+        """Kill the workers of all ranks except `ranks`, without reporting them."""
         for rank in self._starts.keys() - set(ranks):
             del self._starts[rank]
         for rank in self._workers.keys() - set(ranks):
@@ -264,10 +268,10 @@ class Workers:
             send_signal(worker.pid)
 
     def expect(self, rank: int, world_size: int | None = None) -> Start:
-        """Return a pending start of a worker for `rank`, to pass to `start`.
+        """Return a pending start of a worker for `rank`. Pass it to `start`.
 
         Args:
-            world_size: size of the next rank assignment, if the worker is for that assignment.
+            world_size: world size of the next rank assignment, if the worker is for that assignment.
         """
         start = self._starts[rank] = Start(rank, world_size, joining=world_size is not None)
         if (old := self._workers.get(rank)) is not None:
@@ -276,7 +280,7 @@ class Workers:
         return start
 
     async def start(self, start: Start, fork_server: ForkServer) -> None:
-        """Fork a worker that replaces the former one of its rank, unless the start was cancelled."""
+        """Fork a worker that replaces the former worker of its rank, unless the start was cancelled."""
         if (leaving := self._leaving.get(self._local_rank(start))) is not None:
             await leaving.wait()
         if not self._is_wanted(start):
@@ -284,7 +288,7 @@ class Workers:
         rank, local_rank = start.rank, self._local_rank(start)
         if (old := self._workers.pop(rank, None)) is not None:
             send_signal(old.pid)
-            if self._config.restarts_script:  # its successor reads files that it may still be writing
+            if self._config.restarts_script:  # the old worker may still write files that its successor reads
                 await old.gone.wait()
         log = self._settings.run_dir / "logs" / f"rank{rank}.log"
         each, world_size = self._config.workers_per_node, start.world_size or self.world_size
@@ -312,9 +316,9 @@ class Workers:
             start.forking = None
         if not self._is_wanted(start):
             fork_server.on_exit(pid, lambda status: None)
-            send_signal(pid)  # it was a warm spare, and has ended
+            send_signal(pid)  # the process was a warm spare, and has ended
             return
-        rank = start.rank  # a renumbering during the fork may have changed it
+        rank = start.rank  # a renumbering during the fork may have changed the rank
         worker = _Worker(
             pid=pid,
             log=log,
@@ -334,8 +338,9 @@ class Workers:
         return self._starts.get(start.rank) is start
 
     def _local_rank(self, start: Start) -> int:
-        """Return the local rank of the rank's process, else the rank's place on a node, else the first free local rank.
-        Numbers of ranks change, devices of processes do not."""
+        """Return the local rank of the rank's current process, else the rank's default place, else the first free local
+        rank.
+        A renumbering changes ranks, but never the device of a process."""
         if (old := self._workers.get(start.rank)) is not None:
             return old.local_rank
         each = self._config.workers_per_node
@@ -348,19 +353,20 @@ class Workers:
         worker.gone.set()
         self._spawn(fork_server.adopt_orphans())
         shutil.rmtree(temporary_folder(self._settings.socket_dir, worker.pid), ignore_errors=True)
-        worker.liveness_lock = None  # tasks may keep the worker for a while; its page has a descriptor
+        # release now: tasks may keep the worker for a while, and the lock's page has a descriptor
+        worker.liveness_lock = None
         if not worker.reported:
             worker.reported = True
             self._spawn(self._ended(worker, status, time.monotonic()))
 
     def _wait_for_death(self, worker: _Worker, lock: LivenessLock, loop: asyncio.AbstractEventLoop) -> None:
         if lock.wait():
-            with contextlib.suppress(RuntimeError):  # the node has ended as well
+            with contextlib.suppress(RuntimeError):  # an error means that the node has ended as well
                 seen = time.monotonic()
                 loop.call_soon_threadsafe(lambda: self._spawn(self._dying(worker, seen)))
 
     async def _dying(self, worker: _Worker, seen: float) -> None:
-        """Report a killed worker when its main thread has ended, before its memory is free."""
+        """Report a killed worker as soon as its main thread has ended, before its memory is free."""
         for _ in range(_DYING_LOOKS):
             if worker.reported or (status := dying_of(worker.pid)) is not None:
                 break
@@ -372,7 +378,7 @@ class Workers:
         await self._memory.ask(r.Ended(pid=worker.pid))
 
     def _end_stuck(self, pids: Collection[int], generation: int) -> None:
-        """Kill each of these processes that has not left for `generation`."""
+        """Kill each of these processes that has not left its generation for `generation`."""
         limit_s = self._config.restart.leave_timeout_s
         cause = f"did not leave generation {generation - 1} within {limit_s:g} s of a fault elsewhere"
         for rank, worker in self._workers.items():
@@ -381,18 +387,18 @@ class Workers:
                 self.monitor.end(rank, cause, "stuck")
 
     async def _ended(self, worker: _Worker, status: int, seen: float) -> None:
-        kill_group(worker.pid)  # its children, such as data loaders, hold its sockets open
+        kill_group(worker.pid)  # children of the worker, such as data loaders, hold its sockets open
         if worker.writer is not None:
-            # read sent data and stop: a child in its own session may hold the connection open
-            with contextlib.suppress(OSError):  # it has ended already
+            # read the data that were sent, then stop: a child in its own session may hold the connection open
+            with contextlib.suppress(OSError):  # the connection has ended already
                 worker.writer.get_extra_info("socket").shutdown(socket.SHUT_RD)
-            await worker.hung_up.wait()  # pass on all its reports before the report of its death
+            await worker.hung_up.wait()  # pass on all reports of the worker before the report of its death
         rank = worker.rank
         if self._workers.get(rank) is not worker:
-            return  # this agent has killed it to replace it
+            return  # this agent has killed the worker to replace it
         del self._workers[rank]
         if worker.is_replaced and self._config.restarts_script:
-            return  # its successor is about to start
+            return  # the worker's successor is about to start
         code = os.waitstatus_to_exitcode(status)
         never_joined = worker.writer is None
         written = last_line(worker.log) if code > 0 else ""
@@ -409,10 +415,10 @@ class Workers:
         self._tell(c.Died(rank=rank, exit_code=code, final=unable, hint=hint, **exit_cause))
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve a worker's connection."""
+        """Serve a worker's connection until it ends."""
         pid = wire.check_same_user(writer.get_extra_info("socket"))
         if (first := await wire.read(reader)) is None:
-            return  # the worker died before its first message; its pidfd reports that
+            return  # the worker died before its first message; its pidfd reports the death
         try:
             handshake = read(c.WorkerHandshake, checked_version(first, "this agent", "its worker"), "handshake")
         except wire.WireError as error:
@@ -435,10 +441,10 @@ class Workers:
                 worker.hung_up.set()
 
     def _resume(self, worker: _Worker, writer: asyncio.StreamWriter, received: int) -> None:
-        """Resume a broken connection over `writer`, after the `received` orders that the worker has.
+        """Resume a worker's broken connection over `writer`. The worker has the first `received` orders.
 
         Raises:
-            WireError: some missing orders are no longer kept.
+                WireError: some of the missing orders are no longer kept.
         """
         missing = worker.sent.after(received)
         if worker.writer is not None:
@@ -449,7 +455,7 @@ class Workers:
             writer.write(frame)
 
     async def _worker_of(self, pid: int) -> _Worker:
-        """Return the connected worker; wait if the fork server has not answered with its process id yet."""
+        """Return the connected worker. Waits if the fork server has not yet reported the worker's process id."""
 
         def known() -> _Worker | None:
             return next((worker for worker in self._workers.values() if worker.pid == pid), None)
@@ -461,7 +467,7 @@ class Workers:
         return worker
 
     async def _read(self, worker: _Worker, message: wire.Message) -> None:
-        """Pass a report on to the coordinator, unless it is damaged."""
+        """Pass a worker's report on to the coordinator, unless the report is damaged."""
         try:
             report = c.WORKER_REPORTS.decode(message)
         except wire.WireError as error:
@@ -478,7 +484,8 @@ class Workers:
             case c.Event():
                 self.monitor.heard(worker, report)
                 self._stepped(worker, report)
-                if report.generation < self.moved_in:  # sent before the worker got its present number
+                # the report was sent before the worker got its present rank number
+                if report.generation < self.moved_in:
                     own["rank"] = worker.former_rank
             case c.Restored(error="") if not worker.joining:
                 self._gathering.restored(worker.rank, report)
@@ -493,12 +500,12 @@ class Workers:
             case c.Failed(cause=cause):
                 kind = "out-of-memory" if is_out_of_memory(cause) else "exception"
                 own |= {"t": time.monotonic(), "kind": kind, "phase": worker.phase}
-                if report.generation < self.generation:  # the rank's number is of the current generation
+                if report.generation < self.generation:  # rank numbers are those of the current generation
                     own |= {"joined": report.generation, "generation": self.generation}
         self._tell(report.model_copy(update=own))
 
     def _stepped(self, worker: _Worker, report: c.Event) -> None:
-        """Note the step that a worker begins, and inject the faults that are due."""
+        """Record the step that a worker begins, and inject the faults that are due."""
         made, rank = report.fields.get("step"), worker.rank
         if self._config.restarts_script and report.event in ("begun", "script_saved") and isinstance(made, int):
             worker.saved = made
@@ -506,13 +513,13 @@ class Workers:
             return
         worker.step = made + 1
         if self._kill.due(rank, worker.step):
-            send_signal(worker.pid)  # a no-op if a real fault killed it before
+            send_signal(worker.pid)  # does nothing if a real fault has killed the worker before
             self._event("killed", rank=rank, step=worker.step)
         if self._kill.due_node(self._settings.node, worker.step):
             self._lose_node(worker.step)
 
     def _lose_node(self, step: int) -> None:
-        """Inject the loss of this node, after its events were sent."""
+        """Inject the loss of this node after its events were sent."""
         for rank in self._workers:
             self._event("killed", rank=rank, step=step, t=time.monotonic() + _LAST_EVENT_S)
         fault = NodeFault(kind="sigkill", node=self._settings.node)
@@ -542,5 +549,5 @@ class Workers:
 def _checksum(script: Path) -> str:
     try:
         return f"{zlib.crc32(script.read_bytes()):08x}"
-    except OSError:  # the worker reports it
+    except OSError:  # the worker reports the error
         return ""
