@@ -143,8 +143,7 @@ _MEMORY_SERVER = "hyperpod_ext.runtime.memory_server.__main__"
 
 class MemoryServer:
     """A child process that keeps snapshots in memory. The process imports its modules when it starts, and answers
-    requests
-    after `begin`. Its output is forwarded to this process's stderr."""
+    requests after `begin`. Its output is forwarded to this process's stderr."""
 
     silent = ""
     """Why this agent killed the server because it did not answer; empty if it did not."""
@@ -206,8 +205,7 @@ class ForkServer:
 
     async def connect(self, environ: Mapping[str, str]) -> None:
         """Connect the fork server to this event loop. `environ`: environment variables for each worker, in addition to
-        the
-        fork server's own."""
+        the fork server's own."""
         self._reader, self._writer = await open_over(self._socket)
         self._environ = environ
 
@@ -224,8 +222,7 @@ class ForkServer:
 
     async def fork(self, *, argv: list[str], env: Mapping[str, str], cwd: Path, log: Path) -> tuple[int, bool]:
         """Fork a worker, or use a warm spare as the worker. Returns the process id of the worker, which is a child of
-        this
-        process, and whether it was a warm spare.
+        this process, and whether it was a warm spare.
 
         Raises:
             JobFailedError: the fork failed, or the fork server ended.
@@ -235,8 +232,7 @@ class ForkServer:
 
     async def adopt_orphans(self) -> None:
         """Watch the processes that a dead worker left behind, and reap each when it ends. Such a process may run until
-        the
-        node ends, for example to send the last of a run's logs."""
+        the node ends, for example to send the last of a run's logs."""
         async with self._asking:  # take the lock, so that no fork is under way and every worker is in `_KNOWN`
             # skip children in this process's own session: other code waits for them
             orphans = [pid for pid in children(os.getpid()) if pid not in _KNOWN and _session_of(pid) != os.getsid(0)]

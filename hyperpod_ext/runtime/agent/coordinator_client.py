@@ -111,8 +111,7 @@ class CoordinatorClient:
         """Nodes that are gone for good according to the operator, including the coordinator's node."""
         self._may_return = True
         """Whether this node may return to the lost coordinator. It may not while another node may still count its vote,
-        because
-        then the job could have two coordinators."""
+        because then the job could have two coordinators."""
         self.given_up = False
         """Whether this node closed the connection because its coordinator was silent or gone."""
         self._counting: asyncio.Future[None] | None = None
@@ -192,8 +191,7 @@ class CoordinatorClient:
         While disconnected, events are buffered and other messages dropped, because the next handshake has the full
         state.
         Messages between a handshake and its answer are sent after the answer: a vote may wait for seconds, and a worker
-        may
-        die meanwhile.
+        may die meanwhile.
         """
         if isinstance(report, c.Event):
             self._unacknowledged.append(report)
@@ -311,8 +309,7 @@ class CoordinatorClient:
 
     def know_gone(self, hosts: Collection[str], *, replaced: bool) -> None:
         """Record that the nodes at these hosts are gone for good, according to the operator. If the coordinator's node
-        is
-        among them, these nodes do not count for a majority. May be called again.
+        is among them, these nodes do not count for a majority. May be called again.
 
         Args:
             replaced: whether other nodes have replaced these nodes, so that they are lost. Otherwise they may still be
@@ -346,8 +343,7 @@ class CoordinatorClient:
         """Use this connection from now on.
 
         A coordinator counts as alive when its data arrive, not when they are read: the order before them may take
-        longer
-        than the coordinator may be silent.
+        longer than the coordinator may be silent.
         """
         reader, self._writer = dialled
         take = reader.feed_data
@@ -395,8 +391,7 @@ class CoordinatorClient:
         """Return the first message of the next coordinator, which may be this node.
 
         Each node votes for the lowest candidate that it can reach. A candidate with a majority of votes coordinates. A
-        node
-        that finds no coordinator within its lease stops.
+        node that finds no coordinator within its lease stops.
         """
         me, job_state = self._settings.node, self.job_state
         members = {int(node) for node in job_state["members"]} if job_state is not None else set[int]()
@@ -454,8 +449,7 @@ class CoordinatorClient:
 
     def _before_me(self, news: c.JobNews, has_state: bool) -> tuple[list[int], bool]:
         """Return the candidates that this node may vote for, and whether this node is a candidate itself. A candidate
-        votes
-        only for lower candidates, because the lowest live candidate coordinates."""
+        votes only for lower candidates, because the lowest live candidate coordinates."""
         others = candidates(news.candidates, news.coordinator)
         me = self._settings.node
         if me not in others:
@@ -480,8 +474,7 @@ class CoordinatorClient:
 
     def _unless_refused(self, first: c.ToAgent | None) -> c.ToAgent | None:
         """Return the former coordinator's message. If that message refuses this node, return None, because another
-        coordinator
-        may accept the node; under an operator, return the refusal."""
+        coordinator may accept the node; under an operator, return the refusal."""
         if not isinstance(first, c.StopNode) or self._settings.listen is not None:
             return first
         self._close_connection()
@@ -502,8 +495,7 @@ class CoordinatorClient:
 
     async def _offer_myself(self, search: _Search, members: set[int]) -> c.ToAgent | None:
         """Wait for the votes of a majority, then coordinate the job. Returns the new coordinator's first message; None
-        without
-        a majority."""
+        without a majority."""
         me, wait_s = self._settings.node, min(search.left_s, self._lease_s / 6)
         if me not in members or not await self._election.wait_for_majority(members, me, wait_s, lambda: self._lost):
             return None
@@ -523,8 +515,7 @@ class CoordinatorClient:
 
     async def _vote_for_lowest(self, search: _Search, nodes: list[int]) -> c.ToAgent | None:
         """Vote for the first of `nodes` that can be reached. Returns that node's first message as coordinator. Returns
-        None if
-        no node is reached, or if the node does not become coordinator.
+        None if no node is reached, or if the node does not become coordinator.
 
         Nodes are dialled in parallel, shortly after one another, because a whole rack may be gone.
         """
@@ -575,8 +566,7 @@ class CoordinatorClient:
 
     async def _resolve(self, search: _Search, node: int, first: c.ToAgent | None) -> c.ToAgent | None:
         """Return `first`, the first message of `node`. If `first` names another coordinator, return that coordinator's
-        first
-        message instead."""
+        first message instead."""
         if not _names_another(first, node):
             return first
         self._close_connection()

@@ -48,8 +48,8 @@ class CopyMonitor:
 
         Args:
             all_changes: whether to report all changes. If false, report only new steps and failures of durable tiers:
-                the
-                event log needs those soon, since a job may end at any moment. Copies on peers change with each step.
+                the event log needs those soon, since a job may end at any moment. Copies on peers change with each
+                step.
         """
         for status in (await self._ask(r.Status())).copying:
             fields = _event_fields(status)
@@ -81,8 +81,7 @@ def _event_fields(status: dict[str, Any]) -> dict[str, Any]:
 
 class LastStep:
     """This node's part of the upload of the newest step. All nodes first report their snapshots to the coordinator,
-    which
-    then names the save to upload.
+    which then names the save to upload.
 
     Args:
         tell, event: messages and events for the coordinator.

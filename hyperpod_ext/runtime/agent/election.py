@@ -233,8 +233,7 @@ class ElectionListener:
 
     def _knows_another(self, handshake: c.AgentHandshake, arrived: float) -> bool:
         """Return whether this node knows a coordinator that the voter lacks. That is a newer coordinator, or the
-        voter's lost
-        coordinator if it has sent this node a message since the vote arrived.
+        voter's lost coordinator if it has sent this node a message since the vote arrived.
 
         Args:
             arrived: arrival time of the vote, from `time.monotonic()`.
@@ -335,8 +334,7 @@ class Leadership:
 
     def _write_address(self) -> None:
         """Write the coordinator's address for agents that join later. An error is only logged, because running agents
-        do not
-        need the file."""
+        do not need the file."""
         path = self._settings.run_dir / _WHERE
         try:
             write_atomically(path, json.dumps({"address": self.election.address}) + "\n")

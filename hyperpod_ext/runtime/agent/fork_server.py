@@ -106,8 +106,7 @@ def preload(modules: Iterable[str]) -> dict[str, Any]:
     """Import `modules`, and the modules that every worker needs.
 
     Returns the seconds under `ready`, with `notes` on modules that loaded only a small part. On failure returns a
-    message
-    under `error`. If a module started a thread on import, its name is under `threaded`.
+    message under `error`. If a module started a thread on import, its name is under `threaded`.
     """
     began = time.monotonic()
     notes, threads, tasks = [], set(sys._current_frames()), _tasks()
@@ -189,8 +188,7 @@ def _initialized_by(module: str) -> str:
 
 def cuda_is_initialized() -> bool:
     """Return whether this process has initialized CUDA. Open device files do not prove it: NVML opens the same devices,
-    and
-    a process that has used only NVML can still be forked."""
+    and a process that has used only NVML can still be forked."""
     try:
         driver = ctypes.CDLL(_DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     except OSError:  # the driver is not loaded

@@ -63,8 +63,7 @@ class MonitoredWorker:
 
 def _policy_of(config: RuntimeConfig) -> HangPolicy:
     """Return the job's hang policy. In mode `run`, a script shows no progress during an evaluation, so its limit is at
-    least
-    that of the first step."""
+    least that of the first step."""
     policy = config.restart.hang
     if not config.restarts_script:
         return policy
@@ -169,8 +168,7 @@ class HangMonitor:
 
     def _look(self) -> float:
         """Check all workers once. Returns the seconds until the next check, which comes earlier than usual if a rank
-        reaches
-        its time limit before."""
+        reaches its time limit before."""
         pauses = [_LOOK_S]
         for worker, heartbeat in self._heartbeats():
             if worker.kill_reason:

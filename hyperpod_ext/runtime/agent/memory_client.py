@@ -127,8 +127,7 @@ class AsyncMemoryClient:
 
     async def _answer(self, path: Path, request: Request[Any], number: int | None = None) -> wire.Message | None:
         """Return the answer to `request`; None if the server has ended. `number`: number of the server that must
-        answer; None
-        for any."""
+        answer; None for any."""
         line = await self._open(path, number)
         if line is None:
             return None
@@ -189,8 +188,7 @@ def held_in(answer: r.Snapshots) -> Held:
 
 async def held_at_last(memory: AsyncMemoryClient, ranks: Collection[int]) -> Held:
     """Return the snapshots and parity in this node's memory after all requests of `ranks` were processed. The processes
-    of
-    `ranks` must have ended."""
+    of `ranks` must have ended."""
     if memory.ended:
         return (), ()
     for rank in ranks:

@@ -221,8 +221,7 @@ class Node:
 
     async def _mend_socket(self) -> None:
         """Create the agent's socket again if it was removed, for example by a cleaner of the temporary directory. After
-        the
-        job's end, the agent removes the socket itself. The memory server checks its own socket in the same way."""
+        the job's end, the agent removes the socket itself. The memory server checks its own socket in the same way."""
         path = self._settings.agent_socket
         if not self._reports.over and not path.exists():
             sys.stderr.write(f"hyperpod_ext: {path} was removed, and is made again\n")

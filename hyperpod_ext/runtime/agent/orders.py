@@ -100,8 +100,7 @@ class Orders:
 
     async def _lead_workers(self, order: c.ToWorker) -> None:
         """Pass `order` on to the workers. An abort is passed on at once, because ranks wait in collectives. Any other
-        order is
-        passed on after the memory server has processed its part."""
+        order is passed on after the memory server has processed its part."""
         match order:
             case c.AbortGeneration():
                 self._workers.leave(order)
@@ -220,8 +219,7 @@ class Operator:
                 limit_s: seconds after which ranks of this node that have not left their step are killed. None if a
                     fault is the
                     reason: then `restart.leave_timeout_s` is the limit, and a job that can train without the missing
-                        ranks is
-                    not held.
+                        ranks is not held.
         """
         self._order = c.HoldTraining(for_fault=limit_s is None)
         self._reports.tell(self._order)

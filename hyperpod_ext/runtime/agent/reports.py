@@ -92,8 +92,7 @@ class NodeReports:
 
 class Gathering:
     """Combines the joins of a node's ranks in one message, and likewise their restores. The message is sent once all
-    ranks
-    have reported, or shortly after the first report.
+    ranks have reported, or shortly after the first report.
 
     Args:
             send: sends a message to the coordinator.

@@ -43,8 +43,7 @@ class RestartLimit:
 
     def count(self, step: int) -> str:
         """Count an end of the process in `step`. Returns why the process may not start again, as the end of a sentence;
-        empty
-        if it may."""
+        empty if it may."""
         policy, in_a_row = self._policy, 1
         for at, after in itertools.pairwise([step, *reversed(self._steps)]):
             if at - after >= policy.calm_steps:
@@ -194,8 +193,7 @@ class MemorySupervisor:
 
     def _why_no_other(self, step: int) -> str | None:
         """Return why no other server follows after one that ended in `step`, as the end of a sentence; None if one
-        follows. The
-        reason is empty if a spare node takes over or the job is over."""
+        follows. The reason is empty if a spare node takes over or the job is over."""
         if self._reports.over or self.has_spare:
             return ""
         if self._workers.save_no_more and self._settings.config.checkpoint.durable():

@@ -95,15 +95,13 @@ def close_inherited(kept: int = 2) -> None:
 
 def temporary_folder(socket_dir: Path, pid: int) -> Path:
     """Return the folder for the sockets of a worker's `multiprocessing`. The agent removes the folder after the worker
-    has
-    ended."""
+    has ended."""
     return socket_dir / f"worker{pid}"
 
 
 def use_temporary_folder(folder: Path) -> None:
     """Make `multiprocessing` use this folder, because its default folder in TMPDIR would remain after a kill. TMPDIR
-    itself
-    is unchanged, because compiled kernels are cached there."""
+    itself is unchanged, because compiled kernels are cached there."""
     try:
         folder.mkdir(mode=0o700)
     except OSError as error:  # only scripts that use such sockets need the folder

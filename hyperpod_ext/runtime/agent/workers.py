@@ -209,8 +209,7 @@ class Workers:
 
     def _renumber(self, moved: Mapping[int, int], generation: int) -> None:
         """Renumber ranks. Kill each worker without a new number if another worker gets its old number. The coordinator
-        sends
-        an order for each other worker without a new number."""
+        sends an order for each other worker without a new number."""
         here = self._workers.items()
         pending = {rank for rank in self._starts if rank not in self._workers or self._workers[rank].is_replaced}
         pending = {rank for rank in pending if rank in moved or self._starts[rank].joining}
@@ -339,8 +338,7 @@ class Workers:
 
     def _local_rank(self, start: Start) -> int:
         """Return the local rank of the rank's current process, else the rank's default place, else the first free local
-        rank.
-        A renumbering changes ranks, but never the device of a process."""
+        rank. A renumbering changes ranks, but never the device of a process."""
         if (old := self._workers.get(start.rank)) is not None:
             return old.local_rank
         each = self._config.workers_per_node

@@ -1,1 +1,1 @@
-"""The log of a job's events, and its evaluation: phases, capacity, the report."""
+"""The log of a job's events, and its evaluation: phases, capacity, and the report."""

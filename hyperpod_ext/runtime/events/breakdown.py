@@ -1,11 +1,12 @@
-"""Details of the report beyond the job's sums: each rank's time by phase, and shares over time. Pure.
+"""Details of the report beyond the job's sums: each rank's time by phase, and shares over time. Pure functions.
 
-phases     seconds of each phase, by rank: they add up to the wall time
+phases     seconds of each phase, by rank. The phases of a rank add up to the wall time
 over_time  share of all ranks' time in each phase, in up to 120 equal parts of the job
-timeline   of a recovery: spans of each rank from the fault to the end of the first new step
+timeline   in each recovery: spans of each rank from the fault to the end of the first new step
 tiers      age of the newest copy in each tier, at every change
 traffic    bytes that ranks restored, by source
-snapshots  their number, and the mean wait of the training thread for one, in its own step or the next
+snapshots  number of snapshots, and how long the training thread waited for one on average, in the snapshot's step or
+           the next
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from hyperpod_ext.runtime.events.phases import PHASES, Span, spans_by_rank, tota
 
 _PARTS = 120
 _SHORTEST_S = 0.00005
-"""Shortest span of a timeline, which has four digits."""
+"""Shortest span in a timeline; times in a timeline have four digits."""
 _POINTS = 400
-"""Maximum number of points of a tier's age; longer series are thinned out."""
+"""Maximum number of points in the series of a tier's age. Longer series are thinned out."""
 
 
 def breakdown(events: Events, recoveries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the fields above; add `timeline` to each of `recoveries`, in the window of its `t` and `seconds`."""
+    """Return the fields above. Also adds `timeline` to each of `recoveries`, for the time from its `t` for
+    `seconds`."""
     start, wall = events.start, events.end - events.start
     phases: dict[str, dict[str, float]] = {}
     over_time = OverTime(start, wall)
@@ -48,7 +50,7 @@ def breakdown(events: Events, recoveries: Sequence[dict[str, Any]]) -> dict[str,
 
 
 class OverTime:
-    """Spans of all ranks, summed up over equal parts of the job."""
+    """Sums all ranks' spans over equal parts of the job."""
 
     def __init__(self, start: float, wall: float) -> None:
         self._start = start
@@ -57,7 +59,7 @@ class OverTime:
         self._seconds = {phase: [0.0] * _PARTS for phase in PHASES}
 
     def add(self, of_rank: Iterable[Span]) -> None:
-        """Count one rank's spans."""
+        """Add one rank's spans to the sums."""
         self._ranks += 1
         for span in of_rank:
             sums = self._seconds[span.phase]
@@ -68,7 +70,7 @@ class OverTime:
                 sums[index] += max(0.0, overlap)
 
     def to_json(self) -> dict[str, Any]:
-        """Return `part_s`, the seconds of one part, and each occurring phase's shares, from 0 to 1."""
+        """Return `part_s`, the seconds of one part, and for each phase that occurs its shares, from 0 to 1."""
         if not self._ranks or self._part <= 0:
             return {"part_s": 0.0, "shares": {}}
         total = self._part * self._ranks
@@ -79,9 +81,9 @@ class OverTime:
 
 
 def _window(found: Sequence[Span], began: float, seconds: float) -> list[list[Any]]:
-    """Return `[phase, seconds from `began`, seconds]` of each span in the window; equal phases in a row are merged."""
+    """Return `[phase, seconds from `began`, seconds]` for each span in the window. Merges equal phases in a row."""
     pieces: list[list[Any]] = []
-    # by bisection: a month's spans are too many to scan for each recovery
+    # by bisection, because a month's spans are too many to scan for each recovery
     first = bisect_right(found, began, key=lambda span: span.ended)
     last = bisect_left(found, began + seconds, key=lambda span: span.began)
     for span in found[first:last]:
@@ -96,7 +98,7 @@ def _window(found: Sequence[Span], began: float, seconds: float) -> list[list[An
 
 
 def _tiers(events: Events) -> list[dict[str, Any]]:
-    """Return by how many steps each node's newest copy in a tier was behind the newest step, as its agent reported."""
+    """Return how many steps each node's newest copy in a tier was behind the newest step, according to its agent."""
     newest, points = 0, dict[tuple[str, int], list[list[Any]]]()
     reported: dict[tuple[str, int], Copying] = {}
     for event in events:
@@ -121,7 +123,7 @@ def _thinned(points: list[list[Any]]) -> list[list[Any]]:
 
 
 def _traffic(events: Events) -> dict[str, dict[str, int]]:
-    """Return restores, bytes from other nodes and bytes from the own node, by source."""
+    """Return the number of restores, bytes from other nodes and bytes from the own node, by source."""
     traffic: dict[str, dict[str, int]] = {}
     for event in events.of(Restored):
         sums = traffic.setdefault(event.came_from, {"restores": 0, "bytes_moved": 0, "bytes_local": 0})

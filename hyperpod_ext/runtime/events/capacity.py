@@ -1,4 +1,4 @@
-"""A job's number of nodes over time, and the duration of each resize: from the event log to the report. Pure."""
+"""Compute a job's number of nodes over time, and the duration of each resize, from its event log. Pure functions."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _PHASES: dict[str, type[Event]] = {
     "groups_open": Generation,
     "state_there": Go,
 }
-"""Phases of a resize in their order, each with the event at its end."""
+"""Phases of a resize in order, each with the event that ends the phase."""
 
 
 def capacity_of(events: Events) -> dict[str, float]:
-    """Return `nodes` and `spares` of the job's start, and `missing_node_s`.
+    """Return `nodes` and `spares` at the job's start, and `missing_node_s`.
 
-    `missing_node_s` are node-seconds of lost nodes, and of all nodes while they waited for a replacement. Nodes removed
-    by an order are not missing.
+    `missing_node_s` counts node-seconds of lost nodes, and of all nodes while the job waited for a replacement. Nodes
+    removed by an order are not missing.
     """
     started = events.first(JobStarted)
     nodes, spares = (started.nodes, started.spares) if started is not None else (0, 0)
@@ -61,7 +61,7 @@ def find_resizes(events: Events) -> list[dict[str, Any]]:
 
 
 def unfinished_resize(events: Events) -> RanksReassigned | None:
-    """Return the resize for which all ranks have stopped without a step since; None if there is none."""
+    """Return the resize for which all ranks have stopped and not yet made a step; None if there is none."""
     last = next((event for event in reversed(events) if isinstance(event, RanksReassigned | Resized)), None)
     return last if isinstance(last, RanksReassigned) else None
 
@@ -96,7 +96,7 @@ def _last(events: Events, end: int, kind: type[Event], default: int) -> int:
     return next((i for i in range(end - 1, -1, -1) if isinstance(events[i], kind)), default)
 
 
-# --- steps that were made while ranks were missing (`restart.policy: continue`) ---------------------
+# --- steps made while ranks were missing (`restart.policy: continue`) --------------------------------
 
 
 def find_continued(events: Events, steps: int) -> list[dict[str, Any]]:
@@ -125,7 +125,8 @@ def _continued(events: Events, world: Resized, end: int) -> dict[str, Any]:
 
 
 def _what_differs(world: Resized, *, ordered: bool) -> str:
-    """Return the difference from a run without the fault; empty if micro-batches are shared and seeded by step."""
+    """Return how the steps differ from a run without the fault. Empty if all ranks share the micro-batches and seed
+    them by step."""
     if world.samples == "fewer":
         share = f"{world.world_size} of {world.full_size} ranks' share of the samples"
         return f"each step had {share}, so gradients are means over fewer, and weights are others"

@@ -1,4 +1,4 @@
-"""Durable steps in the report: the newest of each tier, and shards missing when the job ended. Pure."""
+"""Durable steps in the report: the newest in each tier, and shards missing when the job ended. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MIB = 1 << 20
 
 
 def durable_steps(events: Events) -> list[dict[str, Any]]:
-    """Return the newest step of each durable tier, as nodes last reported; None: no step has arrived."""
+    """Return the newest step in each durable tier, from the last reports of nodes; None if no step has arrived."""
     steps: dict[str, set[int]] = {}
     for event in events:
         match event:
@@ -22,7 +22,7 @@ def durable_steps(events: Events) -> list[dict[str, Any]]:
             case Uploaded():
                 for tier in event.tiers:
                     _add(steps, tier)
-            case Go():  # steps after this one are abandoned
+            case Go():  # the job abandons later steps
                 steps = {tier: {step for step in its if step <= event.step} for tier, its in steps.items()}
     return [{"tier": tier, "newest_step": max(its, default=None)} for tier, its in sorted(steps.items())]
 
@@ -54,7 +54,7 @@ def left_out(events: Events) -> list[str]:
     newest = {one["tier"]: one["newest_step"] for one in durable_steps(events)}
     for tier in sorted({tier.tier for part in parts for tier in part.tiers}):
         of_nodes = [(part, one) for part in parts for one in part.tiers if one.tier == tier]
-        if any(one.arrived for _, one in of_nodes):  # committed once all nodes have uploaded their parts
+        if any(one.arrived for _, one in of_nodes):  # a step is committed once all nodes have uploaded their parts
             continue
         there = "none is durable there" if newest[tier] is None else f"the newest durable step there is {newest[tier]}"
         why = "; ".join([*(_part(part, one) for part, one in of_nodes), *(f"node {node} was lost" for node in lost)])
@@ -70,7 +70,7 @@ def _listed(nodes: Sequence[int]) -> str:
 
 
 def _part(part: Uploaded, tier: LeftOver) -> str:
-    """Return a phrase on the shards that one node did not upload, and why."""
+    """Return a phrase about the shards that one node did not upload, with the reason."""
     ranks = tier.left_ranks
     shards = f"{len(ranks)} shards" if len(ranks) != 1 else "1 shard"
     whose = f"of {'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}"

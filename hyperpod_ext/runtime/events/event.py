@@ -1,4 +1,4 @@
-"""The base of every event, and the decoding of a log's lines. The kinds are in `kinds.py`.
+"""The base class of all events, and the decoding of log lines. The kinds of events are listed in `kinds.py`.
 
 Writers pass a name and fields, and `decode` refuses undeclared fields. Readers are more lenient: `read` accepts former
 names, drops unknown fields, and returns `Other` for an unknown kind.
@@ -15,13 +15,13 @@ from hyperpod_ext.runtime.ipc.declared import Count, Declared, Kinds, Unit
 from hyperpod_ext.runtime.ipc.messages import WireError
 
 VERSION = 3
-"""Version of the event log, incremented when readers of the version before would misread a log."""
+"""Version of the event log. Increment it when readers of the previous version would misread a log."""
 NOTE = "not_as_declared"
-"""Field with the error of an event that was written although it is not as declared."""
+"""Field with the error message of an event that was written although its fields do not match the declaration."""
 
 
 JobTime = Annotated[float, Unit("s")]
-"""Seconds of the monotonic clock of the coordinator's machine."""
+"""A time in seconds of the monotonic clock on the coordinator's machine."""
 
 
 class Event(Declared):
@@ -29,14 +29,14 @@ class Event(Declared):
 
     reader = "event log"
     was: ClassVar[tuple[str, ...]] = ()
-    """Names of this kind in logs of earlier versions."""
+    """Names of this kind of event in logs of earlier versions."""
     fields_were: ClassVar[Mapping[str, str]] = {}
-    """Field names in logs of earlier versions, with the present name of each."""
+    """Present name of each field that had another name in logs of earlier versions."""
 
     t: JobTime
-    """Time: seconds of the monotonic clock of the coordinator's machine."""
+    """Time of the event, in seconds of the monotonic clock on the coordinator's machine."""
     generation: Count | None = None
-    """The writer's generation."""
+    """The generation of the process that wrote the event."""
 
 
 class ByCoordinator(Event):
@@ -50,7 +50,7 @@ class ByAgent(Event):
 
     sender = "agent"
     node: Count
-    """The agent's node."""
+    """The node of the agent that wrote the event."""
 
 
 class ByWorker(Event):
@@ -58,22 +58,22 @@ class ByWorker(Event):
 
     sender = "worker"
     rank: Count
-    """The rank."""
+    """The rank whose process wrote the event."""
 
 
 class Other(Event):
-    """A line of a log that is no event of a known kind."""
+    """A log line that is not an event of a known kind."""
 
     name: str
     why: str = ""
-    """The error in the line; empty: its kind is of another version."""
+    """The error in the line. Empty if its kind belongs to another version."""
 
 
 E = TypeVar("E", bound=Event)
 
 
 class Events(list[Event]):
-    """Events in the order of their log. The index by kind is built once."""
+    """Events in the order of their log, with an index by kind that is built once."""
 
     @cached_property
     def _by_kind(self) -> dict[type[Event], list[Any]]:
@@ -83,7 +83,7 @@ class Events(list[Event]):
         return found
 
     def of(self, kind: type[E]) -> list[E]:
-        """All events of one kind."""
+        """Return all events of one kind."""
         return self._by_kind.get(kind, [])
 
     def first(self, kind: type[E]) -> E | None:
@@ -104,7 +104,7 @@ class Events(list[Event]):
 
 
 class EventKinds(Kinds[Event]):
-    """Every declared kind of event."""
+    """All declared kinds of events."""
 
     def __init__(self, kinds: Iterable[type[Event]]) -> None:
         known = list(kinds)
@@ -112,7 +112,7 @@ class EventKinds(Kinds[Event]):
         self._by_any_name = {name: kind for kind in known for name in (*kind.was, declared.name_of(kind, self.key))}
 
     def read(self, entry: Mapping[str, Any]) -> Event:
-        """Return the event of a line, of this or an earlier version.
+        """Return the event in a log line of this or an earlier version.
 
         Raises:
             WireError: a field is missing or wrong.
@@ -125,13 +125,13 @@ class EventKinds(Kinds[Event]):
         if kind.fields_were:
             fields = {kind.fields_were.get(field, field): value for field, value in entry.items()}
         try:
-            return declared.read(kind, fields, str(name))  # of this version, like nearly all lines
+            return declared.read(kind, fields, str(name))  # nearly all lines are of this version
         except WireError:
             return declared.read(kind, _known(kind, fields), str(name))
 
 
 def _known(kind: type[Event], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the declared fields of the kind."""
+    """Return only the fields that the kind declares."""
     if kind.model_config.get("extra") == "allow":
         return {name: value for name, value in fields.items() if name != "event"}
     return {name: value for name, value in fields.items() if name in kind.model_fields and name != "event"}

@@ -1,4 +1,4 @@
-"""Failure counts and step times of a job: from its event log to the planner's rates."""
+"""Failure counts and step times of a job, from its event log, for the planner's failure rates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hyperpod_ext.runtime.events.of_training import Go, JobStarted, Step
 from hyperpod_ext.runtime.events.reading import read_events
 
 _CORRELATED_S = 10.0
-"""Nodes lost within this time of one another count as one correlated failure."""
+"""Nodes lost within this many seconds of one another count as one correlated failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +26,18 @@ class JobHistory:
     nodes: int
     wall_s: float
     step_s: float | None
-    """Median of whole steps; None without a step."""
+    """Median duration of complete steps; None if the job made no step."""
     process: Fit
     node: Fit
     correlated: Fit
     recovery_s: float | None
-    """Median from a detected fault until all ranks continued; None without a recovery."""
+    """Median time from the detection of a fault until all ranks continued; None without a recovery."""
     rehearsed: int = 0
-    """Injected faults, which are in none of the counts."""
+    """Number of injected faults. The failure counts exclude them."""
     warnings: tuple[str, ...] = ()
 
     def rates(self) -> Rates:
-        """Return the failures per second of one node."""
+        """Return the failure rates, in failures per second of one node."""
         counts = f"{self.process.events} of processes, {self.node.events} of nodes, {self.correlated.events} of several"
         source = (
             f"the job's own history: {counts}, in {self.wall_s / 3600:.2f} h on {self.nodes} nodes; "
@@ -49,11 +49,11 @@ class JobHistory:
 
 
 def read_history(path: Path) -> JobHistory:
-    """Return the history in `path`: an events.jsonl, or its run directory.
+    """Return the history in `path`, which is an events.jsonl or a job's run directory.
 
     Raises:
-        NotFoundError: there is no such file.
-        ConfigError: the file cannot be read, or covers no time.
+            NotFoundError: the file does not exist.
+            ConfigError: the file cannot be read, or its events span no time.
     """
     file = path / "events.jsonl" if path.is_dir() else path
     try:
@@ -70,7 +70,7 @@ def history_of(events: Events, source: str, warnings: Sequence[str] = ()) -> Job
     """Return the history of a job's events.
 
     Raises:
-        ConfigError: the events cover no time.
+            ConfigError: the events span no time.
     """
     wall_s = events.end - min((event.t for event in events), default=0.0)
     if wall_s <= 0:
@@ -97,9 +97,9 @@ def history_of(events: Events, source: str, warnings: Sequence[str] = ()) -> Job
 
 
 def _unrehearsed(events: Events) -> tuple[list[Fault], list[NodeLost], int]:
-    """Return faults and lost nodes that were neither injected nor caused by another, and the number of injected ones.
+    """Return faults and lost nodes without the injected ones and their consequences, and the number of injected faults.
 
-    An injected fault is the next one of its rank or node, unless that rank makes another step first.
+    The first fault of a rank or node after its injection counts as injected, unless that rank makes a step in between.
     """
     faults, lost, rehearsed = list[Fault](), list[NodeLost](), 0
     ranks, nodes, lost_at = set[int](), set[int](), dict[int, float]()
@@ -128,7 +128,7 @@ def _unrehearsed(events: Events) -> tuple[list[Fault], list[NodeLost], int]:
 
 
 def _together(moments: Sequence[float]) -> list[int]:
-    """Return the number of nodes lost in each failure."""
+    """Return, for each failure, the number of nodes that were lost together."""
     sizes: list[int] = []
     for index, moment in enumerate(moments):
         if index and moment - moments[index - 1] <= _CORRELATED_S:

@@ -1,9 +1,10 @@
-"""A job's events next to its checkpoints, where they outlive its nodes: each node's memory server writes its own parts.
+"""A job's events in the durable tier, next to its checkpoints, where they outlive the nodes. Each node writes its own
+parts.
 
-    NAME-OF-THE-JOB/events/1764038400000-00002-000001.jsonl      start of its writer, node, number of the part
+    NAME-OF-THE-JOB/events/1764038400000-00002-000001.jsonl      start time of the writer, node, number of the part
 
-A part is a log with its own first line, which has its machine's clock. A writer replaces its newest part as it grows:
-readers see the whole part or the one before.
+A part is a log with its own first line, which records its machine's clock. The writer replaces its newest part as the
+part grows, so readers see either the former part or the new one, never a mixture.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from hyperpod_ext.runtime.snapshot.manifest import crc64nvme, crc_text
 from hyperpod_ext.runtime.storage.object_store import Cancelled, Entry, ObjectStore
 
 EVERY_S = 10.0
-"""Shortest time between two uploads, except of the urgent events in `AT_ONCE`."""
+"""Shortest time between two uploads, in seconds. Events in `AT_ONCE` are uploaded earlier."""
 AT_ONCE = frozenset({"fault", "go", "done", "job_ended"})
 _LOOK_S = 0.5
 _READ_BYTES = 4 << 20
@@ -42,7 +43,7 @@ _GETS_AT_ONCE = 8
 
 
 class KeptLog:
-    """The parts that one node writes."""
+    """The parts that one node writes to the store."""
 
     def __init__(self, store: ObjectStore, node: int) -> None:
         self._store = store
@@ -57,14 +58,14 @@ class KeptLog:
 
     @property
     def full(self) -> bool:
-        """Whether too many unwritten bytes are waiting to add more."""
+        """Whether so many bytes wait to be written that no more lines should be added."""
         return len(self._part) - self._written > _MOST_WAITING
 
     def flush(self) -> None:
-        """Write the added lines.
+        """Write the lines that were added.
 
         Raises:
-            HyperpodExtError: the store is unreachable or full; the next call tries again.
+                HyperpodExtError: the store is unreachable or full. The next call tries again.
         """
         if self._written == len(self._part):
             return
@@ -82,13 +83,13 @@ class KeptLog:
 
 
 class LogUpload:
-    """Uploads the log that this process writes to the durable tier, in its own thread.
+    """Uploads the log that this process writes to the durable tier, in a background thread.
 
     An unreachable store blocks no caller.
 
     Args:
-        log: events.jsonl, uploaded from its beginning; readers skip lines that were uploaded before.
-        open_place: returns the job's store in the durable tier; called in the thread.
+        log: the events.jsonl to upload, from its beginning. Readers skip lines that were uploaded before.
+        open_place: returns the job's store in the durable tier. Called in the background thread.
         node: number of this node.
     """
 
@@ -124,9 +125,9 @@ class LogUpload:
                 return
 
     def _take(self, kept: KeptLog) -> bool:
-        """Read new whole lines; return whether there may be more."""
+        """Read new complete lines of the log. Returns whether the log may have more."""
         if kept.full or not self._log.exists():
-            return False  # the store is unreachable; the lines stay in the log until then
+            return False  # the store is unreachable; the lines stay in the log meanwhile
         with self._log.open("rb") as log:
             log.seek(self._offset)
             grown = log.read(_READ_BYTES)
@@ -145,7 +146,7 @@ class LogUpload:
 
 
 def read_kept(store: ObjectStore) -> LogRead:
-    """Return the events of all nodes in order of time; times are Unix time.
+    """Return the events of all nodes in time order. Their times are Unix times.
 
     Raises:
         NotFoundError: the store has no events.
@@ -168,7 +169,7 @@ class KeptReader:
         self._seen: set[str] = set()
 
     def new(self) -> list[Event]:
-        """Return the new readable events in order of time. Later calls may return earlier events of other nodes."""
+        """Return the new readable events in time order. A later call may return earlier events of other nodes."""
         grown = [entry for entry in _parts(self._store) if self._sizes.get(entry.name) != entry.nbytes]
         read = [*_read(self._store, grown, self._seen)]
         self._sizes |= {entry.name: entry.nbytes for entry in grown}
@@ -180,7 +181,7 @@ def _parts(store: ObjectStore) -> list[Entry]:
 
 
 def _read(store: ObjectStore, entries: Sequence[Entry], seen: set[str]) -> Iterator[LogRead]:
-    """Yield the events of each part; parts larger than `_LARGEST_PART` are left out, with a note."""
+    """Yield the events of each part. Parts larger than `_LARGEST_PART` are left out, with a note."""
 
     def get(entry: Entry) -> bytes | None:
         try:
@@ -189,7 +190,7 @@ def _read(store: ObjectStore, entries: Sequence[Entry], seen: set[str]) -> Itera
             return None
 
     with ThreadPoolExecutor(_GETS_AT_ONCE) as pool:
-        for first in range(0, len(entries), _GETS_AT_ONCE):  # to limit the parts in memory
+        for first in range(0, len(entries), _GETS_AT_ONCE):  # limit the number of parts in memory
             some = entries[first : first + _GETS_AT_ONCE]
             for entry, part in zip(some, pool.map(get, some), strict=True):
                 source = f"{store.url}/{entry.name}"
@@ -200,7 +201,7 @@ def _read(store: ObjectStore, entries: Sequence[Entry], seen: set[str]) -> Itera
 
 
 def _read_part(part: bytes, source: str, seen: set[str]) -> LogRead:
-    """Read one part without the lines in `seen`, which a restarted writer has written twice."""
+    """Read one part without the lines in `seen`, because a restarted writer writes some lines twice."""
     lines = part.decode(errors="replace").splitlines()
     first = parse_line(lines[0]) if lines else None
     epoch = first.get("epoch") if first is not None else None
@@ -217,6 +218,6 @@ def _new(lines: Sequence[str], seen: set[str]) -> Iterable[str]:
 
 
 def moved(event: Event, seconds: float) -> Event:
-    """Return the event with its times moved by `seconds`."""
+    """Return a copy of the event with its times shifted by `seconds`."""
     began = {"began": event.began + seconds} if isinstance(event, Step) else {}
     return event.model_copy(update={"t": event.t + seconds, **began})

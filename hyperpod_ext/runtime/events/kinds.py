@@ -1,7 +1,7 @@
-"""Every kind of event in a job's events.jsonl.
+"""All kinds of events in a job's events.jsonl.
 
-Coordinator, agents and workers write events by name and fields; `log.py` checks each against its declaration. The table
-in docs/events.md is generated from the declarations.
+Coordinator, agents and workers write an event by its name and fields, and `log.py` checks it against the declaration.
+The table in docs/events.md is generated from the declarations.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from hyperpod_ext.runtime.events import of_checkpoints, of_faults, of_nodes, of_
 from hyperpod_ext.runtime.events.event import Event, EventKinds
 
 THEMES = (of_training, of_faults, of_nodes, of_checkpoints)
-"""Modules of declarations."""
+"""Modules that declare events."""
 
 
 def declared_in(module: ModuleType) -> Iterator[type[Event]]:
-    """Yield the kinds declared in a module."""
+    """Yield the kinds of events that a module declares."""
     for kind in vars(module).values():
         if isinstance(kind, type) and issubclass(kind, Event) and "event" in kind.model_fields:
             yield kind

@@ -1,4 +1,4 @@
-"""The job's event log and its report, in the run directory. A new coordinator appends to the log of the last one."""
+"""The job's event log and report in the run directory. A new coordinator appends to its predecessor's log."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _TAIL_BYTES = 1 << 16
 
 
 def checked(event: str, fields: dict[str, Any], t: float | None = None) -> tuple[Event, bytes]:
-    """Return an event of now, or of time `t`, and its line.
+    """Return an event and its log line. `t`: time of the event; None for now.
 
-    An event that is not as declared is a bug here, which must not end a job: the line gets the error as a note, stderr
-    gets it once per kind, and readers skip the event.
+    An event that does not match its declaration is a bug here, but must not end a job: its line gets the error as a
+    note, stderr gets the error once per kind, and readers skip the event.
     """
     entry = {"t": time.monotonic() if t is None else t, "event": event, **fields}
     try:
@@ -43,11 +43,11 @@ def checked(event: str, fields: dict[str, Any], t: float | None = None) -> tuple
 
 
 _REPORTED: set[str] = set()
-"""Kinds already reported as not as declared."""
+"""Kinds of events whose mismatch with the declaration was already reported."""
 
 
 def first_line() -> bytes:
-    """Return the first line of a log."""
+    """Return the first line of a new log."""
     return _line({"t": time.monotonic(), "event": "log", "version": VERSION})
 
 
@@ -56,30 +56,30 @@ def _line(entry: dict[str, Any]) -> bytes:
 
 
 def append(file: Path, line: bytes) -> None:
-    """Add the line of an event to a log without other writers."""
+    """Add an event's line to a log that has no other writer."""
     with open_private(file, "ab") as log:
         log.write(line if log.tell() else first_line() + line)
 
 
 class EventLog:
-    """Writes lines to events.jsonl, each in one append, so that two writers do not mix theirs.
+    """Writes lines to events.jsonl. Each write is a single append, so that lines of two writers do not mix.
 
     Args:
-        fresh: a new job begins; the log of an earlier job is deleted.
+        fresh: whether a new job begins. The log of an earlier job is then deleted.
     """
 
     _together: list[bytes] | None = None
-    """Lines to be written in one append."""
+    """Lines that will be written in one append."""
     _lost, _why = 0, ""
-    """Events lost since the last successful write, and why."""
+    """Number of events lost since the last successful write, and the reason."""
 
     _file: io.FileIO | None = None
-    """None: not opened yet; each line tries again."""
+    """The open log; None if opening has failed so far. Each line tries to open it again."""
     _past_bytes = 0
 
     def __init__(self, run_dir: Path, *, fresh: bool) -> None:
         self.listeners: list[Callable[[Event], None]] = []
-        """Called with each written event."""
+        """Callbacks for each written event."""
         self.path = run_dir / "events.jsonl"
         if fresh:
             self.path.unlink(missing_ok=True)
@@ -88,18 +88,18 @@ class EventLog:
             self._open()
         except OSError as error:
             if fresh:
-                raise  # nothing is lost yet: the job's starter can repair it
+                raise  # nothing is lost yet, and the user can repair the disk
             self._cannot_write(error, 0)
 
     def _open(self) -> io.FileIO:
-        """Open the file, and write its first line if it is empty.
+        """Open the file. If the file is empty, write its first line.
 
         Raises:
             OSError: the file cannot be written.
         """
         with contextlib.ExitStack() as opening:
             file = cast(io.FileIO, opening.enter_context(open_private(self.path, "ab", buffering=0)))
-            _take_back(file, _unfinished(self.path))  # half a line of a writer that died
+            _take_back(file, _unfinished(self.path))  # remove the partial line of a writer that died
             past_bytes = file.seek(0, os.SEEK_END)
             if not past_bytes:
                 _append(file, first_line())
@@ -108,7 +108,7 @@ class EventLog:
         return file
 
     def write(self, event: str, *, t: float | None = None, **fields: Any) -> None:
-        """Add an event of a declared kind, of now or of time `t`."""
+        """Add an event of a declared kind. `t`: time of the event; None for now."""
         happened, line = checked(event, fields, t)
         if self._together is None:
             self._keep(line)
@@ -119,7 +119,7 @@ class EventLog:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Collect the lines written inside, and append them at the end, or before a read. Not to be nested."""
+        """Collect lines written inside the `with` block. Append them at its end or before a read. Do not nest."""
         self._together = []
         try:
             yield
@@ -133,16 +133,16 @@ class EventLog:
             self._keep(b"".join(lines), len(lines))
 
     def read(self, *, steps: bool = True) -> Events:
-        """Return all readable events so far, with or without steps; unreadable lines are reported on stderr."""
+        """Return all readable events so far, with or without steps. Unreadable lines are reported on stderr."""
         self._flush()
         return _read(self.path, steps=steps).events
 
     def past(self) -> Iterator[Event]:
-        """Yield the events from before this log was opened. The log is read at the first `next`, in any thread."""
+        """Yield the events from before this log was opened. The file is read at the first `next`, in any thread."""
         yield from _read(self.path, nbytes=self._past_bytes).events
 
     def reporter(self, *, state: str, error: Any, world_size: int) -> Callable[[], dict[str, Any]]:
-        """Return a function that makes the report of all events so far, in any thread; see `report_on`."""
+        """Return a function that makes the report of all events so far. Any thread may call it. See `report_on`."""
         self._flush()
         path, nbytes, lost, notes = self.path, None, (self._lost, self._why), list[str]()
         if self._file is not None:
@@ -151,14 +151,15 @@ class EventLog:
                 path, notes = Path(f"/proc/self/fd/{self._file.fileno()}"), [f"{path} was removed while the job ran"]
 
         def make() -> dict[str, Any]:
-            # read only now: a process should not hold a month's events while the job runs
+            # read the log only now, because a process should not hold a month's events while the job runs
             report = report_on(path, state=state, error=error, world_size=world_size, nbytes=nbytes, lost=lost)
             return report | {"warnings": [*notes, *report["warnings"]]}
 
         return make
 
     def _keep(self, lines: bytes, count: int = 1) -> None:
-        """Write lines. A full disk loses events, but stops no node; a line in the log counts the lost events."""
+        """Write lines. On a full disk events are lost, but no node stops; a later line in the log has the number
+        lost."""
         try:
             if self._lost:
                 self._append(f"{self._lost} events could not be written here: {self._why}\n".encode())
@@ -169,7 +170,7 @@ class EventLog:
             self._cannot_write(error, count)
 
     def _cannot_write(self, error: OSError, count: int) -> None:
-        """Count lost events; report the first failure in a row on stderr."""
+        """Count the lost events, and report the first failure in a row on stderr."""
         if not self._why:
             self._why = error.strerror or str(error)
             sys.stderr.write(f"hyperpod_ext: {self.path} cannot be written, events are lost: {self._why}\n")
@@ -186,7 +187,7 @@ class EventLog:
 def _append(file: io.FileIO, line: bytes) -> None:
     left = line
     try:
-        while left:  # once, unless the disk is full
+        while left:  # one iteration, unless the disk is full
             left = left[file.write(left) :]
     except OSError:
         _take_back(file, len(line) - len(left))
@@ -194,13 +195,13 @@ def _append(file: io.FileIO, line: bytes) -> None:
 
 
 def _take_back(file: io.FileIO, nbytes: int) -> None:
-    """Remove half a line from the end, so that the next event starts on a new line."""
+    """Remove a partial line of `nbytes` from the end of the file, so that the next event starts on a new line."""
     if nbytes:
         file.truncate(file.seek(0, os.SEEK_END) - nbytes)
 
 
 def _read(path: Path, *, nbytes: int | None = None, steps: bool = True) -> LogRead:
-    """Return the readable events, even if the disk is broken."""
+    """Return the readable events; none if the disk is broken."""
     try:
         log = read_events(path, nbytes=nbytes, steps=steps)
     except OSError as error:
@@ -215,8 +216,8 @@ def report_on(
 ) -> dict[str, Any]:
     """Return the report of a log, or of its first `nbytes`.
 
-    A damaged log gives a report with the reason and without numbers. A log that only lacks events after a full disk
-    (counted in the log or in `lost`) gives numbers, and a warning.
+    The report of a damaged log has the reason and no numbers. If the log only lacks events after a full disk (counted
+    in the log or in `lost`), the report has numbers and a warning.
     """
     log = _read(path, nbytes=nbytes)
     events, count, why = log.events, log.lost[0] + lost[0], lost[1] or log.lost[1]
@@ -227,7 +228,7 @@ def report_on(
 
 
 def _unfinished(path: Path) -> int:
-    """Return the number of bytes after the last whole line."""
+    """Return the number of bytes after the last complete line."""
     kept = 0
     with path.open("rb") as lines:
         size = lines.seek(0, os.SEEK_END)
@@ -240,7 +241,7 @@ def _unfinished(path: Path) -> int:
 
 
 def write_report(run_dir: Path, report: dict[str, Any], name: str = REPORT) -> None:
-    """Write a report atomically. A report too long for a full disk is written without its numbers."""
+    """Write a report atomically. If the disk has no room for the report, write it without its numbers."""
     try:
         _write_last(run_dir / name, report)
     except OSError as error:
@@ -254,5 +255,5 @@ def _write_last(file: Path, report: dict[str, Any]) -> None:
 
 
 def report_of(node: int | str) -> str:
-    """Return the report name of one node that had to stop: other nodes may know the job's result better."""
+    """Return the file name for the report of a node that had to stop. Other nodes may know the job's result better."""
     return f"report.node{node}.json"

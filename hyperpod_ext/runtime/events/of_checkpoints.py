@@ -15,41 +15,41 @@ class Copying(ByAgent):
     tier: str
     """`peer`, or the URL of a durable tier."""
     failed: Count = 0
-    """Copies that failed since the memory server started."""
+    """Number of copies that failed since the memory server started."""
     skipped: Count = 0
-    """Copies skipped because the one before was still running."""
+    """Number of copies skipped because an earlier copy was still running."""
     superseded: Count = 0
-    """Copies cancelled for newer ones."""
+    """Number of copies cancelled in favour of newer ones."""
     last_error: str | None = None
     newest_step: Count | None = None
-    """The newest step in the tier; null: none."""
+    """The newest step in the tier; null if it has none."""
     fell_back: str = ""
     """Why copies to peers use TCP although NIXL is configured."""
 
 
 class ScriptSaved(ByWorker):
-    """A script of mode `run` has saved a file or a checkpoint folder."""
+    """A script with `mode: run` has saved a file or a checkpoint folder."""
 
     event: Literal["script_saved"] = "script_saved"
     step: Count
-    """Newest optimizer step that the rank had made."""
+    """Newest optimizer step that the rank had made by then."""
     path: str
 
 
 class Durable(ByCoordinator):
-    """The durable tiers were searched for checkpoints."""
+    """The coordinator has searched the durable tiers for checkpoints."""
 
     event: Literal["durable"] = "durable"
     node: Count | None = None
     """Node whose own disks were searched; null for tiers that all nodes share."""
     steps: Listed[Count]
-    """Steps of the complete checkpoints."""
+    """Steps of all complete checkpoints."""
     problems: Listed[str]
-    """Sentences on checkpoints that could not be read."""
+    """Sentences about checkpoints that could not be read."""
 
 
 class LeftOver(Declared):
-    """Progress of one node's part of the last step in one durable tier."""
+    """One node's upload of its part of the last step to one durable tier."""
 
     tier: str
     arrived: bool
@@ -60,7 +60,7 @@ class LeftOver(Declared):
     """Ranks whose part is missing in the tier."""
     left_bytes: Bytes
     error: str
-    """Why the part is missing; empty: the time was up."""
+    """Why the part is missing. Empty if the time limit was reached."""
 
 
 class FinalSave(ByCoordinator):
@@ -69,17 +69,17 @@ class FinalSave(ByCoordinator):
     event: Literal["final_save"] = "final_save"
     was = ("homecoming",)
     save_id: str = ""
-    """Name of the snapshots."""
+    """Name of the save whose snapshots are uploaded."""
     step: Count | None
-    """The newest step that all ranks hold; null: none."""
+    """The newest step that all ranks have; null if there is none."""
     made: Count
-    """The newest step made."""
+    """The newest step that the job made."""
     nodes: Listed[Count]
     """Nodes that hold a part of the step."""
 
 
 class Uploading(ByAgent):
-    """A node is still uploading its part of the last step; written every two seconds."""
+    """A node still uploads its part of the last step. Written every two seconds."""
 
     event: Literal["uploading"] = "uploading"
     was = ("draining",)

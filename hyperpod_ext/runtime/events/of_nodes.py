@@ -1,4 +1,4 @@
-"""Events of nodes: they join and leave, and the job is resized."""
+"""Events of nodes: nodes join and leave, and the job is resized."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from hyperpod_ext.runtime.ipc.declared import ByNumber, Count, Listed, Seconds
 
 
 class OfNode(ByCoordinator):
-    """An event of one node."""
+    """Base class of events about one node."""
 
     node: Count
 
 
 class Coordinator(OfNode):
-    """Another coordinator has taken over, on `node`."""
+    """A new coordinator has taken over, on `node`."""
 
     event: Literal["coordinator"] = "coordinator"
     before: Count
-    """The node of the coordinator before."""
+    """The node of the previous coordinator."""
     term: Count
-    """Number of coordinators so far."""
+    """Number of coordinators of the job so far."""
 
 
 class SteppedDown(OfNode):
-    """The coordinator on `node` stops: it reaches no majority, or its node leaves."""
+    """The coordinator on `node` stops, because it reaches no majority or its node leaves."""
 
     event: Literal["stepped_down"] = "stepped_down"
     was = ("stood_down",)
     term: Count
     reached: Listed[Count] = ()
-    """Nodes that the coordinator still reached."""
+    """Nodes that the coordinator could still reach."""
     cause: str = ""
-    """Why the node leaves."""
+    """Why the node leaves the job."""
 
 
 class NodeJoined(OfNode):
@@ -49,46 +49,47 @@ class Network(ByAgent):
 
     event: Literal["network"] = "network"
     interface: str
-    """The interface in the job's spec; empty: none."""
+    """The network interface in the job's spec; empty if the spec names none."""
     address: str
 
 
 class OperatorAsked(ByAgent):
-    """A caller has used the port of AWS's operator in a pod; the call changed something, or was refused."""
+    """A request to the port for AWS's operator in a pod changed the pod's state or was refused."""
 
     event: Literal["operator_asked"] = "operator_asked"
     call: str
-    """`/start`, `/update`, `/stop` or `/shutdown`."""
+    """Path of the request: `/start`, `/update`, `/stop` or `/shutdown`."""
     caller: str
-    """The caller's address."""
+    """The address that sent the request."""
     status: Count
-    """HTTP status: 200, 403 for a refused address, 409 for a call that does not fit the job, 422 for a bad body."""
+    """HTTP status: 200, 403 for a refused address, 409 for a request that does not fit the job's state, 422 for a bad
+    body."""
     why: str
-    """Why the call was refused; empty: accepted."""
+    """Why the request was refused; empty if it was accepted."""
     state: str
-    """The pod's state after the call."""
+    """The pod's state after the request."""
 
 
 class NodeLost(OfNode):
-    """A node is lost, or has not answered for as long as a lost one."""
+    """A node is lost, or has not answered for so long that it counts as lost."""
 
     event: Literal["node_lost"] = "node_lost"
     cause: str
 
 
 class NodeReplaced(OfNode):
-    """Node `node` takes the ranks of a lost one."""
+    """Node `node` takes over the ranks of a lost node."""
 
     event: Literal["node_replaced"] = "node_replaced"
     ranks: Listed[Count]
 
 
 class AwaitingNode(OfNode):
-    """No spare is left: the job waits for another node in place of `node`."""
+    """No spare is left, so the job waits for a new node to replace `node`."""
 
     event: Literal["awaiting_node"] = "awaiting_node"
     seconds: Seconds
-    """Longest wait."""
+    """Maximum time to wait."""
 
 
 class NodeLeaves(OfNode):
@@ -98,40 +99,40 @@ class NodeLeaves(OfNode):
 
 
 class NodeDecommissioned(OfNode):
-    """A node's workers end: other nodes have its ranks."""
+    """A node's workers end, because other nodes now have its ranks."""
 
     event: Literal["node_decommissioned"] = "node_decommissioned"
     was = ("node_retired",)
 
 
 class NodeLeft(OfNode):
-    """A node is no longer a member."""
+    """A node is no longer a member of the job."""
 
     event: Literal["node_left"] = "node_left"
 
 
 class NodesWanted(ByCoordinator):
-    """The job requests another set of nodes."""
+    """The job requests a different set of nodes."""
 
     event: Literal["nodes_wanted"] = "nodes_wanted"
     nodes: Listed[Count]
-    """All nodes requested."""
+    """All nodes that the job requests."""
 
 
 class Unhealthy(ByAgent):
-    """A node has failed a health check; no worker is started on it."""
+    """A node has failed a health check, so no worker is started on it."""
 
     event: Literal["unhealthy"] = "unhealthy"
     was = ("ill",)
     fields_were = {"ailments": "problems"}
     problems: dict[str, str]
-    """Error of each failed check."""
+    """Error message of each failed check, by name of the check."""
     seconds: Seconds
-    """Duration of the checks."""
+    """Duration of all checks."""
 
 
 class PreemptionNotice(ByAgent):
-    """The provider will take the node away."""
+    """The cloud provider announces that it will reclaim the node."""
 
     event: Literal["preemption_notice"] = "preemption_notice"
     was = ("notice",)
@@ -140,7 +141,7 @@ class PreemptionNotice(ByAgent):
 
 
 class NoNotices(ByAgent):
-    """The provider's notices cannot be read."""
+    """The cloud provider's preemption notices cannot be read."""
 
     event: Literal["no_notices"] = "no_notices"
     why: str
@@ -152,76 +153,76 @@ class MemoryLost(ByAgent):
     event: Literal["memory_lost"] = "memory_lost"
     cause: str
     step: Count
-    """The newest step made there."""
+    """The newest step made on that node."""
 
 
 class MemoryBack(ByAgent):
-    """Another memory server has taken its place."""
+    """A new memory server has replaced the lost one."""
 
     event: Literal["memory_back"] = "memory_back"
     seconds: Seconds
 
 
 class ForkServerLost(ByAgent):
-    """The process that forks the workers of a node has ended; another one is started, and `imported` follows."""
+    """The process that forks a node's workers has ended. A new one is started, and event `imported` follows."""
 
     event: Literal["fork_server_lost"] = "fork_server_lost"
     cause: str
     step: Count
-    """The newest step made there."""
+    """The newest step made on that node."""
 
 
 # --- resizes --------------------------------------------------------------------------------------
 
 
 class Resizing(ByCoordinator):
-    """An event of a resize."""
+    """Base class of events of a resize."""
 
     order: str
-    """Name of the order; empty: not ordered."""
+    """Name of the resize order; empty if nobody ordered the resize."""
     nodes: Count
-    """Nodes that the job will have, or would have had."""
+    """Number of nodes that the job will have after the resize, or would have had."""
 
 
 class ResizeAsked(Resizing):
-    """An order to resize, or to move the ranks of a node, was accepted."""
+    """The coordinator has accepted an order to resize the job or to move a node's ranks."""
 
     event: Literal["resize_asked"] = "resize_asked"
     of: Count
-    """Nodes that the job has."""
+    """Number of nodes that the job has now."""
     moving: Count | None = None
     """The node whose ranks are to move."""
 
 
 class ResizeRefused(Resizing):
-    """An order to resize is impossible, or was given up: the job continues with its nodes."""
+    """An order to resize is impossible or was cancelled. The job continues with its present nodes."""
 
     event: Literal["resize_refused"] = "resize_refused"
     why: str
 
 
 class ResizeBegun(Resizing):
-    """All nodes of a resize have joined."""
+    """All nodes that a resize needs have joined."""
 
     event: Literal["resize_begun"] = "resize_begun"
     of: Count
-    """Nodes that the job has."""
+    """Number of nodes that the job has now."""
     leaving: Listed[Count]
     joining: Listed[Count]
 
 
 class RejoinBegun(ByCoordinator):
-    """Processes are being started for the missing ranks of a job that continued without them."""
+    """A job that continued without some ranks starts processes for the missing ranks."""
 
     event: Literal["rejoin_begun"] = "rejoin_begun"
     ranks: Listed[Count]
-    """Their future rank numbers."""
+    """Future rank numbers of the missing ranks."""
     nodes: Listed[Count]
-    """Node of each."""
+    """Node of each missing rank."""
 
 
 class RejoinGivenUp(ByCoordinator):
-    """Missing ranks stay missing until another fault or another node changes the situation."""
+    """Missing ranks stay missing until a further fault or a new node changes the situation."""
 
     event: Literal["rejoin_given_up"] = "rejoin_given_up"
     missing: Count
@@ -245,7 +246,7 @@ class JoiningWorker(ByCoordinator):
 
 
 class JoiningWorkerLost(ByCoordinator):
-    """A worker of a joining node ended before the resize."""
+    """A worker of a joining node ended before the resize was complete."""
 
     event: Literal["joining_worker_lost"] = "joining_worker_lost"
     was = ("newcomer_lost",)
@@ -254,7 +255,7 @@ class JoiningWorkerLost(ByCoordinator):
 
 
 class RankStopped(ByCoordinator):
-    """A rank has stopped at the agreed step."""
+    """A rank has stopped at the step on which all ranks agreed."""
 
     event: Literal["rank_stopped"] = "rank_stopped"
     was = ("halted",)
@@ -263,38 +264,38 @@ class RankStopped(ByCoordinator):
 
 
 class Resize(Resizing):
-    """An event of a resize that all ranks have stopped for."""
+    """Base class of events of a resize for which all ranks have stopped."""
 
     generation: Count
     world_size: Count
     of: Count
-    """Nodes that the job had."""
+    """Number of nodes that the job had before."""
     cause: Literal["order", "nodes", "leave", "lost", "move", "continued", "rejoined"]
-    """Why: an order, new nodes, a node that left or was lost, ranks moved to a spare, the job continues without lost
-    ranks, or lost ranks have rejoined."""
+    """Cause of the resize: an order; new nodes; a node left or was lost; ranks move to a spare; the job continues
+    without lost ranks; or lost ranks have rejoined."""
     local_share: float
-    """Share of the state that stays on its node."""
+    """Share of the state that stays on the node where it is."""
     full_size: Count | None = None
-    """Number of ranks when none is missing; null: healthy ranks wait, so no rank is ever missing."""
+    """Number of ranks when no rank is missing; null if healthy ranks wait, so that no rank is ever missing."""
     samples: Literal["constant", "fewer"] = "constant"
-    """Number of samples in a step while ranks are missing."""
+    """Whether the number of samples in a step stays constant or falls while ranks are missing."""
 
 
 class RanksReassigned(Resize):
-    """All ranks leave a generation for one with another number of nodes."""
+    """All ranks leave a generation. The next generation has a different number of nodes."""
 
     event: Literal["world"] = "world"
     moved: ByNumber[Count]
-    """New rank number of each rank with a surviving process."""
+    """New rank number of each rank whose process survives, by old number."""
 
 
 class Resized(Resize):
-    """The job has completed the first step with its new number of nodes."""
+    """The job has completed its first step with the new number of nodes."""
 
     event: Literal["resized"] = "resized"
     step: Count
-    """The last step with the number of nodes before."""
+    """The last step with the former number of nodes."""
     pause_s: Seconds
-    """Time without a step."""
+    """Time between the last step before the resize and the first step after it."""
     pids_kept: bool
     """Whether every surviving rank kept its process."""
