@@ -1,4 +1,4 @@
-"""Events of faults: detection, injection, and the reactions of ranks."""
+"""Events of faults: detection, injection, and reactions of ranks."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ from hyperpod_ext.runtime.ipc.declared import Count
 
 
 class Fault(ByCoordinator):
-    """The coordinator has seen a fault and decided how to recover."""
+    """The coordinator has detected a fault and decided how to recover."""
 
     event: Literal["fault"] = "fault"
     fields_were = {"rung": "escalation_level"}
     rank: Count
     node: Count
     step: Count
-    """The step that the rank was making."""
+    """The step that the rank was making when it failed."""
     cause: str
     died: bool
-    """Whether the process has ended."""
+    """Whether the rank's process has ended."""
     phase: str = ""
-    """The rank's phase within its step; empty: unknown."""
+    """The rank's phase within its step; empty if unknown."""
     kind: FaultKind | Literal[""] = ""
     escalation_level: str = ""
-    """Level of the recovery: in process, process or node; empty: it ends the job, or another fault was first."""
+    """Level of the recovery: in process, process or node. Empty if the fault ends the job, or if another fault was
+    first."""
     late: bool = False
-    """Whether it follows from another fault, of its node or of the same generation: such faults count for no budget."""
+    """Whether the fault follows from another one, on the same node or in the same generation. Such a fault does not
+    count against the restart limits."""
 
 
 class Aborted(ByWorker):
@@ -36,11 +38,11 @@ class Aborted(ByWorker):
     event: Literal["aborted"] = "aborted"
     was = ("freed",)
     step: Count
-    """The newest step that the rank has made."""
+    """The newest step that the rank had made."""
 
 
 class CollectiveBroke(ByWorker):
-    """A collective has failed, and no known fault explains it."""
+    """A collective has failed without a known fault as the reason."""
 
     event: Literal["collective_broke"] = "collective_broke"
     step: Count
@@ -48,14 +50,14 @@ class CollectiveBroke(ByWorker):
 
 
 class GivenUp(ByWorker):
-    """A rank abandons its current step because of a fault in another rank."""
+    """A rank abandons its current step because another rank has a fault."""
 
     event: Literal["given_up"] = "given_up"
     step: Count
 
 
 class Stuck(ByAgent):
-    """A worker did not leave its generation in time and is killed."""
+    """A worker did not leave its generation in time, and its agent kills it."""
 
     event: Literal["stuck"] = "stuck"
     rank: Count
@@ -63,7 +65,7 @@ class Stuck(ByAgent):
 
 
 class Hung(ByAgent):
-    """A worker makes no progress and will be killed."""
+    """A worker makes no progress, and its agent will kill it."""
 
     event: Literal["hung"] = "hung"
     rank: Count
@@ -72,17 +74,17 @@ class Hung(ByAgent):
 
 
 class Stacks(ByAgent):
-    """The agent has dumped the stacks of a hanging worker."""
+    """The agent has requested the stacks of a hung worker."""
 
     event: Literal["stacks"] = "stacks"
     rank: Count
     dumped: bool
     log: str
-    """The file with the stacks."""
+    """The file that contains the stacks."""
 
 
 class Killed(ByAgent):
-    """The agent has killed a worker, to rehearse a recovery, as its arguments request."""
+    """The agent has killed a worker in order to rehearse a recovery, as its arguments request."""
 
     event: Literal["killed"] = "killed"
     rank: Count
@@ -90,34 +92,34 @@ class Killed(ByAgent):
 
 
 class FaultOrdered(ByAgent):
-    """A rank has received a fault ordered by `hp-ext chaos`, which it injects at a later change of phase."""
+    """A rank has received a fault ordered by `hp-ext chaos`. The rank injects the fault at a later change of phase."""
 
     event: Literal["fault_ordered"] = "fault_ordered"
     rank: Count
     kind: str
-    """As `hp-ext chaos` has it."""
+    """Kind of the fault, as in `hp-ext chaos`."""
     step: Count | None = None
 
 
 class FaultMissed(ByWorker):
-    """A fault was not injected: the order reached the rank after the fault's step."""
+    """A fault was not injected, because the order reached the rank after the step named in the order."""
 
     event: Literal["fault_missed"] = "fault_missed"
     kind: str
-    """As `hp-ext chaos` has it."""
+    """Kind of the fault, as in `hp-ext chaos`."""
     step: Count
-    """The fault's step."""
+    """The step in which the fault was due."""
     at: Count
-    """The step that the rank had reached."""
+    """The step that the rank had reached by then."""
 
 
 class Injected(Event):
-    """A fault was injected: into a rank by its worker or agent, or into a whole node by its agent."""
+    """A fault was injected, either into a rank by its worker or agent, or into a whole node by its agent."""
 
     sender = "worker or agent"
     event: Literal["injected"] = "injected"
     kind: str
-    """As `hp-ext chaos` has it."""
+    """Kind of the fault, as in `hp-ext chaos`."""
     rank: Count | None = None
     node: Count | None = None
     step: Count | None = None

@@ -1,4 +1,4 @@
-"""Events of the job as a whole, and of ranks: generations and steps."""
+"""Events of the job as a whole, of generations, and of steps."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from hyperpod_ext.runtime.ipc.declared import Bytes, Count, Listed, Port, Second
 
 
 class LogBegun(ByCoordinator):
-    """The first line of a log."""
+    """First line of every log."""
 
     event: Literal["log"] = "log"
     version: Count
-    """Version of the log. Logs without this line are of version 1."""
+    """Version of the log. A log without this line has version 1."""
     epoch: float | None = None
-    """Unix time at 0 of the log's clock; null: the job has a single log."""
+    """Unix time at 0 of the log's clock; null if the job has a single log."""
 
 
 class JobStarted(ByCoordinator):
-    """The first coordinator begins."""
+    """The first coordinator has begun the job."""
 
     event: Literal["job_started"] = "job_started"
     world_size: Count
-    """Ranks."""
+    """Number of ranks."""
     nodes: Count
-    """Nodes, without spares."""
+    """Number of nodes, without spares."""
     spares: Count
-    """Spare nodes."""
+    """Number of spare nodes."""
 
 
 class JobEnded(ByCoordinator):
-    """The job is over."""
+    """The job has ended."""
 
     event: Literal["job_ended"] = "job_ended"
     state: Literal["succeeded", "failed", "cancelled"]
@@ -45,11 +45,11 @@ class Done(ByCoordinator):
     event: Literal["done"] = "done"
     rank: Count
     digest: str
-    """SHA-256 of its final state; empty: it registered none."""
+    """SHA-256 of the rank's final state; empty if the rank registered no state."""
 
 
 class Tuned(ByCoordinator):
-    """The interval of a tier was changed."""
+    """The coordinator has changed a tier's checkpoint interval."""
 
     event: Literal["tuned"] = "tuned"
     tier: str
@@ -76,7 +76,7 @@ class MetricsFailed(ByCoordinator):
 
 
 class WorkerStarted(ByAgent):
-    """A worker process was forked, or made from a warm spare."""
+    """A worker process was forked, or a warm spare has become a worker."""
 
     event: Literal["worker_started"] = "worker_started"
     rank: Count
@@ -84,36 +84,37 @@ class WorkerStarted(ByAgent):
     warm: bool = False
     """Whether the process had a CUDA context before it got its rank (`restart.warm_spares`)."""
     script: str = ""
-    """Checksum of the script at that time; empty: no such file."""
+    """Checksum of the script when the process started; empty if the file did not exist."""
 
 
 class Imported(ByAgent):
-    """The fork server of a node has imported the modules in `preload`."""
+    """A node's fork server has imported the modules in `preload`."""
 
     event: Literal["imported"] = "imported"
     seconds: Seconds
     notes: Listed[str] = ()
-    """Sentences on modules that are not preloaded, or only in part."""
+    """Sentences about modules that are not preloaded, or only partly."""
 
 
 class Joined(ByCoordinator):
-    """A rank waits for the next generation. Ranks that are not sampled write it only with a new process or number."""
+    """A rank waits for the next generation. Unsampled ranks write this event only after a change of process or
+    number."""
 
     event: Literal["joined"] = "joined"
     rank: Count
     pid: Count
     live_step: Count | None = None
-    """The step of the complete state that the rank still holds; null: none."""
+    """The step of the complete state that the rank still holds; null if it holds none."""
 
 
 class Generation(ByCoordinator):
-    """All ranks have joined; the step to restore is chosen."""
+    """All ranks have joined, and the step to restore is chosen."""
 
     event: Literal["generation"] = "generation"
     generation: Count
     step: Count
     world_size: Count | None = None
-    """Ranks of the generation."""
+    """Number of ranks in the generation."""
 
 
 class GroupsOpen(ByWorker):
@@ -128,25 +129,25 @@ class Restored(ByWorker):
     event: Literal["restored"] = "restored"
     step: Count
     source: str
-    """Source of the state: live, self, memory, peer, parity, fresh, durable, or script (loads its own checkpoint). Logs
-    of earlier versions have the kind of the durable tier here."""
+    """Source of the state: live, self, memory, peer, parity, fresh, durable, or script. With script, the script loads
+    its own checkpoint. Logs of earlier versions have the kind of the durable tier here."""
     tier: str = ""
-    """Kind of the durable tier."""
+    """Kind of the durable tier from which the state came."""
     bytes_moved: Bytes = 0
-    """Bytes from other nodes."""
+    """Number of bytes from other nodes."""
     bytes_local: Bytes = 0
-    """Bytes from its own node."""
+    """Number of bytes from the rank's own node."""
     unbound: bool = False
-    """Whether the checkpoint lacks MACs of its files: an earlier version wrote it."""
+    """Whether the checkpoint has no MACs of its files, because an earlier version wrote it."""
 
     @property
     def came_from(self) -> str:
-        """The source, or the kind of the durable tier."""
+        """The source of the state, or the kind of the durable tier it came from."""
         return self.tier or self.source
 
 
 class RestoreFailed(ByCoordinator):
-    """A rank has refused its source; all ranks try the next one."""
+    """A rank could not restore from its source. All ranks try the next source."""
 
     event: Literal["restore_failed"] = "restore_failed"
     rank: Count
@@ -155,62 +156,62 @@ class RestoreFailed(ByCoordinator):
 
 
 class ParityShort(ByCoordinator):
-    """Two or more nodes of one parity group were lost at once: all ranks restore an older step from the next tier."""
+    """A parity group has lost two or more nodes at once, so all ranks restore an older step from the next tier."""
 
     event: Literal["parity_short"] = "parity_short"
     step: Count
-    """The newest step with parity."""
+    """The newest step for which parity exists."""
     ranks: Listed[Count]
-    """Ranks of the group with missing snapshots; parity can rebuild only one."""
+    """Ranks of the group whose snapshots are missing. Parity can rebuild only one of them."""
     restored_step: Count
 
 
 class Go(ByCoordinator):
-    """All ranks have restored and continue; steps after `step` are repeated."""
+    """All ranks have restored and continue. They repeat the steps after `step`."""
 
     event: Literal["go"] = "go"
     step: Count
     checkpoint: str = ""
-    """The restored durable checkpoint; empty: the state is from memory, or new."""
+    """Name of the restored durable checkpoint. Empty if the state came from memory or is new."""
 
 
 class Begun(ByWorker):
-    """A rank begins its training loop."""
+    """A rank has begun its training loop."""
 
     event: Literal["begun"] = "begun"
     generation: Count
     step: Count
-    """The step before the rank's first one."""
+    """The step before the rank's first step in this loop."""
     of: Count | None = None
-    """The job's last step."""
+    """The last step of the job."""
     sharing: str = ""
-    """How states of ranks relate: same, own or shard; empty: not known yet."""
+    """How the states of ranks relate: same, own or shard; empty if not known yet."""
     loaded: Count | None = None
-    """Step of the checkpoint that a script of mode `run` has loaded itself; null: unknown, or none."""
+    """Step of the checkpoint that a script with `mode: run` has loaded itself; null if unknown or if it loaded none."""
     reproducible: bool = False
-    """Whether gradient sums do not depend on the order, as with `reproducible=True`."""
+    """Whether gradient sums are independent of the order of summation, as with `reproducible=True`."""
 
 
 class Kept(ByWorker):
-    """Contents of a rank's snapshots at the start of its loop: written by rank 0, and again after a change."""
+    """Contents of a rank's snapshots at the start of its loop. Rank 0 writes this event, again after each change."""
 
     event: Literal["kept"] = "kept"
     objects: dict[str, str]
-    """Objects passed to `run.restore`: class by name."""
+    """Objects passed to `run.restore`: the class of each, by name."""
     left_out: Listed[str] = ()
     """Classes of the objects passed to `run.leave_out`."""
 
 
 class Unsaved(ByWorker):
-    """Objects outside all snapshots changed in the first two steps: training state, or descriptions of training."""
+    """Objects that are in no snapshot changed during the first two steps."""
 
     event: Literal["unsaved"] = "unsaved"
     objects: Listed[str]
-    """Their names in the script, each with its class."""
+    """Names of the objects in the script, each with its class."""
     descriptive: Listed[str] = ()
-    """Those among the objects which probably only describe training."""
+    """Names of the objects that probably only describe training, such as counters."""
     unseeded: Listed[str] = ()
-    """DataLoaders without their own generator, each with its class."""
+    """DataLoaders without a generator of their own, each with its class."""
 
 
 UNPROTECTED = (
@@ -221,21 +222,21 @@ UNPROTECTED = (
 
 
 class UnprotectedStep(ByAgent):
-    """A rank makes an optimizer step while its process runs no `@resilient` function, so that nothing saves the step.
+    """A rank makes an optimizer step while its process runs no `@resilient` function, so no snapshot saves the step.
     Written once per node."""
 
     event: Literal["unprotected_step"] = "unprotected_step"
     rank: Count
-    """The rank."""
+    """The rank that makes the optimizer step."""
 
     @property
     def warning(self) -> str:
-        """The warning for users."""
+        """The warning for users about this event."""
         return f"rank {self.rank} makes an optimizer step, but {UNPROTECTED}"
 
 
 class Step(ByWorker):
-    """A rank has made a step. The script's metrics of the step are added as fields: a number or null each."""
+    """A rank has made a step. The script's metrics of the step are additional fields, each a number or null."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, float | None]
@@ -243,32 +244,32 @@ class Step(ByWorker):
     generation: Count
     step: Count
     of: Count | None = None
-    """The job's last step."""
+    """The last step of the job."""
     began: JobTime
-    """Start of the step, by the same clock as `t`."""
+    """Start time of the step, by the same clock as `t`."""
     data_s: Seconds = 0.0
-    """Time from the step's start to the first forward pass."""
+    """Time from the start of the step to the first forward pass."""
     checkpoint_s: Seconds = 0.0
     """Time that the training thread waited for a snapshot."""
     snapshot: Count = 0
-    """1: a snapshot of this step was made."""
+    """1 if a snapshot of this step was made."""
 
     @property
     def took(self) -> float:
-        """Seconds."""
+        """Duration of the step, in seconds."""
         return self.t - self.began
 
     @property
     def logged(self) -> dict[str, float | None]:
-        """What the script logged."""
+        """Metrics of the step that the script logged."""
         return self.__pydantic_extra__
 
 
 ALL_SAMPLED_UP_TO = 64
-"""Number of low ranks with every step in the log. All of 8,192 ranks would write half a megabyte per step: too much to
-read after a month."""
+"""Ranks below this number have every step in the log. If all of 8,192 ranks wrote their steps, each step would add half
+a megabyte, too much to read after a month."""
 SAMPLED_ONE_IN = 129
-"""Of higher ranks, one in so many is sampled. An odd number, so that every local rank number occurs."""
+"""Of the higher ranks, one in this many is sampled. The number is odd, so that every local rank occurs."""
 
 
 def is_sampled(rank: int) -> bool:
@@ -277,12 +278,12 @@ def is_sampled(rank: int) -> bool:
 
 
 def count_sampled(world_size: int) -> int:
-    """Return the number of sampled ranks of a job."""
+    """Return the number of ranks of a job whose steps are all logged."""
     return min(world_size, ALL_SAMPLED_UP_TO) + max(0, world_size - 1) // SAMPLED_ONE_IN
 
 
 class Metric(ByWorker):
-    """The script has logged metrics outside of steps: a number or null each."""
+    """The script has logged metrics outside of a step, each a number or null."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, float | None]
@@ -290,12 +291,12 @@ class Metric(ByWorker):
 
     @property
     def logged(self) -> dict[str, float | None]:
-        """What the script logged."""
+        """Metrics that the script logged."""
         return self.__pydantic_extra__
 
 
 class Skipped(ByWorker):
-    """The NaN guard has skipped the optimizer in a step."""
+    """The NaN guard has skipped the optimizer in one step."""
 
     event: Literal["skipped"] = "skipped"
     step: Count
@@ -303,7 +304,7 @@ class Skipped(ByWorker):
 
 
 class Stopped(ByWorker):
-    """A rank has stopped because its launcher restarts the job with other nodes."""
+    """A rank has stopped because its launcher restarts the job with different nodes."""
 
     event: Literal["stopped"] = "stopped"
     step: Count

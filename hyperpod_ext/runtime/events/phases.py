@@ -1,20 +1,20 @@
-"""Assign every second of every rank to exactly one phase: from the event log to spans without gaps. Pure.
+"""Assign every second of every rank to exactly one phase: from the event log to spans without gaps. Pure functions.
 
 Each event of a rank ends one span and begins the next, so a rank's spans always add up to the job's wall time. In a
-large job, `every rank` means every sampled rank. The phases:
+large job, only sampled ranks are counted. The phases:
 
 startup           until the first step begins: imports, processes, groups, model
 data              from the beginning of a step to the first forward pass
 step              the rest of a kept step
-checkpoint        within a step, the time in which the training thread waited for a snapshot
+checkpoint        the time in a step during which the training thread waited for a snapshot
 first_step        the first step after a fault
 lost_work         work on a step that was aborted, or repeated later
 detect            from a fault to its detection
 abort             until this rank has left its broken step
-agree             until the members, ranks and the step to restore are known
+agree             until the members, the ranks and the step to restore are known
 rebuild           new process, process groups, wrappers around the model
 restore           until the state is restored
-idle              before the rank's process exists, after its work is done
+idle              before the rank's process exists, and after its work is done
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ SpanPhase = Literal[
 PHASES: tuple[SpanPhase, ...] = get_args(SpanPhase)
 
 KEPT: tuple[SpanPhase, ...] = ("step", "data", "checkpoint", "first_step")
-"""Phases that count as goodput."""
+"""Phases of useful work, which count as goodput."""
 
 _REMEMBERED_STEPS = 4096
-"""Number of steps of a running job for which the last generation is remembered."""
+"""Number of steps of a running job for which the newest generation is kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Time of one rank in one phase. Times are seconds of the log's clock."""
+    """Time of one rank in one phase. `began` and `ended` are seconds of the log's clock."""
 
     rank: int
     phase: SpanPhase
@@ -71,7 +71,7 @@ class Span:
     ended: float
     generation: int
     step: int | None = None
-    """The step, in the phases of a step."""
+    """The step number, in phases of a step; else None."""
 
     @property
     def seconds(self) -> float:
@@ -80,16 +80,16 @@ class Span:
 
 @dataclass(slots=True)
 class Facts:
-    """Facts shared by all ranks."""
+    """Facts about the whole job that the spans of each rank need."""
 
     start: float
     end: float
     last_making: dict[int, int]
-    """The last generation that made each step."""
+    """For each step, the last generation that made it."""
     injected: tuple[float, ...]
-    """Times of injected faults."""
+    """Times at which faults were injected."""
     first_step: float
-    """Time at which the first rank began its first step; `end` without a step."""
+    """Time at which a rank began its first step, the earliest of all ranks; `end` if there is no step."""
 
 
 _ENDS: dict[type[Event], SpanPhase] = {
@@ -100,20 +100,20 @@ _ENDS: dict[type[Event], SpanPhase] = {
     Begun: "rebuild",
     Aborted: "abort",
 }
-"""Phase of a rank before each event."""
+"""Phase of a rank that ends with each kind of event."""
 _OfRank = WorkerStarted | Joined | GroupsOpen | Restored | Begun | Aborted | Step | Done
 """Events that end a span of one rank."""
 _OfAll = Generation | Fault
-"""Events that end a span of every rank."""
+"""Events that end the current span of every rank."""
 
 
 def spans(events: Events) -> dict[int, list[Span]]:
-    """Return the spans of every sampled rank, in order and without gaps, from the log's first event to its last."""
+    """Return the spans of each sampled rank, in order and without gaps, from the log's first event to its last."""
     return dict(spans_by_rank(events))
 
 
 def spans_by_rank(events: Events) -> Iterator[tuple[int, list[Span]]]:
-    """Yield each rank with its spans, so that a long job's spans need not be in memory all at once."""
+    """Yield each rank with its spans, so that a long job's spans need not all be in memory at once."""
     facts = _facts(events)
     concerning: dict[int, list[_OfRank | _OfAll]] = {rank: [] for rank in ranks_of(events)}
     for event in events:
@@ -131,12 +131,12 @@ def spans_by_rank(events: Events) -> Iterator[tuple[int, list[Span]]]:
 
 
 def ranks_of(events: Events) -> list[int]:
-    """Return the sampled ranks that ever joined."""
+    """Return all sampled ranks that have ever joined."""
     return sorted({event.rank for event in events.of(Joined) if is_sampled(event.rank)})
 
 
 def totals(of_rank: Iterable[Span]) -> dict[SpanPhase, float]:
-    """Return the seconds of each phase."""
+    """Return the total seconds of each phase."""
     seconds = dict.fromkeys(PHASES, 0.0)
     for span in of_rank:
         seconds[span.phase] += span.seconds
@@ -169,7 +169,7 @@ class SpanBuilder:
         self.spans: list[Span] = []
 
     def add(self, event: _OfRank | _OfAll) -> None:
-        """Process an event of this rank, or of all ranks."""
+        """Process an event of this rank, or an event of all ranks."""
         match event:
             case Step():
                 self._step(event)
@@ -185,11 +185,11 @@ class SpanBuilder:
                 self._own(event)
 
     def begin_at(self, moment: float) -> None:
-        """Leave out the time before `moment`."""
+        """Exclude the time before `moment`."""
         self._at = moment
 
     def take(self) -> list[Span]:
-        """Return and forget the spans so far."""
+        """Return the spans so far, and remove them from this builder."""
         spans, self.spans = self.spans, []
         return spans
 
@@ -200,8 +200,9 @@ class SpanBuilder:
     def _own(self, event: Event) -> None:
         phase = _ENDS[type(event)]
         if isinstance(event, Joined) and not self._joined:
-            phase = "rebuild"  # a new process, until it has joined
-        if isinstance(event, Aborted) and self._training:  # no fault: the end of a step agreed by all ranks
+            phase = "rebuild"  # a new process was prepared until it joined
+        # there was no fault: all ranks agreed on this step as the last one
+        if isinstance(event, Aborted) and self._training:
             phase = "agree"
         if isinstance(event, WorkerStarted):
             self._joined = False
@@ -213,11 +214,11 @@ class SpanBuilder:
             self._training = False
 
     def _fault(self, moment: float) -> None:
-        """Split an aborted step at the injection: lost work before it, detection after it."""
+        """Split an aborted step at the injection of the fault: lost work before, detection after."""
         if not self._training:
             self._until(moment, "agree" if self._joined else "idle")
             return
-        # the injection, into another rank, may be earlier than the end of this rank's last step
+        # the fault was injected into another rank, perhaps before the end of this rank's last step
         injected = max((t for t in self._facts.injected if self._step_began <= t <= moment), default=moment)
         self._until(injected, "lost_work")
         self._until(moment, "detect")
@@ -225,7 +226,7 @@ class SpanBuilder:
 
     def _step(self, made: Step) -> None:
         self._step_began = made.began
-        self._until(made.began, "step")  # the loop's work between two steps
+        self._until(made.began, "step")  # the training loop's work between two steps
         if self._facts.last_making[made.step] > made.generation:
             self._until(made.t, "lost_work", made.step)
             return
@@ -238,7 +239,8 @@ class SpanBuilder:
         self._until(made.t, "checkpoint", made.step)
 
     def _until(self, moment: float, phase: SpanPhase, step: int | None = None) -> None:
-        """Close a span. Events out of order, by clocks of two processes or by writing, add no span."""
+        """End the current span at `moment`. If events are out of order, because of clocks or of writing, add no
+        span."""
         if moment <= self._at:
             return
         if phase != "idle" and not self._done and self._at < self._facts.first_step and not self._training:
@@ -252,20 +254,20 @@ class SpanBuilder:
 
 
 class LivePhases:
-    """Spans of a running job. Later knowledge, for example that a step is repeated, does not change them."""
+    """Spans of a running job. Later events never change an earlier span, for example when its step is repeated."""
 
     def __init__(self) -> None:
         self._facts: Facts | None = None
         self._builders: dict[int, SpanBuilder] = {}
 
     def add(self, event: Event) -> list[Span]:
-        """Process an event, in the order of the log; return the spans that end with it."""
+        """Process the next event of the log. Returns the spans that end with it."""
         if self._facts is None:
             self._facts = Facts(event.t, math.inf, {}, (), math.inf)
         self._learn(event, self._facts)
         if isinstance(event, WorkerStarted | Joined) and event.rank not in self._builders and is_sampled(event.rank):
             self._builders[event.rank] = SpanBuilder(event.rank, self._facts)
-            if self._facts.first_step < math.inf:  # the rank did not exist before
+            if self._facts.first_step < math.inf:  # the rank did not exist before this event
                 self._builders[event.rank].begin_at(event.t)
         ended = []
         if isinstance(event, _OfAll):
@@ -285,7 +287,7 @@ class LivePhases:
                 facts.first_step = min(facts.first_step, event.began)
                 making = facts.last_making
                 making[event.step] = max(making.pop(event.step, 0), event.generation)
-                if len(making) > _REMEMBERED_STEPS:  # old steps get no more reports
+                if len(making) > _REMEMBERED_STEPS:  # steps that old get no more reports
                     del making[next(iter(making))]
             case Generation(world_size=int(ranks)):
                 self._builders = {rank: builder for rank, builder in self._builders.items() if rank < ranks}

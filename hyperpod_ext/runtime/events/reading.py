@@ -1,4 +1,4 @@
-"""Read event logs of this version and earlier ones, and report lines that cannot be read."""
+"""Read event logs of this version and of earlier ones, and report unreadable lines."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from hyperpod_ext.runtime.ipc.messages import WireError
 
 _STEP = (b'"event":"step"', b'"event": "step"')
 _HEAD = 64
-"""The first bytes of a line, which contain its kind."""
+"""Number of bytes at the start of a line that contain the kind of the event."""
 _LONGEST_LINE = 4 << 20
-"""Bytes."""
+"""Maximum length of a line, in bytes."""
 _LOST = re.compile(r"(\d{1,9}) events could not be written here: (.{,200})")
 _EARLIEST, _LATEST = -1e9, 1e11
-"""Valid times in seconds: the years 1938 to 5138 in Unix time."""
+"""Earliest and latest valid time, in seconds. As Unix time, these are the years 1938 and 5138."""
 _REMOVE = "the file is damaged there; remove the line, or name another log"
 
 
@@ -33,14 +33,14 @@ class LogRead:
 
     events: Events
     damaged: Problem | None
-    """The first unreadable line; None: all are readable."""
+    """Problem with the first unreadable line; None if all lines are readable."""
     notes: tuple[str, ...]
-    """Sentences on lines that were left out."""
+    """Sentences about lines that were left out."""
     lost: tuple[int, str] = (0, "")
-    """Number of events that could not be written, for example on a full disk, and why."""
+    """Number of events that could not be written, for example because of a full disk, and the reason."""
 
     def all_events(self) -> Events:
-        """Return the events.
+        """Return all events of the log.
 
         Raises:
             ConfigError: a line is unreadable.
@@ -51,7 +51,7 @@ class LogRead:
 
 
 def read_log(lines: Iterable[str], source: str) -> LogRead:
-    """Return the events of a log's lines; messages name it `source`. A truncated last line is left out."""
+    """Return the events in a log's lines. Messages name the log `source`. An incomplete last line is left out."""
     events, notes = Events(), list[str]()
     damaged: Problem | None = None
     lost, why = 0, ""
@@ -88,16 +88,16 @@ def read_log(lines: Iterable[str], source: str) -> LogRead:
 
 
 def lost_note(source: str, count: int, why: str) -> str:
-    """Return a sentence on `count` events that could not be written."""
+    """Return a sentence about `count` events that could not be written."""
     return f"{source}: {count} events could not be written: {why}. Numbers of this log leave them out."
 
 
 def read_events(path: Path, *, nbytes: int | None = None, steps: bool = True, must_exist: bool = False) -> LogRead:
-    """Return the events of a file; none if the file is missing, unless it `must_exist`.
+    """Return the events in a file. A missing file has no events, unless `must_exist` is set.
 
     Args:
-        nbytes: read only this many bytes: the file may still grow.
-        steps: include `step` events, which are nearly all of a long log.
+            nbytes: read only this many bytes, because the file may still grow.
+            steps: whether to include `step` events, which are nearly all lines of a long log.
     """
     try:
         with open_regular(path) as file:
@@ -117,7 +117,7 @@ def complete_lines(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _lines(file: IO[bytes], nbytes: int | None, steps: bool) -> Iterator[str]:
-    """Yield the lines of a file, empty for lines left out, so that line numbers stay right."""
+    """Yield the lines of a file. A line to be skipped is yielded empty, so that line numbers stay correct."""
     for line in complete_lines(file):
         if nbytes is not None:
             if nbytes <= 0:
@@ -128,7 +128,7 @@ def _lines(file: IO[bytes], nbytes: int | None, steps: bool) -> Iterator[str]:
 
 
 def read_followed(entry: Mapping[str, Any]) -> Event | None:
-    """Return the event of a line of a running job; None if it is unreadable, which the report explains."""
+    """Return the event in a line of a running job's log; None if unreadable, which the final report explains."""
     try:
         return KINDS.read({key: value for key, value in entry.items() if key != "run"})
     except WireError:
@@ -136,7 +136,7 @@ def read_followed(entry: Mapping[str, Any]) -> Event | None:
 
 
 def parse_line(line: str | bytes) -> dict[str, Any] | None:
-    """Parse a line; None if it is no event."""
+    """Parse a line; None if it is not an event."""
     try:
         entry = fast_json.load(line)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""The job's report, with the use of every second, from the event log. Pure.
+"""The job's report from the event log, with the use of every second. Pure functions.
 
-Goodput is the share of wall time, from the start of the agents to the end of the job, spent on kept steps. An
-interrupted step counts only with its repetition.
+Goodput is the share of wall time, from the start of the agents to the end of the job, that was spent on kept steps. An
+interrupted step counts only when it is repeated.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from hyperpod_ext.runtime.events.of_training import (
 from hyperpod_ext.runtime.snapshot.parity import beyond_parity
 
 _SHOWN = 8
-"""Number of ranks named in a warning."""
+"""Maximum number of ranks that a warning names."""
 GIVE_A_GENERATOR = (
     "Give the loader generator=torch.Generator(). Random numbers that its worker processes draw must follow from the "
     "sample's index; ElasticDataLoader seeds them so."
@@ -51,7 +51,7 @@ OWN_LOSS = (
 
 
 def make_report(events: Events, *, state: str, error: Any, world_size: int) -> dict[str, Any]:
-    """Return the job's report, the content of `report.json`."""
+    """Return the job's report, which is the content of `report.json`."""
     recoveries = find_recoveries(events, world_size)
     intervals = kept_steps(events)
     seconds = account(events, intervals, recoveries)
@@ -108,7 +108,7 @@ def make_report(events: Events, *, state: str, error: Any, world_size: int) -> d
 
 
 def _of_disks(events: Events) -> list[str]:
-    """Return a sentence for each error of a node's own disk."""
+    """Return a sentence about each error of a node's own disk."""
     found = [(event.node, why) for event in events.of(Durable) if event.node is not None for why in event.problems]
     return list(dict.fromkeys(f"node {node}: {why}" for node, why in found))
 
@@ -127,12 +127,12 @@ def _other_scripts(events: Events) -> list[str]:
 
 
 def unprotected(events: Events) -> list[str]:
-    """Return the warning of the first optimizer step that nothing saves."""
+    """Return the warning about the first optimizer step that no snapshot covers."""
     return [event.warning for event in events.of(UnprotectedStep)[:1]]
 
 
 def in_no_snapshot(events: Events) -> list[str]:
-    """Return the objects that changed from step to step and are in no snapshot."""
+    """Return the objects that changed from step to step but are in no snapshot."""
     return list(dict.fromkeys(name for event in events.of(Unsaved) for name in event.objects))
 
 
@@ -142,7 +142,7 @@ def unseeded_loaders(events: Events) -> list[str]:
 
 
 def unseeded_text(loaders: Sequence[str]) -> str:
-    """Return a sentence on `loaders`, which have no generator."""
+    """Return a sentence about `loaders`, which have no generator."""
     has = "has" if len(loaders) == 1 else "have"
     return (
         f"{', '.join(loaders)} {has} no generator=: each iter() draws a seed from torch's global generator, so a step "
@@ -166,7 +166,7 @@ def _too_late(event: FaultMissed) -> str:
 
 
 def _never_due(events: Events) -> list[str]:
-    """Return a sentence for each fault ordered for a step that the job never reached."""
+    """Return a sentence about each fault that was ordered for a step that the job never reached."""
     newest = max((event.step for event in events.of(Step)), default=0)
     return [
         f"{_not_injected(event)} {event.step}, and the job made {newest} steps."
@@ -180,7 +180,7 @@ def _not_injected(event: FaultMissed | FaultOrdered) -> str:
 
 
 def kept_steps(events: Events) -> dict[int, tuple[float, float]]:
-    """Return begin and end of each kept step over all ranks; of a repeated step, its last repetition."""
+    """Return the begin and end of each kept step over all ranks. For a repeated step, the last repetition counts."""
     intervals: dict[int, tuple[int, float, float]] = {}
     for made in events.of(Step):
         known = intervals.get(made.step)
@@ -203,7 +203,7 @@ def committed_step(events: Events, world_size: int) -> int:
 def account(
     events: Events, intervals: dict[int, tuple[float, float]], recoveries: Sequence[dict[str, Any]]
 ) -> dict[str, float]:
-    """Return the seconds of wall time by use; the parts add up to `wall`."""
+    """Return the seconds of wall time for each use. They add up to `wall`."""
     if not events:
         return {"startup": 0.0, "steps": 0.0, "recovery": 0.0, "other": 0.0, "wall": 0.0}
     start, end = events.start, events[-1].t
@@ -212,7 +212,7 @@ def account(
     for step_began, step_ended in intervals.values():
         steps += max(0.0, step_ended - max(step_began, covered))
         covered = max(covered, step_ended)
-    # the first new step of a recovery is a kept step: count it only there
+    # the first new step of a recovery is also a kept step: count it only as a kept step
     recovery = sum(
         sum(v for k, v in r["phases"].items() if v is not None and k != "first_new_step") for r in recoveries
     )
@@ -227,7 +227,7 @@ def account(
 
 
 def find_recoveries(events: Events, world_size: int) -> list[dict[str, Any]]:
-    """Return one entry for each generation after a fault, with the seconds of the phases before it."""
+    """Return one entry for each generation after a fault, with the seconds of each phase of the recovery."""
     bounds = [index for index, event in enumerate(events) if isinstance(event, Generation)] + [len(events)]
     parts = [Events(events[begins:ends]) for begins, ends in pairwise(bounds)]
     past = _Past(events.start, world_size, events[: bounds[0]])
@@ -241,34 +241,34 @@ def find_recoveries(events: Events, world_size: int) -> list[dict[str, Any]]:
 
 
 class _Past:
-    """State of the job at the end of each generation."""
+    """State of the job at the end of the latest generation."""
 
     def __init__(self, start: float, world_size: int, before: Iterable[Event]) -> None:
         self.start, self.world_size = start, world_size
         self.pids = {event.rank: event.pid for event in before if isinstance(event, Joined)}
-        """Process ID of each rank in the generation before."""
+        """Process id of each rank in the previous generation."""
         self.committed = 0
-        """The newest step that every rank has made, or restored, since the last `go`."""
+        """The newest step that every rank has made or restored since the last `go`."""
 
     def made(self, generation: Events) -> None:
-        """Count the steps of a generation that ends."""
+        """Add the steps of a generation that has ended."""
         begins = generation.of(Generation)[0]
         if (went_on := generation.last(Go)) is not None:
             self.committed = went_on.step
         self.committed = max(self.committed, committed_step(generation, begins.world_size or self.world_size))
 
     def left(self, generation: Events) -> None:
-        """Remember the process IDs of an ended generation."""
+        """Record the process ids of a generation that has ended."""
         self.pids |= {event.rank: event.pid for event in generation.of(Joined)}
 
 
 def _recovery(past: _Past, leaving: Events, joining: Events) -> dict[str, Any]:
     faults, begins = leaving.of(Fault), joining.of(Generation)[0]
     fault, went_on = faults[0], joining.last(Go)
-    # the chosen step may have been refused: the `go` has the final one
+    # ranks may have refused the chosen step; the `go` event has the final one
     resumed = begins.step if went_on is None else went_on.step
     if {event.source for event in joining.of(Restored)} <= {"script", "fresh"} and (begun := joining.last(Begun)):
-        resumed = begun.step  # a script that loads its own checkpoint decides that itself
+        resumed = begun.step  # a script that loads its own checkpoint chooses the step itself
     injected = _injected_at(leaving, {fault.rank for fault in faults}, fault.t)
     phases, seconds = _phases(leaving, joining, fault.t, injected, resumed)
     began = fault.t if injected is None else injected
@@ -291,7 +291,7 @@ def _recovery(past: _Past, leaving: Events, joining: Events) -> dict[str, Any]:
 
 
 def _injected_at(leaving: Events, failed: set[int], seen: float) -> float | None:
-    """Return when the fault was injected; None if unknown. It may have hit another rank than the first to fail."""
+    """Return when the fault was injected; None if unknown. The injected rank need not be the first rank to fail."""
     injected = (event for event in leaving if isinstance(event, Killed | Injected))
     return next((event.t for event in injected if event.rank in failed and event.t <= seen), None)
 
@@ -299,7 +299,7 @@ def _injected_at(leaving: Events, failed: set[int], seen: float) -> float | None
 def _phases(
     leaving: Events, joining: Events, seen: float, injected: float | None, resumed: int
 ) -> tuple[dict[str, float | None], float]:
-    """Return the seconds of each phase, in order, and their sum; None: the phase was not reached."""
+    """Return the seconds of each phase in order, and their sum. None for a phase that was not reached."""
     milestones = {
         "fault_seen": seen,
         "survivors_freed": _last(event.t for event in leaving.of(Aborted) if event.t >= seen),
@@ -324,12 +324,12 @@ def _last(moments: Iterable[float]) -> float | None:
 
 
 def _shown(fault: Fault) -> dict[str, Any]:
-    """Return the report's fields of a fault."""
+    """Return the fields of a fault that the report shows."""
     return fault.model_dump(include={"rank", "node", "step", "cause", "phase", "kind"})
 
 
 def _staying(leaving: Events, world_size: int) -> dict[int, int]:
-    """Return the next generation's rank number of each rank with a surviving process."""
+    """Return the rank number in the next generation for each rank whose process survived."""
     if reassigned := leaving.of(RanksReassigned):
         staying = {rank: rank for rank in reassigned[0].moved}
         for numbers in (each.moved for each in reassigned):
@@ -342,7 +342,7 @@ def _staying(leaving: Events, world_size: int) -> dict[int, int]:
 def _source(joining: Events, failed: int, staying: Mapping[int, int]) -> str:
     """Return the source of the failed rank's state; empty if no rank has restored.
 
-    If the others continued without it, return the source of a rank that did not keep its own state.
+    If the other ranks continued without the failed rank, return the source of a rank that did not keep its own state.
     """
     sources = {event.rank: event.came_from for event in joining.of(Restored)}
     begins = joining.of(Generation)[0]
@@ -352,15 +352,15 @@ def _source(joining: Events, failed: int, staying: Mapping[int, int]) -> str:
 
 
 def _same_pids(pids: Mapping[int, int], leaving: Events, stay: Mapping[int, int], seen: float) -> bool:
-    """Return whether every surviving rank joined with the process ID from before the fault."""
+    """Return whether every surviving rank joined with the process id that it had before the fault."""
     before = {**pids, **{event.rank: event.pid for event in leaving.of(Joined) if event.t < seen}}
-    # ranks that are not sampled report only a new process or a new number
+    # unsampled ranks report only a new process or a new number
     now = {**before, **{event.rank: event.pid for event in leaving.of(Joined) if event.t >= seen}}
     return all(before.get(rank) == now.get(moved) for rank, moved in stay.items())
 
 
 def _losses(events: Events) -> dict[int, float | None]:
-    """Return the loss of each step, of its last repetition, from the lowest rank that reported one."""
+    """Return the loss of each step, from its last repetition and the lowest rank that reported a loss."""
     best: dict[int, tuple[int, int, float | None]] = {}
     for made in events.of(Step):
         if "loss" in made.logged:
@@ -370,7 +370,7 @@ def _losses(events: Events) -> dict[int, float | None]:
 
 
 def _differs_by_rank(events: Events) -> list[str]:
-    """Return the names of metrics with different values on different ranks in one step."""
+    """Return the names of metrics whose values differ between ranks in one step."""
     first: dict[tuple[int, int, str], float | None] = {}
     names = set()
     for made in events.of(Step):
@@ -381,7 +381,7 @@ def _differs_by_rank(events: Events) -> list[str]:
 
 
 def _metrics_of_one_rank(events: Events) -> list[str]:
-    """Return the names of the whole run's metrics with different values on different ranks."""
+    """Return the names of run metrics, logged outside of steps, whose values differ between ranks."""
     newest = {(name, event.rank): value for event in events.of(Metric) for name, value in event.logged.items()}
     values: dict[str, set[float | None]] = {}
     for (name, _), value in newest.items():
@@ -394,7 +394,7 @@ def _own_metric(name: str) -> str:
 
 
 def _weights(events: Events, world_size: int) -> str:
-    """Return the digests of all ranks' final states, joined; empty unless every rank reported."""
+    """Return the digest of all ranks' final states together; empty unless every rank reported one."""
     digests = {event.rank: event.digest for event in events.of(Done)}
     if len(digests) < world_size or not all(digests.values()):
         return ""

@@ -1,7 +1,7 @@
-"""Files that pass events from a node's processes to the memory server, which uploads the lines and empties the files.
+"""Files through which a node's processes pass events to the memory server. It uploads the lines and empties the files.
 
-Each process appends to its own file, named after its ID; lines of a killed process stay. Appending takes microseconds
-and waits only for a reader that is emptying this file.
+Each process appends to its own file, whose name is the process id. Lines of a killed process stay in its file.
+Appending takes microseconds. It waits only for a reader that is emptying the same file.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from pathlib import Path
 
 _SUFFIX = ".jsonl"
 _EMPTIED_BYTES = 1 << 20
-"""Longer files are emptied once their lines are uploaded."""
+"""Files longer than this are emptied once their lines are uploaded."""
 _MOST_BYTES = 64 << 20
-"""Longer files are emptied even if their lines were not uploaded."""
+"""Files longer than this are emptied even if their lines were not uploaded."""
 
 
 class SpoolWriter:
-    """This process's file in `directory`. A full or broken disk loses lines, with one message, and stops nothing."""
+    """This process's file in `directory`. On a full or broken disk, lines are lost with one message, and work
+    continues."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / f"{os.getpid()}{_SUFFIX}"
@@ -32,9 +33,10 @@ class SpoolWriter:
             self._open()
 
     def write(self, line: bytes) -> None:
-        """Add a line."""
+        """Append a line to the file."""
         with self._may_fail(), _locked(file := self._open()):
-            if (written := os.write(file, line)) < len(line):  # the next event starts on a new line
+            # remove a partial line, so that the next event starts on a new line
+            if (written := os.write(file, line)) < len(line):
                 os.ftruncate(file, os.fstat(file).st_size - written)
 
     def close(self) -> None:
@@ -59,22 +61,22 @@ class SpoolWriter:
 
 @dataclass(slots=True)
 class _Read:
-    """Progress in one file."""
+    """Progress of reading one file."""
 
     offset: int = 0
     kept: int = 0
-    """Bytes known to be uploaded."""
+    """Number of bytes known to be uploaded."""
 
 
 class SpoolReader:
-    """Reads all files in `directory`, from one process only."""
+    """Reads all files in `directory`. Only one process may use it."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._files: dict[int, _Read] = {}
 
     def read(self) -> dict[int, list[bytes]]:
-        """Return the new whole lines of each process, by its ID."""
+        """Return the new complete lines of each process, by process id."""
         found: dict[int, list[bytes]] = {}
         for path in sorted(self._directory.glob(f"*{_SUFFIX}")):
             if not path.stem.isdecimal():
@@ -90,18 +92,18 @@ class SpoolReader:
         return found
 
     def keep(self) -> None:
-        """Mark all read lines as uploaded: empty long files, and remove those of ended processes."""
+        """Mark all read lines as uploaded. Empties long files, and removes files of ended processes."""
         for known in self._files.values():
             known.kept = known.offset
         self._tidy()
 
     def shed(self) -> int:
-        """Empty files that are too long although they are not uploaded; return the number of lost bytes."""
+        """Empty files that are too long although their lines are not uploaded. Returns the number of lost bytes."""
         return self._tidy(_MOST_BYTES)
 
     @property
     def left(self) -> bool:
-        """Whether any line is not uploaded yet."""
+        """Whether some lines are not uploaded yet."""
         return any(self._size(pid) > known.kept for pid, known in list(self._files.items()))
 
     def _tidy(self, unkept: int | None = None) -> int:
