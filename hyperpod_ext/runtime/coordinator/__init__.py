@@ -1,1 +1,1 @@
-"""The coordinator: receives the reports of all agents, and carries out the membership's decisions."""
+"""The coordinator: receives reports from all agents, and carries out the membership's decisions."""

@@ -1,4 +1,4 @@
-"""Actions of the membership, carried out: messages to agents, events, and timers that call the membership again."""
+"""Carry out the membership's actions: messages to agents, events, and timers that call the membership again."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from hyperpod_ext.runtime.membership.node_states import NodeState
 from hyperpod_ext.runtime.snapshot.select import Decision
 
 _SCALING_TIMEOUT_S = 60.0
-"""Seconds to wait for more nodes, unless `elastic.scaling_timeout_s` is set."""
+"""Seconds to wait for more nodes, if `elastic.scaling_timeout_s` is not set."""
 
 
 class Timers:
-    """Delayed calls, by name. Setting a name again replaces its call."""
+    """Delayed calls, by name. Setting a name again replaces the earlier call."""
 
     def __init__(self) -> None:
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -34,13 +34,13 @@ class Timers:
         self._timers[name] = asyncio.get_running_loop().call_later(seconds, call)
 
     def cancel(self, prefix: str) -> None:
-        """Cancel all calls whose names begin with `prefix`."""
+        """Cancel all delayed calls whose names begin with `prefix`."""
         for name in [name for name in self._timers if name.startswith(prefix)]:
             self._timers.pop(name).cancel()
 
 
 class Actions:
-    """Carries out actions of the membership."""
+    """Carries out the actions that the membership decides."""
 
     def __init__(self, job: JobContext, end: JobEnd) -> None:
         self._run, self._members, self._membership, self._outbox = job.run, job.members, job.membership, job.outbox
@@ -48,12 +48,12 @@ class Actions:
         self._log, self.end = job.events.write, end
         self._timers = Timers()
         self._checkpoint = ""
-        """Durable checkpoint that ranks are restoring; empty: none."""
+        """Name of the durable checkpoint that ranks are restoring; empty if there is none."""
         self.durable = DurableQuery(self._ask_durable)
         self.resize_clock = ResizeClock()
 
     def carry_out(self, actions: Sequence[m.Action]) -> None:
-        """Carry out the actions, and send the new job state to all agents."""
+        """Carry out the actions, then send the new job state to all agents."""
         for action in actions:
             self._do(action)
         if actions and not self.end.ended.done():
@@ -71,11 +71,12 @@ class Actions:
             case m.Go(step):
                 self._go(step)
             case m.Abort() if self.end.is_stopping:
-                self.end.end("cancelled")  # the saved steps must suffice: a rank aborted before its last step
+                # the saved steps must suffice, because a rank was aborted before its last step
+                self.end.end("cancelled")
             case m.Abort(_, rank):
                 self._abort(rank)
             case m.Replace(rank):
-                if self._membership.phase is m.JobPhase.FORMING:  # give the new process the whole time limit
+                if self._membership.phase is m.JobPhase.FORMING:  # give the new process the full time limit
                     self._formation.begins(time.monotonic())
                 self._outbox.send(self._membership.nodes[rank], c.StartWorker(rank=rank))
             case m.TakeOver(node, ranks):
@@ -94,7 +95,7 @@ class Actions:
                 self._resize(action)
 
     def _resize(self, action: m.Action) -> None:
-        """Carry out an action of a resize."""
+        """Carry out one action of a resize."""
         generation = self._membership.generation
         match action:
             case m.Prepare(rank, node, world_size):
@@ -164,8 +165,9 @@ class Actions:
         membership, renumbering = self._membership, self._membership.renumbering
         if renumbering.newest == membership.generation:
             self._ranks.stores.clear()
-            self._outbox.share_job_state()  # first: renumbered agents must have the state for the next coordinator
-        # an agent that missed the last renumbering still uses the old numbers
+            # do this first: renumbered agents must have the state in case one becomes the next coordinator
+            self._outbox.share_job_state()
+        # an agent that missed the last renumbering still uses the old rank numbers
         moved, moved_in = renumbering.last, renumbering.newest
         generation = membership.generation
         self._outbox.to_all(c.AbortGeneration(generation=generation, rank=rank, moved=moved, moved_in=moved_in))
@@ -201,10 +203,10 @@ class Actions:
         self._timers.set(f"await node {node}", wait_s, lambda: self.carry_out(give_up()))
 
     def _want_nodes(self, count: int) -> None:
-        """Write the numbers of the wanted nodes for the launcher, and continue with fewer nodes after a timeout."""
+        """Write the numbers of the wanted nodes for the launcher. After a timeout, continue with fewer nodes."""
         config, membership, members = self._run.config, self._membership, self._members
         here = membership.states.those(NodeState.MEMBER, NodeState.SPARE, NodeState.JOINING) & members.members.keys()
-        # the number of a leaving node is free after it has left
+        # the number of a leaving node becomes free only after the node has left
         free = set(range(config.most_nodes + config.spares)) - members.members.keys() - members.agents.keys()
         wanted = sorted(here | set(sorted(free)[: max(0, count - len(here))]))
         tell_wanted(self._run.run_dir, wanted)
@@ -213,15 +215,15 @@ class Actions:
         self._timers.set("more nodes", wait_s, lambda: self.carry_out(membership.gave_up_waiting()))
 
     def _release_in_time(self) -> None:
-        """Release leaving nodes after their grace period, even if not all ranks have saved again."""
+        """Release leaving nodes after their grace period, even if some ranks have not saved again."""
         config, membership = self._run.config, self._membership
         grace_s = (config.elastic.graceful_shutdown_s if config.elastic else None) or config.checkpoint.grace_s
         late = functools.partial(membership.release_retained, membership.committed, late=True)
         self._timers.set("release", grace_s, lambda: self.carry_out(late()))
 
     def _release(self, nodes: Sequence[int]) -> None:
-        """Release `nodes`, after all others received a membership without them, which counts for majorities. Without
-        nodes, only allow agents to drop snapshots that ranks kept under former numbers or on other nodes."""
+        """Release `nodes` after all other nodes received a membership without them, which then counts for majorities.
+        Without `nodes`, only allow agents to drop snapshots that ranks kept under former numbers or on other nodes."""
         for node in nodes:
             self._log("node_left", node=node)
             self._members.forget(node)

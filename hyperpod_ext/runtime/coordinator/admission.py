@@ -1,4 +1,4 @@
-"""Admission of agents: which ones the coordinator accepts, and the first messages that it sends to them."""
+"""Admission of agents: which agents the coordinator accepts, and the first messages that it sends to them."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from hyperpod_ext.runtime.membership.actions import JobPhase, Replace
 from hyperpod_ext.runtime.membership.node_states import HAD_RANKS, NodeState
 
 _RESERVED = 0.5
-"""Share of `node_wait_s` during which a number stays reserved for a node that is starting. The rest of the time is for
-another node, in case the first one is lost as well."""
+"""Share of `node_wait_s` for which a number stays reserved for a starting node. The rest of the time is for another
+node, in case the first node is lost as well."""
 
 
 class Admission:
-    """Accepts or refuses agents that connect, for the first time or again."""
+    """Accepts or refuses agents that connect for the first time or again."""
 
     def __init__(self, job: JobContext, actions: Actions) -> None:
         self._run, self._members, self._membership, self._outbox = job.run, job.members, job.membership, job.outbox
         self._formation, self._events, self._actions, self._end = job.formation, job.events, actions, actions.end
         self._reserved: dict[Address, tuple[int, float]] = {}
-        """Reserved node numbers, by the address where the starting node will listen: the number, and the time at which
-        the reservation ends."""
+        """Reserved node numbers, by the address where the starting node will listen. A value has the number and the
+        time at which the reservation ends."""
 
     def refusal(self, node: int, handshake: c.AgentHandshake) -> str:
-        """Return why an agent is refused; empty if it is accepted."""
+        """Return why the coordinator refuses an agent; empty if it accepts the agent."""
         config = self._run.config
         if not 0 <= node < config.most_nodes + config.spares:
             spares = f" and {config.spares} spares" if config.spares else ""
@@ -46,7 +46,7 @@ class Admission:
         return ""
 
     def free_number(self, wanted: int, listens: Address | None, now: float) -> int | None:
-        """Return a free node number, `wanted` if possible; None if every number is in use or reserved.
+        """Return a free node number, `wanted` if possible. None if every number is in use or reserved.
 
         Args:
             listens: address where the requesting node will listen. The number is reserved for this address, since
@@ -62,14 +62,14 @@ class Admission:
         may_return = self._members.expected
         found = [node for node in free if not self._membership.is_shut_out(node)]
         number = min(found, key=lambda node: (node != wanted, node not in lost, node in may_return, node), default=None)
-        # before the job begins no reservation is needed: each node requests its own number
+        # before the job begins no reservation is needed, because each node requests its own number
         if number is not None and listens is not None and self._formation.job_has_begun:
             self._reserved[listens] = number, now + config.restart.node_wait_s * _RESERVED
         return number
 
     def welcome(self, node: int, handshake: c.AgentHandshake, agent: Agent) -> None:
-        """Accept an agent: a new one gets a place, a known one continues where it was."""
-        if self._end.ended.done():  # cancelled before the first node had connected
+        """Accept an agent. A new agent gets a place; a known agent continues where it was."""
+        if self._end.ended.done():  # the job was cancelled before the first node had connected
             agent.writer.write(frame_of(self._end.order()))
             self._members.agents[node] = agent
             return
@@ -83,7 +83,7 @@ class Admission:
         if self._formation.job_has_begun:
             actions = self._membership.node_came(node, time.time())
             self._outbox.share_job_state()
-            # the new node has received no earlier abort
+            # the new node has not received any earlier abort
             generation = self._membership.generation
             self._outbox.send(node, c.AbortGeneration(generation=generation, rank=-1))
             self._actions.carry_out(actions)
@@ -91,7 +91,7 @@ class Admission:
             self._begin_job()
 
     def _begin_job(self) -> None:
-        """Begin the job: all of its first nodes are connected, and possibly spares."""
+        """Begin the job, because all nodes for its ranks are connected. Spares may be connected too."""
         self._formation.begins(time.monotonic())
         self._members.begin()
         self._membership.begin_with_spares({node for node in self._members.members if node >= self._run.config.nodes})
@@ -99,8 +99,8 @@ class Admission:
         self._actions.carry_out([Replace(rank) for rank in self._membership.nodes])
 
     def _take_back(self, node: int, handshake: c.AgentHandshake) -> None:
-        """Accept a node that was in the job already: it comes from an earlier coordinator, or had lost its connection
-        to this one. Send it all orders that it missed."""
+        """Accept a node that was already in the job. The node had an earlier coordinator, or had lost its connection to
+        this one. Send it all orders that it missed."""
         membership = self._membership
         self._end.know_exits(handshake.exited)
         membership.step_committed(handshake.committed)
@@ -128,6 +128,7 @@ class Admission:
             self._actions.carry_out(membership.leave(node))
         state = membership.states[node]
         if state is NodeState.DECOMMISSIONED or (state in HAD_RANKS and handshake.workers):
-            self._outbox.send(node, c.DecommissionNode())  # again: the order or the answer may have been lost
-        elif not here and handshake.workers:  # they were started for a resize that was cancelled
+            # send it again, because the order or the answer may have been lost
+            self._outbox.send(node, c.DecommissionNode())
+        elif not here and handshake.workers:  # the workers were started for a resize that was cancelled
             self._outbox.send(node, c.EndWorkers())

@@ -1,8 +1,8 @@
-"""The coordinator of a job, in the process of one agent: connects `Membership`, which decides, with all agents.
+"""The coordinator of a job, in the process of one agent. It connects `Membership`, which decides, with all agents.
 
-Its parts share a `JobContext`: one admits agents (`admission.py`), one processes reports (`reports.py`), one finds lost
-nodes (`lost_nodes.py`), and one carries out the membership's actions (`actions.py`). A few agents receive the job state
-and its changes, so that one of them can take the coordinator's place (`agent/coordinator_client.py`).
+Its parts share a `JobContext`. `admission.py` admits agents, `reports.py` processes reports, `lost_nodes.py` finds lost
+nodes, and `actions.py` carries out the membership's actions. A few agents receive the job state and its changes, so
+that one of them can replace the coordinator (`agent/coordinator_client.py`).
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from hyperpod_ext.runtime.metrics import tracing
 from hyperpod_ext.runtime.metrics.exporter import MetricsExporter
 
 _ORDERS_S = 0.1
-"""Interval at which the coordinator looks for new orders to resize the job or to move ranks."""
+"""Seconds between two checks for new orders to resize the job or to move ranks."""
 
 
 class Coordinator:
-    """One job's coordinator."""
+    """The coordinator of one job."""
 
     def __init__(
         self, run: JobRun, membership: Membership, members: Members, inherited: Mapping[str, Any] | None = None
@@ -93,7 +93,8 @@ class Coordinator:
             continues=_continues(config),
             script_saves=config.restarts_script,
         )
-        earlier = set(read_orders(run_dir))  # before the event log exists: new orders are written only after that
+        # read before the event log exists, because new orders are written only after that
+        earlier = set(read_orders(run_dir))
         run = JobRun(config, node, run_dir, master_port, secrets.token_hex(8))
         made = cls(run, membership, Members(node, memberships=[{node}], has_begun=False))
         made._start(earlier)
@@ -110,11 +111,11 @@ class Coordinator:
         votes: Sequence[c.AgentHandshake],
         gone: Set[int] = frozenset(),
     ) -> Self:
-        """Create the next coordinator after the loss of one, from the handshakes of this agent and of its voters.
+        """Create the next coordinator after a coordinator was lost, from the handshakes of this agent and its voters.
 
         Args:
             gone: nodes that have left the job according to an operator, which has stopped all ranks. Training is held
-                until the operator's next order arrives through this agent; a job with `policy: continue` is not held.
+                until the operator's next order arrives through this agent. A job with `policy: continue` is not held.
         """
         handshakes = [own, *votes]
         job_states = [handshake.job_state for handshake in handshakes if handshake.job_state is not None]
@@ -139,7 +140,7 @@ class Coordinator:
             membership.held.add(node)
         made = cls(run, membership, members, job_state)
         resized = config.elastic is not None or _continues(config) or orders_were_left(run_dir)
-        # without the events of steps: reading that many would delay the other nodes
+        # skip `step` events, because reading so many would delay the other nodes
         written = made.events.read(steps=False) if resized else Events()
         made._start(orders_accepted(written))
         made._log("coordinator", node=node, before=lost, term=term)
@@ -160,7 +161,7 @@ class Coordinator:
             task.add_done_callback(self._task_ended)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        """End the job if a background task failed: silent nodes, or orders, would not be found any more."""
+        """End the job if a background task failed, because silent nodes or new orders would no longer be noticed."""
         if not task.cancelled() and (error := task.exception()) is not None:
             traceback.print_exception(error)
             self.broke(f"{type(error).__name__}: {error}")
@@ -174,7 +175,7 @@ class Coordinator:
 
     @property
     def all_uploaded(self) -> asyncio.Event:
-        """Set when every node has uploaded its part of the last step."""
+        """Set once every node has uploaded its part of the last step."""
         return self.end.all_uploaded
 
     def cancel(self) -> None:
@@ -197,10 +198,11 @@ class Coordinator:
         self.lost_nodes.stop()
 
     async def close(self) -> None:
-        """Wait until all agents have received their last message and have closed, and write the last report."""
+        """Wait until all agents have received their last message and closed their connection. Then write the last
+        report."""
         self.stop()
         for agent in self.members.agents.values():
-            with contextlib.suppress(ConnectionError):  # that agent closed first
+            with contextlib.suppress(ConnectionError):  # the agent closed the connection first
                 await agent.writer.wait_closed()
         await self.end.reported()
         if self._metrics is not None:
@@ -226,16 +228,18 @@ class Coordinator:
         node = handshake.node
         self.lost_nodes.notice_pause(time.monotonic())
         while self.members.unsure_since is not None and not (handshake.knows_job or self.lost_nodes.is_over):
-            await asyncio.sleep(self._run.config.restart.lease_s / 60)  # another coordinator may have the job now
+            await asyncio.sleep(self._run.config.restart.lease_s / 60)  # another coordinator may have the job by now
         if (former := self.members.agents.get(node)) is not None:
             if not handshake.knows_job:
-                await former.confirmed()  # a restarted node may connect before the loss of the old one is detected
-            elif self.members.is_known(node, handshake.id):  # the same agent: its former connection broke
+                await former.confirmed()  # a restarted node may connect before the loss of its former agent is detected
+            # the same agent connects again because its former connection broke
+            elif self.members.is_known(node, handshake.id):
                 self.members.agents.pop(node).hang_up()
         if not handshake.knows_job and node in self.members.doubted and self._formation.job_has_begun:
-            self.lost_nodes.lose(node, self.members.doubted[node])  # replaced by a new agent without the job state
+            # a new agent without the job state has replaced the node's agent
+            self.lost_nodes.lose(node, self.members.doubted[node])
         if self.lost_nodes.has_left:
-            return  # without a message: a StopNode would make the agent's node leave the job
+            return  # send no message: a StopNode would make the agent's node leave the job
         if refusal := self.admission.refusal(node, handshake):
             writer.write(frame_of(c.StopNode(why=refusal, hint="")))
             await writer.drain()
@@ -257,25 +261,25 @@ class Coordinator:
                 self.lost_nodes.line_ended(node, "the connection to its agent closed")
 
     async def free_number(self, wanted: int, listens: Address | None) -> int | None:
-        """Return a free number for a node that will listen at `listens`: `wanted` if possible; None if all are in use.
+        """Return a free number for a node that will listen at `listens`, `wanted` if possible. None if all are in use.
 
-        If `wanted` is in use, wait until its agent sends a message or is lost.
+        If `wanted` is in use, wait until the agent with that number sends a message or is lost.
         """
         if (free := self.admission.free_number(wanted, listens, time.monotonic())) is not None:
             return free
         if (former := self.members.agents.get(wanted)) is not None:
-            await former.confirmed()  # its node may be lost, and the loss not detected yet
+            await former.confirmed()  # the agent's node may be lost without the loss being detected yet
         return self.admission.free_number(wanted, listens, time.monotonic())
 
     def _read(self, node: int, agent: Agent, message: wire.Message) -> None:
-        """Process one message of an agent; log and skip a malformed one."""
+        """Process one message of an agent. A malformed message is logged and skipped."""
         try:
             self.take(node, agent, c.AGENT_REPORTS.decode(message))
         except wire.WireError as error:
             sys.stderr.write(f"the coordinator refused a message of node {node}: {error}\n")
 
     def take(self, node: int, agent: Agent, report: c.FromAgent) -> None:
-        """Process one message of an agent. Most of them come from its workers."""
+        """Process one message of an agent. Most messages come from the agent's workers."""
         match report:
             case c.Beat(clock=clock):
                 self._sync_clock(node, clock)
@@ -297,12 +301,12 @@ class Coordinator:
             case c.Uploaded():
                 self.end.uploaded(node)
         if (self.ended.done() and not isinstance(report, c.Event)) or self.members.stepped_down:
-            return  # reports on processes no longer matter
+            return  # reports about processes no longer matter
         translated = self._clocks.translated(node, report)
         if not isinstance(report, c.NodeJoin):
             self.reports.take(node, translated)
             return
-        with self.events.together():  # one line per rank
+        with self.events.together():  # the log gets one line per rank
             self.reports.take(node, translated)
 
     def _sync_clock(self, node: int, clock: float | None) -> None:
@@ -316,11 +320,11 @@ class Coordinator:
             if self.members.unsure_since is None:
                 self.end.is_sure()
 
-    # --- another number of nodes ----------------------------------------------------------------
+    # --- resizes ----------------------------------------------------------------------------------
 
     async def _look_for_orders(self, accepted: set[str]) -> None:
-        """Carry out orders to resize and to move, oldest first. `accepted`: names of orders to skip, such as those of
-        an earlier run; new ones are added."""
+        """Carry out orders to resize the job or to move ranks, oldest first. `accepted`: names of orders to skip, such
+        as orders of an earlier run. Newly accepted orders are added to it."""
         if not self._takes_orders:
             return
         while not self.lost_nodes.is_over:
@@ -356,17 +360,17 @@ class Coordinator:
             self._outbox.send(self._run.node, c.Released())
             self._hang_up_on_others()
             return
-        self.actions.carry_out(self.membership.reconcile())  # the released numbers are free now
+        self.actions.carry_out(self.membership.reconcile())  # the numbers of released nodes are free now
 
     def _hang_up_on_others(self) -> None:
         """Close the connections of all other agents, so that they elect another coordinator at once. This node may
-        still have to upload for a while, and would not process their faults meanwhile."""
+        still have to upload for a while, and would not handle faults of the other nodes meanwhile."""
         for node, agent in self.members.agents.items():
             if node != self._run.node:
                 agent.writer.close()
 
     async def _watch(self) -> None:
-        """Look for silent nodes, and for ranks that do not join in time."""
+        """Check for silent nodes, and for ranks that do not join in time."""
         lost_nodes = self.lost_nodes
         while not lost_nodes.is_over:
             lost_nodes.ran_at = time.monotonic()
@@ -377,10 +381,10 @@ class Coordinator:
 
 
 def _continues(config: RuntimeConfig) -> bool:
-    """Whether the remaining ranks continue while lost ones are replaced."""
+    """Return whether the remaining ranks continue while lost ranks are replaced."""
     return config.restart.policy == "continue"
 
 
 def _scale(config: RuntimeConfig) -> Scale:
-    """Return the numbers of nodes that the job may have."""
+    """Return the numbers of nodes with which the job can run."""
     return Scale.of(config.elastic, config.nodes, config.workers_per_node, config.global_batch_size)

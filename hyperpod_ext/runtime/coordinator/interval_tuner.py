@@ -1,6 +1,6 @@
-"""The intervals of tiers with `every_steps: auto`, tuned from measurements of the running job.
+"""Tunes the intervals of tiers with `every_steps: auto`, from measurements of the running job.
 
-The measurements come from the events that agents report; `planner.interval_tuning` computes the intervals. Only the
+The measurements come from events that agents report. `planner.interval_tuning` computes the intervals. Only the
 coordinator has a tuner, so that all nodes use the same intervals.
 """
 
@@ -18,18 +18,19 @@ from hyperpod_ext.planner.interval_tuning import Measured, prior_rates, tune
 from hyperpod_ext.runtime.membership.membership import Membership
 
 START_S = 60.0
-"""First interval of a durable tier, unless the spec sets one."""
+"""First interval of a durable tier, if the spec sets none."""
 START_PEER_S = 10.0
-"""First interval of copies on peers. Until the coordinator schedules the first one, copies are made at the default
-interval in steps."""
+"""First interval of copies on peers, in seconds. Until the coordinator schedules the first copy, copies are made at the
+default interval in steps."""
 _IDLE_STEPS = 64
 _WAITED_STEPS = 4096
 _SCHEDULED_S = 1.0
-"""Time in which a scheduled step reaches every memory server."""
+"""Seconds within which a scheduled step reaches every memory server."""
 _TIMEOUT_INTERVALS = 10
-"""Number of intervals after which a copy that has not arrived no longer counts as under way."""
+"""Number of intervals after which a copy that has not arrived counts as lost."""
 _ENOUGH = 5
-"""Steps without a copy that must be measured before the first tuning. The same number of snapshots, for memory."""
+"""Number of steps without a copy that must be measured before the first tuning. For the memory tier, the same number of
+snapshots."""
 _LEAST_STEP_S = 1e-3
 
 _LEAST = 0.005
@@ -37,7 +38,8 @@ _LEAST = 0.005
 
 
 def by_clock(config: RuntimeConfig) -> RuntimeConfig:
-    """Return the settings with time intervals for `auto` durable tiers: the coordinator schedules their steps."""
+    """Return the settings with time intervals for durable `auto` tiers, because the coordinator schedules their
+    steps."""
     tiers = tuple(
         tier.model_copy(update={"every_seconds": START_S})
         if isinstance(tier, DurableTier) and tier.auto and tier.every_seconds is None
@@ -50,14 +52,14 @@ def by_clock(config: RuntimeConfig) -> RuntimeConfig:
 
 
 class Tuner:
-    """Tunes the intervals of peers and durable tiers, in seconds, and of the memory tier, in steps.
+    """Tunes the intervals of copies to peers and durable tiers, in seconds, and of the memory tier, in steps.
 
-    The memory tier's interval changes only when a generation begins, so that all ranks change it at the same step: a
+    The memory tier's interval changes only when a generation begins, so that all ranks change it at the same step. A
     step that only some ranks have in memory cannot be restored.
 
     Args:
         now: start of the job, on this machine's monotonic clock.
-        unix: the same moment in Unix time.
+        unix: the start of the job in Unix time.
     """
 
     def __init__(self, policy: CheckpointPolicy, nodes: int, now: float, unix: float = 0.0) -> None:
@@ -68,7 +70,7 @@ class Tuner:
             tier.kind: _Tuned(tier.every_seconds or START_S, durable_prior) for tier in policy.durable() if tier.auto
         }
         self._kinds = {tier.place.rstrip("/"): tier.kind for tier in policy.durable()}
-        """Kind of each durable tier, by its place: events name the tier by the job's folder in that place."""
+        """Kind of each durable tier, by its place. Events name a durable tier by the job's folder in that place."""
         if peer is not None and peer.auto:
             self._tiers["peer"] = _Tuned(START_PEER_S, rates.node)
         self._idle: deque[float] = deque(maxlen=_IDLE_STEPS)
@@ -79,7 +81,7 @@ class Tuner:
         self._took: deque[float] = deque(maxlen=_IDLE_STEPS)
         self._waited: deque[tuple[float, int]] = deque(maxlen=_WAITED_STEPS)
         """For each step, the seconds that it waited for snapshots, and the number of snapshots that it made. A step
-        waits for the snapshot of the step before."""
+        waits for the snapshot of the previous step."""
 
     def learned(self) -> dict[str, Any]:
         """Return the tuner's state for the next coordinator; empty if no tier is `auto`."""
@@ -106,26 +108,26 @@ class Tuner:
 
     @property
     def memory_every(self) -> int | None:
-        """Steps between two snapshots in memory; None for those of the policy."""
+        """Steps between two snapshots in memory; None for the interval in the policy."""
         return self._memory_every
 
     def seconds(self, tier: Tier) -> float | None:
-        """Return the seconds between two copies in `tier`; None for a tier with an interval in steps."""
+        """Return the seconds between two copies in `tier`; None if the tier's interval is in steps."""
         tuned = self._tiers.get(tier.kind)
         return tuned.interval if tuned is not None else getattr(tier, "every_seconds", None)
 
     def steps_ahead(self) -> int | None:
-        """Return the number of steps by which a copy must be scheduled ahead, so that every node receives the schedule
-        before it makes that step. None before any step was measured."""
+        """Return how many steps ahead a copy must be scheduled, so that every node receives the schedule before it
+        makes that step. None before any step was measured."""
         return 2 + math.ceil(_SCHEDULED_S / max(_LEAST_STEP_S, median(self._took))) if self._took else None
 
     def named(self, kind: str, step: int) -> None:
-        """Record that the tier will get a copy of `step` next."""
+        """Record that `step` is the next one to be copied to the tier."""
         if kind in self._tiers:
             self._tiers[kind].expect(step)
 
     def went_on(self, membership: Membership) -> None:
-        """Count the tier that a generation was restored from, if it follows a fault."""
+        """If a generation follows a fault, count the tier from which it was restored."""
         if membership.faults and membership.decision is not None:
             kinds = {source.kind for several in membership.decision.sources.values() for source in several}
             if "durable" in kinds:
@@ -136,12 +138,12 @@ class Tuner:
                 self._fell_back["memory"] += 1
 
     def begins(self, now: float) -> int | None:
-        """Tune the memory tier at the start of a generation. Returns the steps between two snapshots; None for those of
-        the policy."""
+        """Tune the memory tier at the start of a generation. Returns the steps between two snapshots; None for the
+        interval in the policy."""
         made = sum(count for _, count in self._waited)
         if self._memory_every is None or made < _ENOUGH:
             return self._memory_every
-        # without the longest wait: the first snapshot also allocates its memory
+        # leave out the longest wait, because the first snapshot also allocates its memory
         step_s, waited = median(self._took), sum(sorted(seconds for seconds, _ in self._waited)[:-1]) / made
         measured = Measured(now - self._started, self._fell_back["memory"], waited, latency=0.0)
         if step_s > 0:
@@ -150,9 +152,9 @@ class Tuner:
         return self._memory_every
 
     def heard(self, event: Mapping[str, Any], now: float) -> dict[str, float]:
-        """Update the measurements from an event. Returns the new interval of each tier for which it changed.
+        """Update the measurements from an event. Returns the new interval of each tier whose interval changed.
 
-        The event's times may come from another machine's clock, so only their differences are used.
+        The times in an event may come from another machine's clock, so only their differences are used.
         """
         if event["event"] == "step" and "began" in event and int(event["rank"]) == 0:
             took = float(event["t"]) - float(event["began"])
@@ -182,13 +184,13 @@ class Tuner:
 
 
 class _Tuned:
-    """One tier: its interval, the expected rate of failures that need it (per second), and its latest copies."""
+    """One tier: its interval, the expected rate (per second) of failures that need it, and its latest copies."""
 
     def __init__(self, interval: float, prior: float) -> None:
         self.interval, self.prior = interval, prior
         self.latencies: deque[float] = deque(maxlen=8)
         self.overlapped: deque[list[float]] = deque(maxlen=8)
-        """For each copy, the seconds of each step that was made during it."""
+        """For each copy, the durations of all steps during the copy, in seconds."""
         self._expected: int | None = None
         self._since: float | None = None
         self._overdue = False
@@ -200,15 +202,16 @@ class _Tuned:
         return self._since is not None and not self._overdue
 
     def expect(self, step: int) -> None:
-        """`step` will be copied. Time this copy, unless an earlier one has not arrived yet.
+        """Record that `step` will be copied, and time this copy unless an earlier copy has not arrived yet.
 
-        A late copy stays timed, however late it is: its duration is the measurement.
+        A late copy stays timed, however late it is, because its duration is the measurement.
         """
-        if self._expected is None or step < self._expected:  # lower: the job went back to an earlier step
+        # a lower step means that the job went back to an earlier step
+        if self._expected is None or step < self._expected:
             self._forget(step)
 
     def step_done(self, step: int, took: float, now: float) -> None:
-        """Record a step of training that took `took` seconds."""
+        """Record that a training step took `took` seconds."""
         if self._expected is None:
             return
         if self.copying and len(self._steps) < _WAITED_STEPS:
@@ -218,7 +221,7 @@ class _Tuned:
         self._overdue = self._since is not None and now - self._since > _TIMEOUT_INTERVALS * self.interval
 
     def arrived(self, step: int, now: float) -> bool:
-        """Record that the newest copy in the tier is of `step`. Returns whether the timed copy has arrived with it."""
+        """Record that the newest copy in the tier is of `step`. Returns whether this completes the timed copy."""
         if self._since is None or self._expected is None or step < self._expected:
             return False
         self.latencies.append(now - self._since)

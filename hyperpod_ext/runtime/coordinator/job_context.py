@@ -31,7 +31,8 @@ class JobContext:
     def of(
         cls, run: JobRun, members: Members, membership: Membership, inherited: Mapping[str, Any] | None, now: float
     ) -> Self:
-        """Create the context of a new coordinator. `inherited`: job state of the former one; None for the first."""
+        """Create the context of a new coordinator. `inherited`: the former coordinator's job state; None for the
+        first."""
         events = EventLog(run.run_dir, fresh=run.term == 1)
         schedule = SaveSchedule(run.config, events.write, now, (inherited or {}).get("learned", {}))
         outbox = Outbox(run, members, membership, inherited, schedule.tuner.learned)

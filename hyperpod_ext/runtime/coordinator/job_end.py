@@ -1,4 +1,4 @@
-"""End of a job: succeeded, failed or cancelled. In each case the last step is uploaded to the durable tiers."""
+"""The end of a job, which has succeeded, failed or was cancelled. In each case nodes upload the last step."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from hyperpod_ext.runtime.membership.stop_agreement import Answer, StopAgreement
 FinalState = Literal["succeeded", "failed", "cancelled"]
 """Final state of a job."""
 _STOP_SHARE = 0.5
-"""Share of a cancelled job's grace period in which ranks finish a step and save it."""
+"""Share of a cancelled job's grace period in which ranks may finish a step and save it."""
 ASK_LATER_S = 0.05
-"""Seconds until the next request to stop, if some ranks have not begun their loop."""
+"""Seconds until the request to stop is repeated, if some ranks have not begun their loop."""
 _FARTHEST = 1024
-"""Most steps that a stop may be ahead of the newest step: ranks may make short steps faster than they answer."""
+"""Most steps by which a stop may be ahead of the newest step. Ranks may make short steps faster than they answer."""
 
 
 class JobEnd:
-    """Records how processes end, and ends the job."""
+    """Records how worker processes end, and ends the job."""
 
     def __init__(self, job: JobContext) -> None:
         self._run, self._members, self._membership, self._outbox = job.run, job.members, job.membership, job.outbox
@@ -40,18 +40,18 @@ class JobEnd:
         self._exit_codes: dict[int, int] = {}
         self._last_lines: dict[int, str] = {}
         self._last_stop: StopAgreement | None = None
-        """Agreement of the ranks on their last step, once the job is cancelled."""
+        """Agreement of all ranks on their last step, after the job was cancelled."""
         self._cancelled_at: float | None = None
         self._error: dict[str, str] | None = None
         self._waits: tuple[FinalState, dict[str, str] | None] | None = None
-        """Final state and error that take effect once it is sure that the other nodes have no other coordinator."""
+        """Final state and error of a delayed end. They take effect once it is sure that no other coordinator exists."""
         self._reporting: asyncio.Task[None] | None = None
         self.ended: asyncio.Future[FinalState] = asyncio.get_running_loop().create_future()
         """Final state: succeeded, failed or cancelled."""
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the job ends once all ranks have saved a step."""
+        """Whether the job will end once all ranks have saved a step."""
         return self._last_stop is not None
 
     @property
@@ -62,24 +62,25 @@ class JobEnd:
     # --- processes end --------------------------------------------------------------------------
 
     def exited(self, rank: int, code: int, last_line: str = "") -> None:
-        """Record that the process of `rank` has exited, or was killed after its training. `last_line`: of its log."""
+        """Record that the process of `rank` has exited or was killed after its training. `last_line`: last line of its
+        log."""
         self._exit_codes[rank] = code
         self._last_lines[rank] = last_line
         self.check_exits()
 
     def know_exits(self, codes: dict[int, int]) -> None:
-        """Add exit codes, by rank, that were reported to another coordinator."""
+        """Add exit codes, by rank, that were reported to an earlier coordinator."""
         self._exit_codes |= codes
 
     def lost_when_done(self, node: int) -> None:
-        """Record the loss of a node after the training of its ranks was done, as exit code 0 of each rank."""
+        """Record the loss of a node whose ranks had finished training. Each of these ranks gets exit code 0."""
         for rank in self._membership.ranks_on(node):
             self._exit_codes.setdefault(rank, 0)
         self.check_exits()
 
     def check_exits(self) -> None:
-        """Save the last step if all processes exited with 0. Fail the job if one exited with another code after its
-        training, or if only some exited while others wait in their training function."""
+        """Save the last step if all processes exited with 0. Fail the job if a process exited with another code after
+        its training, or if only some exited while other ranks wait in their training function."""
         codes, finished = self._exit_codes, self._membership.phase is JobPhase.ENDED
         if len(codes) == len(self._membership.nodes):
             bad = {rank: code for rank, code in codes.items() if code != 0}
@@ -97,14 +98,14 @@ class JobEnd:
             message = f"rank {rank} ended without calling its @resilient function, while others wait in theirs"
             self.fail(Fail("JobFailedError", message, "Every rank of a job must call it."))
 
-    # --- somebody asks for the end ----------------------------------------------------------------
+    # --- requests to end ----------------------------------------------------------------------------
 
     def cancel(self) -> None:
-        """End the job on request, after a step that all ranks save, unless each step is saved or none is."""
+        """End the job on request. If steps are not all saved anyway, end it after a step that all ranks save."""
         if self._cancelled_at is not None:
-            return  # a repeated request, such as one from each agent, does not extend the grace period
+            return  # a repeated request, for example one from each agent, does not extend the grace period
         membership, policy = self._membership, self._schedule.policy
-        # right after a renumbering, no rank may have saved a step yet
+        # right after a renumbering, perhaps no rank has saved a step
         moved = membership.renumbering.newest == membership.generation
         needless = not policy.durable() or (policy.due(1) and not moved)
         if self.ended.done() or needless or not (self._is_running or moved):
@@ -128,14 +129,14 @@ class JobEnd:
         self._ask_to_stop(self._last_stop)
 
     def _ask_to_stop(self, agreement: StopAgreement, *, later: bool = False) -> None:
-        number = agreement.number - 1  # numbers of a resize count from 1
+        number = agreement.number - 1  # a resize counts its numbers from 1
         step = agreement.ask(number, self._ranks.newest(self._membership.committed))
         ask = c.AskStop(generation=self._membership.generation, number=number, step=step, ends=True)
         asyncio.get_running_loop().call_later(ASK_LATER_S if later else 0.0, self._outbox.to_all, ask)
 
     def stop_answered(self, rank: int, number: int, can: bool, making: int, over: bool) -> None:
-        """Process the answer whether `rank` can stop after the requested step. A rank without further steps saves its
-        last step itself."""
+        """Process the answer of `rank` on whether it can stop after the requested step. A rank without further steps
+        saves its last step itself."""
         assert self._last_stop is not None
         match self._last_stop.answered(rank, number, can, making, over):
             case Answer.AGREED:
@@ -144,7 +145,7 @@ class JobEnd:
                 self._ask_to_stop(self._last_stop, later=answer is Answer.ASK_LATER)
 
     def stopped(self, rank: int, number: int) -> None:
-        """Record that `rank` has saved the agreed step and stopped. End the job once all ranks have."""
+        """Record that `rank` has saved the agreed step and stopped. End the job once all ranks have stopped."""
         assert self._last_stop is not None
         if self._last_stop.stopped(rank, number):
             self.end("cancelled")
@@ -160,12 +161,13 @@ class JobEnd:
             self._outbox.to_all(c.SaveLast())
 
     def agent_came(self, node: int) -> None:
-        """Send the order to upload the last step to an agent that connects after the other agents received it."""
+        """Send the order to upload the last step to an agent that connects after the other agents received the
+        order."""
         if self.final_save.begun and not self.ended.done():
             self._outbox.send(node, c.SaveLast())
 
     def holds(self, node: int, held: tuple[c.HeldSnapshot, ...]) -> None:
-        """Record the snapshots in the memory of `node` after the end of training."""
+        """Record the snapshots in the memory of `node` after training has ended."""
         self.final_save.held[node] = held
         self._name_last()
 
@@ -175,16 +177,16 @@ class JobEnd:
         self._check_uploads()
 
     def agent_lost(self, node: int) -> None:
-        """Record the loss of a node that had not uploaded its part."""
+        """Record the loss of a node that had not uploaded its part of the last step."""
         self.final_save.lost(node)
         self._name_last()
         self._check_uploads()
 
     def _name_last(self) -> None:
-        """Order the upload of the newest step that all ranks have, once each node has reported its snapshots."""
+        """Order all nodes to upload the newest step that all ranks have, once each node has reported its snapshots."""
         ends = self.ended.result() != "succeeded" if self.ended.done() else self.final_save.begun
         nodes = set(self._members.agents)
-        if not ends or self._run.config.restarts_script:  # the script saves its own checkpoints
+        if not ends or self._run.config.restarts_script:  # such a script saves its own checkpoints
             return
         if self.final_save.choose(nodes):
             step, made = self.final_save.step, self._ranks.newest(self._membership.committed)
@@ -205,7 +207,7 @@ class JobEnd:
     # --- the end --------------------------------------------------------------------------------
 
     def broke(self, why: str) -> None:
-        """Fail the job on an internal error of the coordinator."""
+        """Fail the job because of an internal error of the coordinator."""
         self.fail(Fail("HyperpodExtError", f"the coordinator met an error of its own: {why}"))
 
     def fail(self, failure: Fail) -> None:
@@ -226,19 +228,20 @@ class JobEnd:
         self._report(state)
 
     def _lacks_nodes(self) -> bool:
-        """Return whether the last fault was a lost node, and the other nodes could continue. This node may then be
-        the one that is cut off: some connections have ended, and the others are about to end."""
+        """Return whether the last fault was a lost node and the other nodes could continue. Then this node may be the
+        one that is cut off: some connections have ended, and more are about to end."""
         faults = self._membership.faults
         counts = bool(faults) and faults[-1].node_lost and not self._membership.held
         return counts and self._members.others_may_go_on
 
     def is_sure(self) -> None:
-        """End the job as decided before: the other nodes have no other coordinator."""
+        """Carry out the delayed end of the job, because it is now sure that the other nodes have no other
+        coordinator."""
         if self._waits is not None:
             self.end(*self._waits)
 
     def order(self) -> c.EndJob:
-        """Return the order to end the job, with the remaining grace period."""
+        """Return the order to end the job, with the remaining grace period in it."""
         spent_s = time.monotonic() - self._cancelled_at if self._cancelled_at is not None else 0.0
         grace_s = self._schedule.policy.grace_s - spent_s
         error = self._error or {}
@@ -246,7 +249,7 @@ class JobEnd:
         return c.EndJob(state=self.ended.result(), grace_s=grace_s, why=why, hint=hint)
 
     async def reported(self) -> None:
-        """Wait until the report is written. Write it again if nodes uploaded snapshots after the job had ended."""
+        """Wait until the report is written. If nodes uploaded snapshots after the job's end, write the report again."""
         if self._reporting is None:
             return
         await self._reporting
@@ -255,7 +258,8 @@ class JobEnd:
             await self._reporting
 
     def _report(self, state: FinalState) -> None:
-        """Write the report in a thread: for a long job it takes longer than the agents' connection timeout."""
+        """Write the report in a thread, because for a long job this takes longer than the agents' connection
+        timeout."""
         make = self._events.reporter(state=state, error=self._error, world_size=len(self._membership.nodes))
         self._reporting = asyncio.get_running_loop().create_task(self._write_aside(make))
 
@@ -264,7 +268,7 @@ class JobEnd:
 
 
 def _write(run_dir: Path, make: Callable[[], dict[str, Any]]) -> None:
-    """Write the report. An OSError is printed only: it does not change the job's final state."""
+    """Write the report. An OSError is only printed, because it must not change the job's final state."""
     try:
         write_report(run_dir, make())
         release_room(run_dir)

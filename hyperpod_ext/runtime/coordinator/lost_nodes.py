@@ -1,4 +1,4 @@
-"""Lost nodes: continues the job without them, or steps down if this coordinator is the side that is cut off."""
+"""Lost nodes: the coordinator continues the job without them, or steps down if its own node is cut off."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from hyperpod_ext.runtime.ipc.declared import Address
 from hyperpod_ext.runtime.membership.actions import EscalationLevel, Fail, JobPhase
 
 LOOKS = 6
-"""Number of looks for silent nodes per lease."""
+"""Number of checks for silent nodes per lease."""
 _PROBE = 1 / 24
-"""Share of the lease within which the agent of a broken connection must accept a new one, and until the next probe."""
+"""Share of the lease within which the agent of a broken connection must accept a new one. Also the time between two
+probes."""
 
 
 class LostNodes:
-    """Decides which nodes of one job are lost."""
+    """Decides which nodes of one job are lost, and handles the losses."""
 
     def __init__(self, job: JobContext, actions: Actions) -> None:
         self._run, self._members, self._membership, self._outbox = job.run, job.members, job.membership, job.outbox
         self._formation, self._log, self._actions, self._end = job.formation, job.events.write, actions, actions.end
         self.ran_at = time.monotonic()
-        """Last time at which this process checked that it runs; a pause is measured from here."""
+        """Last time at which this process was known to run. A pause is measured from this time."""
         self._probing: dict[int, asyncio.Task[None]] = {}
 
     @property
@@ -37,13 +38,13 @@ class LostNodes:
 
     @property
     def has_left(self) -> bool:
-        """Whether the coordinator's own node has left the job: others coordinate, or are about to."""
+        """Whether the coordinator's own node has left the job. Then another node coordinates, or soon will."""
         return self._members.stepped_down and self._run.node not in self._members.members
 
     @property
     def _others_wait(self) -> bool:
-        """Whether the other nodes cannot continue without this coordinator: an operator holds training, or all ranks
-        are done."""
+        """Whether the other nodes cannot continue without this coordinator, because an operator holds training or all
+        ranks are done."""
         return bool(self._membership.held) or self._end.final_save.begun
 
     def stop(self) -> None:
@@ -57,7 +58,7 @@ class LostNodes:
         """Remove silent nodes from the job.
 
         If no majority would be left, this node is probably the one that is cut off. Then it counts no loss and steps
-        down: counted losses could end the job, and the other nodes continue it.
+        down, because counted losses could end a job that the other nodes continue.
         """
         self.notice_pause(now)
         members, lease_s = self._members, self._run.config.restart.lease_s
@@ -74,13 +75,13 @@ class LostNodes:
                 self.lose_majority(set(members.members), overdue.keys())
                 return
             if not members.enough_without(members.silent(now, lease_s) | overdue.keys()):
-                return  # until the silent ones send a message, or are overdue as well
+                return  # wait until the silent nodes send a message or are overdue as well
         for node, cause in overdue.items():
             self.lose(node, cause)
 
     def notice_pause(self, now: float) -> None:
-        """Detect a pause of this process. Afterwards its unread messages count as recent, and it checks whether the
-        other nodes have elected another coordinator."""
+        """Detect a pause of this process. After a pause, unread messages count as recent, and this process checks
+        whether the other nodes have elected another coordinator."""
         lease_s = self._run.config.restart.lease_s
         if now - self.ran_at <= 2 * lease_s / LOOKS:
             return
@@ -92,12 +93,12 @@ class LostNodes:
     # --- connections that end -------------------------------------------------------------------
 
     def line_ended(self, node: int, cause: str) -> None:
-        """Remove the node whose connection ended, after a probe shows that its agent no longer listens.
+        """Remove the node whose connection ended, after a probe has shown that its agent no longer listens.
 
-        If its loss would end the job, wait a third of the lease instead: if the other connections end as well, this
-        node is the one that is cut off, and the others continue under another coordinator.
+        If the loss would end the job, wait a third of the lease instead. If the other connections end as well, this
+        node is the one that is cut off, and the other nodes continue under another coordinator.
         """
-        if self.has_left:  # the node follows another coordinator now
+        if self.has_left:  # the node now follows another coordinator
             self._members.leave(node)
             return
         now, lease_s = time.monotonic(), self._run.config.restart.lease_s
@@ -115,8 +116,8 @@ class LostNodes:
             self._probing[node] = asyncio.create_task(self._probe(node, (str(address[0]), int(address[1])), cause))
 
     async def _probe(self, node: int, address: Address, cause: str) -> None:
-        """Remove a node if its agent no longer listens. An agent that listens has a third of the lease to connect
-        again. A second probe follows, as a killed process may close its connection before its listening socket."""
+        """Remove a node if its agent no longer listens. An agent that listens gets a third of the lease to connect
+        again. A second probe follows, because a killed process may close its connection before its listening socket."""
         limit_s = self._run.config.restart.lease_s * _PROBE
         for pause_s in (0.0, limit_s):
             await asyncio.sleep(pause_s)
@@ -132,7 +133,7 @@ class LostNodes:
     # --- losses ---------------------------------------------------------------------------------
 
     def lose(self, node: int, cause: str) -> None:
-        """Remove a lost node from the job, and order it to stop in case that it still runs."""
+        """Remove a lost node from the job, and order it to stop in case it still runs."""
         if (agent := self._members.agents.get(node)) is not None:
             self._send_stop(node, f"the others have given it up ({cause})")
             agent.writer.close()
@@ -140,7 +141,7 @@ class LostNodes:
         enough = self._members.leave(node)
         if not enough and self._membership.held:
             self._members.lost_while_held |= known
-            self._membership.held_for_fault.clear()  # lost nodes may train elsewhere, so this one waits
+            self._membership.held_for_fault.clear()  # lost nodes may be training elsewhere, so this node waits
             enough = True
         if not self.is_over:
             self._log("node_lost", t=seen, node=node, cause=cause)
@@ -162,7 +163,8 @@ class LostNodes:
         membership = self._membership
         ranks, step, before = membership.ranks_on(node), membership.committed + 1, len(membership.faults)
         actions = membership.node_lost(node, cause, time.time())
-        for rank in ranks if len(membership.faults) > before else ():  # a loss while training is held may be no fault
+        # a loss while training is held need not be a fault
+        for rank in ranks if len(membership.faults) > before else ():
             fault = {"rank": rank, "node": node, "step": step, "cause": f"node {node} is lost: {cause}"}
             level = EscalationLevel.NODE.value
             self._log("fault", t=seen, **fault, died=True, phase="", kind="lost", escalation_level=level)
@@ -172,7 +174,7 @@ class LostNodes:
             self._actions.durable.node_lost(node)
 
     def lose_majority(self, members: Set[int], silent: Set[int] = frozenset()) -> None:
-        """Step down and stop the reachable nodes: they are no majority, and the other nodes may continue the job."""
+        """Step down and stop the reachable nodes. They are no majority, so the other nodes may continue the job."""
         reached = self._members.agents.keys() - silent
         left = ", ".join(str(node) for node in sorted(reached | {self._run.node}))
         why = f"of the job's {len(members)} nodes only {left} can be reached, which is no majority"
@@ -181,13 +183,13 @@ class LostNodes:
             self._send_stop(node, why, "Look at the network between the nodes; the others may have gone on.")
 
     def give_up(self, node: int, cause: str) -> None:
-        """Remove a node that has reported that it cannot continue. If it is the coordinator's own node, step down for
-        another coordinator."""
+        """Remove a node that has reported that it cannot continue. If it is the coordinator's own node, step down, so
+        that another node can coordinate."""
         if node != self._run.node:
             self.lose(node, cause)
             return
         self._members.gives_up = cause
-        self._outbox.share_job_state()  # the next coordinator names the cause in its loss
+        self._outbox.share_job_state()  # the next coordinator reports this cause for the loss
         self.step_down(cause=cause)
         self._send_stop(node, cause)
 
@@ -195,7 +197,7 @@ class LostNodes:
         """Stop coordinating the job."""
         self._members.stepped_down = True
         self._log("stepped_down", node=self._run.node, term=self._run.term, **why)
-        for node, agent in self._members.agents.items():  # so that agents do not send logged events again
+        for node, agent in self._members.agents.items():  # with this message, agents do not send logged events again
             self._outbox.send(node, c.Heard(heard=agent.events))
 
     def _send_stop(self, node: int, why: str, hint: str = "") -> None:

@@ -1,8 +1,8 @@
 """Messages from the coordinator to agents, and the state that each agent has received.
 
-Candidates, the few agents that may have to coordinate, receive the full job state once and then its changes. Every
-agent receives the job news and its own node assignment whenever they change. A message to several agents is encoded
-once.
+Candidates are the few agents that may have to coordinate. They receive the full job state once, and then its changes.
+Every agent receives the job news and its own node assignment whenever they change. A message to several agents is
+encoded once.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from hyperpod_ext.runtime.membership.parity_groups import Group, place_groups
 from hyperpod_ext.runtime.membership.placement import Placement, place_replicas
 
 MakeOrder = Callable[[c.RestoreDecision, dict[int, tuple[str, int]]], c.BeginGeneration | c.TryNext]
-"""Makes an order from a restore decision and the addresses of the memory servers that it names."""
+"""Makes an order from a restore decision and from the addresses of the memory servers that the decision names."""
 _FEW = CANDIDATES + 1
-"""Most agents in a job in which every agent is a candidate."""
+"""Maximum number of agents in a job in which every agent is a candidate."""
 _NO_RANKS = c.NodeAssignment(ranks=(), peers={}, domains={})
 
 
 class Outbox:
-    """Sends messages to one agent or to all agents, which pass on the orders for their workers.
+    """Sends messages to one agent or to all agents. Agents pass on the orders for their workers.
 
     Args:
-        inherited: the job state of the former coordinator; None for the first one.
-        learned: returns the state of the interval tuner, which is a part of the job state.
+        inherited: the former coordinator's job state; None for the first coordinator.
+        learned: returns the state of the interval tuner, which is part of the job state.
     """
 
     def __init__(
@@ -55,25 +55,27 @@ class Outbox:
         self._news: c.JobNews | None = None
         self._shares_soon = False
         self._assignments: dict[int, c.NodeAssignment] = {}
-        """Assignments of the nodes that have ranks."""
+        """Assignments of all nodes with ranks."""
         self._assigned_for: tuple[object, ...] = ()
         self._placement: Placement = {
             int(node): tuple(holders) for node, holders in before.get("placement", {}).items()
         }
         self._groups: tuple[Group, ...] = tuple(tuple(group) for group in before.get("parity_groups", ()))
-        """Groups of nodes that hold parity of each other's snapshots."""
+        """Groups of nodes that keep parity of each other's snapshots."""
         self._servers: dict[int, Any] = {}
-        """Addresses of the memory servers of nodes that have ranks."""
-        was_lost = str(before.get("coordinator")) in before.get("members", {})  # false if it left the job in order
+        """Addresses of the memory servers on nodes with ranks."""
+        # false if the former coordinator left the job in order
+        was_lost = str(before.get("coordinator")) in before.get("members", {})
         self._servers_lost = int(before.get("servers_lost", 0)) + was_lost
 
     def send(self, node: int, order: c.ToAgent) -> None:
-        """Send to the agent of one node, if it is connected. Others receive their orders when they connect."""
+        """Send an order to the agent of one node if it is connected. Any other agent receives its orders when it
+        connects."""
         if (agent := self._members.agents.get(node)) is not None:
             agent.send(frame_of(order))
 
     def to_all(self, order: c.ToAgent) -> None:
-        """Send to every agent."""
+        """Send an order to every connected agent."""
         self._to(self._members.agents, frame_of(order))
 
     def _to(self, nodes: Iterable[int], frame: bytes) -> None:
@@ -81,8 +83,8 @@ class Outbox:
             self._members.agents[node].send(frame)
 
     def to_each(self, order: MakeOrder, decision: DecisionParts) -> None:
-        """Send to every agent the part of a decision that its ranks need, encoded once for agents with the same
-        part."""
+        """Send every agent the part of a decision that its ranks need. The order is encoded once for all agents with
+        the same part."""
         for part, nodes in decision.parts(self._members.agents):
             sources = (source for several in part.sources.values() for source in several)
             named = {source.node for source in sources if source.kind != "memory"} & self._members.members.keys()
@@ -94,8 +96,9 @@ class Outbox:
     def share_with(self, node: int) -> None:
         """Send news and assignment to a node that has connected again, and the job state to the candidates.
 
-        In a large job, a node that is no candidate gets only news and assignment at once. The job state is made a
-        moment later, once for all nodes that connect at the same time, because its cost grows with the number of nodes.
+        In a large job, a node that is not a candidate gets only news and assignment at once. The job state is made a
+        moment later, once for all nodes that connect at about the same time, because its cost grows with the number of
+        nodes.
         """
         members = self._members
         if self._news is None or len(members.agents) <= _FEW or node in (members.candidates or ()):
@@ -115,7 +118,7 @@ class Outbox:
             self.share_job_state()
 
     def share_job_state(self) -> None:
-        """Send the job state to the candidates, and news and assignments to all agents, where they have changed."""
+        """Send the job state to the candidates, and news and assignments to all agents, where these have changed."""
         self._shares_soon = False
         members = self._members
         self._assign()
@@ -206,7 +209,7 @@ class Outbox:
         agent.assignment = assignment
 
     def _assign(self) -> None:
-        """Make the assignment of each node: its ranks, and the nodes that hold copies of its snapshots."""
+        """Compute the assignment of each node: its ranks, and the nodes that hold copies of its snapshots."""
         ranks_by, members = self._membership.nodes, self._members
         if self._assigned_for and self._assigned_for[0] is ranks_by and self._assigned_for[1] == members.version:
             return
@@ -240,5 +243,5 @@ class Outbox:
 
 
 def frame_of(order: c.ToAgent) -> bytes:
-    """Encode an order for the wire."""
+    """Encode an order as a frame for the wire."""
     return wire.encode(encode(order))

@@ -1,8 +1,11 @@
-"""Queries to agents: heartbeats of all ranks when one makes no progress, liveness of all ranks when a collective broke,
-and checkpoints in the durable tiers.
+"""Queries that the coordinator sends to agents.
 
-The kernel marks a process as ending before it closes its sockets. If every agent checks its processes after a rank's
-connection ended, and none finds an ending one, then no process died: the connection itself broke.
+One query collects heartbeats of all ranks when a rank makes no progress. A second checks that all ranks live when a
+collective broke. A third searches the durable tiers for checkpoints.
+
+The kernel marks a process as ending before it closes the process's sockets. So if every agent checks its processes
+after a rank's connection ended, and no agent finds an ending process, then no process died and only the connection
+broke.
 """
 
 from __future__ import annotations
@@ -17,21 +20,21 @@ from hyperpod_ext.runtime.detection.hangs import Hang, Heartbeat, find_hung
 from hyperpod_ext.runtime.membership.actions import Fault
 
 _AGAIN_S = 0.5
-"""Shortest time between two hang queries: agents report a stall repeatedly."""
+"""Shortest time between two hang queries, in seconds. Agents report a stall repeatedly."""
 _ENDING = 0x4
-"""PF_EXITING, of a process's flags."""
+"""The flag PF_EXITING in a process's flags."""
 _ASK_AGAIN_S = 1.0
-"""Delay before the first retry of an unreachable durable tier. It doubles with each retry."""
+"""Seconds before the first retry of an unreachable durable tier. The delay doubles with each retry."""
 _UNREACHABLE_S = 60.0
-"""Time during which an unreachable durable tier is retried. Then the job fails, because it must not continue from an
+"""Seconds for which an unreachable durable tier is retried. Then the job fails, because it must not continue from an
 older step."""
 
 Excluded = tuple[tuple[str, str], ...]
-"""URL and save id of each checkpoint that the answer must leave out."""
+"""URL and save id of each checkpoint that an answer must leave out."""
 
 
 class HangQuery:
-    """Collects the heartbeats of all ranks, then finds the hung ones."""
+    """Collects the heartbeats of all ranks, then finds the hung ranks."""
 
     def __init__(self) -> None:
         self._heartbeats: dict[int, Heartbeat] = {}
@@ -46,7 +49,7 @@ class HangQuery:
         return True
 
     def answered(self, heartbeats: Collection[Heartbeat], world_size: int) -> Hang | None:
-        """Add the heartbeats of one agent. Returns the hang, if one is found once all ranks' heartbeats are here."""
+        """Add one agent's heartbeats. Once all ranks' heartbeats have arrived, returns the hang if there is one."""
         self._heartbeats |= {heartbeat.rank: heartbeat for heartbeat in heartbeats}
         if len(self._heartbeats) < world_size:
             return None
@@ -56,16 +59,16 @@ class HangQuery:
 
 @dataclass(slots=True)
 class LivenessQuery:
-    """A check that all ranks live. One per generation is enough: the first report of a broken collective starts it."""
+    """A check that all ranks live. A generation needs only one, started by its first report of a broken collective."""
 
     generation: int
     fault: Fault
-    """The fault to count if all ranks live."""
+    """The fault that counts if all ranks live."""
     missing: set[int] = field(default_factory=set)
     """Nodes that have not answered. A lost node never answers; its loss is detected when its lease ends."""
 
     def alive(self, node: int, generation: int) -> Fault | None:
-        """Record that all ranks of `node` live. Returns the fault once all nodes have answered, else None."""
+        """Record that all ranks of `node` live. Returns the fault once every node has answered, else None."""
         if generation != self.generation or node not in self.missing:
             return None
         self.missing.discard(node)
@@ -73,10 +76,10 @@ class LivenessQuery:
 
 
 class DurableQuery:
-    """The query for checkpoints in durable tiers, one at a time, to the agent of one node.
+    """The query for checkpoints in durable tiers. Only one query runs at a time, on the agent of one node.
 
     Args:
-        send: sends the query to an agent and returns its node; None if no agent is connected.
+            send: sends the query to an agent and returns the agent's node; None if no agent is connected.
     """
 
     def __init__(self, send: Callable[[Excluded], int | None]) -> None:
@@ -86,7 +89,7 @@ class DurableQuery:
         self._node: int | None = None
 
     def ask(self, excluded: Excluded) -> None:
-        """Request the checkpoints in the durable tiers, without `excluded` ones."""
+        """Request the checkpoints in the durable tiers, except the `excluded` ones."""
         self._excluded, self._asked_at, self._wait_s = excluded, time.monotonic(), _ASK_AGAIN_S
         self._repeat()
 
@@ -94,15 +97,15 @@ class DurableQuery:
         self._node = self._send(self._excluded)
 
     def node_lost(self, node: int) -> None:
-        """Send the query to another node, if it went to this one."""
+        """Send the query to another node if it was sent to this one."""
         if node == self._node:
             self._repeat()
 
     def answered(self, *, reached: bool) -> bool:
-        """Return whether to use an answer. If a tier was not reached, the query is sent again until its time is over.
+        """Return whether to use an answer. If a tier was not reached, the query is repeated until its time is over.
 
         Args:
-            reached: whether the agent reached all tiers.
+                reached: whether the agent could reach all tiers.
         """
         if not reached and self._again():
             return False

@@ -1,4 +1,4 @@
-"""Reports of agents and their workers, turned into events of the membership."""
+"""Turns reports of agents and their workers into events for the membership."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from hyperpod_ext.runtime.membership.actions import Fail, Fault, JobPhase
 from hyperpod_ext.runtime.snapshot.select import Offer
 
 _TOGETHER_S = 1.0
-"""Seconds between the first request to leave and the departure. If a job is deleted, most nodes receive SIGTERM within
-less, and each has half a minute until it is killed."""
+"""Seconds between a node's first request to leave and its departure. If a job is deleted, most nodes receive SIGTERM
+within this time, and each is killed half a minute later."""
 _OF_STEPS = ("begun", "step", "script_saved", "collective_broke")
 _OF_SAMPLED = frozenset({"groups_open", "aborted", "script_saved"})
-"""Events that are logged for sampled ranks only."""
+"""Events that are logged only for sampled ranks."""
 _OWN = frozenset({"type", "event", "t", "self"})
-"""Event fields that a sender must not set."""
+"""Event fields that a sender may not set."""
 _OF_STEP = frozenset(Step.model_fields)
-"""Fields of the `step` event itself; all other fields are metrics of the script."""
+"""Fields that the `step` event declares. All other fields of a step are metrics of the script."""
 
 
 class _OfStep(Declared, extra="ignore"):
@@ -42,7 +42,7 @@ class _OfStep(Declared, extra="ignore"):
 
 
 class StepSampler:
-    """Selects the steps to log: steps of sampled ranks, and of the lowest rank that logs metrics."""
+    """Selects the steps to log: all steps of sampled ranks, and steps with metrics of the lowest rank that logs any."""
 
     def __init__(self) -> None:
         self._generation, self._lowest = -1, 0
@@ -57,7 +57,7 @@ class StepSampler:
 
 
 class Reports:
-    """Passes reports of agents to the membership, the log and the job's end."""
+    """Passes reports of agents on to the membership, to the log and to the end of the job."""
 
     def __init__(self, job: JobContext, actions: Actions, lost_nodes: LostNodes) -> None:
         self._run, self._members, self._membership, self._outbox = job.run, job.members, job.membership, job.outbox
@@ -67,15 +67,15 @@ class Reports:
         self._hangs = HangQuery()
         self._liveness: LivenessQuery | None = None
         self._loaded: tuple[int, int, int] | None = None
-        """Generation, rank and step of the first checkpoint that a script of mode `run` has loaded itself."""
+        """Generation, rank and step of the first checkpoint that a script with `mode: run` has loaded itself."""
         self._leaving: set[int] = set()
-        """Nodes that requested to leave, and have not left yet."""
+        """Nodes that have requested to leave and have not left yet."""
 
     def take(self, node: int, report: c.FromAgent) -> None:
-        """Process a report of the agent of `node`, about a rank or about the node.
+        """Process a report of the agent of `node` about a rank or about the node.
 
         Raises:
-            WireError: the report is an event without its required fields.
+                WireError: the report is an event that lacks required fields.
         """
         if isinstance(report, c.Join | c.Died | c.Failed) and self._membership.rescaling.is_joining(report.rank, node):
             self._joining(report)
@@ -133,7 +133,7 @@ class Reports:
                 seen = [Heartbeat.from_json(encode(heartbeat)) for heartbeat in heartbeats]
                 if (hang := self._hangs.answered(seen, len(membership.nodes))) is not None:
                     self._end_hung(hang)
-            case c.ServesPeers(peer=peer):  # its memory server was replaced
+            case c.ServesPeers(peer=peer):  # the node's memory server was replaced
                 if self._members.serves_peers(node, peer):
                     self._outbox.share_job_state()
             case c.LookUp(generation=generation, ranks=ranks) if generation == membership.generation:
@@ -151,8 +151,8 @@ class Reports:
                 self._broken(node, report)
 
     def _leaves(self, node: int) -> None:
-        """Let a node leave on its request, a moment later. If by then all nodes with ranks have requested it, cancel
-        the job, after a step that all ranks save."""
+        """Let a node leave on its request, a moment later. If all nodes with ranks have requested it by then, cancel
+        the job after a step that all ranks save."""
         self._leaving.add(node)
         if self._all_leave(self._leaving):
             self._let_leave()
@@ -160,7 +160,8 @@ class Reports:
             asyncio.get_running_loop().call_later(_TOGETHER_S, self._let_leave)
 
     def _all_leave(self, leaving: Set[int]) -> bool:
-        """Return whether all nodes with ranks are in `leaving`. Thousands may leave, so count them first."""
+        """Return whether all nodes with ranks are in `leaving`. Compares the counts first, because thousands may
+        leave."""
         ranks, each = self._membership.nodes, self._run.config.workers_per_node
         return len(leaving) * each >= len(ranks) and leaving >= set(ranks.values())
 
@@ -175,7 +176,7 @@ class Reports:
             self._actions.carry_out(self._membership.leave(node))
 
     def _resume(self, node: int, nodes: int, gone: Collection[str]) -> None:
-        """Resume held training on `nodes` nodes, as an operator requests. `gone`: addresses of removed nodes."""
+        """Resume held training on `nodes` nodes, on an operator's request. `gone`: addresses of removed nodes."""
         if lost := self._members.lost_while_held:
             self._members.lost_while_held = set()
             if nodes > len(self._members.members):
@@ -186,14 +187,14 @@ class Reports:
 
     def late_ranks(self, now: float) -> None:
         """Report a fault of each missing rank if the generation has not formed in time. Only the first fault of each
-        node counts."""
+        node counts against the limits."""
         if self._end.ended.done() or not self._formation.is_late(now):
             return
         membership, blamed = self._membership, set[int]()
         generation, step = membership.generation, membership.committed + 1
         cause = f"was not ready for generation {generation} within {self._formation.limit_s:g} s"
         for missing, node in [(rank, membership.nodes[rank]) for rank in membership.missing()]:
-            # an earlier fault of this loop may have renumbered the ranks
+            # an earlier fault in this loop may have renumbered the ranks
             rank = membership.renumbering.rank_now(missing, generation)
             if rank is None or membership.nodes.get(rank) != node or membership.phase is JobPhase.ENDED:
                 continue  # a spare has just taken over the rank, or the job has ended
@@ -204,7 +205,7 @@ class Reports:
     # --- a generation forms -----------------------------------------------------------------------
 
     def _join(self, node: int, joins: Iterable[c.Join | RankJoin], held: Collection[Offer]) -> None:
-        """Note that ranks of `node` wait for a generation. `held`: snapshots in the node's memory and on its disk."""
+        """Record that ranks of `node` wait for a generation. `held`: snapshots in the node's memory and on its disk."""
         host = self._members.members[node]["peer"][0]
         for join in joins:
             rank, live = join.rank, join.live
@@ -219,7 +220,7 @@ class Reports:
         self._end.check_exits()
 
     def _joining(self, report: c.Join | c.Died | c.Failed) -> None:
-        """Process a report of a worker that waits for the next rank assignment."""
+        """Process a report about a worker that waits for the next rank assignment."""
         if isinstance(report, c.Join):
             self._log("joining_worker_ready", rank=report.rank, pid=report.pid)
             self._actions.carry_out(self._membership.prepared(report.rank))
@@ -231,7 +232,7 @@ class Reports:
         stored = [Offer.of_all(encode(checkpoint)) for checkpoint in report.checkpoints]
         self._log("durable", steps=[offer.step for offer in stored], problems=report.problems)
         if not self._membership.restoring.awaits(report.exclude):
-            return  # an earlier generation sent the query
+            return  # the query was sent for an earlier generation
         if self._actions.durable.answered(reached=not report.unreachable):
             newest = report.newest_generation
             answer = self._membership.durable_answered(stored, newest, report.problems, report.unreachable)
@@ -250,7 +251,8 @@ class Reports:
         reported = {key: value for key, value in report.fields.items() if key not in _OWN}
         fields = {"generation": report.generation, **reported, **number}
         if self._schedule.heard({"event": event, "t": report.t, **fields}, time.monotonic()):
-            self._outbox.share_job_state()  # for the next coordinator, which would start measuring again
+            # the next coordinator needs the new interval, or it would start measuring again
+            self._outbox.share_job_state()
         if self._goes_to_log(report, fields):
             self._log(event, t=report.t, **fields)
         if event == "step" and step is not None:
@@ -266,9 +268,9 @@ class Reports:
         return report.event not in _OF_SAMPLED or is_sampled(report.rank)
 
     def _stepped(self, report: c.Event, of: _OfStep) -> None:
-        """Process a committed step, or the start of a training loop."""
+        """Process a committed step, or the start of a rank's training loop."""
         membership = self._membership
-        if self._run.config.restarts_script:  # only a `script_saved` step counts as committed
+        if self._run.config.restarts_script:  # with such a script, only a `script_saved` step counts as committed
             self._check_loaded(report, of)
             return
         membership.step_committed(of.step)
@@ -300,22 +302,22 @@ class Reports:
     # --- faults -----------------------------------------------------------------------------------
 
     def _failed(self, node: int, report: c.Died | c.Failed) -> None:
-        """Process the death of a rank's process, or an exception of its training function."""
+        """Process the death of a rank's process, or an exception in its training function."""
         membership = self._membership
         rank = membership.renumbering.rank_now(report.rank, report.generation)
         if rank is None or membership.nodes.get(rank) != node:
             return
         died = isinstance(report, c.Died) or report.process_unusable
         if isinstance(report, c.Died) and membership.phase is JobPhase.ENDED:
-            self._end.exited(rank, report.exit_code or 1)  # killed after its training was done
+            self._end.exited(rank, report.exit_code or 1)  # the process was killed after its training was done
             return
         fault = Fault(
             rank,
             report.cause,
-            report.step,  # from its last report: the best known step of a dead process
+            report.step,  # step in the last report, the best known step of a dead process
             died,
             report.kind,
-            # after training has begun, a failure to start is not final
+            # once training has begun, a failure to start is not final
             final=report.final and not (isinstance(report, c.Died) and membership.began),
             code=report.code,
             hint=report.hint,
@@ -324,25 +326,26 @@ class Reports:
         self._fault(fault, self._generation_of(report), report.t, report.phase)
 
     def _generation_of(self, report: c.Died | c.Failed) -> int:
-        """Return the generation that the reporting rank was in. If the reported one has begun, it has all ranks,
-        so return it. Otherwise return the one that the rank joined: its agent may be at the next one already."""
+        """Return the generation in which the reporting rank was. A reported generation that has begun has all ranks, so
+        it is returned. Otherwise return the generation that the rank joined, because its agent may already be at the
+        next one."""
         if self._is_under_way(report.generation):
             return report.generation
         return report.joined or report.generation
 
     def _end_hung(self, hang: Hang) -> None:
-        """Order agents to kill the hanging ranks. If no rank is to blame, abort the generation instead."""
+        """Order agents to kill the hung ranks. If no rank is to blame, abort the generation instead."""
         membership = self._membership
         for rank in hang.ranks:
             self._outbox.send(membership.nodes[rank], c.EndHung(rank=rank, cause=hang.cause))
-        generation = hang.first.generation  # an older one was aborted already
+        generation = hang.first.generation  # an older generation was already aborted
         if not hang.ranks and generation == membership.generation:
             rank, step, phase = min(membership.nodes), membership.committed + 1, hang.first.phase.word
             fault = Fault(rank, hang.cause, step, died=False, kind="stalled", place=phase)
             self._fault(fault, generation, time.monotonic(), phase)
 
     def _ask_who_lives(self, report: c.Event, of: _OfStep) -> None:
-        """Query all agents whether their ranks live, after a rank's collective broke without a reported cause."""
+        """Query all agents whether their ranks live, because a rank's collective broke without a reported cause."""
         generation = report.generation
         asked = self._liveness is not None and self._liveness.generation == generation
         if asked or not self._is_under_way(generation):
@@ -367,7 +370,7 @@ class Reports:
         return generation == membership.generation and membership.phase in (JobPhase.RESTORING, JobPhase.RUNNING)
 
     def _broken(self, node: int, report: c.NodeBroken) -> None:
-        """Replace a broken node by a spare, if it is lost and a spare is left; otherwise fail the job."""
+        """Replace a broken node if it is lost and a spare is left. Otherwise fail the job."""
         spares = self._run.config.spares
         if report.lost and self._formation.job_has_begun and self._membership.spares_left(spares):
             self._lost_nodes.give_up(node, report.cause)

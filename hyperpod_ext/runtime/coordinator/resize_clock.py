@@ -1,4 +1,4 @@
-"""The pause of training in a resize, and whether the ranks kept their processes. Pure."""
+"""Measures the pause of training in a resize, and whether ranks kept their processes. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hyperpod_ext.runtime.events.of_training import Joined
 
 
 class ResizeClock:
-    """Measures from the last step of one rank assignment to the first step of the next."""
+    """Measures the time from the last step of one rank assignment to the first step of the next."""
 
     def __init__(self) -> None:
         self._under_way: dict[str, Any] | None = None
-        """Fields of the newest event `world`, until a rank makes a step in it."""
+        """Fields of the newest `world` event until a rank makes a step in the new assignment; else None."""
         self._last_step_at = 0.0
         self._pids: dict[int, int] = {}
         self._pids_before: dict[int, int] = {}
@@ -25,11 +25,11 @@ class ResizeClock:
         """Start the clock for a new rank assignment.
 
         Args:
-            fields: of the event `world`.
+            fields: fields of the `world` event.
             moved: new number of each rank that stays, by its old number.
 
         Returns:
-            The fields of a refusal, if this assignment replaces an ordered resize before its first step.
+            If this assignment replaces an ordered resize before its first step, the fields of that order's refusal.
         """
         before = self._under_way
         self._under_way = {key: value for key, value in fields.items() if key != "moved"}
@@ -41,7 +41,7 @@ class ResizeClock:
         return {"order": before["order"], "nodes": before["nodes"], "why": why}
 
     def resume(self, events: Events) -> None:
-        """Continue the measurement of a former coordinator from its event log."""
+        """Continue the former coordinator's measurement from its event log."""
         self._under_way, unfinished = None, unfinished_resize(events)
         for event in events:
             if isinstance(event, Joined):
@@ -51,7 +51,7 @@ class ResizeClock:
                 self.reassigned(event.model_dump(exclude={"t", "event"}), unfinished.moved)
 
     def joined(self, rank: int, pid: int) -> bool:
-        """Record that process `pid` of `rank` waits for a generation. Returns whether the process is new."""
+        """Record that process `pid` of `rank` waits for a generation. Returns whether it is a new process."""
         is_new = self._pids.get(rank) != pid
         if self._under_way is not None and rank in self._pids_before:
             self._pids_after[rank] = pid
@@ -59,8 +59,8 @@ class ResizeClock:
         return is_new
 
     def stepped(self, generation: int, step: int, began: float, ended: float) -> dict[str, Any] | None:
-        """Record a step of a rank. The first step of a new rank assignment ends the resize: then return the fields of
-        its event `resized`."""
+        """Record a step of a rank. The first step of a new rank assignment ends the resize, and returns the fields of
+        its `resized` event."""
         resize = self._under_way
         if resize is None or generation < int(resize["generation"]):
             self._last_step_at = max(self._last_step_at, ended)

@@ -2,7 +2,7 @@
 
 RUN_DIR/resizes/NAME.json      one order, written atomically; names sort by time
 RUN_DIR/nodes_wanted.json      nodes that the job needs, for the process that starts nodes
-RUN_DIR/node3.left             the job no longer needs node 3
+RUN_DIR/node3.left             marks that the job no longer needs node 3
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _ORDER: TypeAdapter[Order] = TypeAdapter(Order)
 
 
 def read_orders(run_dir: Path) -> dict[str, Order]:
-    """Read all orders, by name, oldest first. Files that are no valid orders are skipped."""
+    """Read all orders, by name, oldest first. A file that is not a valid order is skipped."""
     found = {}
     for file in json_files(run_dir / RESIZES):
         try:
             found[file.stem] = _ORDER.validate_json(read_regular(file, _LARGEST))
-        except (OSError, ValueError):  # no order
+        except (OSError, ValueError):  # the file is not an order
             continue
     return found
 
 
 def orders_were_left(run_dir: Path) -> bool:
-    """Return whether orders were ever written to this folder, by this run of the job or an earlier one."""
+    """Return whether orders were ever written to this folder, by this run of the job or by an earlier one."""
     return (run_dir / RESIZES).is_dir()
 
 
@@ -43,15 +43,15 @@ def orders_due(
 ) -> list[tuple[str, Order]]:
     """Return the orders that can be carried out now, oldest first.
 
-    An order is due if it is newer than all accepted ones and its joining nodes are members. An older order that still
-    waits for nodes is dropped for good: the job would return to an outdated size when the nodes finally join.
+    An order is due if it is newer than all accepted orders and its joining nodes are members. An older order that still
+    waits for nodes is dropped for good. Otherwise the job would return to an outdated size when the nodes finally join.
     """
     latest = max(accepted, default="")
     return [(name, order) for name, order in orders.items() if name > latest and _joining(order) <= set(members)]
 
 
 def orders_overtaken(orders: Mapping[str, Order], accepted: Collection[str]) -> list[tuple[str, Order]]:
-    """Return the orders that will never be carried out, because a later one was accepted first."""
+    """Return the orders that will never be carried out, because a later order was accepted first."""
     latest = max(accepted, default="")
     return [(name, order) for name, order in orders.items() if name < latest and name not in accepted]
 
@@ -61,7 +61,8 @@ def _joining(order: Order) -> set[int]:
 
 
 def tell_wanted(run_dir: Path, nodes: Collection[int]) -> None:
-    """Write the list of nodes that the job needs. On an error, log it: the job continues with its existing nodes."""
+    """Write the list of nodes that the job needs. An error is only logged, and the job continues with its present
+    nodes."""
     try:
         write_atomically(run_dir / WANTED, json.dumps({"nodes": sorted(nodes)}) + "\n")
     except OSError as error:
@@ -69,13 +70,13 @@ def tell_wanted(run_dir: Path, nodes: Collection[int]) -> None:
 
 
 def tell_left(run_dir: Path, node: int) -> None:
-    """Create the file which states that the node is no longer needed."""
+    """Create the file that marks the node as no longer needed."""
     with _may_fail(run_dir / LEFT.format(node)) as file:
         file.touch()
 
 
 def tell_here(run_dir: Path, node: int) -> None:
-    """Delete the file which states that the node is no longer needed: an earlier agent may have created it."""
+    """Delete the file that marks the node as no longer needed, because an earlier agent may have created it."""
     with _may_fail(run_dir / LEFT.format(node)) as file:
         file.unlink(missing_ok=True)
 

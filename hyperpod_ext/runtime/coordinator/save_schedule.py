@@ -15,20 +15,20 @@ from hyperpod_ext.runtime.membership.membership import Membership
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 LOOK_AGAIN = 1 / 16
-"""Share of a tier's interval to wait before the next try to schedule an overdue step. Without this wait, each step of
-each rank would try, thousands of times per second."""
+"""Share of a tier's interval to wait before the next attempt to schedule an overdue step. Without this wait, each step
+of each rank would attempt it, thousands of times per second."""
 _AHEAD = 2
-"""Number of steps by which checkpoints in durable tiers are scheduled ahead. Few are enough: if a node receives the
-schedule too late, this checkpoint stays incomplete and the one before remains."""
+"""Number of steps by which checkpoints in durable tiers are scheduled ahead. A few steps suffice: if a node receives
+the schedule too late, this checkpoint stays incomplete and the previous one remains."""
 
 
 class SaveSchedule:
-    """Schedules steps to copy, far enough ahead that every node receives the schedule before it makes the step.
+    """Schedules steps to copy, so far ahead that every node receives the schedule before it makes the step.
 
     Args:
-        log: writes an event.
-        now: start of this coordinator, on the monotonic clock.
-        learned: state of the former coordinator's tuner; empty for the first one.
+            log: writes an event to the log.
+            now: start of this coordinator, on the monotonic clock.
+            learned: state of the former coordinator's tuner; empty for the first coordinator.
     """
 
     def __init__(
@@ -42,15 +42,15 @@ class SaveSchedule:
         self.peer_step: int | None = None
         """The step that was scheduled last for copies on peers. Nodes that join later need it, too."""
         self.replicated = False
-        """Whether every rank holds the same state. Then nothing is copied to peers."""
+        """Whether every rank holds the same state. Then no copies are made on peers."""
         self._look_at: dict[str, float] = {}
-        """Time of the next try to schedule a step, for each overdue tier."""
+        """For each overdue tier, the time of the next attempt to schedule a step."""
         if learned:
             self._take_memory_every()
 
     def begins(self, now: float) -> int | None:
-        """Tune the memory tier at the start of a generation. Returns the steps between two snapshots; None for those of
-        the spec."""
+        """Tune the memory tier at the start of a generation. Returns the steps between two snapshots; None for the
+        interval in the spec."""
         self._look_at.clear()
         every, before = self.tuner.begins(now), self.policy.memory()
         if every is not None and before is not None:
@@ -75,7 +75,7 @@ class SaveSchedule:
         return bool(changed)
 
     def due(self, ranks: Ranks, membership: Membership, now: float) -> list[tuple[str, int]]:
-        """Schedule a step for each tier that is due. Returns the tiers with their steps."""
+        """Schedule a step for each tier that is due. Returns these tiers with their steps."""
         named: list[tuple[str, int]] = []
         for tier in self._tiers:
             every = self.tuner.seconds(tier)
@@ -100,7 +100,7 @@ class SaveSchedule:
         return step
 
     def _ahead_for_peers(self, newest: int, nodes: int) -> int | None:
-        """Return how many steps ahead to schedule the next peer copy. None if peers get no copies, if no step was
+        """Return how many steps ahead to schedule the next copy on peers. None if peers get no copies, if no step was
         measured yet, or if the scheduled step has not been reached."""
         ahead = self.tuner.steps_ahead()
         if ahead is None or self.replicated or nodes == 1:
