@@ -1,1 +1,1 @@
-"""The members of a job and the consequences of each fault, as pure functions of messages."""
+"""The members of a job and the consequences of each fault, as pure functions of incoming messages."""

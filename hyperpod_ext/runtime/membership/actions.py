@@ -1,4 +1,4 @@
-"""Faults that are reported to the membership, and actions that it returns. Plain values."""
+"""Plain values: faults that are reported to the membership, and actions that it returns."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ class JobPhase(Enum):
 
 
 class EscalationLevel(Enum):
-    """The restart that a fault leads to."""
+    """What is restarted to recover from a fault."""
 
     IN_PROCESS = "in process"
-    """Every process stays; it calls the training function again."""
+    """All processes stay, and call the training function again."""
     PROCESS = "process"
-    """The rank's process is replaced, on its node."""
+    """The rank's process is replaced on the same node."""
     NODE = "node"
-    """All ranks of the node go to another one."""
+    """All ranks of the node move to another node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The fault of a rank, or of a whole node, that made it leave the generation."""
+    """The fault of a rank or a whole node that made it leave its generation."""
 
     rank: int
-    """The rank; for a node, its lowest one."""
+    """The rank; for a node, its lowest rank."""
     cause: str
-    """One line for people: `killed by SIGKILL (9)`, `ValueError: ...`."""
+    """One line for people, such as `killed by SIGKILL (9)` or `ValueError: ...`."""
     step: int
-    """Step that the rank was making."""
+    """Step that the rank was making when it failed."""
     died: bool
     """Whether the rank needs a new process, because the former one is gone or unusable."""
     kind: FaultKind
     final: bool = False
-    """Whether trying again cannot help: a wrong configuration, a script that does not start."""
+    """Whether a restart cannot help, as with a wrong configuration or a script that does not start."""
     code: str = "JobFailedError"
     hint: str = ""
     node: int = -1
@@ -51,24 +51,25 @@ class Fault:
     node_lost: bool = False
     """Whether the node is lost with all its ranks."""
     at: float = 0.0
-    """Unix time at which the fault was detected, in seconds. The clocks of all coordinators agree well enough."""
+    """Unix time at which the fault was detected, in seconds. The clocks of all coordinators agree well enough for
+    this."""
     level: EscalationLevel | None = None
-    """Level at which the fault is handled; None before it is decided."""
+    """Level at which the fault is handled; None before the level is decided."""
     place: str = ""
-    """Place by which a repeated fault is recognised, with its kind: a line of the script, the phase of a hang. If
-    empty, the cause is compared instead."""
+    """Place of the fault, such as a line of the script or the phase of a hang. A repeated fault is recognised by its
+    kind and place. If the place is empty, the cause is compared instead."""
     late: bool = False
-    """Whether another fault counts in place of this one: it is on the same node, or had already ended the
+    """Whether another fault counts instead of this one. That fault is on the same node, or had already ended the
     generation."""
 
     @property
     def follows(self) -> bool:
-        """Whether this fault is part of another one, which counts instead: eight processes that the kernel ends at one
-        moment are one fault of their node."""
+        """Whether this fault is part of another fault, which counts instead. If the kernel kills eight processes of a
+        node at one moment, they are one fault of the node."""
         return self.late or self.kind == "stuck"
 
     def is_like(self, other: Fault) -> bool:
-        """Return whether the other fault is a repetition of this one, perhaps on another rank and at another step."""
+        """Return whether `other` repeats this fault, perhaps on another rank or at another step."""
         own, others = (self.place or self.cause), (other.place or other.cause)
         return (self.kind, self.died, own) == (other.kind, other.died, others)
 
@@ -83,7 +84,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Open process groups of this generation, then restore."""
+    """Open the process groups of this generation, then restore."""
 
     generation: int
     decision: Decision
@@ -94,12 +95,12 @@ class AskDurable:
     """List the checkpoints in the durable tiers, and pass them to `durable_answered`."""
 
     exclude: tuple[tuple[str, str], ...] = ()
-    """URL and save id of checkpoints to leave out, because ranks could not restore them."""
+    """URL and save id of each checkpoint to leave out, because ranks could not restore it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Restore this decision instead: some rank could not restore the one before."""
+    """Restore this decision, because some rank could not restore the previous one."""
 
     attempt: int
     decision: Decision
@@ -107,23 +108,23 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """Train: every rank has the state of this step."""
+    """Train, because every rank has the state of this step."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Leave the process groups, keep everything else, and join this generation."""
+    """Leave the process groups, keep everything else, and join the given generation."""
 
     generation: int
     rank: int = -1
-    """Rank whose fault ended the last generation; -1 if no fault did."""
+    """Rank whose fault ended the previous generation; -1 if no fault did."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """Start a new process for this rank on its current node, in place of the former one."""
+    """Replace the process of this rank by a new one on the same node."""
 
     rank: int
 
@@ -133,13 +134,13 @@ class TakeOver:
     """Record that a spare has taken over the ranks of a lost node."""
 
     node: int
-    """The spare."""
+    """The spare that has taken over the ranks."""
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Decommission:
-    """End the workers of a node whose ranks are on other nodes now, and pass the offers of its memory to
+    """End the workers of a node whose ranks are now on other nodes. Then pass the offers from its memory to
     `decommissioned`."""
 
     node: int
@@ -147,7 +148,7 @@ class Decommission:
 
 @dataclass(frozen=True, slots=True)
 class AwaitNode:
-    """Wait for another node to join, then call `no_node_came`: no spare is left for the ranks of this one."""
+    """Wait until another node joins, because no spare is left. Call `no_node_came` if none joins in time."""
 
     node: int
     """The lost node."""
@@ -155,12 +156,12 @@ class AwaitNode:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Finish training: every rank is done."""
+    """Finish training, because every rank is done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """End the job as failed."""
+    """End the job with state `failed`."""
 
     code: str
     message: str
@@ -169,7 +170,7 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Write an event."""
+    """Write an event to the job's log."""
 
     event: str
     fields: Mapping[str, Any]
@@ -177,14 +178,14 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class WantNodes:
-    """Request nodes until the job has `count`, not counting the ones that leave."""
+    """Request nodes until the job has `count` nodes, not counting nodes that leave."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Start a process for this rank of the next rank assignment, while all ranks train."""
+    """Start a process for this rank of the next rank assignment, while the present ranks train."""
 
     rank: int
     node: int
@@ -193,45 +194,45 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class EndPrepared:
-    """End the processes on a node that were started for the next rank assignment."""
+    """End all processes on a node that were started for the next rank assignment."""
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class AskStop:
-    """Ask every rank whether it can stop after this step."""
+    """Request from every rank an answer whether it can stop after this step."""
 
     number: int
     step: int
     later: bool = False
-    """Whether to ask after a short wait, because some ranks have not begun their loop."""
+    """Whether to send the request after a short wait, because some ranks have not begun their loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopAt:
-    """Stop all ranks after the step of request `number`: all of them can."""
+    """Stop all ranks after the step of request `number`, because all of them can."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class WithdrawStop:
-    """Withdraw the request `number` to stop. Stopped ranks continue."""
+    """Withdraw stop request `number`. Ranks that have stopped continue."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Release these nodes, and the snapshots of earlier rank assignments: the job no longer needs them."""
+    """Release these nodes, and snapshots of earlier rank assignments, because the job no longer needs them."""
 
     nodes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Cancel the job, because too few nodes stay."""
+    """Cancel the job, because too few nodes remain."""
 
 
 Action = (

@@ -1,4 +1,5 @@
-"""The candidates: agents that have the job state, so that one of them can replace a lost coordinator. Pure."""
+"""Chooses the candidates: agents that have the job state, so that one can replace a lost coordinator. Pure
+functions."""
 
 from __future__ import annotations
 
@@ -6,13 +7,13 @@ from collections import Counter
 from collections.abc import Mapping, Set
 
 CANDIDATES = 16
-"""Number of candidates besides the coordinator. In a smaller job, every agent is one."""
+"""Number of candidates in addition to the coordinator. In a smaller job, every agent is a candidate."""
 
 
 def choose_candidates(before: Set[int], there: Mapping[int, str], coordinator: int, most: int = CANDIDATES) -> set[int]:
-    """Choose the nodes whose agents have the job state, `coordinator` among them.
+    """Choose the nodes whose agents get the job state, including `coordinator`.
 
-    Candidates of `before` that are still connected stay. New ones come from the failure domains with the fewest
+    Candidates in `before` that are still connected stay. New candidates come from the failure domains with the fewest
     candidates.
 
     Args:

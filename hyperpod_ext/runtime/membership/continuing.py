@@ -1,12 +1,12 @@
-"""Training without lost ranks until replacements are ready (`restart.policy: continue`). Pure.
+"""Training without lost ranks until replacements are ready (`restart.policy: continue`). Pure functions.
 
     full ──ranks are lost──▶ short: the remaining ranks are renumbered without gaps ──replacements are ready──▶ full
                                 ▲ │ more are lost
                                 └─┘
 
-A place is a block of ranks of the full-size job, and the node that has it. While ranks are missing, the highest ranks
-get the numbers of the missing ones. A joining process never gets the current number of another process on its node, so
-that the node can tell the two apart.
+A place is a block of ranks in the full-size job, together with the node that has the block. While ranks are missing,
+the highest ranks get the numbers of the missing ranks. A joining process never gets the current number of another
+process on its node, so that the node can distinguish the two.
 """
 
 from __future__ import annotations
@@ -21,55 +21,56 @@ from hyperpod_ext.runtime.membership.rank_assignment import blocks_of
 
 @dataclass(frozen=True, slots=True)
 class Renumbered:
-    """A rank assignment in which ranks have new numbers."""
+    """A rank assignment that gives ranks new numbers."""
 
     after: Mapping[int, int]
     """Node of each rank."""
     moved: Mapping[int, int]
-    """New number of each rank whose process stays."""
+    """New number of each rank whose process stays, by its old number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refill(Renumbered):
-    """A rank assignment with as many missing ranks as the nodes have room for."""
+    """A rank assignment in which as many missing ranks return as the nodes have room for."""
 
     joining: Mapping[int, int]
-    """Node of each rank whose process is new."""
+    """Node of each rank that gets a new process."""
     places: tuple[int, ...]
-    """Node of each block of the full-size job; if no node is free for a block, its last one."""
+    """Node of each block in the full-size job. If no node is free for a block, the block's last node."""
     complete: bool
-    """Whether no rank is missing any more."""
+    """Whether no rank is missing after this assignment."""
 
 
 @dataclass(slots=True)
 class Continuing:
-    """Whether the job continues without lost ranks, and the places of the missing ones."""
+    """Whether the job continues without lost ranks, and the places of missing ranks."""
 
     enabled: bool = False
     places: list[int] = field(default_factory=list)
-    """Node of each block of the full-size job while ranks are missing; empty if none is."""
+    """Node of each block in the full-size job while ranks are missing; empty if no rank is missing."""
     gave_up: bool = False
-    """Whether replacements repeatedly died before they were ready. No more are started until another fault, or another
-    node, changes something."""
+    """Whether replacements have repeatedly died before they were ready. Then no more are started until another fault or
+    a new node changes the situation."""
 
     @property
     def is_short(self) -> bool:
-        """Whether ranks are missing."""
+        """Whether some ranks are missing."""
         return bool(self.places)
 
     def can_do_without(self, nodes: Mapping[int, int], lost: Collection[int]) -> bool:
-        """Return whether the job may continue without `lost` ranks: some must remain. `nodes`: node of each rank."""
+        """Return whether the job may continue without the `lost` ranks. Some ranks must remain. `nodes`: node of each
+        rank."""
         return self.enabled and bool(nodes.keys() - set(lost))
 
     def lose(self, nodes: Mapping[int, int], lost: Collection[int], each: int) -> Renumbered:
-        """Remove lost ranks, and renumber the remaining ones. `each`: ranks per node in the full-size job."""
+        """Remove lost ranks, and renumber the remaining ranks. `each`: ranks per node in the full-size job."""
         if not self.places:
             self.places = blocks_of(nodes, each)
         self.gave_up = False
         return without(nodes, lost)
 
     def refill(self, nodes: Mapping[int, int], states: NodeStates, each: int) -> Refill | None:
-        """Plan the return of missing ranks; None if no node has room for any, or if too many tries have failed."""
+        """Plan the return of missing ranks. None if no node has room for any, or if too many attempts have failed."""
         return None if self.gave_up else refill(nodes, self.places, states, each)
 
     def give(self, lost: int, node: int) -> None:
@@ -78,21 +79,22 @@ class Continuing:
         self.places = [swapped.get(place, place) for place in self.places]
 
     def filled(self, made: Refill) -> None:
-        """Record that the planned ranks have returned."""
+        """Record that the ranks of this plan have returned."""
         self.places = [] if made.complete else list(made.places)
 
     def size(self, nodes: Mapping[int, int], each: int) -> int:
-        """Return the number of ranks of the full-size job."""
+        """Return the number of ranks in the full-size job."""
         return len(self.places) * each or len(nodes)
 
     def to_json(self, states: NodeStates, nodes: Mapping[int, int]) -> dict[str, Any]:
-        """Return the job state's part on missing ranks; `idle` lists the present nodes whose ranks are all missing."""
+        """Return the job state's part on missing ranks. `idle` lists the connected nodes whose ranks are all
+        missing."""
         idle = {place for place in self.places if states[place] in WITH_RANKS} - set(nodes.values())
         return {"places": list(self.places), "idle": sorted(idle)} if self.places else {}
 
 
 def without(nodes: Mapping[int, int], lost: Collection[int]) -> Renumbered:
-    """Return the remaining ranks, numbered without gaps: the highest ranks fill the gaps."""
+    """Return the remaining ranks, renumbered without gaps. The highest ranks fill the gaps."""
     left = sorted(nodes.keys() - set(lost))
     count = len(left)
     gaps = iter(sorted(set(range(count)) - set(left)))
@@ -102,9 +104,9 @@ def without(nodes: Mapping[int, int], lost: Collection[int]) -> Renumbered:
 
 
 def refill(nodes: Mapping[int, int], places: Collection[int], states: NodeStates, each: int) -> Refill | None:
-    """Plan processes for the missing ranks, on the node that had them or on a spare; None if no node is free.
+    """Plan processes for the missing ranks, on the node that had them or on a spare. None if no node is free.
 
-    If all missing ranks return, each node has a block of consecutive ranks again. Otherwise returning ranks get the
+    If all missing ranks return, each node has a block of consecutive ranks again. Otherwise the returning ranks get the
     next free numbers.
     """
     found, complete = _nodes_for(places, states)
@@ -136,7 +138,7 @@ def refill(nodes: Mapping[int, int], places: Collection[int], states: NodeStates
 
 
 def _nodes_for(places: Collection[int], states: NodeStates) -> tuple[list[int | None], bool]:
-    """Return the node of each place (its former one, a spare, or None), and whether every place has one."""
+    """Return the node of each place (its former node, a spare, or None), and whether every place has a node."""
     there = {place for place in places if states[place] in WITH_RANKS or states[place] is NodeState.SPARE}
     spares = iter(sorted(states.spares - there))
     found = [place if place in there else next(spares, None) for place in places]

@@ -1,9 +1,9 @@
-"""The level at which a fault is handled, and the limits at which it ends the job. Pure.
+"""The level at which a fault is handled, and the limits at which it ends the job. Pure functions.
 
     in process ──▶ process ──▶ node ──▶ the job ends; a new start restores it from a durable tier
 
-A fault is handled at the next level when the budget of its own level is spent. Similar faults count together only if
-fewer than `calm_steps` steps are between them: a node is not given up for two hundred faults spread over a long job.
+A fault is handled at the next level when the budget of its own level is used up. Similar faults count together only if
+fewer than `calm_steps` steps are between them. So a node is not given up for two hundred faults over a long job.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from hyperpod_ext.config.restart import RestartPolicy
 from hyperpod_ext.runtime.detection.failure_causes import NO_PROGRESS
 from hyperpod_ext.runtime.membership.actions import EscalationLevel, Fail, Fault
 
-_SAME_EXCEPTION = 2  # exceptions at one step: the second one shows that the script has an error
-_SAME_DEATH = 3  # deaths at one step: out of memory, or a crash in the script
-_SAME_HANG = 3  # hangs of one rank in one phase, at any steps
+_SAME_EXCEPTION = 2  # exceptions at one step that end the job: the second one shows that the script has an error
+_SAME_DEATH = 3  # deaths at one step that end the job: the cause is too little memory, or a crash in the script
+_SAME_HANG = 3  # hangs of one rank in one phase, at any steps, that end the job
 
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
-    """The budgets of `RestartPolicy`, where each field is documented."""
+    """The restart limits of a job. `RestartPolicy` documents each field."""
 
     max_restarts: int
     max_restarts_in_window: int | None = None
@@ -41,7 +41,7 @@ class Budgets:
 
 
 def level_of(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> EscalationLevel:
-    """Return the level at which to handle `fault`. `earlier`: the faults before it, oldest first."""
+    """Return the level at which to handle `fault`. `earlier`: all earlier faults, oldest first."""
     if fault.node_lost:
         return EscalationLevel.NODE
     if fault.follows:
@@ -72,7 +72,8 @@ def give_up(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> Fail | 
         left = next(
             (f" Rank {other.rank} {other.cause}." for other in reversed(everything) if other.kind == "stuck"), ""
         )
-        after = left if fault.kind == "stalled" else ""  # a stall names no rank: the stuck one shows the script's line
+        # a stall names no rank, but a stuck rank's fault shows the line of the script
+        after = left if fault.kind == "stalled" else ""
         return Fail(fault.code, f"{who}; {same} times in a row{'.' if after else ''}{after}", fault.hint or hint)
     losses = sum(other.node_lost for other in earlier) + fault.node_lost
     if fault.node_lost and losses > budgets.max_node_losses:
@@ -94,7 +95,7 @@ def give_up(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> Fail | 
 
 
 def _same(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> tuple[int, int]:
-    """Return how many times in a row this fault has occurred, and the count at which it ends the job."""
+    """Return how many times in a row this fault has occurred, and the number at which it ends the job."""
     if fault.kind in NO_PROGRESS:
         hung = (fault.rank, fault.place)
 
@@ -116,8 +117,8 @@ _AGAIN = "Started again, the job goes on from its newest durable checkpoint, if 
 
 
 def no_node(fault: Fault, earlier: Sequence[Fault], waited_s: float, spares: int) -> Fail:
-    """Return the failure of a job that has lost a node and found no replacement."""
-    # `spares` counts a node that returned as a used spare
+    """Return the failure of a job that has lost a node and got no replacement for it."""
+    # `spares` counts a returned node as a used spare
     had = "the job has no spare left" if spares else "the job has no spares"
     return Fail(
         fault.code,
@@ -127,7 +128,7 @@ def no_node(fault: Fault, earlier: Sequence[Fault], waited_s: float, spares: int
 
 
 def tried(faults: Iterable[Fault]) -> str:
-    """Summarise the levels of earlier faults in a sentence; empty if there were none."""
+    """Summarise the levels of earlier faults in one sentence; empty if there were no faults."""
     counts = Counter(fault.level for fault in faults if fault.level is not None)
     words = [f"{counts[level]} x {level.value}" for level in EscalationLevel if counts[level]]
     return f"Tried before: {', '.join(words)}." if words else ""
@@ -140,7 +141,7 @@ def _who(fault: Fault) -> str:
 
 
 def _streak(fault: Fault, earlier: Sequence[Fault], calm_steps: int, is_same: Callable[[Fault], bool]) -> int:
-    """Count consecutive similar faults up to `fault`, with fewer than `calm_steps` steps from each to the next."""
+    """Count similar faults in a row up to `fault`, with fewer than `calm_steps` steps between each two."""
     count, step = 1, fault.step
     for other in reversed(earlier):
         if not is_same(other):

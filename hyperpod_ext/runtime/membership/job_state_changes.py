@@ -1,8 +1,8 @@
-"""Changes of the job state, which candidates receive instead of the full job state. Pure.
+"""Changes of the job state. Candidates receive the changes instead of the full job state. Pure functions.
 
-A job state is a JSON object. A change is a path of keys and the new value, or only the path if the key was removed. A
+A job state is a JSON object. A change has a path of keys and the new value, or only the path if the key was removed. A
 digest is chained through all changes since the full job state was sent. A candidate whose digest differs has missed a
-change, and requests the full job state again.
+change, so it requests the full job state again.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 
 Path = tuple[str, ...]
 StateChange = tuple[Path, Any] | tuple[Path]
-"""Path and new value; only the path if the key was removed."""
+"""Path and new value of a key; only the path if the key was removed."""
 
 GONE = object()
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[StateChange]:
-    """Return the changes from `before` to `after`. Objects are compared key by key, all other values as one."""
+    """Return the changes from `before` to `after`. Objects are compared key by key, any other value as a whole."""
     return list(_changes(before, after, ()))
 
 
@@ -38,10 +38,10 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any], path: Path) ->
 
 
 def changed(state: Mapping[str, Any], made: Sequence[StateChange]) -> dict[str, Any]:
-    """Return a copy of `state` with these changes applied; `state` and its nested objects stay as they are.
+    """Return a copy of `state` with these changes applied. `state` and its nested objects stay unchanged.
 
     Raises:
-        KeyError: a path leads through a key that does not exist.
+            KeyError: a path contains a key that does not exist.
     """
     copied: dict[Path, dict[str, Any]] = {(): dict(state)}
     for change in made:
@@ -56,7 +56,7 @@ def changed(state: Mapping[str, Any], made: Sequence[StateChange]) -> dict[str, 
 
 
 def _copy_of(copied: dict[Path, dict[str, Any]], path: Path) -> dict[str, Any]:
-    """Return the new state's own copy of the object at `path`."""
+    """Return the copy of the object at `path` that belongs to the new state."""
     if path not in copied:
         above = _copy_of(copied, path[:-1])
         inner = above[path[-1]]
@@ -67,6 +67,6 @@ def _copy_of(copied: dict[Path, dict[str, Any]], path: Path) -> dict[str, Any]:
 
 
 def chained(digest: str, made: Sequence[StateChange]) -> str:
-    """Return the digest after these changes. `digest`: the one before them."""
+    """Return the digest after these changes. `digest`: the digest before them."""
     text = json.dumps([digest, made], separators=(",", ":"), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]

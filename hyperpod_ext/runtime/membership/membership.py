@@ -4,14 +4,14 @@
        ▲                        │ a source failed: next best      │
        └──────── fault: the generation rises, all ranks leave ◀───┘
 
-Every message carries its sender's generation; messages of older generations are ignored. The ranks of a lost node move
-to a spare. Without a spare, an elastic job continues with fewer nodes, and other jobs wait for another node.
+Every message carries its sender's generation, and messages of older generations are ignored. The ranks of a lost node
+move to a spare. Without a spare, an elastic job continues with fewer nodes, and any other job waits for another node.
 
-With `restart.policy: continue` (`continuing.py`) the remaining ranks form the next generation at once, and the lost
-ones return in the same way as joining nodes do.
+With `restart.policy: continue` (`continuing.py`) the remaining ranks form the next generation at once. Lost ranks
+return in the same way as joining nodes do.
 
-The coordinator calls this (`coordinator/reports.py`) and carries out the returned actions (`coordinator/actions.py`);
-the simulator does, too.
+The coordinator calls this state machine (`coordinator/reports.py`) and carries out the returned actions
+(`coordinator/actions.py`). The simulator does the same.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class Membership:
     """State machine of one job's membership.
 
     Args:
-        nodes: node of each rank.
-        durable: whether there are durable tiers.
-        scale: allowed numbers of nodes; None for only the number in `nodes`.
-        reserve: number of spares that are not used for growth.
-        states: states of the nodes; None if all nodes in `nodes` are members.
-        continues: whether the remaining ranks continue while lost ones are replaced.
-        script_saves: whether the script saves and loads its state by itself.
+            nodes: node of each rank.
+            durable: whether the job has durable tiers.
+            scale: allowed numbers of nodes; None if only the number in `nodes` is allowed.
+            reserve: number of spares that are not used for growth.
+            states: states of all nodes; None if all nodes in `nodes` are members.
+            continues: whether the remaining ranks continue while lost ranks are replaced.
+            script_saves: whether the script saves and loads its own state.
     """
 
     def __init__(
@@ -87,18 +87,19 @@ class Membership:
         self.states = states if states is not None else NodeStates(members=nodes.values())
         self.generation, self.phase = generation, phase
         self.committed = committed
-        """Newest step that any rank has committed in the current history: a restore of an earlier step lowers it."""
+        """Newest step that any rank has committed in the current history. Restoring an earlier step lowers it."""
         self.began = dict(began or {})
-        """Step from which each generation of this run continued, without generations that never trained."""
+        """Step from which each generation of this run continued, except generations that never trained."""
         self.faults, self.spares_used = list(faults), spares_used
         self.broken = 0
         """Newest generation that a fault has ended."""
         self.done: dict[int, str] = {}
-        """Ranks that finished, with the digest of their final state."""
+        """Ranks that have finished, with the digest of each one's final state."""
         self.has_failed = False
-        """Whether the job ended before all ranks were done. Not in the job state: another coordinator decides again."""
+        """Whether the job ended before all ranks were done. Not in the job state, because a new coordinator decides
+        again."""
         self.sharing = ""
-        """Relation of the ranks' states, as in their snapshots; empty until a rank has begun its loop."""
+        """How the states of ranks relate, according to their snapshots; empty until a rank has begun its loop."""
         self.script_saves = script_saves
         self.restoring = self._negotiation()
         scale = scale or Scale((self.size,), max(1, len(self.nodes) // max(1, self.size)))
@@ -107,15 +108,16 @@ class Membership:
         self.renumbering = Renumbering()
         self.retention = Retention()
         self.held: set[int] = set()
-        """Nodes that hold training: until all of them resume, the next generation does not begin."""
+        """Nodes that hold training. The next generation does not begin until all of them resume."""
         self.held_for_fault: set[int] = set()
-        """Nodes whose newest hold was for a fault: it ends if the job continues without missing ranks."""
+        """Nodes whose newest hold is for a fault. Such a hold ends if the job continues without missing ranks."""
 
     # --- properties -----------------------------------------------------------------------------
 
     @property
     def size(self) -> int:
-        """Number of nodes with ranks. The count is stored per rank assignment: `nodes` is replaced, never modified."""
+        """Number of nodes with ranks. Counted once per rank assignment, because `nodes` is replaced and never
+        modified."""
         if self._counted[0] is not self.nodes:
             self._counted = self.nodes, len(set(self.nodes.values()))
         return self._counted[1]
@@ -127,27 +129,27 @@ class Membership:
 
     @property
     def unassigned(self) -> set[int]:
-        """Ranks without a node: theirs was lost, and no other has joined yet."""
+        """Ranks without a node, because their node was lost and no other has joined yet."""
         gone = {node for node in set(self.nodes.values()) if self.states[node] not in WITH_RANKS}
         return {rank for rank, node in self.nodes.items() if node in gone} if gone else set()
 
     @property
     def full_size(self) -> int:
-        """Number of ranks of the job when none is missing."""
+        """Number of ranks of the job when no rank is missing."""
         return self.continuing.size(self.nodes, self.rescaling.each)
 
     @property
     def decision(self) -> Decision | None:
-        """The restore decision of this generation; None before it is made."""
+        """The restore decision of this generation; None before the decision is made."""
         return self.restoring.decision
 
     @property
     def attempt(self) -> int:
-        """Number of restore decisions in this generation."""
+        """Number of restore decisions in this generation so far."""
         return self.restoring.attempt
 
     def missing(self) -> list[int]:
-        """Return the ranks that the forming generation waits for, without ranks that have no node."""
+        """Return the ranks for which the forming generation waits, except ranks without a node."""
         forming = self.phase is JobPhase.FORMING
         return sorted(self.nodes.keys() - self.restoring.joined.keys() - self.unassigned) if forming else []
 
@@ -161,18 +163,18 @@ class Membership:
         return self.states.losses.get(node, 0) >= self.budgets.quarantine_after
 
     def spares_left(self, spares: int) -> bool:
-        """Return whether a spare is left. `spares`: number of spares of the spec, some of which may not have joined
+        """Return whether a spare is left. `spares`: number of spares in the spec; some of them may not have joined
         yet."""
         return bool(self.states.those(NodeState.SPARE, NodeState.JOINING)) or spares > self.spares_used
 
     # --- ranks join and restore -----------------------------------------------------------------
 
     def join(self, rank: int, live: Offer | None, held: Collection[Offer]) -> list[Action]:
-        """Process the join of `rank`.
+        """Record that `rank` joins the forming generation.
 
         Args:
-            live: offer of its live state; None if it has none.
-            held: offers from its node's memory server.
+            live: offer of the rank's live state; None if it has none.
+            held: offers from the memory server of the rank's node.
         """
         if self.phase is not JobPhase.FORMING:
             return []
@@ -181,12 +183,12 @@ class Membership:
         return self._begin_if_complete()
 
     def _begin_if_complete(self) -> list[Action]:
-        """Begin the generation if all ranks have joined and all retained memory is known."""
+        """Begin the generation if all ranks have joined and the snapshots on all retained nodes are known."""
         complete = self.phase is JobPhase.FORMING and len(self.restoring.joined) == len(self.nodes)
         return self._decide() if complete and not (self.held or self.states.those(NodeState.DECOMMISSIONED)) else []
 
     def _decide(self) -> list[Action]:
-        """Make a restore decision, or request the list of durable tiers first if they may have a newer step."""
+        """Make a restore decision. If durable tiers may have a newer step, request their list of checkpoints first."""
         if self.phase is JobPhase.FORMING:
             self.generation = max(self.generation, self.restoring.newest_generation + 1)
         decided = self.restoring.decide(self.nodes, self.began, self.committed)
@@ -209,20 +211,20 @@ class Membership:
         """Process the list of checkpoints in the durable tiers.
 
         Args:
-            stored: checkpoints that were found.
-            generation: newest generation in the tiers.
-            problems: files and tiers that could not be read.
-            unreachable: the problems of tiers that could not be listed, and so may hold more checkpoints.
+                stored: checkpoints that were found.
+                generation: newest generation in the durable tiers.
+                problems: one sentence for each file or tier that could not be read.
+                unreachable: one sentence for each tier that could not be listed, and so may hold more checkpoints.
         """
         if not self.began:
-            self.generation = max(self.generation, generation + 1)  # above all generations of earlier runs
+            self.generation = max(self.generation, generation + 1)  # must be above all generations of earlier runs
         self.restoring.durable_answered(stored, problems, unreachable)
         if self.phase is JobPhase.RESTORING and self.restoring.is_asking:
             return self._decide()
         return self._begin_if_complete()
 
     def restore_reported(self, rank: int, generation: int, attempt: int, error: str) -> list[Action]:
-        """Process the result of a rank's restore. `error`: empty if it has restored and verified its state."""
+        """Process the result of a rank's restore. `error`: empty if the rank has restored and verified its state."""
         if generation != self.generation or attempt != self.attempt or self.phase is not JobPhase.RESTORING:
             return []
         if not error:
@@ -234,7 +236,7 @@ class Membership:
     def _go(self) -> list[Action]:
         assert self.decision is not None
         step, self.phase = self.decision.step, JobPhase.RUNNING
-        self.began[self.generation] = step  # only now: a failed restore does not roll back
+        self.began[self.generation] = step  # set only here, because a failed restore does not roll back
         self.committed = step  # later steps are rolled back
         self.retention.went_on(step, self.sharing)
         unneeded = [Release(())] if self.continuing.enabled and self.renumbering.newest == self.generation else []
@@ -245,7 +247,7 @@ class Membership:
         self.committed = max(self.committed, step)
 
     def finished(self, rank: int, generation: int, digest: str) -> list[Action]:
-        """Record that `rank` has returned from its training function. Returns `Finish` once all ranks have."""
+        """Record that `rank` has returned from its training function. Returns `Finish` once all ranks have returned."""
         if generation != self.generation or self.phase is not JobPhase.RUNNING:
             return []
         self.done[rank] = digest
@@ -257,10 +259,10 @@ class Membership:
     # --- faults ---------------------------------------------------------------------------------
 
     def fault(self, fault: Fault, generation: int) -> list[Action]:
-        """Process a fault of a rank in `generation`: its process died, or its training function raised."""
+        """Process a fault of a rank in `generation`: the rank's process died, or its training function raised."""
         left_already = generation < self.generation
         if self.phase is JobPhase.ENDED or (left_already and not fault.died):
-            return []  # an error on the way out of an older generation is no new fault
+            return []  # an error while leaving an older generation is not a new fault
         actions, node = self.rescaling.drop(self.states), self.nodes[fault.rank]
         met = self._escalate(replace(fault, node=node, late=fault.late or generation <= self.broken))
         if isinstance(met, Fail):
@@ -270,7 +272,7 @@ class Membership:
             return [*actions, *self._do_without(lost, node if met is EscalationLevel.NODE else None, Why.FAILED)]
         if not left_already and self.phase is not JobPhase.FORMING:
             actions.append(self._leave(fault.rank))
-        # otherwise no rank trains, and no abort is needed: the other ranks keep waiting for this one
+        # otherwise no rank trains and no abort is needed, because the other ranks keep waiting for this one
         self.restoring.forget_ranks([fault.rank])
         if met is EscalationLevel.NODE:
             ranks = self.ranks_on(node)
@@ -280,19 +282,19 @@ class Membership:
         return [*actions, Replace(fault.rank)] if met is EscalationLevel.PROCESS else actions
 
     def _escalate(self, fault: Fault) -> EscalationLevel | Fail:
-        """Record a fault. Returns its escalation level, or the failure if the job ends with it."""
+        """Record a fault. Returns the level at which to handle it, or the failure if it ends the job."""
         failure, level = give_up(fault, self.faults, self.budgets), level_of(fault, self.faults, self.budgets)
         if level is EscalationLevel.NODE and not fault.node_lost and not self.states.spares:
-            level = EscalationLevel.PROCESS  # without a spare, an unreliable node is better than none
+            level = EscalationLevel.PROCESS  # without a spare, an unreliable node is better than no node
         self.faults.append(replace(fault, level=level))
         return failure or level
 
     def meet_again(self, node: int, generation: int) -> list[Action]:
         """Process the return of a node that had lost its connection in `generation`.
 
-        Messages in both directions may be lost, so all ranks leave for a new generation, and a change in preparation
-        starts again. If the next generation is already forming, that is not needed: the node receives its abort now,
-        and its ranks join.
+        Messages in both directions may be lost. So all ranks leave for a new generation, and a change in preparation
+        starts again. If the next generation is already forming, this is not needed, because the node receives the abort
+        now and its ranks join.
         """
         if self.phase is JobPhase.ENDED:
             return []
@@ -317,12 +319,12 @@ class Membership:
     # --- nodes come and go ----------------------------------------------------------------------
 
     def begin_with_spares(self, nodes: Collection[int]) -> None:
-        """Record the spares that are present when the job begins."""
+        """Record the spares that are connected when the job begins."""
         for node in nodes:
             self.states.set_state(node, NodeState.SPARE)
 
     def node_came(self, node: int, at: float = 0.0) -> list[Action]:
-        """Process a node that joins without ranks: it gets the ranks of a lost node, or becomes a spare."""
+        """Process a node that joins without ranks. It gets the ranks of a lost node, or becomes a spare."""
         gone = self.states[node] in (NodeState.ABSENT, NodeState.RELEASED)
         lost = [] if gone else self.node_lost(node, "its agent was restarted", at)
         if self.phase is JobPhase.ENDED:
@@ -330,12 +332,13 @@ class Membership:
         waiting = {self.nodes[rank] for rank in self.unassigned}
         self.states.set_state(node, NodeState.SPARE)
         if waiting:
-            # its own former ranks first: with another node's ranks, a second loss would mix up the ranks of both
+            # give it its own former ranks first: with another node's ranks, a second loss would mix up the ranks of
+            # both
             return [*lost, *self._give(node if node in waiting else min(waiting))]
         return [*lost, *self._grow()]
 
     def _grow(self) -> list[Action]:
-        """Use a new spare if an order wants more nodes than the job has."""
+        """Use a new spare for growth if an order wants more nodes than the job has."""
         rescaling = self.rescaling
         self.continuing.gave_up = False
         if rescaling.change is not None:
@@ -346,7 +349,7 @@ class Membership:
         return self.reconcile()
 
     def node_lost(self, node: int, cause: str, at: float = 0.0) -> list[Action]:
-        """Process the loss of `node`: its processes are gone, or cannot be reached. `at`: see `Fault`."""
+        """Process the loss of `node`, whose processes are gone or cannot be reached. `at`: see `Fault`."""
         ranks, others_wait, was_held = self.ranks_on(node), bool(self.unassigned), bool(self.held)
         self.held.discard(node)
         was = self.states.lose(node)
@@ -358,7 +361,7 @@ class Membership:
         if not ranks:
             return self._begin_if_complete() or (self._refill_now() if self.continuing.is_short else [])
         if was_held and not others_wait and (rest := self.rescaling.staying_without(node, self.nodes, self.states)):
-            return self._shrink(rest)  # no rank trains, so this is no fault
+            return self._shrink(rest)  # no rank trains, so the loss is not a fault
         actions = self.rescaling.drop(self.states)
         met = self._escalate(self._loss(node, ranks[0], cause, at))
         if isinstance(met, Fail):
@@ -383,7 +386,7 @@ class Membership:
         return give_up(self._loss(node, ranks[0], "", at), self.faults, self.budgets) is not None
 
     def decommissioned(self, node: int, held: list[Offer]) -> list[Action]:
-        """Record that a decommissioned node has ended its workers. `held`: offers of its memory, which it still
+        """Record that a decommissioned node has ended its workers. `held`: offers from its memory, which it still
         serves."""
         if self.states[node] is not NodeState.DECOMMISSIONED:
             return []
@@ -392,7 +395,7 @@ class Membership:
         return self._begin_if_complete()
 
     def no_node_came(self, node: int, waited_s: float) -> list[Action]:
-        """End the job if the ranks of lost node `node` have no other node after the wait."""
+        """End the job if no other node has taken over the ranks of lost node `node` after the wait."""
         if self.phase is JobPhase.ENDED or not any(self.nodes[rank] == node for rank in self.unassigned):
             return []
         fault = next(fault for fault in reversed(self.faults) if fault.node_lost and fault.node == node)
@@ -402,17 +405,17 @@ class Membership:
     # --- training without missing ranks -----------------------------------------------------------
 
     def _can_do_without(self, lost: Collection[int]) -> bool:
-        """Return whether the other ranks can continue without `lost` ones: they have trained, and each holds the full
-        state."""
+        """Return whether the other ranks can continue without the `lost` ranks. They can if they have trained and each
+        holds the full state."""
         able = self.continuing.can_do_without(self.nodes, lost)
         held = self.held - self.held_for_fault
         return able and bool(self.began) and not (self.sharded or held or self.unassigned - set(lost))
 
     def _do_without(self, lost: Collection[int], node: int | None = None, why: Why | None = None) -> list[Action]:
-        """Continue with the remaining ranks. `node`: node of the lost ranks if it is decommissioned, with the reason
-        `why`."""
+        """Continue with the remaining ranks. `node`: the lost ranks' node, if it is decommissioned. `why`: the reason
+        for decommissioning it."""
         rank = min(lost)
-        self.held.clear()  # these holds are for the fault, and only came before its loss was noticed
+        self.held.clear()  # all holds are for this fault, and only arrived before the loss was noticed
         left = self.continuing.lose(self.nodes, lost, self.rescaling.each)
         self.rescaling.reset_tries()
         actions = self._reassign(Reassignment(left.after, left.moved, (), 1.0), "continued", rank)
@@ -424,19 +427,19 @@ class Membership:
         return [*actions, Decommission(node)]
 
     def _refill_now(self) -> list[Action]:
-        """Prepare the return of the missing ranks for which there are nodes."""
+        """Prepare the return of the missing ranks for which nodes are available."""
         if self.phase is not JobPhase.RUNNING or self.unassigned or self.rescaling.change is not None:
             return []
         refill = self.continuing.refill(self.nodes, self.states, self.rescaling.each)
         return self.rescaling.prepare(refill, self.nodes, self.states, self.committed) if refill is not None else []
 
     def _give_up_refill(self, why: str) -> Log:
-        """Start no more replacements for missing ranks until another fault, or another node, changes something."""
+        """Start no more replacements for missing ranks until another fault or a new node changes the situation."""
         self.continuing.gave_up = True
         return Log("rejoin_given_up", {"missing": self.full_size - len(self.nodes), "why": why})
 
     def _move(self, node: int, ranks: Collection[int]) -> list[Action]:
-        """Move all ranks of `node` to a spare, or wait for another node."""
+        """Move all ranks of `node` to a spare. Without a spare, wait for another node."""
         self.states.count_loss(node)
         self.restoring.forget_ranks(ranks)
         return self._give(node) if self.states.spares else [AwaitNode(node)]
@@ -473,16 +476,16 @@ class Membership:
     # --- training on hold -----------------------------------------------------------------------
 
     def hold(self, node: int, *, for_fault: bool = False) -> list[Action]:
-        """Hold training for `node`: all ranks leave their step, which is no fault.
+        """Hold training for `node`. All ranks leave their step, which does not count as a fault.
 
         Args:
-            for_fault: whether a fault is the reason. Then a job that trains without missing ranks is not held, whether
+            for_fault: whether a fault is the reason. A job that trains without missing ranks is then not held, whether
                 the hold or the loss comes first.
         """
         if self.phase is JobPhase.ENDED or node in self.held or (for_fault and self.continuing.is_short):
             return []
         if self.states[node] in (NodeState.ABSENT, NodeState.RELEASED):
-            return []  # the job ignores this node, so it could never resume training
+            return []  # the job ignores this node, so the node could never resume training
         self.held.add(node)
         if for_fault:
             self.held_for_fault.add(node)
@@ -492,10 +495,10 @@ class Membership:
         return dropped if self.phase is JobPhase.FORMING else [*dropped, self._leave()]
 
     def resume(self, node: int, nodes: int, gone: Collection[int] = ()) -> list[Action]:
-        """Resume training for `node`. Ranks continue once all holding nodes have resumed.
+        """Resume training for `node`. Ranks continue once all nodes that hold training have resumed it.
 
         Args:
-            nodes: number of nodes that the job must have from now on, if it is elastic.
+            nodes: number of nodes that an elastic job must have from now on.
             gone: nodes that leave the job if they still hold training. If empty, nodes with numbers from `nodes` up
                 leave.
         """
@@ -519,7 +522,7 @@ class Membership:
         return [*actions, *self._begin_if_complete()]
 
     def _shrink(self, staying: Collection[int]) -> list[Action]:
-        """Continue on the nodes that stay, while no rank trains."""
+        """Continue on the `staying` nodes. Called while no rank trains."""
         self.rescaling.wanted = len(staying)
         to = Reassignment.of(self.nodes, staying, self.rescaling.each, sharded=self.sharded)
         return self._reassign(to, "order" if self.rescaling.order else "leave")
@@ -549,7 +552,7 @@ class Membership:
         return [Log("resize_asked", {"order": order, "nodes": size, "of": size, "moving": node}), *self.reconcile()]
 
     def leave(self, node: int) -> list[Action]:
-        """Process a node's request to leave: release the node as soon as the job no longer needs it."""
+        """Process a node's request to leave. The node is released as soon as the job no longer needs it."""
         if self.phase is JobPhase.ENDED:
             return []
         if self.states[node] is NodeState.MEMBER or node == self.rescaling.moving:
@@ -557,7 +560,7 @@ class Membership:
         if self.states[node] in (NodeState.DEPARTING, NodeState.RELEASED):
             return []
         if self.states[node] in HAD_RANKS:
-            self.states.ask_to_leave(node)  # it is released once its snapshots are not needed
+            self.states.ask_to_leave(node)  # the node is released once its snapshots are not needed
             return []
         dropped = self.rescaling.drop(self.states) if self.states[node] is NodeState.JOINING else []
         self.states.set_state(node, NodeState.RELEASED)
@@ -568,22 +571,22 @@ class Membership:
         return [*dropped, Release((node,)), *following]
 
     def _depart(self, node: int) -> list[Action]:
-        """Prepare the departure of a node with ranks. The job continues with fewer nodes or a spare if it can;
-        otherwise the node stays until another one joins."""
+        """Prepare the departure of a node with ranks. If possible, the job continues with fewer nodes or a spare.
+        Otherwise the node stays until another node joins."""
         if self._can_do_without(ranks := self.ranks_on(node)):
             dropped = self.rescaling.drop(self.states)
             return [*dropped, Log("node_leaves", {"node": node}), *self._do_without(ranks, node, Why.ASKED)]
         if self.states[node] is NodeState.MEMBER:
             self.states.ask_to_leave(node)
         else:
-            self.rescaling.moving = None  # the node leaves now, whether a spare gets its ranks or not
+            self.rescaling.moving = None  # the node leaves now, whether or not a spare gets its ranks
         if cancelled := self._without_departing():
             return cancelled
         dropped = self.rescaling.drop(self.states)
         return [*dropped, Log("node_leaves", {"node": node}), *self.reconcile()]
 
     def _without_departing(self) -> list[Action]:
-        """Reduce the wanted number of nodes to the ones that stay. If those are too few, return `Cancel`."""
+        """Reduce the wanted number of nodes to the number that stays. If too few stay, return `Cancel`."""
         if not self.states.those(NodeState.DEPARTING) - {self.rescaling.moving}:
             return []
         rest = len(self.states.those(NodeState.MEMBER, NodeState.SPARE, NodeState.JOINING))
@@ -594,7 +597,7 @@ class Membership:
         return []
 
     def gave_up_waiting(self) -> list[Action]:
-        """Continue with the existing nodes, because requested ones did not join in time."""
+        """Continue with the present nodes, because requested nodes did not join in time."""
         rescaling, size = self.rescaling, self.size
         if rescaling.change is not None or rescaling.wanted <= size:
             return []
@@ -605,7 +608,7 @@ class Membership:
         return self.reconcile()
 
     def reconcile(self) -> list[Action]:
-        """Return the actions towards the wanted number of nodes, and towards the return of missing ranks."""
+        """Return the next actions to reach the wanted number of nodes and to bring back missing ranks."""
         if self.phase is not JobPhase.RUNNING or self.unassigned:
             return []
         if self.continuing.is_short:
@@ -615,15 +618,15 @@ class Membership:
         return [*called_off, *nearer]
 
     def prepared(self, rank: int) -> list[Action]:
-        """Record that a joining worker has finished its imports and waits."""
+        """Record that a joining worker has finished its imports and waits for the new assignment."""
         return self.rescaling.prepared(rank, self.committed)
 
     def not_prepared(self, rank: int, cause: str) -> list[Action]:
-        """Process the failure of a joining worker: it has died, or did not start."""
+        """Process the failure of a joining worker, which has died or did not start."""
         return self._joining_lost(f"rank {rank} of the new world does not start: {cause}")
 
     def _joining_lost(self, why: str) -> list[Action]:
-        """Cancel the change in preparation, and prepare it again unless too many tries have failed."""
+        """Cancel the change in preparation. Prepare it again, unless too many attempts have failed."""
         gives_up = self.rescaling.gives_up()
         dropped = self.rescaling.drop(self.states)
         if gives_up:
@@ -643,14 +646,14 @@ class Membership:
         return [*dropped, self.rescaling.stay(self.size, why, self.states)]
 
     def stopped(self, rank: int, number: int) -> list[Action]:
-        """Record that `rank` has stopped after the agreed step and has saved the state that only it holds."""
+        """Record that `rank` has stopped after the agreed step and saved the state that only this rank holds."""
         change = self.rescaling.stopped(rank, number)
         return self._switch(change) if change is not None else []
 
     # --- a new rank assignment ------------------------------------------------------------------
 
     def _switch(self, change: PlannedRescale) -> list[Action]:
-        """Change to the planned rank assignment, once all ranks have stopped."""
+        """Change to the planned rank assignment, because all ranks have stopped."""
         departs = any(self.states[node] is NodeState.DEPARTING for node in change.to.left_out)
         cause = "leave" if departs else "order" if self.rescaling.order else "nodes"
         if self.rescaling.moving in change.to.left_out:
@@ -664,7 +667,7 @@ class Membership:
         return [*self._reassign(change.to, cause), *late]
 
     def _continue_on(self, staying: Collection[int], node: int) -> list[Action]:
-        """Continue on the nodes that stay after the loss of `node`."""
+        """Continue on the `staying` nodes after the loss of `node`."""
         self.states.count_loss(node)
         refused: list[Action] = []
         if self.rescaling.order and self.rescaling.wanted != len(staying):
@@ -676,7 +679,8 @@ class Membership:
         return [*refused, *self._reassign(to, "lost", self.faults[-1].rank)]
 
     def _reassign(self, to: Reassignment, cause: str, rank: int = -1) -> list[Action]:
-        """Begin a new generation with the rank assignment `to`. `rank`: rank whose fault is the reason; -1 for none."""
+        """Begin a generation with rank assignment `to`. `rank`: rank whose fault is the reason; -1 if there is no
+        fault."""
         fields = {"order": self.rescaling.order, "nodes": to.size, "of": self.size, "local_share": to.share}
         abort = self._leave(rank)
         self.rescaling.change, self.rescaling.order = None, ""
@@ -696,7 +700,7 @@ class Membership:
     # --- the job state --------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """Return the part of the job state from which another coordinator can continue (see `revived`)."""
+        """Return the part of the job state from which a new coordinator can continue (see `revived`)."""
         leaving = self.rescaling.change.to.left_out if self.rescaling.change is not None else ()
         return {
             "nodes": numbers_json(self.nodes),
@@ -732,11 +736,11 @@ class Membership:
         continues: bool = False,
         script_saves: bool = False,
     ) -> tuple[Self, list[Action]]:
-        """Restore the membership under a new coordinator. Returns it with the first actions.
+        """Restore the membership under a new coordinator. Returns the membership and its first actions.
 
         Args:
             data: the membership's part of the newest job state.
-            generation, committed: newest generation and newest committed step of any voter.
+                generation, committed: newest generation and newest committed step that any voter reports.
         """
         nodes = {int(rank): int(node) for rank, node in data["nodes"].items()}
         members = {node for rank, node in nodes.items() if rank not in data["unassigned"]}
@@ -762,7 +766,8 @@ class Membership:
         membership.continuing.places = [int(node) for node in data.get("places", ())]
         membership.rescaling.learn(data)
         membership.renumbering = Renumbering.from_json(data["moves"])
-        membership.retention.moved = bool(membership.renumbering.moves)  # they may be released already: unknown here
+        # the snapshots may be released already, which is unknown here
+        membership.retention.moved = bool(membership.renumbering.moves)
         membership.sharing = str(data["sharing"])
         if data["ended"]:
             return membership, []

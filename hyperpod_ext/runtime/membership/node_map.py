@@ -1,4 +1,4 @@
-"""The node of each rank, for jobs without agents. Pure."""
+"""The node of each rank, for jobs without agents. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ class Nodes:
     node_of: dict[int, int]
     """Node of each rank."""
     places: tuple[str, ...]
-    """Machine of each node."""
+    """Machine of each node; several nodes may share one."""
 
     @classmethod
     def of(cls, ranks: Sequence[Mapping[str, Any]]) -> Nodes:
-        """Number the nodes. `ranks`: for each rank its machine (`place`) and its node under torchrun (`node`)."""
+        """Number the nodes. `ranks`: for each rank, its machine (`place`) and its node number from torchrun
+        (`node`)."""
         numbers: dict[tuple[str, str | None], int] = {}
         node_of = {
             rank: numbers.setdefault((str(each["place"]), each["node"]), len(numbers))
@@ -38,9 +39,10 @@ class Nodes:
         return [rank for rank, on in self.node_of.items() if on == node]
 
     def leader(self, node: int) -> int:
-        """Return the rank that sends messages for its node: the lowest."""
+        """Return the rank that sends messages for its node, which is the node's lowest rank."""
         return min(self.ranks(node))
 
     def index(self, node: int) -> int:
-        """Return the index of a node among the nodes on its machine: 0, unless several nodes share one machine."""
+        """Return the index of a node among the nodes on the same machine. It is 0 unless several nodes share a
+        machine."""
         return self.places[:node].count(self.places[node])

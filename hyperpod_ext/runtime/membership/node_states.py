@@ -1,11 +1,11 @@
-"""The states of a node, and the allowed transitions between them. Pure.
+"""The states of a node, and the allowed transitions between states. Pure functions.
 
     absent ──▶ spare ──▶ joining ──▶ member ◀─▶ departing ──▶ decommissioned ──▶ retained ──▶ released
       ▲          │                    ▲ │                         ▲                  │
       │          └────────────────────┘ └─────────────────────────┘                  └──▶ spare
       └── from any of them: the node is lost
 
-`NodeStates.set_state` makes every change of state, and refuses transitions that `TRANSITIONS` does not allow.
+`NodeStates.set_state` makes every change of state, and refuses transitions that `TRANSITIONS` does not list.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class NodeState(Enum):
     SPARE = "spare"
     """A healthy node without ranks."""
     JOINING = "joining"
-    """A spare that starts workers for the next rank assignment, while all ranks train."""
+    """A spare that starts workers for the next rank assignment while the present ranks train."""
     MEMBER = "member"
     """A node with ranks."""
     DEPARTING = "departing"
-    """A node with ranks that must leave: it has requested that, or a user has ordered its ranks moved."""
+    """A node with ranks that must leave. It has requested to leave, or a user has ordered to move its ranks."""
     DECOMMISSIONED = "decommissioned"
-    """A node whose ranks are on other nodes now. It ends its workers, and has not reported its snapshots yet."""
+    """A node whose ranks are now on other nodes. It ends its workers, and has not reported its snapshots yet."""
     RETAINED = "retained"
     """A node without ranks whose snapshots may still be needed."""
     RELEASED = "released"
@@ -36,14 +36,14 @@ class NodeState(Enum):
 
 
 class Why(Enum):
-    """The reason why a node must give up its ranks."""
+    """Reason why a node must give up its ranks."""
 
     RESIZED = "resized"
     """The job continues with fewer nodes."""
     ASKED = "asked"
-    """The node will be removed: it has requested to leave, or a user has ordered its ranks moved."""
+    """The node will be removed. It has requested to leave, or a user has ordered to move its ranks."""
     FAILED = "failed"
-    """Processes of the node die repeatedly."""
+    """Processes on the node die repeatedly."""
 
 
 _S = NodeState
@@ -64,11 +64,11 @@ HAD_RANKS = frozenset({_S.DECOMMISSIONED, _S.RETAINED})
 
 
 class TransitionError(Exception):
-    """A transition that `TRANSITIONS` does not allow: an error in this package."""
+    """A transition that `TRANSITIONS` does not list. This is a bug in this package."""
 
 
 class NodeStates:
-    """The state of every node, the reason why a node must leave, and how often each one was lost."""
+    """The state of every node, the reason why a node must leave, and how often each node was lost."""
 
     def __init__(
         self, members: Iterable[int] = (), spares: Iterable[int] = (), losses: Mapping[int, int] | None = None
@@ -76,7 +76,7 @@ class NodeStates:
         self._states = dict.fromkeys(members, _S.MEMBER) | dict.fromkeys(spares, _S.SPARE)
         self._why: dict[int, Why] = {}
         self.losses = dict(losses or {})
-        """Number of times that each node was lost, or was given up because of faults."""
+        """Number of times that each node was lost or was given up because of faults."""
 
     @classmethod
     def known(
@@ -87,7 +87,7 @@ class NodeStates:
         asked: Iterable[int],
         losses: Mapping[int, int],
     ) -> Self:
-        """Restore the states from another coordinator's job state. `asked`: nodes that have requested to leave."""
+        """Restore the states from a former coordinator's job state. `asked`: nodes that have requested to leave."""
         states = cls(members, spares, losses)
         asked = set(asked)
         for node in asked & states._states.keys():
@@ -105,7 +105,7 @@ class NodeStates:
         """Change the state of `node`.
 
         Args:
-            why: reason why the node must leave; None keeps an earlier reason.
+                why: reason why the node must leave; None to keep an earlier reason.
 
         Raises:
             TransitionError: `state` may not follow the node's current state.
@@ -125,11 +125,11 @@ class NodeStates:
         return before
 
     def why(self, node: int) -> Why | None:
-        """Return the reason why `node` must leave; None if it need not."""
+        """Return the reason why `node` must leave; None if it need not leave."""
         return self._why.get(node)
 
     def ask_to_leave(self, node: int) -> None:
-        """Mark that `node` must be released as soon as the job no longer needs it."""
+        """Record that `node` must be released as soon as the job no longer needs it."""
         self.set_state(node, _S.DEPARTING if self[node] is _S.MEMBER else self[node], Why.ASKED)
 
     def count_loss(self, node: int) -> None:
@@ -145,50 +145,51 @@ class NodeStates:
 
     @property
     def asked(self) -> set[int]:
-        """Nodes that have requested to leave, and that the job still needs."""
+        """Nodes that have requested to leave and that the job still needs."""
         return {node for node, why in self._why.items() if why is Why.ASKED}
 
     @property
     def going(self) -> set[int]:
-        """Nodes without ranks that are released once their snapshots are not needed. Nodes that were given up because
-        of faults are not among them: they keep serving snapshots."""
+        """Nodes without ranks that are released once their snapshots are not needed. Excludes nodes that were given up
+        because of faults, which keep serving snapshots."""
         return {node for node, why in self._why.items() if why is not Why.FAILED and self[node] in HAD_RANKS}
 
 
 @dataclass(slots=True)
 class Retention:
-    """The time for which old snapshots are kept: those on nodes that gave up their ranks, and those that ranks saved
-    under other numbers."""
+    """The time for which old snapshots are kept. Old snapshots are on nodes that gave up their ranks, or were saved by
+    ranks under other numbers."""
 
     next_due: Callable[[int], int] = lambda step: step
-    """Function that returns the first step, at or after a given one, that is saved to memory."""
+    """Returns the first step, at or after a given step, that is saved to memory."""
     until: int | None = None
-    """Step that every rank must commit before nodes without ranks are released; None until all ranks have restored."""
+    """Step that every rank must commit before nodes without ranks are released. None until all ranks have restored."""
     handed_on: bool = True
-    """Whether new processes have ranks, with state from the nodes that gave theirs up. True if that is unknown."""
+    """Whether ranks moved to new processes, whose state comes from the nodes that gave the ranks up. True if
+    unknown."""
     moved: bool = False
     """Whether memory still holds snapshots that ranks saved under earlier numbers."""
     saved_anew: int = 0
-    """Step that every rank must commit to have a snapshot under its current number."""
+    """Step that every rank must commit before each has a snapshot under its current number."""
 
     def begin(self, *, handed_on: bool = True) -> None:
-        """Start to retain snapshots, because nodes give up their ranks."""
+        """Begin to retain snapshots, because nodes give up their ranks."""
         self.until, self.handed_on = None, handed_on
 
     def went_on(self, step: int, sharing: str) -> None:
-        """Compute the steps up to which snapshots are needed, when all ranks continue after `step`.
+        """Compute the steps up to which old snapshots are needed. Called when all ranks continue after `step`.
 
         Args:
-            sharing: relation of the ranks' states, from their snapshots; empty if there are none.
+            sharing: how the states of ranks relate, according to their snapshots; empty without snapshots.
         """
         self.saved_anew = self.next_due(step + 1) + 1
         if self.until is None:
-            # state that only one rank has is safe once its new node has saved it, which the next step shows
+            # state that only one rank has is safe once its new node has saved it, as the next step shows
             others_have_it = sharing in ("", "same") or (sharing == "alike" and not self.handed_on)
             self.until = step if others_have_it else self.saved_anew
 
     def is_over(self, step: int) -> bool:
-        """Return whether nodes without ranks are no longer needed once every rank has committed `step`."""
+        """Return whether the job no longer needs nodes without ranks once every rank has committed `step`."""
         return self.until is not None and step >= self.until
 
     def is_unneeded(self, step: int) -> bool:

@@ -1,7 +1,7 @@
-"""Parity groups: nodes that hold parity of each other's snapshots. Pure; uses node numbers, not addresses.
+"""Parity groups: nodes that hold parity of each other's snapshots. Pure functions of node numbers, not addresses.
 
-A group can rebuild the snapshots of one lost node, not of two. So the members of a group are in as many different
-failure domains as possible, and the loss of a rack takes at most one member of each group where that can be.
+A group can rebuild the snapshots of one lost node, but not of two. So the members of a group are in as many different
+failure domains as possible. If possible, the loss of a rack takes at most one member of each group.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from hyperpod_ext.config.checkpoint import CheckpointPolicy
 from hyperpod_ext.errors import Problem
 
 Group = tuple[int, ...]
-"""Nodes, in order."""
+"""Nodes of a group, in order."""
 
 
 def place_groups(nodes: Mapping[int, str], size: int, before: Sequence[Group] = ()) -> tuple[Group, ...]:
-    """Divide nodes into parity groups of at least `size`; no group if there are fewer nodes.
+    """Divide nodes into parity groups of at least `size` nodes. With fewer nodes there is no group.
 
-    Groups are larger than `size` if the number of nodes is no multiple of it. Remaining nodes of each group of `before`
+    Groups are larger than `size` if the number of nodes is not a multiple of it. Remaining nodes of a group in `before`
     stay together, and new nodes replace the lost ones.
 
     Args:
-        nodes: node number to failure domain, a rack or an availability zone.
+        nodes: failure domain of each node: a rack or an availability zone.
 
     Raises:
         ValueError: `size` is too small for parity.
@@ -49,7 +49,7 @@ def place_groups(nodes: Mapping[int, str], size: int, before: Sequence[Group] = 
 
 
 def without_agent(policy: CheckpointPolicy) -> Problem | None:
-    """Return the problem of a policy with parity in a job without agents; None if there is no parity."""
+    """Return the problem if a policy has parity and the job has no agents; None if the policy has no parity."""
     peer = policy.peer()
     if peer is None or peer.parity is None:
         return None
@@ -60,7 +60,7 @@ def without_agent(policy: CheckpointPolicy) -> Problem | None:
 
 
 def _dealt(nodes: Mapping[int, str], count: int) -> tuple[Group, ...]:
-    """Deal the nodes to `count` groups in turn, domain by domain, the largest domain first."""
+    """Deal the nodes to `count` groups in turn, domain by domain, starting with the largest domain."""
     sizes = Counter(nodes.values())
     by_domain = sorted(nodes, key=lambda node: (-sizes[nodes[node]], nodes[node], node))
     return _in_order([by_domain[first::count] for first in range(count)])

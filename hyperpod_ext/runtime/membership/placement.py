@@ -1,11 +1,11 @@
-"""Placement of replicas: the nodes that hold copies of each node's snapshots. Pure; uses node numbers, not addresses.
+"""Placement of replicas: the nodes that hold copies of each node's snapshots. Pure functions of node numbers.
 
 Nodes form groups of replicas + 1 that hold each other's snapshots. If k of N nodes are lost at once, the probability
 that a copy of every snapshot remains is at least
 
     1 - N * C(N - m, k - m) / (m * C(N, k))        m = replicas + 1, m <= k < 2m, m divides N
 
-(GEMINI, SOSP 2023). For two lost nodes of 16 in pairs that is 93.3 %; one ring of all nodes would give 86.7 %.
+(GEMINI, SOSP 2023). For two lost nodes of 16 in pairs, that is 93.3 %. One ring of all nodes would give 86.7 %.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 Placement = dict[int, tuple[int, ...]]
-"""Node to the nodes that hold its copies."""
+"""For each node, the nodes that hold copies of its snapshots."""
 
 
 def place_replicas(
     nodes: Mapping[int, str], replicas: int, before: Mapping[int, tuple[int, ...]] | None = None
 ) -> Placement:
-    """Choose the holders of each node's copies.
+    """Choose the nodes that hold the copies of each node's snapshots.
 
-    A node keeps its holders of `before` if all of them remain, so that a loss moves as few copies as possible. Copies
-    go to other failure domains than their owner's if those have room: a node holds the copies of at most replicas + 1
-    others. If there are too few nodes, each gets as many holders as there are.
+    A node keeps its holders in `before` if all of them remain, so that a loss moves as few copies as possible. Copies
+    go to failure domains other than their owner's if those have room. A node holds the copies of at most replicas + 1
+    other nodes. If there are too few nodes, each gets as many holders as possible.
 
     Args:
-        nodes: node number to failure domain, a rack or an availability zone.
-        before: the last placement. Without it copies are placed less evenly, but none is missing.
+        nodes: failure domain of each node: a rack or an availability zone.
+        before: the previous placement. Without it copies are placed less evenly, but none is missing.
 
     Raises:
         ValueError: `replicas` is less than one.
@@ -54,10 +54,10 @@ def place_replicas(
 
 
 def _rings(nodes: Mapping[int, str], replicas: int, wanted: int) -> Placement:
-    """Place copies in groups of replicas + 1, or one more if the number of nodes is no multiple of that.
+    """Place copies in groups of replicas + 1 nodes, or one more if the number of nodes is not a multiple of that.
 
-    Each group is a ring in which the next members hold a member's copies. Neighbours in a ring are far apart in the
-    list of nodes sorted by domain, and so in different domains if possible.
+    Each group is a ring, in which the next nodes hold a node's copies. Neighbours in a ring are far apart in the list
+    of nodes sorted by domain, and so are in different domains if possible.
     """
     sizes = Counter(nodes.values())
     by_domain = sorted(nodes, key=lambda node: (-sizes[nodes[node]], nodes[node], node))
@@ -76,7 +76,7 @@ def _apart(node: int, nodes: Mapping[int, str], holders: Sequence[int]) -> bool:
 
 def _relieve(placed: Placement, movers: Sequence[int], nodes: Mapping[int, str], load: Counter[int], most: int) -> None:
     """Move copies from overloaded holders to nodes with room, but only copies whose owner is in `movers`. Otherwise the
-    node that is placed last might find room only on itself."""
+    last node to be placed might find room only on itself."""
     while moves := [
         (nodes[roomy] in {nodes[owner], *(nodes[holder] for holder in placed[owner])}, owner, full, roomy)
         for owner in movers
@@ -94,8 +94,8 @@ def _relieve(placed: Placement, movers: Sequence[int], nodes: Mapping[int, str],
 def _holders(
     node: int, nodes: Mapping[int, str], now: Sequence[int], load: Counter[int], wanted: int, most: int
 ) -> tuple[int, ...]:
-    """Choose the holders of `node`, and update `load`. Its current holders `now` stay, unless one shares a domain with
-    the node or another holder and a different domain has room."""
+    """Choose the holders of `node`, and update `load`. The present holders `now` stay, unless one shares a domain with
+    the node or with another holder and a different domain has room."""
     load.subtract(now)
     holders: list[int] = []
     around = max(nodes) + 1

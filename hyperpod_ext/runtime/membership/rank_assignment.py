@@ -1,8 +1,8 @@
-"""The ranks of each node when a job continues with other nodes. Pure.
+"""The ranks of each node when a job continues with different nodes. Pure functions.
 
-A node has one block of consecutive ranks, one per worker, and keeps the order of its workers, so that each one keeps
-its device. FSDP stores shards in the order of ranks: with N nodes, block b holds the share from b/N to (b+1)/N of each
-tensor. For a sharded state, a node gets the block that overlaps most with its current one.
+A node has one block of consecutive ranks, one per worker. The order of its workers stays, so that each worker keeps its
+device. FSDP stores shards in the order of ranks: with N nodes, block b holds the share from b/N to (b+1)/N of each
+tensor. If the state is sharded, a node gets the new block that overlaps most with its present block.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from hyperpod_ext.config.resize import allowed_sizes
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The allowed numbers of nodes of a job, smallest first, and the number of ranks per node."""
+    """The numbers of nodes with which a job may run, smallest first, and the number of ranks per node."""
 
     sizes: tuple[int, ...]
     workers_per_node: int
 
     @classmethod
     def of(cls, elastic: Elastic | None, nodes: int, workers_per_node: int, batch: int | None = None) -> Scale:
-        """Return the scale of a job that begins with `nodes` nodes. `batch`: its global batch size."""
+        """Return the scale of a job that begins with `nodes` nodes. `batch`: the job's global batch size."""
         sizes = (nodes,) if elastic is None else allowed_sizes(elastic, nodes, workers_per_node, batch)
         return cls(sizes, workers_per_node)
 
     def most(self, nodes: int) -> int | None:
-        """Return the largest allowed number of nodes that is not above `nodes`; None if all are."""
+        """Return the largest allowed number of nodes up to `nodes`; None if all allowed numbers are larger."""
         return max((size for size in self.sizes if size <= nodes), default=None)
 
 
@@ -43,8 +43,8 @@ def ranks_of(blocks: Sequence[int], workers_per_node: int) -> dict[int, int]:
 
 
 def overlap(before: int, of_before: int, after: int, of_after: int) -> int:
-    """Return how much two blocks of the state overlap: number `before` of `of_before` equal blocks, and number `after`
-    of `of_after`. The unit is 1/(of_before x of_after) of the state."""
+    """Return how much two blocks of the state overlap: block `before` of `of_before` equal blocks, and block `after` of
+    `of_after` equal blocks. The unit is 1/(of_before x of_after) of the state."""
     low = max(before * of_after, after * of_before)
     high = min((before + 1) * of_after, (after + 1) * of_before)
     return max(0, high - low)
@@ -54,10 +54,10 @@ def assign_ranks(before: Sequence[int], nodes: Collection[int], *, sharded: bool
     """Return the node of each block of the new rank assignment.
 
     Args:
-        before: node of each block of the old rank assignment.
-        nodes: nodes of the new rank assignment, with the joining ones.
-        sharded: whether each node holds its own shard. Then as much state as possible stays on its node; otherwise as
-            many nodes as possible keep their ranks.
+            before: node of each block in the old rank assignment.
+            nodes: nodes in the new rank assignment, including joining nodes.
+            sharded: whether each node holds its own shard. If so, as much state as possible stays on its node.
+                Otherwise as many nodes as possible keep their ranks.
     """
     staying = [(block, node) for block, node in enumerate(before) if node in nodes]
     count = len(nodes)
@@ -67,8 +67,8 @@ def assign_ranks(before: Sequence[int], nodes: Collection[int], *, sharded: bool
 
 
 def choose_staying(before: Sequence[int], candidates: Collection[int], count: int, *, sharded: bool) -> list[int]:
-    """Choose the `count` candidates that stay: the ones with the lowest ranks. For a sharded state, choose the ones
-    whose shards overlap most with the new ones."""
+    """Choose `count` candidates that stay: those with the lowest ranks. If the state is sharded, choose those whose
+    shards overlap most with the new shards."""
     able = [(block, node) for block, node in enumerate(before) if node in candidates]
     if not sharded or len(able) <= count:
         return [node for _, node in able[:count]]
@@ -81,20 +81,20 @@ def _as_they_were(staying: Sequence[tuple[int, int]], count: int) -> dict[int, i
 
 
 def _fill(blocks: dict[int, int], staying: Sequence[tuple[int, int]], count: int) -> dict[int, int]:
-    """Add the staying nodes that have no block to the free blocks, in their former block if it is free."""
+    """Add staying nodes without a block to the free blocks, each to its former block if that is free."""
     left = [(block, node) for block, node in staying if node not in blocks.values()]
     for block, node in sorted(left, key=lambda at: at[0] in blocks or at[0] >= count):
         if not (free := [place for place in range(count) if place not in blocks]):
-            break  # more nodes than blocks: some of them leave
+            break  # there are more nodes than blocks, so some nodes leave
         blocks[block if block in free else free[0]] = node
     return blocks
 
 
 def _most_in_common(staying: Sequence[tuple[int, int]], of_before: int, of_after: int) -> dict[int, int]:
-    """Assign staying nodes to new blocks with the largest total overlap; among equals, with most unchanged blocks.
+    """Assign staying nodes to new blocks with the largest total overlap. Among equals, keep most blocks unchanged.
 
-    Nodes that keep data keep their order; blocks are contiguous, so swapping never increases the overlap. Nodes that
-    keep nothing get the remaining blocks.
+    Nodes that keep data keep their order, because blocks are contiguous and swapping never increases the overlap. Nodes
+    that keep no data get the remaining blocks.
     """
     # best[i][k]: best score of the first i nodes in the first k blocks; nodes and blocks may be skipped
     best = [[(0, 0)] * (of_after + 1) for _ in range(len(staying) + 1)]

@@ -1,4 +1,4 @@
-"""The history of new numbers of ranks, for nodes that have missed some of it. Pure."""
+"""The history of rank renumberings, for nodes that have missed some of them. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ _REMEMBERED = 16
 
 @dataclass(slots=True)
 class Renumbering:
-    """New numbers of ranks whose processes stayed, for the newest generations that began with new numbers."""
+    """New numbers of ranks whose processes stayed, for the newest generations that began with a renumbering."""
 
     moves: dict[int, dict[int, int]] = field(default_factory=dict)
-    """By generation: the new number of each rank, by its number before."""
+    """For each such generation, the new number of each rank, by its previous number."""
 
     def add(self, generation: int, moved: Mapping[int, int]) -> None:
         self.moves = {**dict(sorted(self.moves.items())[-_REMEMBERED:]), generation: dict(moved)}
 
     @property
     def newest(self) -> int:
-        """Newest generation that began with new numbers; 0 if none did."""
+        """Newest generation that began with a renumbering; 0 if there is none."""
         return max(self.moves, default=0)
 
     @property
     def last(self) -> dict[int, int]:
-        """New numbers of the generation `newest`, by the numbers before."""
+        """New rank numbers of generation `newest`, by previous number."""
         return self.moves.get(self.newest, {})
 
     def since(self, generation: int) -> dict[int, int] | None:
-        """Return the current number of each rank of `generation` whose process stayed; None if no number changed."""
+        """Return the current number of each rank of `generation` whose process stayed. None if no number changed
+        since."""
         later = [moved for number, moved in sorted(self.moves.items()) if number > generation]
         if not later:
             return None
@@ -40,7 +41,7 @@ class Renumbering:
         return together
 
     def rank_now(self, rank: int, generation: int) -> int | None:
-        """Return the current number of a rank of `generation`; None if it has none any more."""
+        """Return the current number of a rank of `generation`; None if the rank no longer has a number."""
         moved = self.since(generation)
         return rank if moved is None else moved.get(rank)
 
@@ -58,5 +59,5 @@ class Renumbering:
 
 
 def numbers_json(moved: Mapping[int, int]) -> dict[str, int]:
-    """Convert a map between numbers to JSON, whose keys are strings."""
+    """Convert a map between rank numbers to JSON, whose keys must be strings."""
     return {str(rank): now for rank, now in moved.items()}

@@ -1,5 +1,5 @@
-"""The preparation of another rank assignment while all ranks train: for a resize, a move, or the return of missing
-ranks. Pure: messages in, actions out.
+"""Prepares a new rank assignment while all ranks train, for a resize, a move, or the return of missing ranks. Pure
+functions: messages in, actions out.
 
     ordered ──▶ enough nodes? ──▶ joining nodes start workers ──▶ all ranks agree on one step ──▶ all stop after it
                     │ no: more are requested                             │ one is past it: a later step
@@ -7,7 +7,7 @@ ranks. Pure: messages in, actions out.
                 continues with the existing nodes, after a timeout
 
 Nothing changes until all ranks have stopped. If anything fails before that, the plan is dropped, stopped ranks
-continue, and the preparation is tried again. After that, `membership.py` makes the change.
+continue, and the preparation starts again. After that, `membership.py` makes the change.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from hyperpod_ext.runtime.membership.rank_assignment import (
 from hyperpod_ext.runtime.membership.stop_agreement import Answer, StopAgreement
 
 _AHEAD, _FARTHEST = 2, 4096
-"""Number of steps from the newest one to a common stop: first and largest value."""
+"""Number of steps from the newest step to the common stop: first value and largest value."""
 OPERATOR = "operator"
-"""Name of the resize order that is part of a resume command of the HyperPod operator."""
+"""Name of the resize order that a resume command of the HyperPod operator contains."""
 OVERTAKEN = "another order came"
 NO_SPARE = "no spare is there to take the ranks; start the job with more `spares`"
 _TRIES = 3
-"""Number of losses of joining workers or nodes after which the job keeps its rank assignment."""
+"""Number of lost joining workers or nodes after which the job keeps its rank assignment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,11 @@ class Reassignment:
     after: Mapping[int, int]
     """Node of each rank."""
     moved: Mapping[int, int]
-    """New rank of each rank whose process stays."""
+    """New rank of each rank whose process stays, by its old rank."""
     left_out: tuple[int, ...]
     """Nodes that lose all their ranks."""
     share: float
-    """Share of the state that is already on the node that needs it."""
+    """Share of the state that is already on the node that needs it after the change."""
 
     @classmethod
     def of(cls, nodes: Mapping[int, int], staying: Collection[int], each: int, *, sharded: bool) -> Reassignment:
@@ -70,7 +70,7 @@ class Reassignment:
 
         Args:
             nodes: current node of each rank.
-            staying: nodes that have ranks afterwards, with joining ones.
+                    staying: nodes that have ranks afterwards, including joining nodes.
             each: ranks per node.
             sharded: whether each rank holds its own shard of the state.
         """
@@ -83,55 +83,54 @@ class Reassignment:
 
     @property
     def size(self) -> int:
-        """Nodes that have ranks."""
+        """Number of nodes that have ranks."""
         return len(set(self.after.values()))
 
 
 @dataclass(slots=True)
 class PlannedRescale:
-    """A reassignment in preparation, until all ranks have stopped."""
+    """A reassignment that is in preparation until all ranks have stopped."""
 
     to: Reassignment
     joining: dict[int, int]
-    """Node of each rank whose process is new."""
+    """Node of each rank that gets a new process."""
     stop: StopAgreement
     ready: set[int] = field(default_factory=set)
-    """Joining ranks whose workers are ready and wait."""
+    """Joining ranks whose workers are ready and wait for the change."""
     refill: Refill | None = None
-    """The return of missing ranks that this change makes, if any."""
+    """The return of missing ranks that this change makes; None for other changes."""
 
 
 @dataclass(slots=True)
 class Rescaling:
-    """The wanted number of nodes, and the change that is in preparation."""
+    """The wanted number of nodes, and the change in preparation."""
 
     scale: Scale
     reserve: int = 0
     """Number of spares that are not used for growth."""
     wanted: int = 0
-    """Number of nodes with ranks that the job changes to now."""
+    """Number of nodes with ranks that the job is now changing to."""
     desired: int = 0
-    """Number of nodes of the last order. Nodes that join without an order are used up to this number."""
+    """Number of nodes in the last order. Nodes that join without an order are used up to this number."""
     order: str = ""
     """Name of the pending order; empty if none is pending."""
     moving: int | None = None
     """Node whose ranks an order moves to a spare."""
     called_off: bool = False
-    """Whether the last order was for fewer nodes than the wanted number before. Then spares beyond the reserve are
-    released."""
+    """Whether the last order wanted fewer nodes than the order before. Then spares beyond the reserve are released."""
     change: PlannedRescale | None = None
     _questions: int = 0
-    """Number of the last request to stop."""
+    """Number of the last request to stop, counted from 1."""
     _tries: int = 0
     """Number of joining workers or nodes that were lost since the last order."""
 
     @property
     def each(self) -> int:
-        """Ranks per node."""
+        """Number of ranks per node."""
         return self.scale.workers_per_node
 
     def refusal(self, nodes: int) -> str:
-        """Return why the job cannot have this number of nodes; empty if it can."""
+        """Return why the job cannot run on this number of nodes; empty if it can."""
         if nodes in self.scale.sizes:
             return ""
         if len(self.scale.sizes) == 1:
@@ -139,7 +138,7 @@ class Rescaling:
         return f"the job cannot run on {nodes} nodes; it can on {', '.join(map(str, self.scale.sizes))}"
 
     def want(self, nodes: int, order: str, states: NodeStates) -> list[Action]:
-        """Set the wanted number of nodes. Returns the refusal of an earlier order that is still pending."""
+        """Set the wanted number of nodes. If an earlier order is still pending, returns its refusal."""
         overtaken: list[Action] = [self.refused(OVERTAKEN)] if self.order else []
         self.keep_moving(states)
         self.called_off = order != OPERATOR and nodes < self.wanted  # an operator removes its pods itself
@@ -148,7 +147,7 @@ class Rescaling:
         return overtaken
 
     def stay(self, nodes: int, why: str, states: NodeStates) -> Log:
-        """Keep the job on its `nodes` nodes, and refuse the pending order with this reason."""
+        """Keep the job on its `nodes` nodes, and refuse the pending order with reason `why`."""
         self.keep_moving(states)
         self.wanted = self.desired = nodes
         return self.refused(why)
@@ -167,18 +166,18 @@ class Rescaling:
         return "" if states.spares else NO_SPARE
 
     def move(self, node: int, order: str, states: NodeStates) -> None:
-        """Order the ranks of `node` to a spare."""
+        """Order to move the ranks of `node` to a spare."""
         self.moving, self.order, self._tries = node, order, 0
         states.ask_to_leave(node)
 
     def keep_moving(self, states: NodeStates) -> None:
-        """Cancel the pending move: the node keeps its ranks."""
+        """Cancel the pending move, so that the node keeps its ranks."""
         if self.moving is not None and states[self.moving] is NodeState.DEPARTING:
             states.set_state(self.moving, NodeState.MEMBER)
         self.moving = None
 
     def call_off_move(self, states: NodeStates) -> list[Action]:
-        """Refuse a pending order to move that has become impossible, if there is one."""
+        """If a pending order to move has become impossible, refuse it."""
         node, has_ranks = self.moving, self.moving is not None and states[self.moving] is NodeState.DEPARTING
         if node is None or self.change is not None or (has_ranks and states.spares):
             return []
@@ -186,7 +185,7 @@ class Rescaling:
         return [self.refused(NO_SPARE if has_ranks else f"a fault took the ranks of node {node} before")]
 
     def refused(self, why: str) -> Log:
-        """Return the refusal of the pending order, which is then no longer pending."""
+        """Return the refusal of the pending order. The order is no longer pending afterwards."""
         order, self.order = self.order, ""
         return Log("resize_refused", {"order": order, "nodes": self.wanted, "why": why})
 
@@ -194,10 +193,11 @@ class Rescaling:
         """Return the number of spares that may be used for growth."""
         return max(0, len(states.spares) - self.reserve)
 
-    # --- towards the change ---------------------------------------------------------------------
+    # --- preparing the change -----------------------------------------------------------------------
 
     def reconcile(self, nodes: Mapping[int, int], states: NodeStates, committed: int, *, sharded: bool) -> list[Action]:
-        """Return the actions towards the wanted number of nodes. `nodes`: node of each rank; none of them is lost."""
+        """Return the next actions to reach the wanted number of nodes. `nodes`: node of each rank; no node may be
+        lost."""
         departing = states.those(NodeState.DEPARTING)
         if self.change is not None:
             return []
@@ -218,8 +218,8 @@ class Rescaling:
         return [begun, *self._begin(self.change, states, committed)]
 
     def _answer_order(self, size: int, states: NodeStates) -> list[Action]:
-        """Answer the pending order of a job that has its wanted nodes, and release nodes that came for an earlier
-        order."""
+        """Answer the pending order of a job that has its wanted number of nodes, and release nodes that joined for an
+        earlier order."""
         surplus = tuple(sorted(states.spares)[self.reserve :]) if self.called_off else ()
         for node in surplus:
             states.set_state(node, NodeState.RELEASED)
@@ -241,14 +241,14 @@ class Rescaling:
         return [begun, *self._begin(self.change, states, committed)]
 
     def _begin(self, change: PlannedRescale, states: NodeStates, committed: int) -> list[Action]:
-        """Start the joining workers. If there are none, request the common stop at once."""
+        """Start the joining workers. If no worker joins, request the common stop at once."""
         for node in states.spares.intersection(change.joining.values()):
             states.set_state(node, NodeState.JOINING)
         preparing = [Prepare(rank, node, len(change.to.after)) for rank, node in change.joining.items()]
         return [*preparing] or self._ask_stop(change, committed)
 
     def is_joining(self, rank: int, node: int) -> bool:
-        """Return whether the worker of `rank` on `node` is started for the next rank assignment."""
+        """Return whether the worker of `rank` on `node` was started for the next rank assignment."""
         return self.change is not None and self.change.joining.get(rank) == node
 
     def prepares_on(self, node: int) -> bool:
@@ -256,7 +256,7 @@ class Rescaling:
         return self.change is not None and node in self.change.joining.values()
 
     def prepared(self, rank: int, committed: int) -> list[Action]:
-        """Record that a joining worker is ready. Once all are, request the common stop."""
+        """Record that a joining worker is ready. Once all joining workers are ready, request the common stop."""
         assert self.change is not None
         self.change.ready.add(rank)
         if self.change.stop.number or self.change.ready < self.change.joining.keys():
@@ -268,7 +268,7 @@ class Rescaling:
         self._tries = 0
 
     def gives_up(self) -> bool:
-        """Count the loss of a joining worker or node. Returns whether there were too many."""
+        """Count the loss of a joining worker or node. Returns whether there were too many losses."""
         self._tries += 1
         return self._tries >= _TRIES
 
@@ -292,7 +292,7 @@ class Rescaling:
         self, rank: int, number: int, can: bool, making: int, over: bool, committed: int
     ) -> list[Action] | None:
         """Process a rank's answer to a request to stop (see `StopAgreement.answered`). Returns None if a rank makes no
-        more steps, because the job is about to end."""
+        more steps because the job is about to end."""
         if self.change is None:
             return []
         match self.change.stop.answered(rank, number, can, making, over):
@@ -312,8 +312,8 @@ class Rescaling:
     # --- without a node -------------------------------------------------------------------------
 
     def staying_without(self, node: int, nodes: Mapping[int, int], states: NodeStates) -> set[int] | None:
-        """Return the nodes with which the job can continue at once after the loss of `node`; None if it cannot run on
-        fewer nodes, or if a spare can replace the node."""
+        """Return the nodes with which the job can continue at once after the loss of `node`. None if the job cannot run
+        on fewer nodes, or if a spare can replace the node."""
         size = self.scale.most(len(set(nodes.values())) - 1)
         if states.spares or size is None:
             return None
@@ -324,12 +324,12 @@ class Rescaling:
     # --- the job state ----------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """Return the order and the wanted nodes, for the job state."""
+        """Return the order and the wanted numbers of nodes, for the job state."""
         wishes = {"wanted": self.wanted, "desired": self.desired, "order": self.order, "moving": self.moving}
         return wishes | {"called_off": self.called_off}
 
     def learn(self, data: Mapping[str, Any]) -> None:
-        """Restore the order and the wanted nodes from another coordinator's job state."""
+        """Restore the order and the wanted numbers of nodes from a former coordinator's job state."""
         self.wanted, self.desired, self.order = int(data["wanted"]), int(data["desired"]), str(data["order"])
         self.moving = None if data["moving"] is None else int(data["moving"])
         self.called_off = bool(data.get("called_off", False))

@@ -1,8 +1,9 @@
-"""The choice of the step that a generation restores, and of the next one if a rank cannot restore it. Pure.
+"""Chooses the step that a generation restores, and another step if a rank cannot restore it. Pure functions.
 
 Every joining rank offers its live state and the snapshots in its node's memory. Durable tiers are listed if steps would
-be lost without them, or if there is no other offer. A source that a rank could not restore is not tried again. In jobs
-with agents the membership uses this (`membership.py`), in other jobs rank 0 does (`control_plane/decision.py`).
+be lost without them, or if there is no other offer. A source that a rank could not restore is not used again. In jobs
+with agents, the membership uses this module (`membership.py`); in other jobs, rank 0 does
+(`control_plane/decision.py`).
 """
 
 from __future__ import annotations
@@ -30,49 +31,50 @@ from hyperpod_ext.runtime.snapshot.select import (
 
 @dataclass(slots=True)
 class RestoreNegotiation:
-    """The choice of a step and its sources for one generation."""
+    """The choice of a step and of its sources for one generation."""
 
     durable: bool = False
-    """Whether there are durable tiers. They are listed at the first start of a run, and when memory has less than the
+    """Whether the job has durable tiers. They are listed at the first start of a run, and whenever memory lacks the
     newest committed step."""
     outlives_run: bool = False
     """Whether memory outlives a run, and so may hold the only state of an earlier run."""
     script_saves: bool = False
-    """Whether the script saves and loads its state by itself: the runtime has none to restore."""
+    """Whether the script saves and loads its own state, so that the runtime has no state to restore."""
     starts_over: bool = False
-    """Whether to start at step 0 if only some ranks' state remains."""
+    """Whether to start at step 0 if the state of only some ranks remains."""
     step: int | None = None
-    """The only step that may be restored; None for the newest."""
+    """The only step that may be restored; None for the newest step."""
     joined: dict[int, Offer | None] = field(default_factory=dict)
-    """Ranks that wait for the generation to begin, each with its live state, if that is complete."""
+    """Ranks that wait for the generation to begin, each with the offer of its live state, or None if that is
+    incomplete."""
     decision: Decision | None = None
     attempt: int = 0
     """Number of decisions so far."""
     newest_generation: int = 0
-    """Newest generation of earlier runs that is known from the disks of nodes. This run's generations must be later."""
+    """Newest generation of earlier runs, according to the nodes' disks. This run's generations must be later."""
     _disk_problems: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """Unreadable files on the disks of each node."""
+    """For each node, the unreadable files on its disks."""
     _restored: set[int] = field(default_factory=set)
-    """Ranks that have restored the decision."""
+    """Ranks that have restored the present decision."""
     _held: dict[int, Collection[Offer]] = field(default_factory=dict)
-    """Offers from the memory of each node."""
+    """For each node, the offers from its memory."""
     _stored: list[Offer] | None = None
-    """Checkpoints in the durable tiers; None until they were listed."""
+    """Checkpoints in the durable tiers; None until the tiers were listed."""
     _problems: tuple[str, ...] = ()
-    """Durable files that could not be read."""
+    """Files in durable tiers that could not be read."""
     _unreachable: tuple[str, ...] = ()
     """Problems of durable tiers that could not be listed, and so may hold a newer checkpoint."""
     _excluded: frozenset[tuple[str, str]] = frozenset()
-    """Durable checkpoints that were already refused when the durable tiers were last listed."""
+    """Durable checkpoints that were already refused when the tiers were last listed."""
     _refused: set[OfferKey] = field(default_factory=set)
     """Offers that a rank could not restore."""
     _last_error: str = ""
-    """Why the last decision could not be restored; empty once there is a new one."""
+    """Why the last decision could not be restored; empty once a new decision exists."""
 
     # --- offers ---------------------------------------------------------------------------------
 
     def join(self, rank: int, live: Offer | None) -> None:
-        """Record that `rank` waits for the generation, and the offer of its live state."""
+        """Record that `rank` waits for the generation, with the offer of its live state."""
         self.joined[rank] = live
 
     def hold(self, node: int, held: Collection[Offer]) -> None:
@@ -80,21 +82,21 @@ class RestoreNegotiation:
         self._held[node] = held
 
     def look_at_disk(self, node: int, generation: int, problems: tuple[str, ...]) -> None:
-        """Record the newest generation on the disks of `node`, and its unreadable files."""
+        """Record the newest generation on the disks of `node`, and the unreadable files on them."""
         self.newest_generation = max(self.newest_generation, generation)
         self._disk_problems[node] = problems
 
     def forget_ranks(self, ranks: Collection[int]) -> None:
-        """Forget that these ranks have joined: their processes are gone."""
+        """Forget that these ranks have joined, because their processes are gone."""
         for rank in ranks:
             self.joined.pop(rank, None)
 
     def forget_node(self, node: int) -> None:
-        """Forget the offers of `node`: its memory is gone."""
+        """Forget the offers of `node`, because its memory is gone."""
         self._held.pop(node, None)
 
     def awaits(self, excluded: Collection[tuple[str, str]]) -> bool:
-        """Return whether this generation waits for a list of durable checkpoints without `excluded` ones."""
+        """Return whether this generation waits for a list of durable checkpoints that leaves out `excluded`."""
         return self._excluded == frozenset(excluded)
 
     def durable_answered(
@@ -103,9 +105,9 @@ class RestoreNegotiation:
         """Record the list of checkpoints in the durable tiers.
 
         Args:
-            stored: checkpoints that were found.
-            problems: files and tiers that could not be read.
-            unreachable: the problems of tiers that could not be listed, and so may hold more checkpoints.
+                stored: checkpoints that were found.
+                problems: one sentence for each file or tier that could not be read.
+                unreachable: one sentence for each tier that could not be listed, and so may hold more checkpoints.
         """
         refused = [offer for offer in self._stored or [] if (offer.url, offer.save_id) in self._excluded]
         self._stored, self._problems, self._unreachable = [*stored, *refused], problems, unreachable
@@ -115,15 +117,16 @@ class RestoreNegotiation:
     def decide(
         self, nodes: Mapping[int, int], began: Mapping[int, int], committed: int
     ) -> Decision | AskDurable | Fail:
-        """Choose the step to restore and a source for each rank.
+        """Choose the step to restore, and a source for each rank.
 
         Args:
             nodes: node of each rank.
             began: step from which each generation of this run continued.
-            committed: newest step that any rank has committed in the current history, without steps before a rollback.
+            committed: newest step that any rank has committed in the current history. Steps before a rollback do not
+                count.
 
         Returns:
-            The decision; or `AskDurable` if the durable tiers must be listed first; or the failure, if nothing can be
+            The decision. `AskDurable` if the durable tiers must be listed first. The failure if nothing can be
             restored.
         """
         if self._is_unasked and self._stored is None and not began:
@@ -141,28 +144,28 @@ class RestoreNegotiation:
         return decided
 
     def short_parity(self, began: Mapping[int, int]) -> tuple[int, tuple[int, ...]] | None:
-        """Return the newest step that parity cannot rebuild, because too many nodes of a group are lost, and the ranks
-        whose snapshots are missing. None if no such step is newer than the decided one."""
+        """Return the newest step that parity cannot rebuild because too many nodes of a group are lost, and the ranks
+        whose snapshots are missing. None if no such step is newer than the decided step."""
         if not any(map(_has_parity, self._held.values())):
-            return None  # this saves a search through all snapshots
+            return None  # return early, to save a search through all snapshots
         after = self.decision.step if self.decision is not None else -1
         return short_parity([offer for held in self._held.values() for offer in held], began, after)
 
     def all_restored(self, rank: int) -> bool:
-        """Record that `rank` has restored and verified its state. Returns whether every rank has."""
+        """Record that `rank` has restored and verified its state. Returns whether every rank has done so."""
         assert self.decision is not None
         self._restored.add(rank)
         return len(self._restored) == len(self.decision.sources)
 
     @property
     def is_asking(self) -> bool:
-        """Whether a rank could not restore the decision, and the list of durable tiers is awaited for the next one."""
+        """Whether a rank could not restore the decision, and the next decision waits for the list of durable tiers."""
         return bool(self._last_error)
 
     def refuse(self, errors: Mapping[int, str], nodes: Mapping[int, int]) -> None:
-        """Exclude the sources that ranks could not restore. `errors`: the error of each such rank."""
+        """Exclude the sources that ranks could not restore. `errors`: the error of each rank that failed."""
         assert self.decision is not None
-        # a rank that loaded other state in this attempt no longer holds its live state
+        # a rank that loaded another state in this attempt no longer holds its live state
         for rank, sources in self.decision.sources.items():
             if sources[0].kind != "self":
                 self.joined[rank] = None
@@ -171,14 +174,15 @@ class RestoreNegotiation:
         self.refuse_offers(refused, f"rank {rank}: {error}")
 
     def refuse_offers(self, refused: Collection[OfferKey], error: str) -> None:
-        """Exclude offers that could not be restored. `error`: the first rank and its error."""
+        """Exclude offers that could not be restored. `error`: the first failed rank and its error."""
         self._refused |= set(refused)
         self._last_error = error
 
     @property
     def _is_unasked(self) -> bool:
-        """Whether a list of the durable tiers would show more: they were not listed yet, or a listed checkpoint could
-        not be restored. A list has only the newest few, and those may have been pruned since."""
+        """Whether listing the durable tiers would show more checkpoints. This is so if they were not listed yet, or if
+        a listed checkpoint could not be restored: a list has only the newest checkpoints, and these may have been
+        pruned since."""
         return self.durable and (self._stored is None or bool(self._refused_durable() - self._excluded))
 
     def _refused_durable(self) -> frozenset[tuple[str, str]]:
@@ -205,11 +209,11 @@ class RestoreNegotiation:
         return self._nothing(offers, len(nodes), committed, short_parity(in_memory, began, -1))
 
     def _from_equals(self, nodes: Mapping[int, int], began: Mapping[int, int]) -> Decision | None:
-        """Decide from a few offers, if all ranks hold the same state and some hold it live; None if that is not so.
+        """Decide from a few offers. Returns None unless all ranks hold the same state and some ranks hold it live.
 
         The result is the same as with all offers. A snapshot in memory is a better source than a live rank only for
-        ranks on the same node, so only nodes whose ranks lack a live state are searched. For the other nodes, the
-        commits show whether a snapshot is newer, or whether ranks differ.
+        ranks on the same node, so only nodes with a rank that lacks a live state are searched. For all other nodes, the
+        commits show whether a snapshot is newer or whether ranks differ.
         """
         live = [offer for offer in self.joined.values() if offer is not None]
         held = list(self._held.values())
@@ -248,8 +252,8 @@ class RestoreNegotiation:
         )
 
     def _blind(self, decided: Decision | Fail) -> Fail:
-        """Return the failure of a job that must not continue from `decided`: an unreachable tier may have a newer
-        step."""
+        """Return the failure of a job that must not continue from `decided`, because an unreachable tier may have a
+        newer step."""
         instead = "nothing" if isinstance(decided, Fail) or decided.step == 0 else f"step {decided.step}"
         return Fail(
             "UnreachableError",
@@ -263,7 +267,7 @@ def _has_parity(held: Collection[Offer]) -> bool:
 
 
 def _differ(live: Collection[Offer], commits: Collection[HeldCommit], began: Mapping[int, int]) -> bool:
-    """Return whether any two states of one save differ although all ranks should hold the same."""
+    """Return whether any two states of one save differ although all ranks should hold the same state."""
     digests: dict[str, set[str]] = {}
     contents: dict[str, set[str]] = {}
     for offer in live:

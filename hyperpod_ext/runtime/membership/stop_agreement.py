@@ -1,10 +1,10 @@
-"""The agreement of all ranks on one step after which they stop together. Pure.
+"""The agreement of all ranks on one step after which they stop together. Pure functions.
 
     asked ──all can──▶ agreed ──all have stopped──▶ reached
       ▲ │ some rank is past that step, or has not begun its loop
       └─┘ asked again, for a later step
 
-See `control_plane/stop_at_step.py` for a rank's part.
+See `control_plane/stop_at_step.py` for the part of a single rank.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Answer(Enum):
     AGREED = "agreed"
     """All ranks can stop after the requested step."""
     ASK_AGAIN = "ask again"
-    """Some rank is past the requested step: request a later one."""
+    """Some rank is past the requested step, so a later step must be requested."""
     ASK_LATER = "ask later"
-    """Some rank has not begun its loop: request again after a short wait."""
+    """Some rank has not begun its loop, so the request must be repeated after a short wait."""
     ENDING = "ending"
     """Some rank makes no more steps."""
 
@@ -35,18 +35,20 @@ class StopAgreement:
     ranks: int
     """Number of ranks."""
     ahead: int
-    """Steps from the newest one to the requested one. It doubles each time that a rank was past the requested step."""
+    """Number of steps from the newest step to the requested one. It doubles each time a rank was past the requested
+    step."""
     farthest: int
     """Largest value of `ahead`."""
     number: int = 0
-    """Number of the latest request; 0 before the first one."""
+    """Number of the latest request; 0 before the first request."""
     agreed: bool = False
     _answers: dict[int, tuple[bool, int]] = field(default_factory=dict)
-    """For each rank, whether it can stop after the requested step, and the step that it makes now."""
+    """For each rank, whether it can stop after the requested step, and the step that it is making."""
     _stopped: set[int] = field(default_factory=set)
 
     def ask(self, number: int, newest: int) -> int:
-        """Begin request `number` to all ranks. Returns the step to request. `newest`: newest step of any rank."""
+        """Begin request `number` to all ranks. Returns the step to request. `newest`: newest step that any rank has
+        made."""
         step = max([newest, *(making for _, making in self._answers.values())]) + self.ahead
         self.number, self.agreed, self._answers, self._stopped = number, False, {}, set()
         return step
@@ -54,10 +56,9 @@ class StopAgreement:
     def answered(self, rank: int, number: int, can: bool, making: int, over: bool) -> Answer:
         """Record a rank's answer.
 
-        Args:
-            can: whether the rank can stop after the requested step.
-            making: step that the rank makes now; negative before its loop has begun.
-            over: whether the rank makes no more steps.
+        can: whether the rank can stop after the requested step.
+        making: step that the rank is making; negative before its loop has begun.
+        over: whether the rank makes no more steps.
         """
         if number != self.number:
             return Answer.WAIT
