@@ -1,1 +1,1 @@
-"""Messages between our processes, their connections and authentication, and translation between clocks of machines."""
+"""Messages between our processes, their connections and authentication, and time translation between machines."""

@@ -1,7 +1,8 @@
 """Connections that raise a ConnectionError after every kind of break.
 
-The kernel has many errors for a connection (ETIMEDOUT, EHOSTUNREACH, ENOBUFS, ...), and TLS has its own. Each ends one
-connection. Code that catches ConnectionError handles all of them, and catches no errors of files by mistake.
+The kernel has many errors for a connection (ETIMEDOUT, EHOSTUNREACH, ENOBUFS, ...), and TLS has its own errors. Each of
+them ends one connection. Code that catches ConnectionError handles all of them, and does not catch errors of files by
+mistake.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from typing import Any
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Converse = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None] | None]
 BACKLOG = 4096
-"""Maximum number of connections waiting to be accepted: all nodes of a job connect at once after its start or the loss
-of its coordinator."""
+"""Maximum number of connections that wait to be accepted. All nodes of a job connect at once after the job's start or
+the loss of its coordinator."""
 _READ_AHEAD = 1 << 16
-"""asyncio's own limit: bytes that a reader buffers before it stops reading."""
+"""Bytes that a reader buffers before it stops reading. This is asyncio's own default."""
 
 
 class BrokenConnectionError(ConnectionError):
-    """The kernel or TLS reported an error of this connection."""
+    """The kernel or TLS has reported an error on this connection."""
 
 
 def broken(error: BaseException) -> ConnectionError:
-    """Return the ConnectionError for an error of an open connection.
+    """Return the ConnectionError for an error on an open connection.
 
-    ConnectionRefusedError is replaced, too: to callers it would mean that no process listens at the port.
+    ConnectionRefusedError is replaced, too, because callers take it to mean that no process listens at the port.
     """
     if isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError):
         return error
@@ -41,11 +42,11 @@ def breaking(*, connects: bool = False) -> Iterator[None]:
     """Convert errors of a blocking socket inside the block. The block must contain only reads and writes of the socket.
 
     Args:
-        connects: whether the block also connects the socket, so that ConnectionRefusedError stays as it is.
+        connects: whether the block also connects the socket. ConnectionRefusedError is then raised unchanged.
 
     Raises:
         ConnectionError: any error of the connection.
-        TimeoutError: the socket's own time limit (`settimeout`) has passed; the connection may be good.
+        TimeoutError: the socket's own time limit (`settimeout`) has passed. The connection may still be good.
     """
     try:
         yield
@@ -60,20 +61,21 @@ def breaking(*, connects: bool = False) -> Iterator[None]:
 
 
 def disconnect(sock: socket.socket) -> None:
-    """Wake the threads that wait on the socket, in this process and on the other side."""
+    """Wake all threads that wait on the socket, in this process and in the peer."""
     with contextlib.suppress(OSError):
-        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # SSLSocket's own would make other threads continue without TLS
+        # SSLSocket's own `shutdown` would make other threads continue without TLS
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 class _Protocol(asyncio.StreamReaderProtocol):
-    """A protocol with streams that raise only ConnectionError in reads, drains and closes."""
+    """A protocol whose streams raise only ConnectionError in reads, drains and closes."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(None if exc is None else broken(exc))
 
 
 def _reader() -> asyncio.StreamReader:
-    # looked up at each call, because the simulation of a cluster replaces the reader
+    # look up the class at each call, because the cluster simulation replaces it
     return asyncio.streams.StreamReader(limit=_READ_AHEAD, loop=asyncio.get_running_loop())
 
 
@@ -88,7 +90,7 @@ async def open_tcp(host: str, port: int) -> Connection:
     """Return a connection to a TCP server.
 
     Raises:
-        OSError: no process listens there.
+            OSError: no process listens at the port.
     """
     return await _opened(lambda factory: asyncio.get_running_loop().create_connection(factory, host, port))
 
@@ -97,7 +99,7 @@ async def open_unix(path: Path) -> Connection:
     """Return a connection to a server on a Unix socket.
 
     Raises:
-        OSError: no process listens there.
+            OSError: no process listens at the socket.
     """
     return await _opened(lambda factory: asyncio.get_running_loop().create_unix_connection(factory, str(path)))
 

@@ -1,10 +1,10 @@
-"""Messages between workers, agents and the coordinator, each declared once.
+"""Messages between workers, agents and the coordinator. Each kind is declared once.
 
-    worker ──▶ its agent ──▶ coordinator        reports of a rank; its agent adds the rank's number and other fields
+    worker ──▶ its agent ──▶ coordinator        reports of a rank; the agent adds the rank's number and other fields
     worker ◀── its agent ◀── coordinator        orders to all ranks of a generation
 
-A reader decodes with the set of kinds that it accepts, and matches on the class. A damaged message is refused, with an
-error that names the field.
+A reader decodes a message with the set of kinds that it accepts, and matches on the class. A damaged message is refused
+with an error that names the field.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from hyperpod_ext.runtime.ipc.declared import (
 )
 
 Number = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
-"""A number that may be negative, for no rank, no node, or no step yet."""
+"""A number that is negative if there is no rank, no node, or no step yet."""
 MonotonicTime = Annotated[float, Field(ge=-1e12, le=1e12)]
-"""Seconds of the sender's monotonic clock."""
+"""A time in seconds of the sender's monotonic clock."""
 SaveId = Annotated[str, Field(pattern=r"^g\d{1,18}-s\d{1,18}$", examples=["g1-s3", "g7-s120"])]
-"""Identifies a snapshot by generation and step."""
+"""Id of a snapshot, from its generation and step."""
 Shared = Annotated[
     str, Field(pattern=r"^(same|alike|shard)(:\d{1,18}(,\d{1,18})*)?$", examples=["same", "alike:0,2", "shard"])
 ]
-"""Relation of a rank's state to the other ranks' state; see `snapshot/sharing.py`."""
+"""How a rank's state relates to the state of other ranks; see `snapshot/sharing.py`."""
 
 
 # --- parts of messages ----------------------------------------------------------------------------
 
 
 class LiveState(Declared):
-    """The state in a process that has trained."""
+    """State in the memory of a process that has trained."""
 
     step: Count
     save_id: SaveId
     own_digest: str
     sharing: Shared
     world_size: Count = 0
-    """World size of the state's layout; 0: any, because the state is the same on all ranks."""
+    """World size for which the state is laid out; 0 if any, because the state is the same on all ranks."""
 
 
 class HeldSnapshot(Declared, extra="ignore"):
@@ -64,11 +64,11 @@ class HeldSnapshot(Declared, extra="ignore"):
     sharing: Shared
     content: str
     replica: bool = False
-    """Whether it is a replica of another node's snapshot."""
+    """Whether the snapshot is a replica of another node's snapshot."""
 
 
 class HeldCommit(Declared):
-    """Snapshots of one save (step and generation) in a node's memory."""
+    """All snapshots of one save (step and generation) in a node's memory."""
 
     step: Count
     generation: Count
@@ -76,12 +76,12 @@ class HeldCommit(Declared):
     world_size: Count
     sharing: Shared
     replica: bool
-    """Whether they are replicas of another node's snapshots."""
+    """Whether the snapshots are replicas of another node's snapshots."""
     ranks: Listed[Count]
     own_digests: Listed[str]
-    """One digest for all ranks, or one for each."""
+    """Digests of the ranks' own state: one for all ranks, or one for each rank."""
     contents: Listed[str]
-    """One digest for all ranks, or one for each."""
+    """Digests of the snapshots' contents: one for all ranks, or one for each rank."""
 
 
 class OnDisk(Declared, extra="ignore"):
@@ -95,13 +95,13 @@ class OnDisk(Declared, extra="ignore"):
     sharing: Shared
     content: str
     tier: str
-    """Kind of the tier."""
+    """Kind of the tier that uses this disk."""
     url: str
     folder: str
     run: str
-    """Name of the run of the job that saved it."""
+    """Name of the run of the job that saved the snapshot."""
     began: Count
-    """First step of its generation."""
+    """First step of the generation that saved the snapshot."""
 
 
 class DiskState(Declared):
@@ -109,29 +109,29 @@ class DiskState(Declared):
 
     snapshots: Listed[OnDisk] = ()
     generation: Count = 0
-    """Newest generation on any disk."""
+    """Newest generation on any disk of the node."""
     problems: Listed[str] = ()
-    """Errors of unreadable disks and checkpoints."""
+    """One sentence for each unreadable disk or checkpoint."""
 
 
 class HeldPiece(Declared, extra="ignore"):
     """A complete parity piece in a node's memory."""
 
     rank: Count
-    """The node's own rank in the stripe: the piece has parts of all other ranks."""
+    """Rank of this node in the stripe. The piece has parts of all other ranks in the stripe."""
     step: Count
     generation: Count
     save_id: SaveId
     world_size: Count
     stripe: Listed[Count]
-    """Ranks whose images protect each other."""
+    """Ranks whose images protect each other by parity."""
 
 
 class DurableCheckpoint(Declared, extra="ignore"):
     """A checkpoint in a durable tier."""
 
     tier: str
-    """Kind of the tier."""
+    """Kind of the durable tier."""
     step: Count
     save_id: SaveId
     world_size: Count
@@ -140,7 +140,7 @@ class DurableCheckpoint(Declared, extra="ignore"):
 
 
 class RestoreSource(Declared):
-    """A source of a rank's state."""
+    """A source from which a rank restores its state."""
 
     kind: Literal["self", "live", "memory", "peer", "parity", "durable", "fresh"]
     rank: Count
@@ -149,21 +149,21 @@ class RestoreSource(Declared):
     url: str
     folder: str
     tier: str = ""
-    """Kind of the durable tier."""
+    """Kind of the durable tier, if the source is durable."""
 
 
 class RestoreDecision(Declared):
-    """One node's part of a restore decision."""
+    """The part of a restore decision that one node needs."""
 
     step: Count
     sources: ByNumber[Listed[RestoreSource]]
-    """Sources of the node's ranks, and of ranks to which one of them sends its live state."""
+    """Sources of the node's ranks, and of all ranks to which one of them sends its live state."""
     others: Literal["self", "fresh"] = "self"
-    """Source of all other ranks: their own process, or nothing (a start from step 0)."""
+    """Source of all other ranks: their own process, or nothing, which is a start from step 0."""
     save_id: str = ""
-    """Snapshot id of the state in the processes of those other ranks."""
+    """Save id of the state in the processes of all other ranks."""
     stored: Listed[str] = ()
-    """URLs of the durable tiers from which any rank restores."""
+    """URLs of the durable tiers from which at least one rank restores."""
 
 
 class RunningWorker(Declared):
@@ -172,7 +172,7 @@ class RunningWorker(Declared):
     pid: Count
     step: Count
     joining: bool = False
-    """Whether it waits for the next rank assignment."""
+    """Whether the worker waits for the next rank assignment."""
 
 
 class RankHeartbeat(Declared):
@@ -192,18 +192,19 @@ class RankHeartbeat(Declared):
 
 
 class Report(Declared):
-    """A report of a rank or a node, in a generation."""
+    """A report of a rank or a node in one generation."""
 
     sender, reader = "worker, agent", "agent, coordinator"
 
     generation: Count = 0
-    """Generation of the sender; 0 before its first."""
+    """Generation of the sender; 0 before its first generation."""
     rank: Number = -1
-    """Current rank, added by its agent; -1: a report of the agent itself, or not known yet."""
+    """Current rank, added by the rank's agent. -1 if the report is of the agent itself, or if the rank is not known
+    yet."""
 
 
 class WorkerHandshake(Declared):
-    """A worker has started, or connects again after its connection broke."""
+    """A worker has started, or connects again because its connection broke."""
 
     sender, reader = "worker", "agent"
     type: Literal["handshake"] = "handshake"
@@ -211,13 +212,14 @@ class WorkerHandshake(Declared):
     pid: Count
     generation: Count = 0
     again: bool = False
-    """Whether an earlier connection has broken, so that the agent answers with `resumed`."""
+    """Whether an earlier connection broke. The agent then answers with `resumed`."""
     received: Count = 0
     """Number of orders received on earlier connections."""
 
 
 class WorkerResumed(Declared):
-    """The agent accepts a worker that connects again. Both sides then repeat messages that the other has missed."""
+    """The agent accepts a worker that connects again. Both sides then send again the messages that the other side
+    missed."""
 
     sender, reader = "agent", "worker"
     type: Literal["resumed"] = "resumed"
@@ -230,7 +232,7 @@ class Join(Report):
 
     type: Literal["join"] = "join"
     live: LiveState | None
-    """State in the process, if it is that of one complete step."""
+    """State in the process, if it is the state after one complete step."""
     store_port: Port
     """Port of the rank's key-value server."""
     pid: Count = 0
@@ -238,14 +240,14 @@ class Join(Report):
 
 
 class Restored(Report):
-    """A rank has restored and verified its state, or has failed to."""
+    """A rank has restored and verified its state, or has failed to do so."""
 
     type: Literal["restored"] = "restored"
     attempt: Count
     error: str
-    """Error of the restore; empty: it succeeded."""
+    """Error of the restore; empty if the restore succeeded."""
     ranks: Listed[Count] = ()
-    """Ranks of the node with this result; empty: only the sender."""
+    """Ranks of the node with this result; empty if only the sender has it."""
 
 
 class Finished(Report):
@@ -257,38 +259,38 @@ class Finished(Report):
 
 
 class Event(Report):
-    """An entry for the event log."""
+    """An entry for the job's event log."""
 
     type: Literal["event"] = "event"
     event: str
     t: MonotonicTime
-    """Time of the event."""
+    """Time of the event, by the sender's clock."""
     fields: dict[str, Any]
-    """Other fields of the event."""
+    """All other fields of the event."""
 
 
 class Failed(Report):
-    """The training function has raised."""
+    """The training function has raised an exception."""
 
     type: Literal["failed"] = "failed"
     cause: str
     step: Number
     final: bool
-    """Whether retrying cannot help."""
+    """Whether a retry cannot help."""
     code: str
     hint: str
     place: str
-    """Identifies the fault, to recognise its repetition."""
+    """Place of the fault, by which its repetition is recognised."""
     process_unusable: bool = False
-    """Whether the running process must be replaced, because its CUDA context is unusable."""
+    """Whether the process must be replaced although it runs, because its CUDA context is unusable."""
     t: MonotonicTime = 0.0
-    """Time at which its agent received the report."""
+    """Time at which the rank's agent received the report."""
     kind: FaultKind = "exception"
-    """Kind of the fault, determined by its agent."""
+    """Kind of the fault, which the rank's agent determines."""
     phase: str = ""
-    """Phase of the step."""
+    """Phase of the step in which the function raised."""
     joined: Count = 0
-    """Generation of the fault, if its agent has received a newer one meanwhile; otherwise 0."""
+    """Generation of the fault, if the agent has since received a newer generation; otherwise 0."""
 
 
 class StopAnswer(Report):
@@ -296,10 +298,10 @@ class StopAnswer(Report):
 
     type: Literal["stop_answer"] = "stop_answer"
     number: Number
-    """Number of the request."""
+    """Number of the request to stop."""
     can: bool
     at: Number
-    """Current step of the rank; -1: none yet."""
+    """Step that the rank is making; -1 if it has begun none."""
     over: bool
     """Whether the rank makes no more steps."""
 
@@ -313,7 +315,7 @@ class RankStopped(Report):
 
 
 class LookUp(Report):
-    """A rank requests the addresses of these ranks' key-value servers."""
+    """A rank requests the addresses of the key-value servers of these ranks."""
 
     type: Literal["look_up"] = "look_up"
     ranks: Listed[Count]
@@ -323,51 +325,52 @@ class LookUp(Report):
 
 
 class AgentHandshake(Declared):
-    """An agent connects to the coordinator, or votes for an agent as the next coordinator."""
+    """An agent connects to the coordinator, or votes for another agent as the next coordinator."""
 
     sender, reader = "agent", "coordinator, agent"
     type: Literal["handshake"] = "handshake"
     node: Number
     id: str
-    """Identifies this agent's process."""
+    """Id of this agent's process."""
     pid: Count
     peer: Address
-    """Address of its memory server for other nodes."""
+    """Address at which the node's memory server serves other nodes."""
     address: Address
-    """Address of the agent for other agents."""
+    """Address at which this agent serves other agents."""
     domain: str
     """Failure domain of the node."""
     generation: Count
     moved_in: Count = 0
-    """Generation of the last change of rank numbers that its workers have received."""
+    """Generation of the last renumbering of ranks that the node's workers have received."""
     workers: ByNumber[RunningWorker]
     committed: Count
-    """Newest step committed by any of the workers."""
+    """Newest step that any worker of the node has committed."""
     exited: ByNumber[Number]
     """Exit codes of workers that ended after their training was done."""
     leaving: bool = False
-    """Whether the node has orders to leave the job."""
+    """Whether the node was ordered to leave the job."""
     clock: MonotonicTime | None = None
     job_state: dict[str, Any] | None
-    """The job state, if this agent is one of the few that have it; null: it is not, or the job has not begun."""
+    """The job state, if this agent is one of the few that have it; null if it is not, or if the job has not begun."""
     term: Count = 0
-    """Term of the last coordinator known to this agent; 0: none yet."""
+    """Term of the last coordinator that this agent knows; 0 if it knows none."""
 
     @property
     def knows_job(self) -> bool:
-        """Whether this agent's node has been in the job."""
+        """Whether this agent's node has already been in the job."""
         return self.job_state is not None or self.term > 0
 
 
 class AskNumber(Declared):
-    """A pod that was placed from outside of the job requests the state of a running job, and a node number in it."""
+    """A pod that was placed from outside of the job requests the state of a running job and a node number in it."""
 
     sender, reader = "agent", "agent"
     type: Literal["ask_number"] = "ask_number"
     wanted: Number
     """Preferred node number."""
     listens: Address | None
-    """Future address of the pod's agent. An earlier agent at this address has ended: its container was restarted."""
+    """Address at which the pod's agent will listen. An earlier agent at this address has ended, because its container
+    was restarted."""
 
 
 class FreeNumber(Declared):
@@ -376,17 +379,17 @@ class FreeNumber(Declared):
     sender, reader = "agent", "agent"
     type: Literal["free_number"] = "free_number"
     node: Number | None
-    """A free node number; null: this agent is not the coordinator, or no number is free."""
+    """A free node number. Null if this agent is not the coordinator, or if no number is free."""
     knows_job: bool
     """Whether this agent's job has begun."""
     coordinator: Address | None
-    """Address of the coordinator, if this agent knows it."""
+    """Address of the coordinator; null if this agent does not know it."""
     succeeded: bool = False
     """Whether this agent's job has succeeded."""
 
 
 class Beat(Report):
-    """The agent is alive."""
+    """A heartbeat: the agent is alive."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["beat"] = "beat"
@@ -412,7 +415,8 @@ class NodeJoin(Report):
     store_ports: Listed[Port]
     """Port of each rank's key-value server."""
     lives: Listed[LiveState | None]
-    """State in each rank's process, if it is that of one complete step; one for all ranks, or one for each."""
+    """State in each rank's process, if it is the state after one complete step. One entry for all ranks, or one for
+    each rank."""
     held: Listed[HeldCommit]
     """Snapshots in the node's memory."""
     pieces: Listed[HeldPiece] = ()
@@ -421,7 +425,7 @@ class NodeJoin(Report):
 
 
 class AskJobState(Report):
-    """The agent lacks the base of a state change, and requests the full job state."""
+    """The agent lacks the base of a state change, so it requests the full job state."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["ask_job_state"] = "ask_job_state"
@@ -442,9 +446,9 @@ class Died(Report):
     hint: str
     t: MonotonicTime
     code: str = "JobFailedError"
-    """Error code of the job, if the job ends because of it."""
+    """Error code of the job, if the job ends because of this death."""
     joined: Count = 0
-    """Newest generation that the process has requested to join; 0: none."""
+    """Newest generation that the process has requested to join; 0 if none."""
 
 
 class Exited(Report):
@@ -454,18 +458,18 @@ class Exited(Report):
     type: Literal["exited"] = "exited"
     code: Number
     last_line: str = ""
-    """Last line of its output, if it failed."""
+    """Last line of the process's output, if the process failed."""
 
 
 class Alive(Report):
-    """All ranks of the node are alive: the answer to the liveness query."""
+    """All ranks of the node are alive. This is the answer to the liveness query."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["alive"] = "alive"
 
 
 class Decommissioned(Report):
-    """Workers of the node have ended; these snapshots are in its memory."""
+    """All workers of the node have ended. `held` and `pieces` are the contents of its memory."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["decommissioned"] = "decommissioned"
@@ -474,7 +478,7 @@ class Decommissioned(Report):
 
 
 class DurableAnswer(Report):
-    """Checkpoints in the durable tiers."""
+    """The checkpoints in the durable tiers."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["durable"] = "durable"
@@ -482,13 +486,13 @@ class DurableAnswer(Report):
     newest_generation: Count
     problems: Listed[str]
     unreachable: Listed[str]
-    """Problems that may hide a newer checkpoint of a tier."""
+    """Problems of durable tiers that may hide a newer checkpoint."""
     exclude: Listed[Annotated[tuple[str, str], Strict(False)]] = ()
-    """`exclude` of the request. The coordinator ignores the answer to an earlier request."""
+    """`exclude` of the request. The coordinator ignores answers to earlier requests."""
 
 
 class Stalled(Report):
-    """A rank makes no progress."""
+    """A rank has made no progress within its time limit."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["stalled"] = "stalled"
@@ -497,7 +501,7 @@ class Stalled(Report):
 
 
 class Heartbeats(Report):
-    """The heartbeats of the node's ranks: the answer to the hang query."""
+    """The heartbeats of the node's ranks. This is the answer to the hang query."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["heartbeats"] = "heartbeats"
@@ -505,7 +509,7 @@ class Heartbeats(Report):
 
 
 class ServesPeers(Report):
-    """The node has a new memory server."""
+    """The node has a new memory server with this address."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["serves_peers"] = "serves_peers"
@@ -513,34 +517,34 @@ class ServesPeers(Report):
 
 
 class Leave(Report):
-    """The node has orders to leave the job."""
+    """The node was ordered to leave the job."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["leave"] = "leave"
 
 
 class HoldTraining(Report):
-    """Stop all ranks until this node continues. They leave their step and keep processes and memory."""
+    """Stop all ranks until this node continues. The ranks leave their step, and keep their processes and memory."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["hold"] = "hold"
     for_fault: bool = False
-    """Whether the reason is a fault. A job that is training without the lost ranks does not stop then."""
+    """Whether a fault is the reason. Then a job that trains without the lost ranks does not stop."""
 
 
 class ResumeTraining(Report):
-    """This node ends its `hold`."""
+    """This node no longer holds training."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["resume"] = "resume"
     nodes: Count
-    """New number of nodes, if the job is elastic; nodes with the lowest numbers stay."""
+    """New number of nodes of an elastic job. The nodes with the lowest numbers stay."""
     gone: Listed[str] = ()
-    """Addresses of nodes that were removed from outside of the job, so that they do not stay."""
+    """Addresses of nodes that were removed from outside of the job and so do not stay."""
 
 
 class CancelJob(Report):
-    """End the job, as requested at this agent."""
+    """End the job, because this agent received a request to end it."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["cancel"] = "cancel"
@@ -553,13 +557,13 @@ class NodeBroken(Report):
     type: Literal["broken"] = "broken"
     cause: str
     code: str
-    """Error code of the job, if the job ends because of it."""
+    """Error code of the job, if the job ends because of this node."""
     lost: bool
-    """Whether another node can take its place."""
+    """Whether another node can replace this node."""
 
 
 class LastSnapshots(Report):
-    """Training has ended; these snapshots are in the node's memory."""
+    """Training has ended. `held` are the snapshots in the node's memory."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["last_snapshots"] = "last_snapshots"
@@ -567,7 +571,7 @@ class LastSnapshots(Report):
 
 
 class Uploaded(Report):
-    """The node has uploaded its part of the last step, as far as possible."""
+    """The node has uploaded as much of its part of the last step as it could."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["uploaded"] = "uploaded"
@@ -583,11 +587,11 @@ class Order(Declared):
 
 
 class Heard(Order):
-    """The coordinator is alive."""
+    """A heartbeat: the coordinator is alive."""
 
     type: Literal["beat"] = "beat"
     heard: Count
-    """Number of events received from this agent."""
+    """Number of events that the coordinator has received from this agent."""
 
 
 class JobState(Order):
@@ -596,11 +600,11 @@ class JobState(Order):
     type: Literal["job_state"] = "job_state"
     job_state: dict[str, Any]
     digest: str = ""
-    """Digest of this state, the base of the next change."""
+    """Digest of this job state, which is the base of the next change."""
 
 
 class JobStateChange(Order):
-    """The changes of the job state since the last message with it."""
+    """The changes of the job state since the last message about it."""
 
     type: Literal["job_state_change"] = "job_state_change"
     number: Count
@@ -610,33 +614,33 @@ class JobStateChange(Order):
     digest: str
     """Digest of the new job state."""
     changes: Listed[Annotated[tuple[Any, ...], Strict(False)]]
-    """Each change: a path of keys and the new value; without a value, the key was removed."""
+    """List of changes. A change has a path of keys and a new value; without a value, the key was removed."""
 
 
 class JobNews(Order):
-    """The state of the job that every agent needs, sent after each change. An agent with a coordinator also sends it to
-    agents that vote for it."""
+    """The part of the job state that every agent needs, sent after each change. An agent with a coordinator also sends
+    it to agents that vote for it."""
 
     type: Literal["job_news"] = "job_news"
     term: Count
     coordinator: Number
     """Node of the coordinator."""
     candidates: ByNumber[Address]
-    """Agents with the job state. If this coordinator is lost, one of them takes its place."""
+    """Addresses of agents with the job state. If the coordinator is lost, one of them replaces it."""
     members: Count
-    """Number of members."""
+    """Number of members of the job."""
     master_port: Port
     world_size: Count
     nodes: Count
     """Number of nodes with ranks."""
     moved_in: Count
-    """Generation of the last change of rank numbers."""
+    """Generation of the last renumbering of ranks."""
     spares: bool
-    """Whether a node waits without ranks."""
+    """Whether a spare is connected."""
     servers_lost: Count
-    """Number of memory servers lost so far, with or without their node."""
+    """Number of memory servers lost so far, alone or together with their node."""
     faults: Listed[Annotated[tuple[Count, Count], Strict(False)]] = ()
-    """Rank and step of each fault, if faults are injected."""
+    """Rank and step of each fault so far, if the job injects faults; else empty."""
 
 
 class NodeAssignment(Order):
@@ -645,15 +649,15 @@ class NodeAssignment(Order):
     type: Literal["assignment"] = "assignment"
     ranks: Listed[Count]
     peers: ByNumber[Address]
-    """Memory servers of this node, of the holders of its replicas, and of its parity group."""
+    """Addresses of the memory servers of this node, of the holders of its replicas, and of its parity group."""
     domains: ByNumber[str]
-    """Failure domain of each of these nodes."""
+    """Failure domain of each node in `peers`."""
     group: ByNumber[Listed[Count]] = {}
-    """Ranks of each node of this node's parity group; empty: no parity."""
+    """Ranks of each node in this node's parity group; empty without parity."""
 
 
 class StopNode(Order):
-    """Leave the job, which continues without this node, or cannot run on it."""
+    """Leave the job, because it continues without this node or cannot run on it."""
 
     type: Literal["stop"] = "stop"
     why: str
@@ -666,27 +670,27 @@ class EndJob(Order):
     type: Literal["end"] = "end"
     state: Literal["succeeded", "failed", "cancelled"]
     grace_s: float
-    """Time limit for uploading existing snapshots; negative: upload none."""
+    """Time limit for uploading existing snapshots; negative if none may be uploaded."""
     why: str = ""
-    """Reason of the failure."""
+    """Reason why the job failed."""
     hint: str = ""
 
 
 class Released(Order):
-    """Leave the job, which no longer needs this node's memory."""
+    """Leave the job, because it no longer needs this node's memory."""
 
     type: Literal["released"] = "released"
 
 
 class StartWorker(Order):
-    """Start a process for this rank, and kill an existing one."""
+    """Start a process for this rank, and kill the rank's existing process."""
 
     type: Literal["start_worker"] = "start_worker"
     rank: Count
 
 
 class PrepareWorker(Order):
-    """Start a process for this rank of the next rank assignment while the current ranks train."""
+    """Start a process for this rank of the next rank assignment, while the present ranks train."""
 
     type: Literal["prepare_worker"] = "prepare_worker"
     rank: Count
@@ -694,26 +698,26 @@ class PrepareWorker(Order):
 
 
 class EndWorkers(Order):
-    """End the processes that wait for the next rank assignment, because that was cancelled."""
+    """End the processes that wait for the next rank assignment, because it was cancelled."""
 
     type: Literal["end_workers"] = "end_workers"
 
 
 class MembersReleased(Order):
-    """Free the memory held for nodes that have left."""
+    """Free the memory held for nodes that have left the job."""
 
     type: Literal["members_released"] = "members_released"
     world_size: Count
 
 
 class DecommissionNode(Order):
-    """End the node's workers, because its ranks are on other nodes now, and report the snapshots in its memory."""
+    """End the node's workers, because other nodes now have its ranks, and report the snapshots in its memory."""
 
     type: Literal["decommission"] = "decommission"
 
 
 class ScheduleSave(Order):
-    """Copy this step to this tier."""
+    """Copy this step to a tier of this kind."""
 
     type: Literal["schedule_save"] = "schedule_save"
     kind: str
@@ -726,7 +730,7 @@ class AskDurableTiers(Order):
 
     type: Literal["ask_durable"] = "ask_durable"
     exclude: Listed[Annotated[tuple[str, str], Strict(False)]]
-    """URLs and save ids of refused checkpoints."""
+    """URLs and save ids of checkpoints that ranks have refused, to leave out of the answer."""
 
 
 class AskHeartbeats(Order):
@@ -743,7 +747,7 @@ class AskAlive(Order):
 
 
 class EndHung(Order):
-    """Kill the process of a hanging rank."""
+    """Kill the process of a hung rank."""
 
     type: Literal["end_hung"] = "end_hung"
     rank: Count
@@ -761,14 +765,15 @@ class UploadSnapshot(Order):
 
     type: Literal["upload_snapshot"] = "upload_snapshot"
     save_id: str
-    """Save id; empty: no snapshot exists on all ranks, so upload only those that are due already."""
+    """Save id of the snapshot. Empty if no snapshot exists on all ranks: then upload only snapshots that are due
+    anyway."""
 
 
 # --- orders to all ranks of a generation ------------------------------------------------------------
 
 
 class GenerationOrder(Declared):
-    """An order to all agents and their workers."""
+    """An order to all agents and their workers in one generation."""
 
     sender, reader = "coordinator, agent", "agent, worker"
 
@@ -776,31 +781,31 @@ class GenerationOrder(Declared):
 
 
 class BeginGeneration(GenerationOrder):
-    """Begin the generation: open process groups, and restore."""
+    """Begin the generation: open the process groups, and restore."""
 
     type: Literal["begin"] = "begin"
     decision: RestoreDecision
     world_size: Count
     full_size: Count | None = None
-    """World size without missing ranks; null: no rank is missing."""
+    """World size when no rank is missing; null if no rank is missing now."""
     addresses: ByNumber[Address]
-    """Addresses of ranks' key-value servers: all in a small world; in a large one only new ones since the generation
-    `follows`. Ranks look up the others."""
+    """Addresses of ranks' key-value servers. A small job gets all of them. A large job gets only addresses that are new
+    since generation `follows`, and ranks look up the others."""
     follows: Count
-    """Generation to which `addresses` are added; 0: earlier addresses are invalid."""
+    """Generation to which `addresses` are added; 0 if all earlier addresses are invalid."""
     peers: ByNumber[Address]
     """Memory servers from which the node's ranks restore."""
     run: str
     memory_every: Count | None = None
-    """Steps between two snapshots in memory; null: the spec's value."""
+    """Steps between two snapshots in memory; null for the interval in the spec."""
     peer_step: Count | None = None
-    """Next step to copy to peers; null: the policy's interval counts."""
+    """Next step to copy to peers; null if the interval in the policy applies."""
     rank: Number = -1
-    """Rank of the receiving worker, added by its agent."""
+    """Rank of the receiving worker. The worker's agent adds it."""
 
 
 class TryNext(GenerationOrder):
-    """Restore this instead, because a rank could not restore the earlier decision."""
+    """Restore from this decision, because a rank could not restore from the earlier one."""
 
     type: Literal["restore"] = "restore"
     decision: RestoreDecision
@@ -810,7 +815,7 @@ class TryNext(GenerationOrder):
 
 
 class Addresses(GenerationOrder):
-    """Use these addresses of ranks' key-value servers: the answer to a look-up."""
+    """Use these addresses of ranks' key-value servers. This is the answer to a look-up."""
 
     type: Literal["addresses"] = "addresses"
     addresses: ByNumber[Address]
@@ -824,15 +829,15 @@ class GoOn(GenerationOrder):
 
 
 class AbortGeneration(GenerationOrder):
-    """Leave the generation before this one, and join this one."""
+    """Leave the previous generation, and join this generation."""
 
     type: Literal["abort"] = "abort"
     rank: Number
-    """Rank with the fault; -1: none."""
+    """Rank with the fault; -1 if there is no fault."""
     moved: ByNumber[Count] = {}
     """New rank of each process that stays, by its old rank."""
     moved_in: Count = 0
-    """Generation of that change of ranks; 0: no change."""
+    """Generation of the renumbering in `moved`; 0 if there was none."""
     drop_joining: bool = False
     """Whether to end processes that wait for the next rank assignment."""
 
@@ -844,24 +849,24 @@ class FinishTraining(GenerationOrder):
 
 
 class AskStop(GenerationOrder):
-    """Answer whether this rank can stop after this step."""
+    """Report whether this rank can stop after this step."""
 
     type: Literal["ask_stop"] = "ask_stop"
     number: Number
     step: Count
     ends: bool = False
-    """Whether processes end at the stop, so that only saved state survives."""
+    """Whether processes end at the stop, so that only saved state remains."""
 
 
 class StopAtStep(GenerationOrder):
-    """Stop at the requested step, because all ranks can."""
+    """Stop after the requested step, because all ranks can."""
 
     type: Literal["stop_at"] = "stop_at"
     number: Number
 
 
 class WithdrawStop(GenerationOrder):
-    """Continue: the stop was withdrawn."""
+    """Continue training, because the stop was withdrawn."""
 
     type: Literal["withdraw_stop"] = "withdraw_stop"
     number: Number

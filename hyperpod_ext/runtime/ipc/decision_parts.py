@@ -1,7 +1,7 @@
-"""Split a restore decision into the parts that each node needs. Pure.
+"""Split a restore decision into the parts that each node needs. Pure functions.
 
-Usually most ranks have the step already, or all start from nothing; this common case is sent once, without ranks. For
-all other ranks, a node gets the sources of its own ranks, and those of ranks to which its ranks send their state.
+Usually most ranks already have the step, or all start from nothing. This common case is sent once, without a list of
+ranks. For all other ranks, a node gets the sources of its own ranks, and of ranks to which its ranks send their state.
 """
 
 from __future__ import annotations

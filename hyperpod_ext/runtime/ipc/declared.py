@@ -1,4 +1,4 @@
-"""Base class of all messages and events: one strict model for each kind.
+"""Base class of all messages and events. Each kind is one strict model.
 
     class Listen(Declared):
         '''Serve other nodes on a port, and return it.'''
@@ -8,9 +8,9 @@
         host: str
         '''Address of this node.'''
 
-A `Kinds` is the set of kinds that one reader accepts. Senders make an instance and `encode` it. Readers `decode` it,
-and get an instance with fields of the declared types and ranges, or a `WireError` that names kind and field.
-`declared_table.py` makes the tables of the docs.
+A `Kinds` is the set of kinds that one reader accepts. Senders make an instance and `encode` it. Readers `decode` the
+message, and get an instance whose fields have the declared types and ranges, or a `WireError` that names kind and
+field. `declared_table.py` generates the tables in the docs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
 from hyperpod_ext.runtime.ipc.messages import Message, WireError
 
 PROTOCOL = 4
-"""Version of all messages between our processes. Every change of a declared kind increments it."""
+"""Version of all messages between our processes. Increment it with every change of a declared kind."""
 
 _LONGEST_S = 1e9
 _short = reprlib.Repr()
@@ -34,12 +34,13 @@ _short.maxstring = _short.maxother = 60
 
 
 class Declared(BaseModel):
-    """One kind of message or event. Its docstring describes it; the docstring below a field describes the field."""
+    """One kind of message or event. Its docstring describes the kind; the docstring below a field describes the
+    field."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
     sender: ClassVar[str] = ""
-    """Process that sends or writes it."""
+    """Process that sends a message of this kind, or writes an event of this kind."""
     reader: ClassVar[str] = ""
     """Process that reads it."""
 
@@ -55,29 +56,29 @@ T = TypeVar("T")
 D = TypeVar("D", bound=Declared)
 
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
-"""A count, step, rank or generation: 0 or more, and within 64 bits for readers in other languages."""
+"""A count, step, rank or generation. It is at least 0 and fits into 64 bits, for readers in other languages."""
 Bytes = Annotated[int, Field(ge=0, lt=1 << 63), Unit("bytes")]
 Seconds = Annotated[float, Field(ge=0, le=_LONGEST_S), Unit("s")]
-"""A duration of at most thirty years, which every function of the system accepts."""
+"""A duration in seconds, of at most thirty years, which every function of the operating system accepts."""
 Port = Annotated[int, Field(ge=0, lt=1 << 16)]
 Listed = Annotated[tuple[T, ...], Strict(False)]
 """A JSON list."""
 Address = Annotated[tuple[str, Port], Strict(False)]
 """Host and port."""
 ByNumber = dict[Annotated[int, Field(ge=0, lt=1 << 63), Strict(False)], T]
-"""A JSON object with numbers of nodes or ranks as keys."""
+"""A JSON object whose keys are numbers of nodes or ranks."""
 
 
 def encode(message: Declared) -> Message:
     """Return the message as a dict for `json.dumps`, which converts tuples to lists and numeric keys to text.
 
-    pydantic's own JSON mode is not used: it replaces infinite numbers in free-form fields by null.
+    pydantic's own JSON mode is not used, because it replaces infinite numbers in free-form fields by null.
     """
     return message.model_dump()
 
 
 def read(kind: type[D], message: Mapping[str, Any], name: str) -> D:
-    """Return the instance of a JSON object. `name`: name of the message in errors.
+    """Return the instance that a JSON object describes. `name`: name of the message in errors.
 
     Raises:
         WireError: a field is missing, unknown or invalid.
@@ -89,7 +90,7 @@ def read(kind: type[D], message: Mapping[str, Any], name: str) -> D:
 
 
 class Kinds(Generic[D]):
-    """The kinds that one reader accepts, identified by the field `key`. `what`: name of such a message in errors."""
+    """The kinds that one reader accepts, distinguished by field `key`. `what`: name of such a message in errors."""
 
     def __init__(self, what: str, key: str, kinds: Iterable[type[D]]) -> None:
         self.what, self.key = what, key
@@ -99,10 +100,10 @@ class Kinds(Generic[D]):
         return iter(self._by_name.values())
 
     def decode(self, message: Mapping[str, Any]) -> D:
-        """Return the instance of a JSON object.
+        """Return the instance that a JSON object describes.
 
         Raises:
-            WireError: no kind has that name, or a field is missing, unknown or invalid.
+                WireError: no kind has this name, or a field is missing, unknown or invalid.
         """
         name = message.get(self.key)
         kind = self._by_name.get(name) if isinstance(name, str) else None
@@ -119,7 +120,7 @@ def build_all(of: type[Declared] = Declared) -> None:
 
 
 def name_of(kind: type[Declared], key: str) -> str:
-    """Return the name of a kind in messages."""
+    """Return the name of a kind as it appears in messages."""
     return str(kind.model_fields[key].default)
 
 
@@ -130,15 +131,15 @@ def fields_of(kind: type[Declared]) -> dict[str, Any]:
 
 
 def with_version(message: Message) -> Message:
-    """Return one side's first message, with the protocol's version added."""
+    """Return a connection's first message, with the version of the protocol added."""
     return {**message, "protocol": PROTOCOL}
 
 
 def checked_version(message: Message, reader: str, sender: str) -> Message:
-    """Return the other side's first message without its version.
+    """Return the peer's first message without the version of the protocol.
 
     Raises:
-        WireError: the other side has another version.
+        WireError: the peer has another version.
     """
     fields = dict(message)
     theirs = fields.pop("protocol", None)

@@ -19,8 +19,8 @@ def table(kinds: Kinds[Any], *common: str, answer_of: AnswerOf | None = None) ->
     """Return a markdown table of all kinds of a set.
 
     Args:
-        common: fields of all kinds, which are left out.
-        answer_of: returns the type of the answer to a kind, if the kinds are requests.
+            common: fields that all kinds have; the table leaves them out.
+            answer_of: returns the answer's type for a kind of request; None if the kinds are not requests.
     """
     head = ["name", "meaning", "fields", *(["answer"] if answer_of else []), "from", "to"]
     rows = [_row(kind, kinds.key, *common, answer_of=answer_of) for kind in kinds]
@@ -38,7 +38,8 @@ def _fields(kind: type[Declared], *exclude: str) -> str:
 
 
 def fields_in_words(kind: type[Declared], *exclude: str) -> Iterator[str]:
-    """Yield one line for each field except `exclude`: name, type with unit, whether it is optional, meaning."""
+    """Yield one line for each field except `exclude`: its name, type with unit, whether it is optional, and its
+    meaning."""
     for name, annotation in fields_of(kind).items():
         if name in exclude:
             continue
@@ -69,5 +70,5 @@ def type_in_words(annotation: Any) -> str:
 
 
 def in_line(text: str | None) -> str:
-    """Return a docstring on one line, escaped for a table."""
+    """Return a docstring as a single line, escaped for a table."""
     return " ".join((text or "").split()).replace("|", "\\|")

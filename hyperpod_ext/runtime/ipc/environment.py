@@ -1,4 +1,4 @@
-"""Environment variables of a process inside the container, and the settings that they contain."""
+"""Environment variables of a process inside the container, and the settings in them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENV_FAILURE_DOMAIN = "HPX_FAILURE_DOMAIN"
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnvironment:
-    """Rank, node and settings of a worker, set by its agent."""
+    """Rank, node and settings of a worker, which its agent sets as environment variables."""
 
     rank: int
     world_size: int
@@ -36,7 +36,7 @@ class WorkerEnvironment:
 
     @classmethod
     def of(cls, environ: Mapping[str, str] = os.environ) -> WorkerEnvironment | None:
-        """Return the settings in the variables; None in a process that our agent did not start."""
+        """Return the settings in the variables. None in a process that no agent of ours started."""
         if ENV_AGENT_SOCKET not in environ:
             return None
         return cls(
@@ -55,10 +55,11 @@ _HINT_NOT_ROOT = "a container that does not run as root needs fsGroup in its pod
 
 
 def read_secret(path: Path) -> bytes:
-    """Return the job's secret. Other users must not be able to read the file, because it gives access to the job.
+    """Return the job's secret. Other users must not be able to read the file, because the secret gives access to the
+    job.
 
     Raises:
-        HyperpodExtError: the file is unreadable, readable by other users, or shorter than 16 bytes.
+            HyperpodExtError: the file is unreadable, is readable by other users, or is shorter than 16 bytes.
     """
     try:
         status = path.stat()
@@ -68,7 +69,7 @@ def read_secret(path: Path) -> bytes:
     except OSError as error:
         raise HyperpodExtError(f"cannot read the job's secret: {error}") from error
     mode = stat.S_IMODE(status.st_mode)
-    # in a pod with an fsGroup, Kubernetes makes files that root owns and that group can read
+    # in a pod with an fsGroup, Kubernetes creates files that root owns and that the group can read
     of_pod = status.st_uid == 0 and status.st_gid in {os.getegid(), *os.getgroups()} - {0}
     allowed = 0o740 if of_pod else 0o700
     if mode & ~allowed:

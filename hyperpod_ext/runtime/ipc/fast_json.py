@@ -1,4 +1,4 @@
-"""Fast JSON for messages and events, of which there are many thousands a second. Same results as Python's module."""
+"""Fast JSON for many thousands of messages and events per second. Results are the same as those of Python's module."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 try:
     import pydantic_core
-except ImportError:  # in environments with only torch, such as that of `make test-gpu`
+except ImportError:  # an environment with only torch, such as that of `make test-gpu`
     pydantic_core = None  # type: ignore[assignment]
 
 _PLAIN = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def dump(value: Any) -> bytes:
-    """Return `value` as one line of ASCII.
+    """Return `value` as one line of ASCII JSON.
 
     Raises:
         TypeError, ValueError: JSON cannot represent `value`.
@@ -23,13 +23,13 @@ def dump(value: Any) -> bytes:
         text = pydantic_core.to_json(value) if pydantic_core else b""
         if text and text.isascii():
             return text
-    except ValueError:  # half a surrogate pair, which Python uses for bytes of file names that are not text
+    except ValueError:  # half a surrogate pair, by which Python represents bytes of file names that are not valid text
         pass
     return _PLAIN(value).encode()
 
 
 def load(text: str | bytes | bytearray) -> Any:
-    """Return the value of a JSON text.
+    """Return the value in a JSON text.
 
     Raises:
         ValueError, RecursionError: the text is not valid JSON.
@@ -37,4 +37,4 @@ def load(text: str | bytes | bytearray) -> Any:
     try:
         return pydantic_core.from_json(text) if pydantic_core else json.loads(text)
     except ValueError:
-        return json.loads(text)  # accepts half a surrogate pair, and has clearer error messages
+        return json.loads(text)  # Python's module accepts half a surrogate pair, and has clearer error messages

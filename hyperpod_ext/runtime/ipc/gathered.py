@@ -1,4 +1,5 @@
-"""Combine the joins of a node's ranks, and the snapshots in its memory, into one message without repetition. Pure."""
+"""Combines the joins of a node's ranks, and the snapshots in its memory, into one message without repetitions. Pure
+functions."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ def node_join(
     pieces: Collection[c.HeldPiece] = (),
     disk: c.DiskState = c.DiskState(),  # noqa: B008  (it never changes)
 ) -> c.NodeJoin:
-    """Return one message with the joins of these ranks and the snapshots of their node."""
+    """Return one message with the joins of these ranks and the snapshots in their node's memory."""
     ranks = tuple(sorted(joins))
     return c.NodeJoin(
         generation=generation,
@@ -34,7 +35,7 @@ def node_join(
 
 
 class RankJoin(NamedTuple):
-    """One rank's join within a `NodeJoin`: the fields of `Join` that differ between ranks."""
+    """One rank's join within a `NodeJoin`. It has the fields of `Join` that differ between ranks."""
 
     rank: int
     pid: int
@@ -43,10 +44,10 @@ class RankJoin(NamedTuple):
 
 
 def joins_of(report: c.NodeJoin) -> Iterator[RankJoin]:
-    """Yield the joins in a message.
+    """Yield the joins that a message contains.
 
     Raises:
-        WireError: a rank has no process, port or live state.
+            WireError: a rank has no process, no port or no live state.
     """
     count = len(report.ranks)
     if count == 0 or {len(report.pids), len(report.store_ports)} != {count}:
@@ -56,7 +57,8 @@ def joins_of(report: c.NodeJoin) -> Iterator[RankJoin]:
 
 
 def held_commits(held: Collection[c.HeldSnapshot]) -> tuple[c.HeldCommit, ...]:
-    """Group snapshots by save (step and generation), with fields that are the same for all ranks only once."""
+    """Group snapshots by save (step and generation). A field that is the same for all ranks of a save is stored
+    once."""
     together: dict[tuple[Any, ...], list[c.HeldSnapshot]] = {}
     for one in held:
         key = one.step, one.generation, one.save_id, one.world_size, one.sharing, one.replica
@@ -78,7 +80,7 @@ def held_commits(held: Collection[c.HeldSnapshot]) -> tuple[c.HeldCommit, ...]:
 
 
 class HeldOffers(Collection[Offer]):
-    """A node's offers, in its memory and on its disks. They are stored in short form, and made during iteration."""
+    """The offers of one node, from its memory and disks. They are stored in short form and created during iteration."""
 
     def __init__(
         self,
@@ -119,12 +121,12 @@ class HeldOffers(Collection[Offer]):
 
 
 def _once(values: Sequence[T]) -> tuple[T, ...]:
-    """Return only the first value if all are the same, otherwise all."""
+    """Return only the first value if all values are the same, otherwise all values."""
     return tuple(values[:1]) if all(value == values[0] for value in values) else tuple(values)
 
 
 def _each(values: Sequence[T], count: int) -> Sequence[T]:
-    """Return `count` values, repeating a single one: the inverse of `_once`.
+    """Return `count` values, repeating a single value if there is only one. This is the inverse of `_once`.
 
     Raises:
         WireError: the number of values is neither 1 nor `count`.

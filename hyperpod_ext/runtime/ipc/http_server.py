@@ -1,4 +1,4 @@
-"""An HTTP/1.1 server on asyncio, for the operator's requests and the metrics. Needs no other package."""
+"""An HTTP/1.1 server on asyncio, for the operator's requests and the metrics. It needs no other package."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from hyperpod_ext.runtime.ipc.unproven import Unproven
 
 _HEADER_BYTES = 64 << 10
 _BODY_BYTES = 32 << 20
-"""More than the addresses of 100,000 nodes, which take 5 MB."""
+"""Maximum size of a request body, more than the 5 MB that the addresses of 100,000 nodes take."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _PLACES = 256
 _ANSWERED = 64
-"""Maximum number of connections with an unread answer, which stays in memory."""
+"""Maximum number of connections with an unread answer, because such an answer stays in memory."""
 _LIMIT_S = 60.0
 
 
 @dataclass(frozen=True)
 class Request:
-    """A received request."""
+    """A request that the server has received."""
 
     method: str
     path: str
     body: bytes
     caller: str
-    """IP address of the caller."""
+    """IP address of the client."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Response:
 
     status: int
     content: Any = None
-    """Bytes, or an object to send as JSON; None: no body."""
+    """Bytes, or an object that is sent as JSON. None for no body."""
     content_type: str = "application/json"
 
 
@@ -48,14 +48,15 @@ Handle = Callable[[Request], Response]
 
 
 class HttpServer:
-    """Answers the requests of each connection in order.
+    """Answers the requests on each connection in order.
 
     Args:
-        handle: returns the answer, without blocking.
+        handle: returns the answer to a request, without blocking.
         on_error: called with the message of an internal error.
-        places: maximum number of connections without a complete request; if there are more, the oldest is closed, so
-            that this process keeps descriptors for its node. Also the maximum number of unread answers.
-        limit_s: maximum time for one request and its answer.
+        places: maximum number of connections without a complete request. If there are more, the server closes the
+            oldest one, so that this process keeps file descriptors for its node. Also the maximum number of unread
+            answers.
+        limit_s: maximum time for one request and its answer, in seconds.
         keeps: whether a connection may stay open for another request.
     """
 
@@ -74,7 +75,7 @@ class HttpServer:
         self._listener = Listener(self._serve, on_error)
 
     async def listen(self, host: str, port: int) -> int:
-        """Listen on a port and return it. Port 0: any free port.
+        """Listen on a port, and return the port. Port 0 selects any free port.
 
         Raises:
             OSError: the port is taken.
@@ -96,7 +97,7 @@ class HttpServer:
             _hang_up(writer)
 
     async def _converse(self, caller: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Answer one request; return whether the connection stays open for another one."""
+        """Answer one request. Returns whether the connection stays open for another request."""
         keeps = False
         try:
             with self._asking.place(writer):
@@ -114,7 +115,8 @@ class HttpServer:
             await writer.drain()
             if not keeps:
                 writer.close()
-                await writer.wait_closed()  # within the time limit, so that an unread answer does not stay in memory
+                # wait within the time limit, so that an unread answer does not stay in memory
+                await writer.wait_closed()
         return keeps
 
 
@@ -128,14 +130,15 @@ class _Head:
 
     method: str
     path: str
-    """Path without the query."""
+    """Path of the request without its query."""
     headers: Mapping[str, str]
-    """Values by header name in lower case."""
+    """Values of the headers, by header name in lower case."""
     version: str
 
     @property
     def keeps(self) -> bool:
-        """Whether the client keeps the connection open. In HTTP/1.0, its end marks the end of the answer."""
+        """Whether the client keeps the connection open. In HTTP/1.0, the end of the connection marks the end of the
+        answer."""
         words = {word.strip().lower() for word in self.headers.get("connection", "").split(",")}
         return "keep-alive" in words if self.version == "HTTP/1.0" else "close" not in words
 
@@ -147,7 +150,7 @@ class _BadRequestError(Exception):
 
 
 async def _read_head(reader: asyncio.StreamReader) -> _Head | None:
-    """Return the head of the next request; None: the client has closed the connection."""
+    """Return the head of the next request; None if the client has closed the connection."""
     lines: list[str] = []
     size = 0
     while (line := await _line(reader)) not in ("", "\r\n", "\n"):
@@ -207,5 +210,5 @@ def _text(response: Response, *, keep: bool) -> bytes:
     head = [f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}", f"content-length: {len(body)}"]
     if body:
         head.append(f"content-type: {response.content_type}")
-    head.append(f"connection: {'keep-alive' if keep else 'close'}")  # HTTP/1.0 clients need either
+    head.append(f"connection: {'keep-alive' if keep else 'close'}")  # HTTP/1.0 clients need one of the two values
     return "\r\n".join([*head, "", ""]).encode() + body

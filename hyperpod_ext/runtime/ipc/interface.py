@@ -1,4 +1,4 @@
-"""Addresses of this machine: of a network interface, or of the one that reaches another machine."""
+"""Find addresses of this machine: of a network interface, or of the interface on the route to another machine."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _SIOCGIFADDR = 0x8915
 _ADDRESS_AT = 20
 _IPV6_ADDRESSES, _OF_THE_LINK = Path("/proc/net/if_inet6"), "20"
 _DISCARD = 9
-"""A valid port for calls that send nothing."""
+"""A valid port for calls that send no data."""
 
 
 def address_of(interface: str) -> str:
-    """Return the IPv4 address of an interface, or its IPv6 address beyond the local link if it has no IPv4 address.
+    """Return the IPv4 address of an interface. If it has none, return an IPv6 address that is not link-local.
 
     Raises:
-        JobFailedError: the interface does not exist here, or has no address.
+            JobFailedError: the interface does not exist on this machine, or has no address.
     """
     request = struct.pack("256s", interface.encode()[:15])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -39,7 +39,7 @@ def address_of(interface: str) -> str:
 
 
 def _ipv6_of(interface: str) -> str:
-    """Return an IPv6 address of an interface that is valid beyond the local link; empty: it has none."""
+    """Return an IPv6 address of an interface that is not link-local; empty if the interface has none."""
     try:
         lines = [line.split() for line in _IPV6_ADDRESSES.read_text().splitlines()]
     except OSError:  # a kernel without IPv6
@@ -49,7 +49,7 @@ def _ipv6_of(interface: str) -> str:
 
 
 def address_towards(host: str) -> str:
-    """Return this machine's numeric address, IPv4 or IPv6, on the route to `host`. Sends nothing.
+    """Return this machine's numeric IPv4 or IPv6 address on the route to `host`. Sends no data.
 
     Raises:
         UnreachableError: `host` has no address, or there is no route to it.

@@ -1,4 +1,4 @@
-"""A listening socket that ends all of its connections before the event loop ends."""
+"""A listening socket that closes all of its connections before the event loop ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Converse = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None
 class Listener:
     """Runs `converse` for each connection. A ConnectionError ends only that connection.
 
-    Any other exception is an internal error, and goes to `on_error`.
+    Any other exception is an internal error and is passed to `on_error`.
     """
 
     def __init__(self, converse: Converse, on_error: Callable[[str], None]) -> None:
@@ -23,12 +23,12 @@ class Listener:
         self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def listen_tcp(self, host: str, port: int) -> int:
-        """Listen on a port of `host`, and return it. Port 0: any free port."""
+        """Listen on a port of `host`, and return the port. Port 0 selects any free port."""
         self._server = await serve_tcp(self._accept, host, port)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def listen_unix(self, path: Path) -> None:
-        """Listen on a Unix socket that only this user can open, in place of an earlier one."""
+        """Listen on a Unix socket that only this user can open. Replaces an earlier listening socket."""
         if self._server is not None:
             self._server.close()
         self._server = await serve_unix(self._accept, path)

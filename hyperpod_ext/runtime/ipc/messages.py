@@ -1,6 +1,6 @@
-"""Messages between our processes: a 4-byte big-endian length, then JSON. Nothing is pickled.
+"""Messages between our processes. A message is a 4-byte big-endian length, followed by JSON. No message is pickled.
 
-On Unix sockets, the kernel reports the peer's user id, which must be ours. On TCP, both sides prove that they have the
+On a Unix socket, the kernel reports the peer's user id, which must be ours. On TCP, both sides prove that they have the
 job's secret before any other message is read.
 """
 
@@ -34,22 +34,23 @@ class WireError(ConnectionError):
 
 
 class RefusedError(WireError):
-    """The two sides have different jobs or settings. Retrying does not help."""
+    """The two sides belong to different jobs or have different settings. A retry does not help."""
 
 
 class TooLongError(JobFailedError):
-    """A message is over the limit. Nothing was sent, and the connection is unchanged. Retrying does not help."""
+    """A message is longer than allowed. No part of it was sent, so the connection is unchanged. A retry does not
+    help."""
 
 
 class BusyError(ConnectionError):
-    """A server has not answered in time. Retrying may help."""
+    """A server has not answered in time. A retry may help."""
 
 
 def encode(message: Message) -> bytes:
-    """Return the frame of a message.
+    """Return the frame of a message: its length and its JSON.
 
     Raises:
-        TooLongError: the message is over the limit.
+            TooLongError: the message is longer than allowed.
     """
     body = fast_json.dump(message)
     if len(body) > MAX_FRAME_BYTES:
@@ -80,7 +81,7 @@ def body_length(header: bytes, limit: int = MAX_FRAME_BYTES) -> int:
     """Return the length of the body that follows `header`.
 
     Raises:
-        WireError: the length is over the limit.
+            WireError: the length is above the limit.
     """
     length = int(_LENGTH.unpack(header)[0])
     if length > MAX_FRAME_BYTES:
@@ -110,13 +111,14 @@ def send(sock: socket.socket, message: Message, fds: list[int] | None = None) ->
 
 
 def receive(sock: socket.socket, limit: int = MAX_FRAME_BYTES) -> Message | None:
-    """Return the next message, or None if the peer closed the connection between frames."""
+    """Return the next message. None if the peer closed the connection between two frames."""
     message, _ = receive_fds(sock, 0, limit)
     return message
 
 
 def receive_fds(sock: socket.socket, max_fds: int, limit: int = MAX_FRAME_BYTES) -> tuple[Message | None, list[int]]:
-    """Return the next message, or None at the end, and the file descriptors received with it."""
+    """Return the next message and the file descriptors received with it. The message is None at the connection's
+    end."""
     header, fds = b"", []
     while len(header) < _LENGTH.size:
         with breaking():
@@ -147,7 +149,7 @@ def receive_into(sock: socket.socket, destination: memoryview) -> None:
 
 
 async def read(reader: asyncio.StreamReader, limit: int = MAX_FRAME_BYTES) -> Message | None:
-    """Return the next message of an asyncio stream, or None if the peer closed the connection between frames."""
+    """Return the next message of an asyncio stream. None if the peer closed the connection between two frames."""
     try:
         header = await reader.readexactly(_LENGTH.size)
     except asyncio.IncompleteReadError as error:
@@ -168,7 +170,7 @@ def check_same_user(sock: socket.socket) -> int:
     """Return the process id of a Unix-socket peer, as reported by the kernel.
 
     Raises:
-        WireError: the peer is a process of another user.
+            WireError: the peer is a process of a different user.
     """
     with breaking():
         pid, uid, _gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -179,12 +181,12 @@ def check_same_user(sock: socket.socket) -> int:
 
 _TRIES = 5
 _BUSY_S = 0.05
-"""Pause before a retry. Thousands of strangers may take the place of a peer before it has sent its proof."""
+"""Seconds before a retry. Thousands of foreign clients may take a peer's place before it has sent its proof."""
 Connected = TypeVar("Connected")
 
 
 def again_while_busy(connect: Callable[[], Connected]) -> Connected:
-    """Return `connect()`, with a few retries if the server closes the connection in the handshake.
+    """Return `connect()`. Retries a few times if the server closes the connection during the handshake.
 
     Raises:
         OSError: the last error of `connect`.
@@ -198,11 +200,12 @@ def again_while_busy(connect: Callable[[], Connected]) -> Connected:
 
 
 HANDSHAKE_S = 10.0
-"""Time limit from a connection to its proof."""
+"""Time limit, in seconds, from accepting a connection to the peer's proof."""
 REFUSED: Message = {"refused": True}
-"""A server's answer to a client without the job's secret. If all places are taken, it closes the connection instead."""
+"""A server's answer to a client without the job's secret. If all places are taken, the server closes the connection
+instead."""
 _NOT_SHOWN = "a peer has not shown within {:g} s that it is of this job"
-_HANDSHAKE_BYTES = 1024  # maximum frame of an unauthenticated peer
+_HANDSHAKE_BYTES = 1024  # maximum frame from an unauthenticated peer
 
 
 def _equal(given: object, expected: str) -> bool:
@@ -214,7 +217,7 @@ def _proof(secret: bytes, role: str, first: str, second: str) -> str:
 
 
 def admit(secret: bytes, ours: str, answer: Message | None) -> Message:
-    """Return a server's proof for a client, after checking the client's answer to the nonce `ours`.
+    """Check a client's answer to the nonce `ours`, and return the server's own proof for the client.
 
     Raises:
         WireError: the client does not have the job's secret.
@@ -233,7 +236,7 @@ async def accept_peer(
     """Run the server's side of the handshake on an asyncio stream, with TLS if `encrypted`.
 
     Raises:
-        WireError: the peer has not proved in time that it has the job's secret.
+            WireError: the peer has not proved within the time limit that it has the job's secret.
     """
     ours = secrets.token_hex(16)
     writer.write(encode(_challenge(ours, encrypted)))
@@ -245,7 +248,8 @@ async def accept_peer(
             answer = await read(reader, _HANDSHAKE_BYTES)
     except TimeoutError as error:
         if not encrypted:
-            writer.write(encode({"busy": True}))  # the answer may have arrived, but this process had no time to read it
+            # the answer may have arrived while this process had no time to read it
+            writer.write(encode({"busy": True}))
         raise WireError(_NOT_SHOWN.format(HANDSHAKE_S)) from error
     try:
         proof = admit(secret, ours, answer)
@@ -260,7 +264,7 @@ async def _start_tls(writer: asyncio.StreamWriter, context: ssl.SSLContext) -> N
         await writer.start_tls(context)
     except OSError as error:
         raise WireError(f"a TLS handshake has failed: {error}") from error
-    if writer.transport is None:  # the connection was closed meanwhile
+    if writer.transport is None:  # the connection was closed in the meantime
         raise WireError("a TLS handshake was cut off")
 
 
@@ -272,7 +276,7 @@ def accept_peer_blocking(sock: socket.socket, secret: bytes, timeout_s: float = 
     """Run the server's side of the handshake on a blocking socket, with TLS if it is an `ssl.SSLSocket`.
 
     Raises:
-        WireError: the peer has not proved within `timeout_s` that it has the job's secret.
+            WireError: the peer has not proved within `timeout_s` that it has the job's secret.
     """
     ours = secrets.token_hex(16)
     try:
@@ -294,11 +298,11 @@ def accept_peer_blocking(sock: socket.socket, secret: bytes, timeout_s: float = 
 
 
 async def dial(host: str, port: int, secret: bytes, *, encrypted: bool = False) -> Connection:
-    """Return an authenticated connection to another agent of the job. The caller sets a time limit.
+    """Return an authenticated connection to another agent of the job. The caller must set a time limit.
 
     Raises:
-        OSError: no agent listens there.
-        BusyError, WireError: like `join_peer`.
+            OSError: no agent listens at the address.
+            BusyError, WireError: as in `join_peer`.
     """
     reader, writer = await open_tcp(host, port)
     try:
@@ -315,8 +319,8 @@ async def join_peer(
     """Run the client's side of the handshake on an asyncio stream.
 
     Raises:
-        BusyError: the server has not answered; retrying may help.
-        WireError: the server does not have the job's secret, or has refused this process's proof.
+            BusyError: the server has not answered. A retry may help.
+            WireError: the server does not have the job's secret, or has refused this process's proof.
     """
     ours = secrets.token_hex(16)
     challenge = await _answered(reader)
@@ -337,7 +341,7 @@ async def _answered(reader: asyncio.StreamReader) -> Message:
 
 
 def _check_same(challenge: Message, encrypted: bool) -> None:
-    """Check that both sides use TLS or neither does, so that a client with TLS never continues without it.
+    """Check that both sides use TLS or neither does. A client with TLS must never continue without it.
 
     Raises:
         RefusedError: only one side uses TLS.
@@ -352,11 +356,12 @@ def join_peer_blocking(
 ) -> socket.socket:
     """Run the client's side of the handshake on a blocking socket.
 
-    Returns the socket to use afterwards, which is another one if `encrypted`.
+    Returns the socket to use afterwards, which is a different one if `encrypted`.
 
     Raises:
-        BusyError: the server has closed the connection without an answer: it is ending, or many peers came at once.
-        WireError: the server is not of this job, or has not answered within `timeout_s`.
+            BusyError: the server has closed the connection without an answer, because it is ending or many peers
+                connect.
+            WireError: the server belongs to another job, or has not answered within `timeout_s`.
     """
     ours = secrets.token_hex(16)
     try:
@@ -370,7 +375,7 @@ def join_peer_blocking(
             answer = handshake.answered("on our proof")
     except (WireError, BusyError):
         raise
-    except ConnectionError as error:  # retrying may help
+    except ConnectionError as error:  # a retry may help
         raise BusyError(_HUNG_UP.format("in the handshake")) from error
     except TimeoutError as error:
         raise WireError(f"the server has finished no handshake within {timeout_s:g} s") from error
@@ -382,7 +387,7 @@ _HUNG_UP = "the server hung up {}: it is ending, or many peers came at once"
 
 
 class _Handshake:
-    """Frames of one handshake on a blocking socket, with one deadline for all of them together."""
+    """The frames of one handshake on a blocking socket. One deadline applies to all of them together."""
 
     def __init__(self, sock: socket.socket, timeout_s: float) -> None:
         self._sock, self._before = sock, sock.gettimeout()
@@ -399,7 +404,7 @@ class _Handshake:
         self._sock.sendall(encode(message))
 
     def start_tls(self, sock: ssl.SSLSocket, challenge: bytes) -> None:
-        """Start TLS as the server, after sending the challenge unencrypted."""
+        """Start TLS as the server, after sending the challenge in the clear."""
         self._set_timeout()
         socket.socket.sendall(sock, challenge)
         self._set_timeout()
@@ -412,7 +417,7 @@ class _Handshake:
         return wrapped
 
     def receive(self) -> Message | None:
-        """Return the next message, or None if the peer closed the connection between frames."""
+        """Return the next message. None if the peer closed the connection between two frames."""
         if not (header := self._receive(_LENGTH.size)):
             return None
         length = body_length(header, _HANDSHAKE_BYTES)

@@ -1,7 +1,7 @@
-"""Keep the sent messages of a connection, to send them again over the next connection after a break.
+"""Keeps the sent messages of a connection, so that they can be sent again over the next connection after a break.
 
-Messages are not acknowledged. When the two sides connect again, each reports how many messages it has received, and
-each sends the missing ones again. So no message is lost, and none arrives twice.
+Messages are not acknowledged. When the two sides connect again, each side reports how many messages it has received,
+and each side sends the missing messages again. So no message is lost, and none arrives twice.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from collections.abc import Sequence
 from hyperpod_ext.runtime.ipc.messages import WireError
 
 _KEPT = 4096
-"""Number of kept messages: more than socket buffers hold."""
+"""Number of messages to keep, which is more than socket buffers can hold."""
 
 
 class Sent:
-    """The newest sent frames, and the number of all sent frames."""
+    """The newest frames sent, and the total number of frames sent."""
 
     def __init__(self) -> None:
         self._frames: deque[bytes] = deque(maxlen=_KEPT)
         self._count = 0
 
     def add(self, frame: bytes) -> None:
-        """Record a frame before it is sent."""
+        """Record a frame. Call this before sending the frame."""
         self._frames.append(frame)
         self._count += 1
 
     def after(self, received: int) -> Sequence[bytes]:
-        """Return the frames to send again to a peer that has received the first `received` ones.
+        """Return the frames to send again to a peer that has received the first `received` frames.
 
         Raises:
-            WireError: those frames are no longer kept, or `received` is more than were sent.
+                WireError: the frames are no longer kept, or `received` is more than the number sent.
         """
         missing = self._count - received
         if not 0 <= missing <= len(self._frames):

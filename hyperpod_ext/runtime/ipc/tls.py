@@ -1,8 +1,9 @@
-"""TLS 1.3 between processes of a job (`network.tls`).
+"""TLS 1.3 between the processes of a job (`network.tls`).
 
-There is no certificate authority: each listening process makes its own certificate, and the key never leaves its
-memory. As without TLS, peers are authenticated by proofs of the job's secret. The proofs are bound to the server's
-certificate: an attacker in between has another certificate, so the server does not accept the proofs made for it.
+There is no certificate authority. Each listening process makes its own certificate, and the key never leaves its
+memory. As without TLS, peers authenticate by proofs of the job's secret. The proofs are bound to the server's
+certificate. An attacker between the two sides has a different certificate, so proofs made for the attacker are invalid
+at the server.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import ssl
 from datetime import UTC, datetime, timedelta
 
 _YEARS = timedelta(days=3650)
-"""Validity of a certificate before and after now. No peer checks it, because proofs are bound to its bytes."""
+"""Validity of a certificate before and after its creation. No peer checks it, because proofs are bound to the
+certificate's bytes."""
 
 
 class OwnCertificate:
-    """Certificate and TLS context of a server."""
+    """The certificate and TLS context of a server."""
 
     def __init__(self) -> None:
         from cryptography import x509
@@ -42,8 +44,8 @@ class OwnCertificate:
         text += certificate.public_bytes(serialization.Encoding.PEM)
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_3
-        self.context.num_tickets = 0  # a ticket would make an idle connection readable, like one that was closed
-        descriptor = os.memfd_create("certificate", os.MFD_CLOEXEC)  # ssl reads keys from files only
+        self.context.num_tickets = 0  # a ticket would make an idle connection readable, as if it had been closed
+        descriptor = os.memfd_create("certificate", os.MFD_CLOEXEC)  # ssl reads keys only from files
         try:
             os.write(descriptor, text)
             self.context.load_cert_chain(f"/proc/self/fd/{descriptor}")
@@ -53,13 +55,13 @@ class OwnCertificate:
 
 @functools.cache
 def own_certificate() -> OwnCertificate:
-    """Return the certificate of this process, made at the first call."""
+    """Return the certificate of this process. The first call makes it."""
     return OwnCertificate()
 
 
 @functools.cache
 def client_context() -> ssl.SSLContext:
-    """Return the TLS context of clients. It accepts any certificate, because the following proofs are bound to it."""
+    """Return the TLS context of clients. It accepts any certificate, because the proofs that follow are bound to it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
@@ -68,7 +70,7 @@ def client_context() -> ssl.SSLContext:
 
 
 def bound(secret: bytes, certificate: bytes | None) -> bytes:
-    """Return the key for proofs on a connection to the server with `certificate`. It is valid for no other server.
+    """Return the key for proofs to the server with `certificate`. Proofs with it are invalid for any other server.
 
     Raises:
         ConnectionError: the server has sent no certificate.

@@ -1,4 +1,4 @@
-"""A limit on unauthenticated connections, which have not proved yet that the peer has the job's secret."""
+"""A limit on unauthenticated connections, whose peers have not yet proved that they have the job's secret."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ Connection = TypeVar("Connection")
 
 
 class Unproven(Generic[Connection]):
-    """The unauthenticated connections, each with a place. Thread-safe.
+    """The unauthenticated connections. Each takes one place. Thread-safe.
 
-    If all places are taken, the oldest connection is closed: a peer of the job needs its place for some milliseconds
-    only, but a stranger would keep it.
+    If all places are taken, the oldest connection is closed. A peer of the job needs its place for only a few
+    milliseconds, while a foreign client would keep it.
 
     Args:
         places: number of places.
-        hang_up: closes a connection; called without any lock.
+        hang_up: closes a connection. Called without any lock held.
     """
 
     def __init__(self, places: int, hang_up: Callable[[Connection], object]) -> None:
         self._places, self._hang_up = places, hang_up
         self._waiting: dict[Connection, None] = {}
-        """Connections with a place, in the order of their arrival."""
+        """Connections with a place, in order of arrival."""
         self._lock = threading.Lock()
 
     def enter(self, connection: Connection) -> None:
-        """Give a new connection a place; close the oldest one if all places are taken."""
+        """Give a new connection a place. If all places are taken, close the oldest connection."""
         with self._lock:
             self._waiting[connection] = None
             full = len(self._waiting) > self._places
@@ -39,13 +39,14 @@ class Unproven(Generic[Connection]):
             self.hang_up_oldest()
 
     def leave(self, connection: Connection) -> None:
-        """Free the place of a connection that is authenticated or closed. Do nothing if it has no place."""
+        """Free the place of a connection that is authenticated or closed. Does nothing if the connection has no
+        place."""
         with self._lock:
             self._waiting.pop(connection, None)
 
     @contextlib.contextmanager
     def place(self, connection: Connection) -> Iterator[None]:
-        """Keep a place for a connection during the block. The connection may be closed meanwhile."""
+        """Keep a place for a connection during the `with` block. The connection may be closed in the meantime."""
         self.enter(connection)
         try:
             yield
@@ -53,7 +54,7 @@ class Unproven(Generic[Connection]):
             self.leave(connection)
 
     def hang_up_oldest(self) -> bool:
-        """Close the oldest connection; return False if there is none."""
+        """Close the oldest connection. Returns False if there is none."""
         with self._lock:
             oldest = next(iter(self._waiting), None)
             if oldest is None:
@@ -63,22 +64,24 @@ class Unproven(Generic[Connection]):
         return True
 
     def all(self) -> list[Connection]:
-        """Return all connections with a place, the oldest first."""
+        """Return all connections with a place, oldest first."""
         with self._lock:
             return list(self._waiting)
 
 
 FILES_A_PLACE = 4
-"""Required limit of open files per place: most of the files are for authenticated connections."""
+"""Number of open files that the limit must allow for each place. Most of them are for authenticated connections."""
 _OPEN_FILES = 65_536
-"""Enough for a job's processes. The hard limit is often a million, and some programs loop over all descriptors."""
+"""Limit of open files that suffices for a job's processes. The hard limit is often a million, and some programs loop
+over all descriptors."""
 
 
 def places(most: int) -> int:
-    """Return the number of places: `most`, or fewer if the limit of open files of this process is low.
+    """Return the number of places: `most`, or fewer if this process's limit of open files is low.
 
-    Also raises the soft limit of open files, which children inherit. It is 1,024 on most machines, so that strangers
-    could use up all descriptors: gloo keeps every connection to its ports, and aborts its process when none is left.
+    Also raises the soft limit of open files, which child processes inherit. On most machines it is only 1,024, so that
+    foreign clients could use up all descriptors. gloo keeps every connection to its ports, and aborts its process when
+    no descriptor is left.
     """
     allow_open_files(_OPEN_FILES)
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
