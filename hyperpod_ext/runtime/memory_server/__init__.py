@@ -1,5 +1,5 @@
-"""The per-node process that owns the memory tier.
+"""The memory server: the process on each node that owns the memory tier.
 
-The memory server creates shared memory, touches its pages, sends it to workers, and outlives them: a snapshot sealed by
-a worker that died is still available to its successor.
+The memory server creates shared memory, touches its pages, sends it to workers, and outlives the workers. After a
+worker died, its successor can still read the snapshots that the worker sealed.
 """

@@ -1,13 +1,13 @@
-"""Run one node's memory server: for workers on a Unix socket, or for scripts written for AWS's client over HTTP.
+"""Run one node's memory server, for workers on a Unix socket or for scripts written for AWS's client over HTTP.
 
 python -m hyperpod_ext.runtime.memory_server --socket PATH --parent PID
 python -m hyperpod_ext.runtime.memory_server --socket PATH --lock PATH --idle-exit-s SECONDS
 python -m hyperpod_ext.runtime.memory_server --listen HOST:PORT --managed-tier-api
 python -m hyperpod_ext.runtime.memory_server --orders DESCRIPTOR --parent PID
 
-The first form is for an agent and ends with it. The second is started by a script without an agent: it serves
-successive runs of the job, with any world size, and ends some time after the last one. The third serves AWS's client.
-The fourth imports modules, then waits for the arguments of the first.
+The first form serves an agent and ends with it. The second form is started by a script without an agent: it serves
+successive runs of the job, with any world size, and ends some time after the last run. The third form serves AWS's
+client. The fourth form imports modules, then waits for the arguments of the first form.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from hyperpod_ext.standard_streams import lose_unwritable_output
 _PROG = "python -m hyperpod_ext.runtime.memory_server"
 _API, _ORDERS = "--managed-tier-api", "--orders"
 _LATER = ("awscrt.checksums", "cryptography.hazmat.primitives.ciphers")
-"""Modules that others import only at their first use."""
+"""Modules that other modules import only at their first use."""
 
 
 def main() -> None:
@@ -53,8 +53,8 @@ def main() -> None:
 
 
 def _wait_for_orders() -> None:
-    """Import the modules of a server, then read its arguments and environment from the parent: JSON, up to the end of
-    the pipe. An empty pipe means that no server is needed; the process then ends."""
+    """Import the modules of a server. Then read its arguments and environment from the parent, as JSON up to the end of
+    the pipe. An empty pipe means that no server is needed, so the process ends."""
     parser = argparse.ArgumentParser(prog=_PROG)
     parser.add_argument(_ORDERS, type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
@@ -62,7 +62,7 @@ def _wait_for_orders() -> None:
     die_with_parent(arguments.parent)
     _ignore_signals(argparse.Namespace(parent=arguments.parent, idle_exit_s=None))
     waits = not wait_readable(arguments.orders, 0)
-    for module in _LATER if waits else ():  # if the order is here already, imports would only delay the start
+    for module in _LATER if waits else ():  # if the order has already arrived, imports would only delay the start
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
     with os.fdopen(arguments.orders) as orders:
@@ -133,8 +133,9 @@ def _serve_workers() -> None:
 
 def _ignore_signals(arguments: argparse.Namespace) -> None:
     """Ignore signals that a terminal or a scheduler sends to every process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent handles Ctrl-C, and stops this process
-    if arguments.parent is not None:  # Slurm signals every process of a step; snapshots here must still be uploaded
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent handles Ctrl-C and stops this process
+    # Slurm signals every process of a step, but snapshots in this process must still be uploaded
+    if arguments.parent is not None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if arguments.idle_exit_s is not None:  # the terminal in which training was started may be closed
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

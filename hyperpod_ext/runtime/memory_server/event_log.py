@@ -1,7 +1,7 @@
-"""Upload a node's events from its memory server, for jobs without our agent.
+"""Uploads a node's events from its memory server, for jobs without our agent.
 
-The events of the node's processes go to the first durable tier, next to the checkpoints. A process that dies without
-an event is reported as a fault.
+The events of the node's processes go to the first durable tier, next to the checkpoints. If a process dies without
+writing an event, its death is reported as a fault.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _EXIT_CODE = 49
 
 @dataclass(slots=True)
 class _Process:
-    """A rank's process, according to its events."""
+    """State of a rank's process, according to its events."""
 
     handle: int
-    """pidfd of the process; -1: it has ended."""
+    """pidfd of the process; -1 after the process has ended."""
     rank: int = -1
     step: int = 0
     generation: int | None = None
@@ -49,10 +49,10 @@ class NodeEventLog:
     """This node's part of the job's event log.
 
     Args:
-        directory: folder to which the node's processes write events.
-        store: the job's folder in a durable tier; None: there is no such tier, and events are not uploaded.
-        node: returns this node's current number.
-        numbers: computes metrics from the events, if configured.
+            directory: folder to which the node's processes write events.
+            store: the job's folder in a durable tier. None if there is no such tier; events are then not uploaded.
+            node: returns this node's current number.
+            numbers: computes metrics from the events; None if metrics are not configured.
     """
 
     def __init__(
@@ -62,25 +62,25 @@ class NodeEventLog:
         self._kept = KeptLog(store, node()) if store is not None else None
         self._processes: dict[int, _Process] = {}
         self._ends = select.epoll()
-        """pidfds of processes. epoll returns ended processes in the order of their ends, so the first fault is the
-        cause of the launcher's ending the others."""
+        """pidfds of all processes. epoll returns ended processes in the order of their ends. So the first fault comes
+        first, and the launcher's kills of the other processes come later."""
         self._faulty = False
-        """Whether a fault was reported since this node's ranks joined."""
+        """Whether a fault was reported since the ranks of this node joined."""
         self._urgent, self._next = False, 0.0
         self._wanted, self._done = 0, 0
         self._changed = threading.Condition()
         self._failed = ""
         self._own_events: list[bytes] = []
-        """Events of the memory server itself."""
+        """Events that the memory server itself has written."""
         threading.Thread(target=self._work, name="event log", daemon=True).start()
 
     def enter(self, first: tuple[str, int] | None) -> None:
-        """Begin a generation. `first`: address of node 0's memory server."""
+        """Begin a generation. `first`: address of the memory server on node 0."""
         if self._numbers is not None:
             self._numbers.enter(self._node(), first, self._own)
 
     def receive(self, epoch: float, lines: Sequence[str]) -> None:
-        """Add another node's events to the metrics. `epoch`: Unix time at 0 of that node's clock."""
+        """Add another node's events to the metrics. `epoch`: Unix time at 0 of the other node's clock."""
         if self._numbers is not None:
             self._numbers.receive(epoch, lines)
 
@@ -90,9 +90,9 @@ class NodeEventLog:
             self._own_events.append(checked(event, fields)[1])
 
     def wait_kept(self, timeout_s: float) -> bool:
-        """Wait until all earlier events are uploaded, or uploading failed; return False after `timeout_s`.
+        """Wait until all earlier events are uploaded or uploading has failed. Returns False after `timeout_s`.
 
-        With `timeout_s` 0, return at once whether nothing is left to upload or uploading failed.
+        With `timeout_s` 0, returns at once whether no event is left to upload or uploading has failed.
         """
         if not timeout_s:
             return bool(self._failed) or not self._spool.left
@@ -115,16 +115,16 @@ class NodeEventLog:
                     self._numbers.forward()
                 if urgent or self._urgent or time.monotonic() >= self._next:
                     self._keep()
-            except Exception as error:  # neither the job nor this thread may end because of it
+            except Exception as error:  # an error must end neither the job nor this thread
                 self._report(repr(error))
             with self._changed:
                 self._done = wanted
                 self._changed.notify_all()
 
     def _read_spool(self) -> None:
-        """Add the events that processes wrote since the last call."""
+        """Read the events that processes have written since the last call."""
         if self._kept is not None and self._kept.full:
-            return  # the tier is unreachable; new events stay in the processes' files
+            return  # the tier is unreachable, so new events stay in the processes' files
         for pid, lines in self._spool.read().items():
             process = self.watch(pid)
             for line in lines:
@@ -142,7 +142,8 @@ class NodeEventLog:
             self._numbers.add(lines)
 
     def watch(self, pid: int) -> _Process:
-        """Watch a rank's process, to report its end. Its exit status is unknown if it ended before this call."""
+        """Watch a rank's process, to report its end. If the process ended before this call, its exit status is
+        unknown."""
         with self._changed:
             if (known := self._processes.get(pid)) is not None:
                 return known
@@ -169,7 +170,7 @@ class NodeEventLog:
         self._urgent |= name in AT_ONCE
 
     def _ended(self, handle: int) -> None:
-        """Report the end of a process as a fault, unless it was done or another process's fault came first."""
+        """Report the end of a process as a fault, unless the process was done or another process had a fault before."""
         with self._changed:
             pid, process = next(one for one in self._processes.items() if one[1].handle == handle)
         os.close(handle)
@@ -203,7 +204,8 @@ class NodeEventLog:
 
 
 def _exit_of(pid: int) -> tuple[str, str]:
-    """Return kind and cause of a process's end. The kernel shows them until the process's parent has waited for it."""
+    """Return the kind and cause of a process's end. The kernel shows them until the parent has waited for the
+    process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""End a memory server without a parent process when it has no connections and no running copies."""
+"""Ends a memory server without a parent process once it has no connections and no running copies."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _TICK_S = 1.0
 
 
 class IdleExit:
-    """Counts the connections, each of which uses this object in a `with` statement. Thread-safe.
+    """Counts connections. Each connection uses this object in a `with` statement. Thread-safe.
 
     Args:
-        socket: the server's socket, removed at its end.
-        lock: lock file, held while a server is started, found or ended.
-        after_s: seconds without a connection before the end.
+        socket: the server's socket, which is removed when the server ends.
+        lock: lock file, held while a process starts, finds or ends a server.
+        after_s: seconds without a connection after which the server ends.
     """
 
     def __init__(self, socket: Path, lock: Path, after_s: float) -> None:
@@ -29,12 +29,12 @@ class IdleExit:
         self._copied: Callable[[], bool] = lambda: True
 
     def start(self, copied: Callable[[], bool]) -> None:
-        """From now on, end this process when it is idle. `copied`: returns whether all due copies are done."""
+        """From now on, end this process once it is idle. `copied`: returns whether all due copies are done."""
         self._copied = copied
         threading.Thread(target=self._end_when_idle, name="end when idle", daemon=True).start()
 
     def hasten(self) -> None:
-        """End as soon as there are no connections."""
+        """End the process as soon as there is no connection."""
         self._after_s = 0.0
 
     def __enter__(self) -> None:
@@ -52,11 +52,11 @@ class IdleExit:
             if not self._idle():
                 continue
             try:
-                with locked(self._lock):  # held by a process that is starting a server or connecting to this one
+                with locked(self._lock):  # a process holds this lock while it starts a server or connects to this one
                     if self._idle():
                         self._socket.unlink(missing_ok=True)
                         os._exit(0)
-            except FileNotFoundError:  # the socket's folder was deleted: no process can connect any more
+            except FileNotFoundError:  # the socket's folder was deleted, so no process can connect any more
                 os._exit(0)
 
     def _idle(self) -> bool:

@@ -1,6 +1,6 @@
-"""Snapshots of this node's ranks on its own disks: offered for a restore, and read for other nodes.
+"""Snapshots of this node's ranks on the node's own disks. They are offered for a restore, and read for other nodes.
 
-Every joining rank requests the list of snapshots. The list comes from an index, so that a hanging disk blocks no rank.
+Every joining rank requests the list of snapshots. The list comes from an index, so that a hung disk blocks no rank.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest, without_run
 
 _FIRST_LOOK_S = 10.0
-"""Time limit for the first read of a disk: a slower disk counts as unreadable."""
+"""Time limit, in seconds, for the first read of a disk. A disk that takes longer counts as unreadable."""
 _MOST_PROBLEMS = 5
 
 
@@ -50,7 +50,7 @@ class NodeDisk:
     ) -> None:
         self._cache, self._plans, self._first_look_s = cache, plans, first_look_s
         self.run = ""
-        """Name of this run of the job, after the node has joined it."""
+        """Name of this run of the job; empty until the node has joined the run."""
         self._looks: dict[str, _Look] = {}
         self._looked = threading.Condition()
         self._uploaders = [uploader for uploader in uploaders if uploader.tier.on_node]
@@ -59,10 +59,10 @@ class NodeDisk:
             threading.Thread(target=self._look_at, args=(uploader, True), name="disk", daemon=True).start()
 
     def state(self) -> dict[str, Any]:
-        """Return snapshots, newest generation and problems of all disks, in the form of `DiskState`."""
+        """Return the snapshots, newest generation and problems of all disks, in the form of `DiskState`."""
         with self._looked:
             self._looked.wait_for(lambda: len(self._looks) == len(self._uploaders), self._first_look_s)
-            # wait for a disk only once; a later answer replaces its problem
+            # wait for a disk only once; its later answer replaces the problem
             looks = [self._looks.setdefault(each.url, self._silent(each)) for each in self._uploaders]
         return {
             "snapshots": [one for look in looks for one in look.snapshots],
@@ -71,20 +71,21 @@ class NodeDisk:
         }
 
     def has(self, owner: int, save_id: str) -> bool:
-        """Return whether a rank's snapshot is on a disk here. A save id of another run contains that run's name."""
+        """Return whether a rank's snapshot is on a disk of this node. A save id from another run contains that run's
+        name."""
         return self._find(owner, save_id) is not None
 
     def may_have(self, uploader: Uploader, step: int) -> bool:
-        """Return whether the tier may hold `step` for this node. The job may have restored it from another node's disk;
-        then a tier on this node's disk does not have it."""
+        """Return whether the tier may hold `step` for this node. A tier on this node's disk lacks the step if the job
+        restored it from another node's disk."""
         there = (one["step"] for one in self._looks.get(uploader.url, _Look()).snapshots)
         return not uploader.tier.on_node or step in there
 
     def place(self, owner: int, save_id: str) -> tuple[str, str, int]:
-        """Return a snapshot's URL, folder and rank, the arguments of `RestoreCache`.
+        """Return a snapshot's URL, folder and rank, which are the arguments of `RestoreCache`.
 
         Raises:
-            NotFoundError: the snapshot is on no disk here.
+            NotFoundError: the snapshot is on no disk of this node.
         """
         if (found := self._find(owner, save_id)) is None:
             raise NotFoundError(f"{save_id} of rank {owner} is not held on this node")
@@ -108,9 +109,9 @@ class NodeDisk:
         return next((one for one in every if (one["rank"], one["save_id"], one["run"]) == wanted), None)
 
     def _look_at(self, uploader: Uploader, check: bool = False) -> None:
-        """Read the manifests on a disk again. A checkpoint with an invalid manifest is reported, and not offered.
+        """Read the manifests on a disk again. A checkpoint with an invalid manifest is reported and not offered.
 
-        check: also check that the disk is writable. A read-only disk may still have a checkpoint to resume from.
+        check: whether to check that the disk is writable. A read-only disk may still have a checkpoint to resume from.
         """
         generation, snapshots, problems = 0, list[dict[str, Any]](), list[str]()
         try:
@@ -132,7 +133,7 @@ class NodeDisk:
                 snapshots += [{**summary_of(one), **known} for one in manifest["ranks"].values()]
         except HyperpodExtError as error:
             problems.append(in_line(error))
-        except Exception as error:  # `state` waits for the result, so any contents of the disk must produce one
+        except Exception as error:  # `state` waits for the result, so any content of the disk must produce one
             problems.append(f"{uploader.url}: {error!r}")
         with self._looked:
             self._looks[uploader.url] = _Look(tuple(snapshots), generation, tuple(problems[:_MOST_PROBLEMS]))

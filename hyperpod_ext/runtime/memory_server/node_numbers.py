@@ -1,4 +1,5 @@
-"""Metrics of jobs without our agent: each memory server sends its node's events to node 0's, which exports them."""
+"""Metrics of jobs without our agent. Each memory server sends its node's events to node 0, which exports the
+metrics."""
 
 from __future__ import annotations
 
@@ -16,13 +17,13 @@ from hyperpod_ext.runtime.storage.object_store import ObjectStore
 
 _TIMEOUT_S = 5.0
 _AGAIN_S = 30.0
-"""Pause after node 0 did not answer. The metrics lack events that node 0 does not receive."""
+"""Seconds to wait after node 0 did not answer. The metrics lack events that node 0 does not receive."""
 _AT_ONCE = 20_000
-"""Maximum number of lines kept for one message; the oldest ones are dropped."""
+"""Maximum number of lines kept for one message. The oldest lines are dropped."""
 
 
 class NodeNumbers:
-    """One node's part of the job's metrics."""
+    """The part of the job's metrics that one node collects."""
 
     def __init__(self, config: RuntimeConfig, store: ObjectStore | None, secret: bytes) -> None:
         self._config, self._store, self._secret = config, store, secret
@@ -34,7 +35,7 @@ class NodeNumbers:
         self._not_before = 0.0
 
     def enter(self, node: int, first: tuple[str, int] | None, event: Callable[..., None]) -> None:
-        """Begin a generation with this node's number.
+        """Begin a generation in which this node has number `node`.
 
         Args:
             first: address of node 0's memory server.
@@ -51,7 +52,7 @@ class NodeNumbers:
         return PeerClient(*first, self._secret, _TIMEOUT_S, encrypted=self._config.encrypted)
 
     def _past(self) -> list[Event]:
-        """Return the uploaded events, with times of this machine's clock, so that counters continue."""
+        """Return the uploaded events, with times by this machine's clock, so that counters continue."""
         if self._store is None:
             return []
         try:
@@ -60,7 +61,7 @@ class NodeNumbers:
             return []
 
     def add(self, lines: Iterable[bytes]) -> None:
-        """Add events of this node."""
+        """Add events of this node, to be forwarded."""
         if self._config.metrics is not None:
             self._waiting += [line.decode(errors="replace") for line in lines]
 

@@ -1,4 +1,4 @@
-"""The layouts of images that this node stores or receives."""
+"""The layouts (plans) of images that this node stores or receives."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from hyperpod_ext.errors import NotFoundError
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan, read_plan
 
 _NEWEST = 64
-"""Number of kept plans without a snapshot: a rank adds its plan before its first save."""
+"""Number of plans to keep that no snapshot uses. A rank adds its plan before its first save."""
 
 
 class Plans:
-    """Plans by digest. The least recently used ones without a snapshot are dropped, because tensors that grow cause a
+    """Plans by digest. The least recently used plans that no snapshot uses are dropped, because growing tensors cause a
     new plan at each save.
 
     Args:
-        in_use: returns the digests of the plans of all snapshots on this node.
+        in_use: returns the digests of the plans that snapshots on this node use.
     """
 
     def __init__(self, in_use: Callable[[], Collection[str]] = tuple) -> None:
@@ -27,7 +27,7 @@ class Plans:
         self._lock = threading.Lock()
 
     def add(self, document: dict[str, Any], digest: str) -> Plan:
-        """Read and keep a plan.
+        """Read a plan, and keep it.
 
         Raises:
             CorruptSnapshotError: the plan does not match its digest.
@@ -45,7 +45,7 @@ class Plans:
         return plan
 
     def get(self, digest: str) -> Plan | None:
-        """Return a plan and mark it as used, or return None."""
+        """Return a plan and mark it as used; None if the plan is unknown."""
         with self._lock:
             plan = self._plans.pop(digest, None)
             if plan is not None:

@@ -1,4 +1,4 @@
-"""Checkpoints of the durable tiers for a restore, and a cache of their images in this node's memory."""
+"""Reads checkpoints from the durable tiers for a restore, and caches their images in this node's memory."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ _MOST_PROBLEMS = 20
 
 
 class RestoreCache:
-    """One node's cache of durable snapshots, read from the tiers of its uploaders."""
+    """One node's cache of durable snapshots, which are read from the tiers of its uploaders."""
 
     def __init__(self, uploaders: Sequence[Uploader], budget: Budget, plans: Plans) -> None:
         self._uploaders, self._budget, self._plans = uploaders, budget, plans
         self._fetched: dict[tuple[str, str, str], Region] = {}
         self._fetching = threading.Lock()
         self._read: tuple[tuple[str, str], Manifest] | None = None
-        """Place (URL, folder) and manifest of the last read checkpoint, kept because ranks request several images."""
+        """Place (URL, folder) and manifest of the checkpoint that was read last. Kept because ranks request several
+        images."""
         self._plan_of: dict[str, Plan] = {}
-        """Layouts of that checkpoint's images, by digest."""
+        """Layouts of the images of the checkpoint in `_read`, by digest."""
 
     def offers(self, exclude: Collection[tuple[str, str]] = (), newest: int = 4) -> DurableCheckpoints:
-        """Return the newest checkpoints of each durable tier with a valid manifest, at most `newest` per tier.
+        """Return the newest checkpoints with a valid manifest from each durable tier, at most `newest` per tier.
 
-        `exclude`: URLs and save ids of refused checkpoints.
+        `exclude`: URLs and save ids of checkpoints that ranks have refused.
         """
         offers: list[dict[str, Any]] = []
         problems: list[str] = []
@@ -64,7 +65,7 @@ class RestoreCache:
                         break
                     continue
                 if is_of_node(manifest):
-                    continue  # copied by hand from a node's disk
+                    continue  # the checkpoint was copied by hand from a node's disk
                 keys = ("step", "generation", "save_id", "world_size")
                 summary = {key: manifest[key] for key in keys}
                 offers.append({**summary, "tier": uploader.tier.kind, "url": uploader.url, "folder": one.folder})
@@ -78,20 +79,22 @@ class RestoreCache:
         )
 
     def fetch(self, url: str, folder: str, rank: int) -> tuple[Manifest, Plan, int, int, bool]:
-        """Read a rank's snapshot of a durable checkpoint into memory, once for all ranks of this node.
+        """Read a rank's snapshot from a durable checkpoint into memory, once for all ranks of this node.
 
-        Returns manifest, layout, offset, a read-only descriptor of the memory, and whether a MAC proves that the job
-        wrote the bytes (False: an earlier version wrote the checkpoint, without MACs). The CRC is not verified.
+        Returns the manifest, the layout, the offset, a read-only descriptor of the memory, and whether a MAC proves
+        that the job wrote the bytes. That is False if an earlier version wrote the checkpoint without MACs. The CRC is
+        not verified.
 
         Raises:
-            NotFoundError, UnreachableError: the snapshot cannot be read.
-            CorruptSnapshotError: the snapshot is damaged, or another job's.
+                NotFoundError, UnreachableError: the snapshot cannot be read.
+                CorruptSnapshotError: the snapshot is damaged or belongs to another job.
         """
         manifest, plan, bound, region = self._region(url, folder, rank)
         return manifest, plan, 0, os.open(f"/proc/self/fd/{region.fd}", os.O_RDONLY | os.O_CLOEXEC), bound
 
     def image(self, url: str, folder: str, rank: int) -> tuple[Manifest, Plan, memoryview]:
-        """Return the same snapshot for another node, with a view of its bytes that stays valid after `forget`."""
+        """Return the snapshot that `fetch` returns, for another node, with a view of its bytes that outlives
+        `forget`."""
         manifest, plan, _, region = self._region(url, folder, rank)
         return manifest, plan, region.view(0, int(manifest["nbytes"]))
 
@@ -100,7 +103,7 @@ class RestoreCache:
         manifest, plan, bound = self.head(url, folder, rank)
         checkpoint = self._checkpoint(uploader, folder)
         name = checkpoint["files"][str(rank)]
-        self.forget(but=(url, folder))  # any other checkpoint was refused
+        self.forget(but=(url, folder))  # ranks have refused any other checkpoint
         with self._fetching:
             region = self._fetched.get((url, folder, name))
             if region is None:
@@ -118,9 +121,10 @@ class RestoreCache:
         return manifest, plan, bound, region
 
     def head(self, url: str, folder: str, rank: int) -> tuple[Manifest, Plan, bool]:
-        """Return manifest and layout of a rank's durable snapshot, and whether its bytes have a MAC. Reads no image.
+        """Return the manifest and layout of a rank's durable snapshot, and whether its bytes have a MAC. Reads no
+        image.
 
-        Raises: like `fetch`.
+        Raises: the same errors as `fetch`.
         """
         uploader = self._uploader(url)
         checkpoint = self._checkpoint(uploader, folder)
@@ -147,9 +151,9 @@ class RestoreCache:
         return checkpoint
 
     def forget(self, but: tuple[str, str] = ("", "")) -> bool:
-        """Free the fetched images, except those of `but` (URL, folder); return whether any were freed.
+        """Free all fetched images except those of `but` (URL, folder). Returns whether any were freed.
 
-        Processes that are reading an image keep their own mapping of it.
+        A process that is reading an image keeps its own mapping of it.
         """
         with self._fetching:
             gone = [key for key in self._fetched if key[:2] != but]
@@ -163,7 +167,8 @@ class RestoreCache:
 
 
 def _some(problems: Sequence[str]) -> tuple[str, ...]:
-    """Return the first problems and the number of the others: damage in a tier may cause any number of them."""
+    """Return the first problems and the number of further ones, because damage in a tier may cause any number of
+    them."""
     left = len(problems) - _MOST_PROBLEMS
     return (*problems[:_MOST_PROBLEMS], *([f"{left} more"] if left > 0 else []))
 

@@ -1,4 +1,4 @@
-"""Serve this node's requests (`protocol/requests.py`) on a Unix socket, with one thread per connection."""
+"""Serves this node's requests (`protocol/requests.py`) on a Unix socket, with one thread per connection."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from hyperpod_ext.runtime.snapshot.manifest import Manifest
 
 _BREATH_S = 0.05
 _LOOK_S = 1.0
-"""Interval between checks that the socket still exists, while no process connects."""
+"""Seconds between two checks that the socket still exists, while no process connects."""
 
 Answer = tuple[Declared, int | None]
-"""An answer, and the descriptor sent with it, which is closed afterwards."""
+"""An answer, and the file descriptor sent with it, which is closed afterwards."""
 
 
 @dataclass(eq=False, slots=True)
@@ -45,19 +45,19 @@ class _Connection:
     """Ranks that save over this connection, each with its process id."""
 
     def gone(self) -> bool:
-        """Return whether the process has closed its end."""
+        """Return whether the process has closed its end of the connection."""
         poll = select.poll()
         poll.register(self.socket, select.POLLRDHUP)
         return bool(poll.poll(0))
 
 
 class Server:
-    """One node's memory server. Only processes of the same user are answered.
+    """One node's memory server. It answers only processes of the same user.
 
     Args:
         config: the configuration with which this process was started.
-        idle_exit: ends this process when it is idle; None: it never ends by itself.
-        later: path to which `path` may be renamed. If both are deleted, the server makes `later` again.
+        idle_exit: ends this process when it is idle; None if this process must not end by itself.
+        later: path to which `path` may be renamed. If both are deleted, the server creates `later` again.
     """
 
     def __init__(
@@ -83,14 +83,15 @@ class Server:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError as error:  # time limit, or out of descriptors: the snapshots matter more than a new caller
+            # time limit, or no descriptor left: the existing snapshots matter more than a new client
+            except OSError as error:
                 if not isinstance(error, TimeoutError):
                     time.sleep(_BREATH_S)
                 self._listen_again()
                 continue
             try:
                 threading.Thread(target=self._converse, args=(connection,), daemon=True).start()
-            except RuntimeError:  # out of threads, likewise
+            except RuntimeError:  # no thread left
                 connection.close()
                 time.sleep(_BREATH_S)
 
@@ -101,12 +102,12 @@ class Server:
         self._listener.settimeout(_LOOK_S if self._later is not None else None)
 
     def _listen_again(self) -> None:
-        """Make the socket again if it was deleted, for example by a clean-up of the temporary directory."""
+        """Create the socket again if it was deleted, for example by a clean-up of the temporary directory."""
         if self._later is None or self._path.exists() or self._later.exists():
             return
         self._listener.close()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with contextlib.suppress(OSError):  # the disk is full: the next check tries again
+        with contextlib.suppress(OSError):  # the disk is full, and the next check tries again
             make_private_folder(self._later.parent)
             self._listen(self._later)
 
@@ -125,7 +126,7 @@ class Server:
                 self._change_writers(set(), connection.writers)
 
     def _take(self, connection: _Connection, message: wire.Message) -> None:
-        """Handle one request and send the answer. `Stepped` has none."""
+        """Handle one request and send the answer. A `Stepped` request has no answer."""
         descriptor = None
         try:
             if not connection.handshake_done:
@@ -136,7 +137,8 @@ class Server:
                 self._memory.stepped(request.owner)
                 return
             if isinstance(request, r.Map):
-                # after a change of its rank, a process no longer saves as its former rank, which another may have now
+                # after a change of rank, a process no longer saves as its former rank, which another process may have
+                # now
                 before, connection.writers = connection.writers, {(request.owner, connection.pid)}
                 self._change_writers(connection.writers, before - connection.writers)
                 if self._memory.event_log is not None:
@@ -145,17 +147,19 @@ class Server:
             answer = encode(answered)
         except (HyperpodExtError, wire.WireError) as error:
             answer = refusal(error)
-        except (LookupError, OSError, TypeError, ValueError) as error:  # the caller gets the error, the server goes on
+        # the client gets the error, and the server continues
+        except (LookupError, OSError, TypeError, ValueError) as error:
             answer = refusal(ValueError(f"the memory server of this node could not do `{message['op']}`: {error}"))
         _reply(connection.socket, answer, descriptor)
 
     # --- saving processes -----------------------------------------------------------------------
 
     def _hang_up(self, pid: int) -> None:
-        """Read no more requests of a dying process, whose end the kernel has not closed yet. Earlier requests count."""
+        """Stop reading requests of a dying process whose connection the kernel has not closed yet. Earlier requests
+        count."""
         for connection in list(self._connections):
             if connection.pid == pid:
-                with contextlib.suppress(OSError):  # closed already
+                with contextlib.suppress(OSError):  # the connection is closed already
                     connection.socket.shutdown(socket.SHUT_RD)
         self._memory.own.wake()
 
@@ -165,12 +169,13 @@ class Server:
             self._writers_changed.notify_all()
 
     def _wait_earlier(self, owner: int, pid: int) -> None:
-        """Wait until all requests of earlier processes of `owner` are done: a dead process's last seal counts."""
+        """Wait until all requests of earlier processes of `owner` are done, because a dead process's last seal
+        counts."""
         with self._writers_changed:
             self._writers_changed.wait_for(lambda: all(o != owner or p == pid for o, p in self._writers))
 
     def _wait_others(self, pids: Collection[int], timeout_s: float) -> tuple[int, ...]:
-        """Wait until no other process may still be saving; return the remaining ones after `timeout_s`.
+        """Wait until no other process may still be saving. Returns the remaining processes after `timeout_s`.
 
         A dead process counts until its last seal is done.
         """
@@ -232,7 +237,7 @@ class Server:
                 return Done(), None
 
     def _obey(self, order: r.AnyOrder) -> None:
-        """Handle a request with the answer `Done`."""
+        """Handle a request whose answer is `Done`."""
         memory = self._memory
         match order:
             case r.AddPlan():
@@ -286,7 +291,7 @@ class Server:
             self._memory.check_tiers()
         except HyperpodExtError:
             if self._idle_exit is not None and not self._memory.held():
-                self._idle_exit.hasten()  # the next run needs a server with the corrected environment
+                self._idle_exit.hasten()  # the next run needs a new server with the corrected environment
             raise
 
 
@@ -298,12 +303,12 @@ def _image(manifest: Manifest, plan: Plan, offset: int, *, known: str = "", boun
 def _reply(connection: socket.socket, answer: wire.Message, descriptor: int | None) -> None:
     try:
         wire.encode(answer)
-    except wire.TooLongError as error:  # without an answer the caller would wait for ever
+    except wire.TooLongError as error:  # without an answer the client would wait forever
         answer = refusal(error)
     try:
         wire.send(connection, answer, [descriptor] if descriptor is not None else None)
     except ConnectionError:
-        # the process is dead, or has a new connection; its later requests on this one are still handled
+        # the process is dead or has a new connection; its later requests on this connection are still handled
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_WR)
     finally:

@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 
 class NodeMemory:
-    """One node's part of every tier.
+    """The part of every tier that one node has.
 
     Args:
         policy: tiers and their intervals.
-        node, nodes, owners: this node's number, the number of nodes, and the number of ranks of each node.
+            node, nodes, owners: this node's number, the number of nodes, and the number of ranks per node.
         most_nodes: maximum number of nodes after a resize. Default: `nodes`.
         group: see `CpuPriority`.
         encrypted: whether connections to other nodes use TLS.
@@ -68,7 +68,7 @@ class NodeMemory:
         self._budget = Budget(limit, usable_bytes)
         self._node = node
         self.number = node
-        """This node's current number in a job without our agent."""
+        """This node's current number, in a job without our agent."""
         self.event_log: NodeEventLog | None = None
         slots = slots_of(policy)
         self.own = Regions(kind="own", job=job, secret=secret, budget=self._budget, slots=slots)
@@ -96,7 +96,7 @@ class NodeMemory:
         by_nixl = peer is not None and peer.transport == "nixl" and not self._alone and not encrypted
         self._nixl = NixlTransfer(self._cpu_priority) if by_nixl else None
         self.parts: IncomingParts | None = None
-        """Parity pieces of this node, if the peer tier uses parity."""
+        """Parity pieces on this node; None if the peer tier does not use parity."""
         if peer is not None and peer.parity is not None and not self._alone:
             pieces = Regions(kind="parity", job=job, secret=secret, budget=self._budget, slots=MIN_SLOTS)
             self.parts = IncomingParts(pieces, self._cpu_priority)
@@ -117,22 +117,23 @@ class NodeMemory:
         self._servers_lost = 0
         self._provisional: dict[int, Manifest] = {}
         self._departed: set[int] = set()
-        """Ranks of other nodes with memory here, which is freed when no copy reads it any more."""
+        """Ranks of other nodes that still have memory here. It is freed once no copy reads it any more."""
         self._restore_cache = RestoreCache(self.uploaders, self._budget, self.plans)
         self.disk = NodeDisk(self.uploaders, self._restore_cache, self.plans)
 
     def _plans_in_use(self) -> set[str]:
-        """Digests of the plans of all snapshots and parity pieces on this node."""
+        """Return the digests of the plans that snapshots and parity pieces on this node use."""
         held = [*self.own.manifests(), *self.replicas.manifests()]
         pieces = self.parts.pieces.manifests() if self.parts is not None else []
         held += [manifest for piece in pieces for manifest in piece["manifests"].values()]
         return {str(manifest["plan"]) for manifest in held}
 
     def map(self, owner: int, slot_bytes: int) -> tuple[Region, int]:
-        """Return a rank's region, and a descriptor of its memory. If memory is short, fetched images are freed for it.
+        """Return a rank's region, and a descriptor of its memory. If memory is short, fetched images are freed for the
+        region.
 
         Raises:
-            MemoryTierFullError: the node has not enough memory; existing snapshots stay.
+                MemoryTierFullError: the node has not enough memory. Existing snapshots stay.
         """
         self._departed = self._departed - {owner}  # the rank is on this node again
         try:
@@ -143,7 +144,7 @@ class NodeMemory:
             return self.own.map(owner, slot_bytes)
 
     def seal(self, owner: int, slot: int, record: SaveRecord) -> Manifest:
-        """Seal a snapshot, and copy it to the tiers on which it is due. A provisional one is copied after `resolve`."""
+        """Seal a snapshot, and copy it to the tiers that are due. A provisional snapshot is copied after `resolve`."""
         self.plans[record.plan]
         with self._cpu_priority.urgent():
             fields = record.model_dump(exclude={"provisional"})
@@ -157,7 +158,7 @@ class NodeMemory:
         return manifest
 
     def resolve(self, owner: int, save_id: str, *, keep: bool) -> None:
-        """Keep a provisional snapshot and copy it to the tiers on which it is due, or drop it."""
+        """Keep a provisional snapshot and copy it to the tiers that are due, or drop it."""
         manifest = self._provisional.pop(owner, None)
         if manifest is None or manifest["save_id"] != save_id:
             return
@@ -170,22 +171,23 @@ class NodeMemory:
                 self.replicator.left_out(owner)
 
     def _send_on(self, owner: int, manifest: Manifest) -> None:
-        """Copy a snapshot to the slower tiers on which it is due."""
+        """Copy a snapshot to the slower tiers that are due."""
         for uploader in self.uploaders:
             uploader.sealed(owner, manifest)
-        # state that is equal on all data-parallel ranks needs no replicas: every node has it in its own snapshot
+        # state that is equal on all data-parallel ranks needs no replicas, because every node has its own snapshot of
+        # it
         if self.replicator is not None and manifest["extras"].get("sharing") != "same":
             self.replicator.sealed(owner, manifest)
         elif self.replicator is not None:
             self.replicator.left_out(owner)
 
     def stepped(self, owner: int) -> None:
-        """Record a step of a rank."""
+        """Record that a rank has made a step."""
         if self.replicator is not None:
             self.replicator.stepped(owner)
 
     def begin(self, owner: int, slot: int, step: int, save_id: str, generation: int) -> None:
-        """Let a rank write a slot; see `Regions.begin`."""
+        """Let a rank write to a slot; see `Regions.begin`."""
         self.stepped(owner)
         self.own.begin(owner, slot, step, save_id, generation)
         if self.replicator is not None:
@@ -194,12 +196,12 @@ class NodeMemory:
     def fence(
         self, generation: int, step: int | None, run: str, stored: Collection[str] = (), *, again: bool = True
     ) -> None:
-        """Begin a generation: refuse writers of earlier ones, and drop snapshots after `step`.
+        """Begin a generation: refuse writers of earlier generations, and drop snapshots after `step`.
 
         Args:
-            step: step after which the generation begins; None: not decided yet, so nothing is dropped.
-            run: name of this run of the job; empty: unchanged.
-            stored: URLs of the durable tiers that have `step` already.
+            step: step after which the generation begins. None if it is not decided yet; then nothing is dropped.
+            run: name of this run of the job; empty to leave it unchanged.
+            stored: URLs of the durable tiers that already have `step`.
             again: whether the generation saves `step` once more.
         """
         self.disk.run = run or self.disk.run
@@ -218,27 +220,30 @@ class NodeMemory:
         if self.event_log is not None:
             self.event_log.enter(order.first)
         for uploader in self.uploaders:
-            # the numbers of ranks and nodes may have changed between two runs
+            # rank and node numbers may have changed between two runs
             uploader.resize(order.node, order.nodes, order.owners)
-            # a `fence` follows if `base` is saved again
+            # a `fence` request follows if `base` is saved again
             uploader.enter(order.generation, order.base, order.run, stored=(), again=False)
         for regions in (self.own, self.replicas):
             regions.fence(order.generation, order.drop)
 
     def keep_only(self, ranks: Collection[int]) -> None:
-        """Free the memory of ranks of earlier runs, unless copies are running; the caller then tries again later."""
+        """Free the memory of ranks of earlier runs. Does nothing while copies are running; the caller then tries again
+        later."""
         left = [owner for owner in self.own.owners() if owner not in ranks]
         if left and self.wait_idle(0):
             for owner in left:
                 self.own.drop(owner)
 
     def rescale(self, nodes: int, owners: int) -> None:
-        """Set the number of nodes, and of this node's ranks. Running uploads keep the numbers of their save."""
+        """Set the number of nodes and the number of this node's ranks. Running uploads keep the numbers of their
+        save."""
         for uploader in self.uploaders:
             uploader.resize(self._node, nodes, owners)
 
     def release_departed(self, ranks: Collection[int], world_size: int) -> None:
-        """Free the memory of ranks that left this node in a resize. Slots being copied are freed after a later save."""
+        """Free the memory of ranks that left this node in a resize. Slots that are being copied are freed after a later
+        save."""
         self._departed = set(self.own.owners()) - set(ranks)
         if self.replicator is not None:
             self.replicator.let_go(self._departed)
@@ -258,7 +263,7 @@ class NodeMemory:
         self._departed = self._departed.intersection(self.own.owners())
 
     def held(self) -> list[dict[str, Any]]:
-        """Return summaries of all complete snapshots on this node, own and replicas."""
+        """Return summaries of all complete snapshots on this node, both own snapshots and replicas."""
         own = [{**summary, "replica": False} for summary in self.own.held()]
         return own + [{**summary, "replica": True} for summary in self.replicas.held()]
 
@@ -267,7 +272,7 @@ class NodeMemory:
         return self.parts.held() if self.parts is not None else []
 
     def open(self, owner: int, save_id: str) -> tuple[Manifest, Plan, int, int]:
-        """Return manifest, plan, offset and a read-only descriptor of a snapshot, own or replica."""
+        """Return the manifest, plan, offset and a read-only descriptor of a snapshot, either own or a replica."""
         try:
             manifest, offset, fd = self.own.open(owner, save_id)
         except NotFoundError:
@@ -279,7 +284,7 @@ class NodeMemory:
     # --- other nodes ----------------------------------------------------------------------------
 
     def listen(self, host: str) -> int:
-        """Serve other nodes on a free port of `host`; return the port, or 0 in a job of one node."""
+        """Serve other nodes on a free port of `host`. Returns the port, or 0 in a job with one node."""
         if self._alone:
             return 0
         if self.peer_server is None:
@@ -308,13 +313,14 @@ class NodeMemory:
         servers_lost: int = 0,
         group: dict[int, tuple[int, ...]] | None = None,
     ) -> None:
-        """Set the memory servers of all nodes. A new address of a node means a new memory server.
+        """Set the memory servers of all nodes. A node with a new address has a new memory server.
 
         Args:
             peers: address of each node's memory server.
             domains: name of each node's failure domain.
-            servers_lost: number of the job's memory servers lost so far, including those of nodes not in `peers`.
-            group: ranks of each node of this node's parity group.
+            servers_lost: number of memory servers that the job has lost so far, including those of nodes not in
+                `peers`.
+            group: ranks of each node in this node's parity group.
         """
         others = {node: address for node, address in self._peers.items() if node != self._node}
         if servers_lost != self._servers_lost or any(peers.get(node, at) != at for node, at in others.items()):
@@ -325,7 +331,7 @@ class NodeMemory:
             self.replicator.set_peers(peers, domains, group)
 
     def replicate_now(self) -> None:
-        """Copy the newest snapshots to other nodes; `wait_idle` waits for the copies."""
+        """Copy the newest snapshots to other nodes. `wait_idle` waits for these copies."""
         if self.replicator is None:
             return
         for owner in self.own.owners():
@@ -341,13 +347,13 @@ class NodeMemory:
     # --- durable tiers --------------------------------------------------------------------------
 
     def check_tiers(self) -> None:
-        """Raise HyperpodExtError if a tier is not writable, for example a bucket that is missing or denies access."""
+        """Raise HyperpodExtError if a tier is not writable, for example if a bucket is missing or denies access."""
         for uploader in self.uploaders:
-            if not uploader.tier.on_node:  # problems of this node's disks are in `NodeDisk.state`
+            if not uploader.tier.on_node:  # problems of this node's own disks are in `NodeDisk.state`
                 uploader.checkpoints.store.check()
 
     def schedule_copy(self, step: int, kind: str | None) -> None:
-        """Copy `step` to the tiers of this kind once it is saved. None: to every durable tier."""
+        """Copy `step` to the tiers of kind `kind` once it is saved. None selects every durable tier."""
         for uploader in self.uploaders:
             if kind in (None, uploader.tier.kind):
                 uploader.ask(step)
@@ -369,7 +375,8 @@ class NodeMemory:
     # --- the end --------------------------------------------------------------------------------
 
     def upload_now(self, save_id: str, timeout_s: float) -> UploadProgress:
-        """Upload one step to every durable tier, even if it is not due; return the progress after `timeout_s`."""
+        """Upload one step to every durable tier, even if it is not due. Returns the progress after at most
+        `timeout_s`."""
         manifests = [
             self.own.open_manifest(int(summary["rank"]), save_id)
             for summary in self.own.held()
@@ -382,7 +389,7 @@ class NodeMemory:
         return UploadProgress(idle=idle, tiers=tuple(tiers))
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until all due copies and events have arrived or failed; return False after `timeout_s`."""
+        """Wait until all due copies and events have arrived or failed. Returns False after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         if self.event_log is not None and not self.event_log.wait_kept(timeout_s):
             return False
@@ -393,7 +400,7 @@ class NodeMemory:
         return all(uploader.wait_idle(_left(deadline)) for uploader in self.uploaders)
 
     def status(self) -> ServerStatus:
-        """Return summaries of snapshots and pieces, and the state of copies to each tier."""
+        """Return summaries of snapshots and parity pieces, and the state of the copies to each tier."""
         to_peers = [self.replicator.status()] if self.replicator is not None else []
         copying = [*to_peers, *(uploader.status for uploader in self.uploaders)]
         return ServerStatus(snapshots=tuple(self.held()), pieces=tuple(self.held_pieces()), copying=tuple(copying))
@@ -404,6 +411,6 @@ def _left(deadline: float) -> float:
 
 
 def slots_of(policy: CheckpointPolicy) -> int:
-    """Return the number of slots of each rank: one complete, one being written, and one being uploaded if there is a
-    durable tier. A peer tier adds one being copied and one with replicas, so that one step survives a node's loss."""
+    """Return the number of slots of each rank: one complete, one being written, and with a durable tier one being
+    uploaded. A peer tier adds one slot being copied and one with replicas, so that one step survives a node's loss."""
     return MIN_SLOTS + 2 * (policy.peer() is not None) + bool(policy.durable())

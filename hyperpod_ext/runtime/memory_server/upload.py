@@ -1,6 +1,6 @@
-"""Upload one checkpoint to a durable tier: this node's part, notes to other nodes, and the commit.
+"""Uploads one checkpoint to a durable tier: this node's part, notes to other nodes, and the commit.
 
-Everything here runs in the one thread of an `Uploader`, which waits for other nodes and for S3, but never for a worker.
+All code here runs in the single thread of an `Uploader`. It waits for other nodes and for S3, but never for a worker.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from hyperpod_ext.runtime.storage.upload_split import partition_uploads
 
 _POLL_S = (0.02, 1.0)
 _DEADLINE_S = 600.0
-"""Minimum time limit of the wait for other nodes."""
+"""Minimum time limit, in seconds, of the wait for other nodes."""
 _TURN_S, _LAST_TURN_S = 2.0, 30.0
-"""Delay per node number before a node commits in place of a lower one, and the maximum delay. Both are far below the
+"""Seconds per node number before a node commits instead of a lower node, and the maximum delay. Both are far below the
 time limit of the wait."""
 _SLOWEST_BYTES_S = 5e6
-"""Assumed minimum upload rate of another node, in bytes per second. Nodes that are lost or report a failure are not
-waited for."""
+"""Assumed minimum upload rate of another node, in bytes per second. Nobody waits for nodes that are lost or that report
+a failure."""
 
 
 class Upload:
-    """Uploads checkpoints of a queue to one tier.
+    """Uploads the checkpoints in a queue to one tier.
 
     Args:
         regions: this node's own snapshots.
-        plan_of: returns a layout by digest.
-        of_node: whether each node has a checkpoint of its own ranks.
-        on_bytes: called with the number of bytes just sent; with a negative number if they must be sent again.
+        plan_of: returns a layout by its digest.
+        of_node: whether each node has a checkpoint of its own ranks only.
+        on_bytes: called with the number of bytes just sent. The number is negative if bytes must be sent again.
     """
 
     def __init__(
@@ -58,15 +58,15 @@ class Upload:
         self._checkpoints, self._regions, self._plan_of, self._queue = checkpoints, regions, plan_of, queue
         self._on_bytes = on_bytes
         self.entered: dict[int, tuple[int, str]] = {}
-        """First step and name of the run, by generation."""
+        """First step of each generation, and name of its run."""
         self._fenced: set[int] = set()
         self._reported: set[str] = set()
-        """Save ids that this node has reported as failed or cancelled."""
+        """Save ids that this node has already reported as failed or cancelled."""
         self.wake = threading.Event()
-        """Set after a change that may end a wait for other nodes."""
+        """Set after a change that may end the wait for other nodes."""
 
     def bring(self, task: UploadTask) -> bool:
-        """Upload this node's part, and wait for the commit; return whether this node committed the checkpoint.
+        """Upload this node's part, and wait for the commit. Returns whether this node committed the checkpoint.
 
         Raises:
             Cancelled: a newer snapshot needs the memory.
@@ -88,16 +88,16 @@ class Upload:
         records = self._all_records(task, folder, checkpoints)
         everyone = {int(manifest["rank"]): manifest for each in records.values() for manifest in each}
         of = max((int(manifest["world_size"]) for manifest in everyone.values()), default=0)
-        if len(everyone) < of and not self._of_node:  # nodes have left since it was saved
+        if len(everyone) < of and not self._of_node:  # some nodes have left since the save
             raise HyperpodExtError(f"only {len(everyone)} of {of} ranks' parts of step {task.step} are there")
         files, uploads = partition_uploads(records)
-        # equal images are uploaded once, by one node
+        # only one node uploads each of several equal images
         task.left = {rank: int(task.pins[rank].manifest["nbytes"]) for rank in uploads[task.node]}
         macs = {}
         for rank in uploads[task.node]:
             macs[files[rank]] = self._upload(task, f"{folder}/{files[rank]}", rank)
             del task.left[rank]
-        task.stack.close()  # from here on workers may overwrite the slots
+        task.stack.close()  # from here on, workers may overwrite the slots
         checkpoints = self._checkpoints.until(lambda: task.dropped)
         if task.nodes > 1:
             checkpoints.put_done(folder, task.node, macs)
@@ -111,7 +111,7 @@ class Upload:
         return committed
 
     def _check_own(self, folder: str, everyone: Mapping[int, Manifest], checkpoints: Checkpoints) -> None:
-        """Raise HyperpodExtError if the committed checkpoint is another node's."""
+        """Raise HyperpodExtError if the committed checkpoint belongs to another node."""
         found = parse_folder(folder)
         there = checkpoints.read(found)["ranks"] if found is not None else {}
         if there.keys() != {str(rank) for rank in everyone}:
@@ -124,20 +124,20 @@ class Upload:
     # --- notes to other nodes -------------------------------------------------------------------
 
     def report_failed(self, task: UploadTask) -> None:
-        """Write a note that this node's part will not come, so that no other node waits for it.
+        """Write a note that this node will not upload its part, so that no other node waits for it.
 
-        If the note cannot be written either, the others wait until their time limit.
+        If the note cannot be written either, the other nodes wait until their time limit.
         """
         if task.generation in self.entered and task.generation not in self._fenced:
-            return  # the folder may be another run's
+            return  # the folder may belong to another run
         if task.nodes > 1:
             self._report(task, self._checkpoints.put_failed)
 
     def report_left(self, task: UploadTask) -> None:
         """Write a note that this node cancelled the step because a save needed its slot.
 
-        Without it, a node that still has the step would wait until the next step is due. A step dropped by a new
-        generation needs no note: all nodes drop it.
+        Without the note, a node that still has the step would wait until the next step is due. A step that a new
+        generation drops needs no note, because all nodes drop it.
         """
         if task.nodes > 1 and not task.uploaded and not task.dropped:
             self._report(task, self._checkpoints.put_left, fence=True)
@@ -153,7 +153,7 @@ class Upload:
         self._reported.add(task.save_id)
 
     def _fence(self, generation: int, checkpoints: Checkpoints) -> None:
-        """Fence the task's generation in the tier, once, even if a newer generation of this run has begun."""
+        """Fence the task's generation in the tier once, even if a newer generation of this run has begun."""
         if generation in self.entered and generation not in self._fenced:
             checkpoints.fence(generation, *self.entered[generation])
             self._fenced.add(generation)
@@ -166,7 +166,8 @@ class Upload:
         found: dict[int, list[Manifest]] = {}
 
         strange: set[int] = set()
-        """Node numbers of records that this job did not write. A high number alone is no proof: spares have one."""
+        """Node numbers of records that this job did not write. A high number proves nothing, because spares have high
+        numbers."""
 
         def complete() -> bool:
             progress = self._progress(task, folder, checkpoints)
@@ -188,7 +189,7 @@ class Upload:
         return found
 
     def _upload(self, task: UploadTask, name: str, rank: int) -> Mac:
-        """Upload one image and return its MAC, which is computed here because no worker waits for this thread."""
+        """Upload one image and return its MAC. The MAC is computed here, because no worker waits for this thread."""
         pin = task.pins[rank]
 
         def handed_over(nbytes: int) -> None:
@@ -214,13 +215,13 @@ class Upload:
         checkpoints: Checkpoints,
         nbytes: int,
     ) -> bool:
-        """Wait until all parts are uploaded and the checkpoint is committed; return whether this node committed it.
+        """Wait until all parts are uploaded and the checkpoint is committed. Returns whether this node committed it.
 
-        The lowest node commits, or else a higher one after a delay.
+        The lowest node commits. If it does not, a higher node commits after a delay.
 
         Args:
             nodes: numbers of the nodes with verified records.
-            nbytes: maximum number of bytes that one node uploads.
+            nbytes: maximum number of bytes that any node uploads.
         """
         timeout_s = time.monotonic() + min(_TURN_S * task.node, _LAST_TURN_S)
         limit_s = max(_DEADLINE_S, nbytes / _SLOWEST_BYTES_S)
@@ -235,7 +236,7 @@ class Upload:
                     return True
                 if not nodes <= progress.done:
                     return False
-                # a lower node may have uploaded its part and begun a newer step without committing this one
+                # a lower node may have uploaded its part and begun a newer step without committing this checkpoint
                 if time.monotonic() < timeout_s and not self._queue.is_passed(task, time.monotonic()):
                     return False
                 try:
@@ -248,7 +249,7 @@ class Upload:
             by_us = checkpoints.commit(folder, everyone, files, known, self._plan_of, of_node=self._of_node)
             return True
 
-        # the slots are released already, so only a newer step ends this wait, not a save
+        # the slots are already released, so a newer step ends this wait, but a save does not
         self._poll(
             lambda: task.dropped or self._queue.is_passed(task, time.monotonic()),
             committed,
@@ -262,7 +263,7 @@ class Upload:
         if progress.complete:
             return progress
 
-        # a node deletes its notes of an earlier attempt when it begins the next one; a faster node may still find them
+        # a node deletes notes of its earlier attempt when it begins the next attempt; a faster node may still find them
         def is_of_this(kind: Literal["failed", "left"], node: int) -> bool:
             return checkpoints.attempt_of(folder, kind, node) >= task.attempt
 

@@ -1,4 +1,4 @@
-"""Decide which snapshots of this node are uploaded to a durable tier, in which order, and which are cancelled.
+"""Decides which snapshots of this node are uploaded to a durable tier, in which order, and which are cancelled.
 
 Starts no threads, and does no input or output. The caller holds the uploader's lock. Dropping a task releases its pins.
 """
@@ -17,19 +17,19 @@ from hyperpod_ext.runtime.memory_server.slots.pins import Pin
 from hyperpod_ext.runtime.snapshot.manifest import Manifest
 
 _LEFT_BEHIND_S = 30.0
-"""Time during which a new generation lets earlier uploads wait for other nodes' parts: a lost node never uploads its
-part."""
+"""Seconds for which earlier uploads may wait for other nodes' parts after a new generation has begun. A lost node never
+uploads its part."""
 
 
 @dataclass
 class UploadTask:
-    """One due checkpoint."""
+    """A due checkpoint, with the snapshots of this node's ranks for it."""
 
     step: int
     generation: int
     save_id: str
     nodes: int
-    """Number of nodes with a part of it."""
+    """Number of nodes that have a part of the checkpoint."""
     node: int
     """This node's number when the checkpoint was saved."""
     pins: dict[int, Pin] = field(default_factory=dict)
@@ -40,9 +40,9 @@ class UploadTask:
     left: dict[int, int] = field(default_factory=dict)
     """Bytes that this node must still upload, by rank."""
     error: str = ""
-    """Why the upload failed; empty: it has not."""
+    """Why the upload failed; empty if it has not failed."""
     attempt: int = 0
-    """0: it is due by the policy; otherwise the number of `UploadNow` requests for it."""
+    """0 if the policy makes the checkpoint due; otherwise the number of `UploadNow` requests for it."""
 
     def cancelled(self) -> bool:
         return self.dropped or any(pin.cancelled() for pin in self.pins.values())
@@ -53,13 +53,13 @@ class UploadTask:
 
 
 class UploadQueue:
-    """Checkpoints with snapshots of some ranks, waiting checkpoints, and the one being uploaded.
+    """Checkpoints that lack snapshots of some ranks, waiting checkpoints, and the one being uploaded.
 
     Args:
-        pin: keeps the snapshot of a rank and save id in its slot while the context is open; raises NotFoundError if it
-            was overwritten.
+        pin: keeps the snapshot of a rank and save id in its slot while the context is open. Raises NotFoundError if the
+            snapshot was overwritten.
         node, nodes: this node's number, and the number of nodes.
-        owners: number of ranks of this node; a checkpoint is queued when the snapshots of all of them are sealed.
+        owners: number of ranks on this node. A checkpoint is queued once the snapshots of all of them are sealed.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class UploadQueue:
         self.tasks: list[UploadTask] = []
         self.current: UploadTask | None = None
         self.waiting = False
-        """Whether the current upload only waits for other nodes."""
+        """Whether the current upload has only to wait for other nodes."""
         self.uploaded = ""
         """Save id of the last uploaded checkpoint."""
         self.superseded = self.skipped = 0
@@ -96,7 +96,7 @@ class UploadQueue:
     def enter(self, generation: int, step: int, stored: bool, now: float, *, again: bool = True) -> None:
         """Begin a generation at `step`, and drop checkpoints of earlier generations that can no longer be completed.
 
-        `again`: the generation saves `step` itself once more.
+        `again`: whether the generation saves `step` itself once more.
         """
         self._generation, self._step, self._stored, self._entered_at = generation, step, stored, now
         self.newest, self._forsaken = step, -1
@@ -104,26 +104,26 @@ class UploadQueue:
             self._gathering.pop(task.save_id).drop()
 
         def is_given_up(task: UploadTask) -> bool:
-            """Return whether some node may never have sealed this checkpoint, so that no node may wait for it."""
+            """Return whether some node may never have sealed this checkpoint. Then no node may wait for it."""
             return task.generation < generation and (task.step > step or (again and task.step == step))
 
         for task in [task for task in self.tasks if is_given_up(task)]:
             self.tasks.remove(task)
             task.drop()
         if self.current is not None and is_given_up(self.current):
-            self.current.dropped = True  # the uploading thread releases its memory
+            self.current.dropped = True  # the uploading thread releases the checkpoint's memory
 
     def forsake(self) -> None:
-        """Stop waiting for parts of a node that has lost its memory.
+        """Stop waiting for the parts of a node that has lost its memory.
 
-        That node's ranks may have been one step ahead of the ranks here, so this includes the next step.
+        Ranks of that node may have been one step ahead of the ranks here, so this includes the next step.
         """
         self._forsaken = self.newest + 1
 
     def name(self, save_id: str) -> None:
         """Record an `UploadNow` request for a checkpoint.
 
-        Every node has its part, also a node that has just left the job, so an earlier `forsake` no longer applies.
+        Every node has its part, even a node that has just left the job, so an earlier `forsake` no longer applies.
         """
         if save_id != self._named:
             self._named, self._forsaken, self._attempt = save_id, -1, 0
@@ -136,10 +136,10 @@ class UploadQueue:
         self._node, self._nodes, self._owners = node, nodes, owners
 
     def ask(self, step: int) -> None:
-        """Also upload the snapshot of `step`, even if the policy does not make it due."""
+        """Upload the snapshot of `step` too, even if the policy does not make it due."""
         self._asked.add(step)
 
-    # --- what comes in --------------------------------------------------------------------------
+    # --- snapshots to upload -----------------------------------------------------------------------
 
     def is_due(self, step: int) -> bool:
         if step in self._asked:
@@ -147,11 +147,11 @@ class UploadQueue:
         if self._stored and step == self._step:
             return False
         if self._tier.every_seconds is not None:
-            return False  # `ask` names the steps, the same on all nodes
+            return False  # `ask` selects the same steps on all nodes
         return step % self._tier.every_steps == 0
 
     def has_arrived(self, step: int, save_id: str) -> bool:
-        """Return whether a checkpoint is in the tier: uploaded, or the one that the job resumed from."""
+        """Return whether a checkpoint is in the tier: it was uploaded, or the job resumed from it."""
         return save_id == self.uploaded or (self._stored and step == self._step)
 
     def on_its_way(self, save_id: str) -> UploadTask | None:
@@ -159,13 +159,14 @@ class UploadQueue:
         return next((task for task in [*under_way, *self.tasks] if task.save_id == save_id), None)
 
     def take(self, owner: int, manifest: Manifest, wake: Callable[[], None], *, now: bool = False) -> bool:
-        """Add one rank's sealed snapshot; return whether it completed this node's part, which is now in the queue.
+        """Add one rank's sealed snapshot. Returns whether it completes this node's part, which is then in the queue.
 
-        `wake` is called when a save needs the snapshot's slot. `now`: add it even if other uploads are running.
+        `wake` is called when a save needs the snapshot's slot. `now`: whether to add it even if other uploads are
+        running.
         """
         save_id = str(manifest["save_id"])
         if save_id in self._skipped and not now:
-            return False  # skipped for one rank, so skipped for all: a checkpoint needs every rank
+            return False  # if one rank's snapshot was skipped, skip all, because a checkpoint needs every rank
         busy = bool(self.tasks) or (self.current is not None and not self.waiting)
         if not now and self._when_busy == "skip" and busy and save_id not in self._gathering:
             self._skipped = {save_id}
@@ -176,7 +177,8 @@ class UploadQueue:
         self._gathering[save_id] = task
         task.attempt = self._attempt if now else task.attempt
         if owner not in task.pins:
-            with contextlib.suppress(NotFoundError):  # overwritten already: this checkpoint will not be complete
+            # the snapshot was overwritten, so this checkpoint will not be complete
+            with contextlib.suppress(NotFoundError):
                 task.pins[owner] = task.stack.enter_context(self._pin(owner, save_id))
                 task.pins[owner].on_cancel = wake
                 task.left[owner] = int(manifest["nbytes"])
@@ -187,7 +189,7 @@ class UploadQueue:
 
     def _enqueue(self, task: UploadTask) -> None:
         for older in [each for each in self._gathering.values() if each.step < task.step]:
-            self._gathering.pop(older.save_id).drop()  # a rank never sealed it
+            self._gathering.pop(older.save_id).drop()  # some rank never sealed this checkpoint
         del self._gathering[task.save_id]
         if self._when_busy == "supersede":
             for waiting in self.tasks:
@@ -196,16 +198,16 @@ class UploadQueue:
             self.tasks.clear()
         self.tasks.append(task)
 
-    # --- what goes out --------------------------------------------------------------------------
+    # --- the current upload ------------------------------------------------------------------------
 
     def next(self) -> UploadTask:
-        """Remove the first checkpoint from the queue and make it the current one; return it."""
+        """Remove the first checkpoint from the queue, make it the current one, and return it."""
         self.current = self.tasks.pop(0)
         return self.current
 
     def is_passed(self, task: UploadTask, now: float) -> bool:
-        """Return whether to stop waiting for other nodes: a busy node may have skipped this step, and then a newer step
-        is the next common one; or a node was lost."""
+        """Return whether to stop waiting for other nodes. A busy node may have skipped this step, so that a newer step
+        is the next one that all nodes have; or a node was lost."""
         if task.step <= self._forsaken or (self._when_busy != "wait" and self.tasks):
             return True
         return task.generation < self._generation and now > self._entered_at + _LEFT_BEHIND_S

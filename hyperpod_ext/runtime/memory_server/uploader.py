@@ -1,7 +1,7 @@
-"""Upload snapshots from this node's memory to a durable tier, in one thread per tier and without the workers.
+"""Uploads snapshots from this node's memory to a durable tier, in one thread per tier and without the workers.
 
-A snapshot that was sealed on every node arrives even if the workers or the whole job die. `upload_queue.py` decides
-which snapshots are due and in which order; `upload.py` uploads one.
+A snapshot that every node has sealed reaches the tier even if the workers or the whole job die. `upload_queue.py`
+decides which snapshots are due and in which order. `upload.py` uploads one of them.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from hyperpod_ext.runtime.storage.object_store import Cancelled
 from hyperpod_ext.runtime.storage.open import open_tier
 
 _REMEMBERED = 100
-"""Number of remembered uploaded steps. A new generation drops the later ones; the newest of the others then counts."""
+"""Number of uploaded steps to remember. A new generation drops later steps; then the newest remaining step counts."""
 
 
 class Uploader:
     """Uploads checkpoints to one durable tier.
 
     Args:
-        tier: place, interval, and number of kept checkpoints.
+        tier: place, interval, and number of checkpoints to keep.
         regions: this node's own snapshots.
-        plan_of: returns a layout by digest.
+        plan_of: returns a layout by its digest.
         node, nodes: this node's number, and the number of nodes.
-        owners: number of ranks of this node; a checkpoint is queued when the snapshots of all of them are sealed.
+        owners: number of ranks on this node. A checkpoint is queued once the snapshots of all of them are sealed.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class Uploader:
         )
         self._changed = threading.Condition()
         self._lost: UploadTask | None = None
-        """The last checkpoint that failed or was cancelled."""
+        """The last checkpoint whose upload failed or was cancelled."""
         self._steps: list[int] = []
-        """Steps in the tier, in the order of their upload."""
+        """Steps in the tier, in the order in which they were uploaded."""
         self._status: dict[str, Any] = {
             "tier": self.url,
             "bytes_sent": 0,
@@ -83,7 +83,7 @@ class Uploader:
             "taken_over": False,
         }
         self.on_change: Callable[[Uploader], None] = lambda uploader: None
-        """Called in the uploading thread when a checkpoint was uploaded or deleted."""
+        """Called in the uploading thread after a checkpoint was uploaded or deleted."""
         threading.Thread(target=self._work, name=f"upload {self.url}", daemon=True).start()
 
     # --- due checkpoints ------------------------------------------------------------------------
@@ -92,9 +92,9 @@ class Uploader:
         """Begin a generation at `step`, and drop checkpoints of earlier generations that can no longer be completed.
 
         Args:
-            run: name of this run of the job, among runs of jobs of the same name.
-            stored: URLs of the tiers that have `step` already, so that it is not uploaded to them again.
-            again: see `UploadQueue.enter`.
+                run: name of this run, which distinguishes it from other runs of jobs with the same name.
+                stored: URLs of the tiers that already have `step`, so that it is not uploaded to them again.
+                again: see `UploadQueue.enter`.
         """
         with self._changed:
             self._upload.entered[generation] = step, run
@@ -105,7 +105,7 @@ class Uploader:
             self._upload.wake.set()
 
     def forsake(self) -> None:
-        """Stop waiting for parts of a memory server that was lost or replaced."""
+        """Stop waiting for the parts of a memory server that was lost or replaced."""
         with self._changed:
             self._queue.forsake()
             self._upload.wake.set()
@@ -116,21 +116,21 @@ class Uploader:
             self._queue.resize(*((0, 1) if self.tier.on_node else (node, nodes)), owners)
 
     def ask(self, step: int) -> None:
-        """Also upload the snapshot of `step`, even if the policy does not make it due."""
+        """Upload the snapshot of `step` too, even if the policy does not make it due."""
         with self._changed:
             self._queue.ask(step)
 
     def sealed(self, owner: int, manifest: Manifest) -> None:
-        """Record a sealed snapshot; pin it at once if it is due."""
+        """Record a sealed snapshot. If it is due, pin it at once."""
         with self._changed:
             self._queue.newest = max(self._queue.newest, int(manifest["step"]))
             if self._queue.is_due(int(manifest["step"])):
                 self._take(owner, manifest)
 
     def take_now(self, manifests: list[Manifest]) -> None:
-        """Upload these snapshots of one step, one of each rank of this node, even if the step is not due.
+        """Upload these snapshots of one step, one for each rank of this node, even if the step is not due.
 
-        Nothing happens if they are uploaded or queued already.
+        Does nothing if they are already uploaded or queued.
         """
         with self._changed:
             for save_id in {str(manifest["save_id"]) for manifest in manifests}:
@@ -141,7 +141,8 @@ class Uploader:
                     self._take(int(manifest["rank"]), manifest, now=True)
 
     def progress_of(self, manifests: list[Manifest]) -> dict[str, Any]:
-        """Return the upload progress of these snapshots of one step, with the ranks and bytes not uploaded yet."""
+        """Return the upload progress for these snapshots of one step, with the ranks and bytes that are not uploaded
+        yet."""
         with self._changed:
             one = manifests[0]
             step, save_id = int(one["step"]), str(one["save_id"])
@@ -188,7 +189,8 @@ class Uploader:
                 self._lost, task.error = task, "it was given up, on this node or another one"
                 task.stack.close()
                 self._upload.report_left(task)
-            except Exception as error:  # any error: without this thread, nothing would be uploaded any more
+            # catch any error, because without this thread nothing would be uploaded any more
+            except Exception as error:
                 self._note(task, error)
                 self._upload.report_failed(task)
             finally:
@@ -200,7 +202,7 @@ class Uploader:
     def _prune(self, task: UploadTask) -> None:
         """Delete old checkpoints. An error is only recorded, and the next commit tries again.
 
-        Nothing is deleted if another run has begun, because that run may resume from an old checkpoint.
+        If another run has begun, nothing is deleted, because that run may resume from an old checkpoint.
         """
         try:
             if (entered := self._upload.entered.get(task.generation)) is not None:
@@ -224,18 +226,18 @@ class Uploader:
 
     @property
     def status(self) -> dict[str, Any]:
-        """Counters, the newest uploaded step, and the last error."""
+        """Counters, the newest uploaded step, and the last error of the tier."""
         superseded = self._status["superseded"] + self._queue.superseded
         counts = {"superseded": superseded, "skipped": self._queue.skipped}
         return self._status | counts | {"durable_step": self._newest}
 
     @property
     def _newest(self) -> int | None:
-        """Newest step in the tier that no later generation has dropped, according to this node."""
+        """Newest step in the tier, as far as this node knows, that no later generation has dropped."""
         return max(self._steps, default=None)
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until all due checkpoints are uploaded or have failed; return False after `timeout_s`."""
+        """Wait until all due checkpoints are uploaded or have failed. Returns False after `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._queue.tasks and self._queue.current is None, timeout_s)
 
