@@ -138,24 +138,25 @@ def make_page(document: Mapping[str, Any]) -> str:
     """The page in docs/benchmarks."""
     return f"""# Token store
 
-Made by `make bench-data`, on {document["machine"]}, load average {document["load_average"]:.1f}:
+`make bench-data` writes this page. It ran on {document["machine"]}, load average {document["load_average"]:.1f}, as
 `{document["command"]}`.
 
 {make_tables(document)}
 
-- **Readers**: the same random documents of about a thousand `uint16` tokens, as a store and as Megatron's `.bin/.idx`,
-  in shuffled order, one process, page cache warm. Beside it, Megatron's own `IndexedDataset` ({document["beside"][0]});
-  *samples* are windows of {LENGTH} + 1 tokens in batches of {BATCH}, made by the rule of its `GPTDataset`: parts of
-  documents, joined. All sides end with `int64` arrays, and some are first compared token by token.
-- **Epochs**: Python's own sources as JSONL.gz. Decoding is gunzip, `json.loads`, and a byte-level BPE of 16,000 tokens
-  ({document["beside"][1]}, which uses all cores); the second epoch is shuffled samples from the store, by one process.
-  Both end with `int64` arrays, or both with bytes as they are stored, to be cast on the device. Where there is nothing
-  to tokenise, gunzip and JSON alone are left to save, and writing `int64`, eight bytes for each that is read, takes
-  longer than reading.
-- **CPU time** is that of all threads of the process: what a busy machine changes least.
+- **Readers**: one process reads the same random documents of about a thousand `uint16` tokens, as a store and as
+  Megatron's `.bin/.idx`, in shuffled order, with a warm page cache. The comparison is Megatron's own `IndexedDataset`
+  ({document["beside"][0]}). *Samples* are windows of {LENGTH} + 1 tokens in batches of {BATCH}, joined from parts of
+  documents by the rule of Megatron's `GPTDataset`. All readers return `int64` arrays, and some arrays are first
+  compared token by token.
+- **Epochs**: the data are Python's own sources as JSONL.gz. Decoding is gunzip, `json.loads`, and a byte-level BPE of
+  16,000 tokens ({document["beside"][1]}, which uses all cores); in the second epoch, one process reads shuffled samples
+  from the store. Both return `int64` arrays, or both return bytes as they are stored, to be cast on the device. If the
+  data need no tokenizer, a store saves only gunzip and JSON, and writing `int64`, eight bytes for each byte that is
+  read, takes longer than reading.
+- **CPU time** is that of all threads of the process. A busy machine changes this figure least.
 - **Memory**: PSS of each process after it has read every document, less its PSS before it opened the store.
-- Ratios are of two sides in the same round; who goes first alternates. The first round is not counted: it reads the
-  pages, and checks each block against its checksum.
+- Ratios compare two readers in the same round, in alternating order. The first round does not count, because it reads
+  the pages and verifies the checksum of each block.
 """
 
 

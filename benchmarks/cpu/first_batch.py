@@ -147,11 +147,13 @@ def page(rows: list[Any], rounds: int) -> str:
     lines = [
         "# Time to the first batch after `kill -9`",
         "",
-        f"`make bench-first-batch`: {SAMPLES:,} samples, shuffled, batches of {BATCH}, {WORKERS} worker processes, "
-        f"{os.cpu_count()} cores, torch {torch.__version__}, {TORCHDATA}, Python {platform.python_version()}.",
-        f"Medians of {rounds} rounds, in turn; each side reads to the depth, saves its state and is killed, and a new",
-        "process loads it.",
-        "Seconds are from the end of `import torch` to the first batch.",
+        f"`make bench-first-batch` writes this page. It reads {SAMPLES:,} samples, shuffled, in batches of "
+        f"{BATCH}, with {WORKERS} worker processes, on {os.cpu_count()} cores, with torch {torch.__version__}, "
+        f"{TORCHDATA}, Python {platform.python_version()}.",
+        f"The figures are medians of {rounds} rounds, in turns. Each loader reads to the depth, saves its state and is "
+        "killed.",
+        "A new process then loads the state.",
+        "Seconds count from the end of `import torch` to the first batch.",
         "",
         "| depth (steps) | ours | StatefulDataLoader | median of ratios | with `import torch` | state, bytes |",
         "|---|---|---|---|---|---|",
@@ -162,8 +164,8 @@ def page(rows: list[Any], rounds: int) -> str:
             f"| {whole['ours']:.2f} / {whole['torchdata']:.2f} s | {sizes['ours']:,} / {sizes['torchdata']:,} |"
         )
     why = (
-        "StatefulDataLoader draws the whole epoch's permutation before its first batch; ours computes the places that "
-        "a step needs."
+        "StatefulDataLoader draws the whole epoch's permutation before its first batch; our loader computes "
+        "only the places that a step needs."
     )
     return "\n".join([*lines, "", why, ""])
 

@@ -93,24 +93,24 @@ def make_page(document: Mapping[str, Any]) -> str:
 
 {make_table(document)}
 
-Medians of {rounds} rounds with their ranges, the launchers in turn. Seconds are from the last step before the fault
-to the first new one, less the median step before it.
+The table has medians of {rounds} rounds with their ranges; the launchers take turns. Seconds count from the last step
+before the fault to the first new step, less the median step before the fault.
 
-- 2 pods with 2 ranks each, and a spare where a pod is lost; a resize has one rank in each pod. A small model on gloo;
-  the state is in the nodes' memory, in a peer's, and in a shared directory.
-- The operator is a stand-in that asks every 50 ms; what AWS's own takes until it acts is not in these figures. A lost
-  pod has to wait for it under every launcher, for four looks: *until `/start`* is that share of the seconds. With
-  `restart.policy: continue` the others train on meanwhile; its steps have the same losses here. The first pod's agent
-  coordinates the job, and of two nodes one is no majority: who is left goes on once the spare has been started.
-- `hyperpodrun` 1.1.3 is the real one, with `--inprocess-restart` and, as `hp-ext` renders it, our fork server and
-  `--monitor-interval`; for another number of nodes without both flags: the operator's elastic policy wants it without
-  the first.
-  `hyperpodrun alone` has nothing of ours between it and the script.
-- A hang is found as soon as each can, in a job whose steps take 0.05 s: by our agent after four of its slowest steps
-  without progress, and 0.25 s at least; by AWS's with a rule that wants a line within 1 s, the least that a rule can
-  say.
-- Every process starts as on a machine that runs nothing yet; pods and ranks share the machine's cores. No pod starts
-  in the place of one that is lost: that would be on another machine, and here it would take a core for seconds.
+- The job has 2 pods with 2 ranks each, and a spare for faults that lose a pod. For a resize, each pod has one rank. The
+  model is small and uses gloo. Its state is in the nodes' memory, in a peer's memory, and in a shared directory.
+- The operator is a stand-in that polls every 50 ms, so the figures do not include the delay of AWS's operator. Under
+  every launcher, the replacement of a lost pod waits for four polls of the operator; *until `/start`* is this part of
+  the seconds. With `restart.policy: continue` the other ranks train during this wait, and their steps have the same
+  losses in this test. The first pod's agent coordinates the job, and one of two nodes is no majority. If the first pod
+  is lost, the other pod therefore continues only after the operator has started the spare.
+- `hyperpodrun` is AWS's real agent, version 1.1.3, with `--inprocess-restart` and, as `hp-ext` renders it, our fork
+  server and `--monitor-interval`. Resizes run without both flags, because the operator's elastic policy does not work
+  with `--inprocess-restart`. `hyperpodrun alone` starts the script without our fork server.
+- Each agent has its fastest settings for hangs, in a job with steps of 0.05 s. Our agent detects a hang after four
+  times its slow steps without progress, and after at least 0.25 s. AWS's agent has a rule that requires a line every 1
+  s, the minimum of its rules.
+- Every process starts cold; pods and ranks share the machine's cores. A lost pod is not started again, because on a
+  cluster it would start on another machine, while here it would use a core for seconds.
 
 Measured on {machine["cores"]} cores ({machine["cpu"]}), Python {machine["python"]}, torch {machine["torch"]},
 load average {machine["load_average"][0]:g} at the end.

@@ -134,20 +134,20 @@ the figures of the other pages.
 
 ![Seconds of a recovery by the number of GPUs](recovery-by-nodes.svg)
 
-## Ours
+## Our measurements
 
-Measured on 2 cores, without a GPU, and never all of it at once: [a whole recovery](recovery.md) at {ranks} ranks,
-[process groups](rendezvous.md) at 4 to 64, [the control plane](control-plane.md) at 16 to 2,048 nodes of eight.
-What opening groups takes is CPU time of all ranks on the same two cores; with cores of their own it is about 3 ms a
-rank at any of these sizes.
+The parts were measured separately, on 2 cores without a GPU: [a whole recovery](recovery.md) at {ranks} ranks, [process
+groups](rendezvous.md) at 4 to 64 ranks, [the control plane](control-plane.md) at 16 to 2,048 nodes of eight ranks. The
+time to open groups is CPU time of all ranks on the same two cores; with a core for each rank, it is about 3 ms per rank
+at each of these sizes.
 
-Simulated: the mean of about {faults} faults of each job, {model} sharded over all ranks, rates of the published run
-of Llama 3, spares enough that hardly any fault waits for a repair. The rest is what `hp-ext simulate` says where
-nothing is given: 5 s for a process and 30 s for a node are **assumed** for scripts and devices at any size; the
-control plane's share is measured up to 2,048 nodes, and **extrapolated** above as N log N; reading the state
-follows from assumed speeds, and takes longest where few nodes hold much of it each. NCCL was never run here: what
-it takes to make its communicators again is in those 5 s or it is not, and it grows with the GPUs. Measure yours,
-and give `--process-s` and `--node-s`.
+The simulated seconds are means of about {faults} faults per job, with {model} sharded over all ranks, the failure rates
+of the published run of Llama 3, and enough spares that hardly any fault waits for a repair. Other settings are the
+defaults of `hp-ext simulate`. 5 s for a process and 30 s for a node are **assumed** for scripts and devices at any
+size. The control plane's share is measured up to 2,048 nodes, and **extrapolated** above as N log N. The time to read
+the state follows from assumed speeds, and is longest if few nodes each hold much of the state. NCCL was never run here:
+the time to create its communicators again may exceed those 5 s, and grows with the number of GPUs. Measure your own
+times, and set `--process-s` and `--node-s`.
 
 | nodes | GPUs | seconds a fault | of it the control plane |
 | ---: | ---: | ---: | ---: |
@@ -155,8 +155,8 @@ and give `--process-s` and `--node-s`.
 
 ## Published by others
 
-Figures of other people, on other machines, with other models, of other parts of a recovery. They say what was
-reached at a size, and are no comparison with ours.
+These figures are from other authors, on other machines, with other models, for other parts of a recovery. They show
+results at a size, and cannot be compared with our measurements.
 
 | | GPUs | seconds | as it was published |
 | --- | ---: | ---: | --- |

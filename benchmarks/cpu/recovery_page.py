@@ -157,18 +157,18 @@ def make_page(document: Mapping[str, Any]) -> str:
 
 ## What is measured
 
-All sides train the small GPT of `examples/01-local` on {job["ranks"]} ranks of one machine (gloo): same model,
-text, batches, random numbers, optimizer and number of steps. A process outside of the worker kills it with
-SIGKILL (`{job["kill"]}`) as soon as it has reported that it makes that step.
+All sides train the small GPT of `examples/01-local` on {job["ranks"]} ranks of one machine (gloo): same model, text,
+batches, random numbers, optimizer and number of steps. Another process kills the worker with SIGKILL (`{job["kill"]}`)
+as soon as the worker has reported the beginning of that step.
 
 - **{OURS}**: two local nodes of two workers, a snapshot in memory at each step.
 - **{TORCHRUN}**: `torchrun --standalone --max-restarts 3`, a `torch.distributed.checkpoint` save every
   {save_every} steps, `dcp.load` of the newest one on start.
 {_peer_lines(document, save_every)}
 
-The sides take turns in one run, and who goes first alternates. Ratios are medians of the ratios of rounds.
-All run with this environment; the last two are for torchrun, whose ranks otherwise do not find each other after
-a restart, and whose store asks the resolver for names (the torchrun of torchft has the third not set):
+The systems take turns in one run, in alternating order. Ratios are medians of the ratios of rounds. All systems run
+with this environment. The last two variables are for torchrun: without them, its ranks do not find each other after a
+restart, and its store waits for the name resolver. torchft's torchrun runs without the third variable:
 
 ```
 {environment}
@@ -183,26 +183,26 @@ load average {document["load"][0]:.1f} to {document["load"][1]:.1f} when the sid
 
 ## How to read it
 
-A phase ends when the last rank has come that far (an exception: when the first survivor has), and counts only
-what it adds to the phases before it. Medians of phases need not add up to the median of the whole. Where torchrun's
-agent ends the survivors before one of them has its exception, that phase is not seen and counts to the next.
-The *first new step* is the first that was made after the kill: for {OURS} the one that was interrupted, for {TORCHRUN}
-and {NVRX} the one after their checkpoint. {TORCHFT} makes it without the dead rank, of fewer samples; for all others it
-is of all ranks. It is *back past the killed step* when the interrupted step has been made. *One ordinary step off*
-takes the median step of the same run from each side: what is left is the recovery alone.
+A phase ends when the last rank has finished it (the first exception: when the first survivor has raised it), and counts
+only the time after the previous phase. Medians of phases need not add up to the median of the total. If torchrun's
+agent ends the survivors before one of them raises an exception, that phase is not seen, and its time counts to the next
+phase. The *first new step* is the first step that ends after the kill: for {OURS} the interrupted step, for {TORCHRUN}
+and {NVRX} the step after their checkpoint. Only {TORCHFT} makes this step without the dead rank, on fewer samples. A
+system is *back past the killed step* when it has made the interrupted step. *One ordinary step off* subtracts the
+median step of the same run, so that only the recovery remains.
 
-{NVRX} cannot abort gloo (its documentation says so): a survivor that is not the dead rank's neighbour waits out the
-group's timeout. To be quicker on CPUs it needs a shorter timeout, which also ends slow steps, or an abort that frees
-gloo. On NCCL, for which it is made, it has one. Nor does it replace a process: it needs one in reserve, or goes on with
-fewer ranks. The process that holds its store, rank 0's, may not die.
+As its documentation states, {NVRX} cannot abort gloo: a survivor that is not the dead rank's neighbour waits for the
+group's timeout. To be quicker on CPUs, {NVRX} would need a shorter timeout, which also ends slow steps, or an abort of
+gloo. For NCCL, its intended backend, {NVRX} has such an abort. {NVRX} does not replace a process: it needs a process in
+reserve, or continues with fewer ranks. Its store is in the process of rank 0, which must not die.
 
 ## Limits
 
 - One machine, CPU and gloo, one fault at a time. On GPUs a new process also has to create its CUDA context, and
   NCCL its communicators; neither is measured.
-- The model is small. Imports dominate torchrun's time; with a larger model, loading and the lost steps would.
-- How many steps torchrun loses depends on how long before the kill it saved; the default kill comes in the
-  middle between two saves.
-- All ranks share {machine["cores"]} cores, so four Pythons that import at once wait for each other. Other load makes
-  all sides slower and the ratios of rounds differ; the load average above tells how much of it there was.
+- The model is small. Imports dominate torchrun's time; with a larger model, loading and lost steps would dominate.
+- The number of steps that torchrun loses depends on the time since its last save; the default kill is halfway between
+  two saves.
+- All ranks share {machine["cores"]} cores, so four Python processes that import at the same time slow each other down.
+  Other load slows all systems and spreads the ratios of rounds; the load average above shows the other load.
 """

@@ -147,23 +147,25 @@ destroying them **{_ratio(medians, "destroy", most):.2f}**.
 
 ## What is measured
 
-N processes on one machine, forked with their imports done, one thread each, gloo on the loopback interface. A phase
-begins for all at once; it is over when the last rank is through. *Destroy blocks* is the slowest rank's call.
+The benchmark runs N processes on one machine, forked with their imports done, with one thread each and gloo on the
+loopback interface. All ranks begin a phase at the same time, and the phase ends when the last rank has finished.
+*Destroy blocks* is the duration of the slowest rank's call.
 
-- **{OURS}**: a key-value server in each rank; gloo connects two ranks when they first have something to say.
-  *Store ready*: the server made, all addresses exchanged through one process, another rank's server reached, proved
-  and asked. Lines stay open for later generations, and on them a rank is sent, unasked, where the ranks are reached
-  that it met in the generation before. The process that ranks are forked from has had two ends of a store meet, as the
-  one has that workers are forked from.
-- **{TORCH}**: `TCPStore` with torch's defaults on rank 0, kept for all generations with a prefix for each, which
-  favours it; every rank is connected with every other at once.
-- **{TORCH_LAZY}**: the same with `TORCH_GLOO_LAZY_INIT=1`, which newer versions of torch have.
+- **{OURS}**: each rank has a key-value server, and gloo connects two ranks at their first message. *Store ready*
+  includes the start of the server, the exchange of all addresses through one process, and an authenticated request to
+  another rank's server. Connections stay open for later generations. Through them, a rank receives the new addresses of
+  the ranks that it was connected to in the generation before, without a request. The process that forks the ranks has
+  used a store once before, like the fork server of a job.
+- **{TORCH}**: `TCPStore` with torch's defaults on rank 0. It is kept for all generations, with a prefix for each, which
+  favours torch. Every rank connects to every other rank at once.
+- **{TORCH_LAZY}**: torch with `TORCH_GLOO_LAZY_INIT=1`, an option of newer versions.
 
-*First all-reduce* makes what connections it needs; where they are made at once, it finds them. *Survivors out*: from
-the moment the death of a rank in the middle of the ring is seen, half of them in all-reduces of 4 bytes, half of 4 MB,
-until the exception in the survivor's main thread. 0 ms: it had one before the death was seen. From the word that the
-generation is over until then, *CPU time* is what the survivor's process ran, and *run queue* what its main thread
-waited for a core, by the kernel's count (schedstat).
+*First all-reduce* includes the connections that it needs, unless they exist already. *Survivors out* is the time from
+the detection of the death of a rank in the middle of the ring to the exception in the survivor's main thread. Half of
+the ranks die in all-reduces of 4 bytes, half in all-reduces of 4 MB. 0 ms means that the survivor raised before the
+death was detected. *CPU time* is the processor time of the survivor's process from the message that ends the generation
+to the exception. *Run queue* is the time in which its main thread waited for a core meanwhile, by the kernel's count
+(schedstat).
 
 Measured on {machine["cores"]} cores ({machine["cpu"]}), Python {machine["python"]}, torch {machine["torch"]}, load
 average {document["load"][0]:.1f} to {document["load"][1]:.1f} when the sides started.
@@ -174,16 +176,17 @@ average {document["load"][0]:.1f} to {document["load"][1]:.1f} when the sides st
 
 ## Limits
 
-- All ranks share {machine["cores"]} cores, so at 64 ranks it is the work of all of them together that is measured,
-  more than what one rank waits for: the run queue tells how much of the time that is. The word that a generation is
-  over goes to one rank after the other, and each that hears it takes a core from who tells the next.
-- Who is out first waits a moment before it closes its groups while more threads want a core than there are: on cores
-  that others always keep busy, that moment (1.5 ms for each thread that there is to a core, 50 ms at most) is lost.
-- One machine: connections cost no round trip. Over a network, the mesh that is not made costs more than here.
-- The advantage over lazily connecting torch is not speed first: it is that no process serves the store for the others.
-  [The store by number of ranks](store.md) has what that costs with more ranks than one machine can run.
-- Requests are counted where they are served, a rank's own included. Names are counted where Python asks for them; the
-  store is all Python.
+- All ranks share {machine["cores"]} cores, so the figures at 64 ranks show the work of all ranks together, rather than
+  the delay of one rank; the run queue shows the share of this effect. The message that ends a generation is sent to one
+  rank after another, and each rank that receives it takes a core from the sender.
+- While more threads are ready to run than there are cores, the first ranks that are out wait before they close their
+  groups. On cores that other processes always keep busy, this wait (1.5 ms for each thread per core, 50 ms at most) is
+  lost.
+- On one machine, connections cost no round trip. Over a network, the connections that {OURS} avoids cost more.
+- The main advantage over torch with lazy connections is not speed, but that no single process serves the store for all
+  ranks. [The store by number of ranks](store.md) has the cost for more ranks than one machine can run.
+- Requests are counted at the server, including a rank's requests to itself. Name look-ups are counted in Python,
+  because the store is written in Python.
 """
 
 

@@ -75,8 +75,9 @@ def page(document: dict) -> str:
         [
             "# Restart of an unchanged script",
             "",
-            "Seconds from `kill -9` of one of four workers to the first new step, on CPU with gloo. Both sides run the "
-            "same script and restart all ranks, which load the newest checkpoint of `torch.distributed.checkpoint`.",
+            "The seconds count from a `kill -9` of one of four workers to the first new step, on CPU with gloo. Both "
+            "sides run the same script and restart all ranks, which load the newest checkpoint of "
+            "`torch.distributed.checkpoint`.",
             "",
             "| command | median, s | range, s |",
             "|---|---|---|",

@@ -147,7 +147,7 @@ def _systems(document: Document) -> str:
     names = [name for name in SYSTEMS if name in _measured(document) or _failure(document, name)]
     figures, tables = list(FIGURES.items()), []
     cut = list(FIGURES).index("survives")
-    for title, part in (("what a save costs", figures[:cut]), ("what it is good for", figures[cut:])):
+    for title, part in (("cost of a save", figures[:cut]), ("safety, memory, restore", figures[cut:])):
         lines = [
             f"| {title} | " + " | ".join(figure.label for _, figure in part) + " |",
             "|---" * (len(part) + 1) + "|",
@@ -178,7 +178,7 @@ def _spread(found: Mapping[str, float]) -> str:
 
 
 def _peers(document: Document) -> str:
-    lines = ["| copies to a peer, beside the same trainer | hyperpod_ext |", "|---|---|"]
+    lines = ["| copies to a peer, with the same trainer | hyperpod_ext |", "|---|---|"]
     for key, figure in PEER_FIGURES.items():
         found = document["medians"][key].get(OURS)
         cell = f"{_number(found['median'], figure)} ({_spread(found)})" if found else "-"
@@ -213,54 +213,60 @@ def make_page(document: Document) -> str:
     machine, setup = document["machine"], document["setup"]
     environment = " ".join(f'{name}="{value}"' if " " in value else f"{name}={value}" for name, value in FAIR.items())
     return f"""\
-# Checkpoints: what a save costs, when it is safe, how it comes back
+# Checkpoints: cost of a save, safety and restore
 
 `make bench-checkpoint` writes this page, [checkpoint.json](checkpoint.json) and the plot.
 
 ![Blocked and lost time of each system](checkpoint.svg)
 
-Ratios are to `memcpy`: `copy_` of each tensor of the same state into memory that has been touched, in the same
-process and round. In brackets: number of rounds, least to most. *Worst round / median*: a round of which nobody could
-rely on the median. *By memcpy itself*: the same copy in a thread beside the same steps, in this run.
+Ratios compare with `memcpy`, a `copy_` of each tensor of the same state into memory that has been touched, in the same
+process and round. Brackets have the number of rounds, the minimum and the maximum. *Worst round / median* shows how far
+a single round can be from the median. *By memcpy itself* is the same copy in a thread during the same steps, in this
+run.
 
 {make_tables(document)}
 
 ## What is measured
 
 {_states(setup["states"])}
-All systems of a batch are alive at the same time, each in processes of its own, and are asked in turn, one save each;
-who goes first changes from round to round. A batch has as many systems as the machine has memory for. Where processes
-that are not measured take more than {NEIGHBOURS:g} of a core, a turn waits until they end, {QUIET_S:g} s at most, and
-windows of training beside them do not count.
+All systems of a batch run at the same time, each in its own processes. They take turns with one save each, in an order
+that changes from round to round. A batch has as many systems as fit into the machine's memory. If other processes use
+more than {NEIGHBOURS:g} of a core, a turn waits until they end, for {QUIET_S:g} s at most, and windows of training
+during that time do not count.
 
-- **Blocked**: from the call until the state may be changed, on the calling thread, less the time that thread stood in
-  the run queue. The slowest rank counts. The *first* save comes {setup["settle_s"]:g} s after the system was made.
-- **Blocked beside a step**: the same of a save that is staged while the model computes: the call, and the wait before
-  the optimizer's step.
-- **Training time lost**: a window of at least {setup["steps_a_window"]} steps that begins with a save and goes on
-  until nothing of it is left in the background, against as many steps without. Forward and backward take at least
-  {COMPUTE_RATIO:g} copies of the state ({setup["tokens_a_step"]} tokens): with a few tokens only, a step waits for
-  memory itself, and whatever else moves bytes costs it more. Staging may overlap them and is waited for
-  before the optimizer's step; systems that cannot overlap are blocked first. One step differs from the next by more
-  than what is looked for, so windows go on until the standard error of their median is {KNOWN:g} copies or
-  {100 * KNOWN_SHARE:g} % of it, or for {WINDOWS_S:g} s a round. Copies for comparison are made between them.
-- **Survives kill -9**: from the call until the system calls the save safe, wall time. At that moment every worker is
-  killed with SIGKILL; new ones restore, and every tensor must be `torch.equal` to what was saved.
-- **More memory**: the most anonymous memory the trainer had during two saves beyond what it had before its first, in
-  percent of the state; then that of the processes it started. Shared memory is in the raw rounds of a run.
-- **Restore**: into the existing tensors of a fresh process, which are then compared with what was saved.
-- **Copy on a peer**: two ranks, each a node. The first one trains, and its state goes to the other, which has next to
-  nothing to save: one core trains, and the other one sends and takes, as each node of a job does with a core that it
-  can spare. Lost time as above; *there after*: from when the state was staged (below 0: it was there before the save
-  let go of the state). *A plain copy*: beside the same trainer in the same round, a process sends as many bytes over
-  {setup["socket_streams"]} sockets to another one, and both do nothing else: what no copy over sockets can beat here;
-  *as nice as ours*: with the priority that our memory servers give their copies. *Both ways at once*: each node has
-  such a state, so one core does what two would do on two nodes. *More*: than by a save that is not due at the peer.
-- **Restore from a peer**: a node has forgotten what it held; its rank restores while the other rank does nothing, and
-  right after it takes the same bytes over {setup["socket_streams"]} plain sockets.
-- **Drain**: to a local S3 that discards what it gets, from the moment the snapshot is sealed until its manifest is
-  there. CPU time is that of the client, ours with the checksums; the sink has its own process.
-  *Step beside it*: a trainer's mean step while the client goes on, against its median step without.
+- **Blocked**: the time from the call until the state may be changed, on the calling thread, less the time in which that
+  thread waited for a core. The slowest rank counts. The *first* save comes {setup["settle_s"]:g} s after the system was
+  created.
+- **Blocked, staged during a step**: for a save that is staged while the model computes, the time of the call and of the
+  wait before the optimizer's step.
+- **Training time lost**: the duration of a window of at least {setup["steps_a_window"]} steps, compared with as many
+  steps without a save. The window begins with a save and ends when the save has no more work in the background. Forward
+  and backward pass take at least as long as {COMPUTE_RATIO:g} copies of the state ({setup["tokens_a_step"]} tokens),
+  because with few tokens the memory limits a step, and every copy slows it more. Staging may overlap with the passes,
+  but must end before the optimizer's step; systems that cannot overlap block first. Steps differ from each other by
+  more than the measured effect. Windows are therefore repeated until the standard error of their median is {KNOWN:g}
+  copies or {100 * KNOWN_SHARE:g} % of the median, or for {WINDOWS_S:g} s per round. Copies for comparison are made
+  between the windows.
+- **Survives kill -9**: the wall time from the call until the system reports the save as safe. At that moment every
+  worker is killed with SIGKILL. New workers restore, and every tensor must be `torch.equal` to the saved tensor.
+- **More memory**: the peak of the trainer's anonymous memory during two saves, less its memory before the first save,
+  in percent of the state; then the same for the processes that the trainer started. The raw rounds of a run contain the
+  shared memory.
+- **Restore**: the time of a restore into the existing tensors of a new process. The restored tensors are then compared
+  with the saved tensors.
+- **Copy on a peer**: two ranks, each on its own node. The first rank trains, and its state is copied to the second
+  rank, which has almost nothing to save. One core trains, and the other core sends and receives, like a free core of
+  each node in a job. Lost time is defined as above. *There after* counts from the end of staging (below 0: the copy was
+  complete before the save released the state). *A plain copy*: during the same training in the same round, a process
+  sends as many bytes over {setup["socket_streams"]} sockets to another process, and both do nothing else. No copy over
+  sockets can be faster here. *As nice as ours*: the plain copy has the priority of our memory servers' copies. *Both
+  ways at once*: each node has such a state, so one core does the work of two cores on two nodes. *More*: compared with
+  a save that is not due at the peer.
+- **Restore from a peer**: the memory of a node is empty. Its rank restores while the other rank does nothing, and then
+  receives the same bytes over {setup["socket_streams"]} plain sockets.
+- **Drain**: the upload to a local S3 server that discards all data, from the moment when the snapshot is sealed until
+  its manifest is stored. CPU time is that of the client, for hyperpod_ext with the checksums; the server has its own
+  process. *Step during it*: a trainer's mean step during the upload, compared with its median step without.
 
 Survived the kill: {_survived(document) or "not measured"}.
 
@@ -277,10 +283,11 @@ Every process runs with
 
 ## Limits
 
-- One machine, CPU and gloo: no GPU, no network between nodes, no TLS, no real S3. The sockets are loopback.
-- Files of peers are in memory (tmpfs): no disk is measured, to their advantage.
-- Systems and ranks share {machine["cores"]} cores; what works in the background takes its core from nobody only while
-  there are no more trainers than cores less one.
+- The benchmark runs on one machine, with CPU and gloo: no GPU, no network between nodes, no TLS, no real S3. All
+  sockets use the loopback interface.
+- Files of the other systems are in memory (tmpfs). This is to their advantage, because no disk is measured.
+- Systems and ranks share {machine["cores"]} cores; background work takes no core from a trainer only if there are fewer
+  trainers than cores.
 """
 
 
@@ -295,7 +302,7 @@ def _runs(document: Document) -> str:
             load += ", other processes with {:.2f} of a core (median) to {:.2f}".format(*run["neighbours"])
         load += ", during the rounds of"
         told.append(f"{load}\n\n```\n{run['command']}\n```")
-    return "A system has the figures of the last of these runs that asked it:\n\n" + "\n\n".join(told)
+    return "The figures of a system are from the last of these runs that included it:\n\n" + "\n\n".join(told)
 
 
 def _states(states: Mapping[str, Mapping[str, Any]]) -> str:
@@ -313,7 +320,7 @@ def _survived(document: Document) -> str:
 
 
 def _about(document: Document) -> str:
-    lines = ["| system | what | changed so that it runs here |", "|---|---|---|"]
+    lines = ["| system | description | changes that let it run here |", "|---|---|---|"]
     for found in document["systems"].values():
         version = f" ({found['packages'][0]})" if found["packages"] else ""
         lines.append(f"| {found['label']}{version} | {found['about']} | {found['shims']} |")

@@ -53,7 +53,7 @@ FIGURES = {
     "blocked_sharded": Figure("the same, DTensors on 2 ranks", "blocked", "ratio", "sharded", target=1.10),
     "first": Figure("blocked by the first save", "first_blocked", "ratio", target=1.2),
     "first_sharded": Figure("the same, DTensors on 2 ranks", "first_blocked", "ratio", "sharded", target=1.2),
-    "blocked_overlapped": Figure("blocked, staged beside a step", "lost", "blocked_ratio", has="overlapped"),
+    "blocked_overlapped": Figure("blocked, staged during a step", "lost", "blocked_ratio", has="overlapped"),
     "lost": Figure("training time lost by a save", "lost", "ratio", target=0.12),
     "every_step": Figure("step with a save / without", "every_step", "ratio", target=1.10),
     "survives": Figure("until it survives kill -9", "survives", "ratio", has="survives", target=1.5),
@@ -88,7 +88,7 @@ DRAIN_FIGURES = {
     "drain_speed": Figure("speed / the fastest client", "drain", "speed_ratio", target=0.8, least=True),
     "drain_cpu_s_per_gb": Figure("client CPU s/GB", "drain", "cpu_s_per_gb", unit=""),
     "drain_cpu": Figure("CPU / upload_fileobj", "drain", "cpu_ratio", target=0.25),
-    "drain_step": Figure("step beside it / without", "drain", "step_ratio", target=1.15),
+    "drain_step": Figure("step during it / without", "drain", "step_ratio", target=1.15),
 }
 ALL_FIGURES = FIGURES | PEER_FIGURES | DRAIN_FIGURES
 

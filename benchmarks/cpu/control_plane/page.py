@@ -187,34 +187,35 @@ def make_page(document: Mapping[str, Any]) -> str:
 
 ## What each message costs
 
-Messages and bytes when a node is lost; [protocol.md](../protocol.md) says what each of them is.
-`tests/benchmarks/cpu/control_plane/test_counted.py` holds that they grow with N log N at most.
+This table has the messages and bytes when a node is lost; [protocol.md](../protocol.md) describes each message.
+`tests/benchmarks/cpu/control_plane/test_counted.py` tests that they grow at most with N log N.
 
 {make_kinds(document, "fault_by_kind")}
 
-And when the job starts:
+This table has the messages and bytes when the job starts:
 
 {make_kinds(document, "start_by_kind")}
 
-And when all come to another coordinator:
+This table has the messages and bytes when all agents connect to another coordinator:
 
 {make_kinds(document, "takeover_by_kind")}
 
 ## What is measured
 
-The coordinator that a job has, in a process of its own; its agents are only their messages, all in another process,
-over the loopback interface, with eight workers a node and one spare. All agents connect at the same time.
+The benchmark runs a job's coordinator in its own process. Another process sends the messages of all agents, over the
+loopback interface, with eight workers per node and one spare. All agents connect at the same time.
 
-- **start**: from the first connection until every agent was told to go on with step 0.
-- **step**: every rank reports that it has begun its loop, and one step. Both go to the event log, the step
-  [of some ranks](../events.md#what-a-line-has) only; **log KB** is what it adds.
-- **fault**: the connection of a node with eight ranks ends; the spare gets them; every other rank still has its state
-  live, and every node reports two snapshots of each of its ranks in memory and a replica of another's. Until every
-  agent was told to go on. **log KB** is what the event log has of it.
-- **takeover**: the coordinator's node is lost after that. Another process knows what a node of the job does, the others
-  come to it all at once, and it has their ranks leave their step. Until every agent was told so.
-- **CPU s** is processor time of the coordinator's process, **MB** and **messages** go both ways, **memory** is what is
-  resident at the end.
+- **start**: from the first connection until every agent has the message to begin with step 0.
+- **step**: every rank reports the beginning of its loop, and one step. Both reports go to the event log, the step [of
+  some ranks](../events.md#what-a-line-has) only; **log KB** is the growth of the log.
+- **fault**: the connection of a node with eight ranks ends, and the spare gets these ranks. Every other rank still has
+  its live state, and every node reports two snapshots of each of its ranks in memory and a replica of another node's.
+  The fault ends when every agent has the message to continue. **log KB** is the growth of the event log.
+- **takeover**: the coordinator's node is lost after that fault. Another process has a copy of the job state, all other
+  agents connect to it at once, and it makes all ranks leave their step. The takeover ends when every agent has this
+  message.
+- **CPU s** is processor time of the coordinator's process, **MB** and **messages** count both directions, and
+  **memory** is the resident memory at the end.
 
 Measured on {machine["cores"]} cores ({machine["cpu"]}), Python {machine["python"]}.
 
@@ -224,6 +225,7 @@ Measured on {machine["cores"]} cores ({machine["cpu"]}), Python {machine["python
 
 ## Limits
 
-- One machine: agents and coordinator share {machine["cores"]} cores, so `fault, s` is mostly the agents' own work.
-- Agents answer at once. What ranks need to leave a generation, to open their groups and to restore is not in it.
+- Agents and coordinator share {machine["cores"]} cores of one machine, so `fault, s` is mostly the agents' own work.
+- Agents answer at once. The figures do not include the time in which ranks leave a generation, open their groups and
+  restore.
 """

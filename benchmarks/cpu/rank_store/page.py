@@ -95,28 +95,28 @@ def make_page(document: Mapping[str, Any]) -> str:
 {make_table(document)}
 ```
 
-Requests, bytes, connections and CPU are of an average rank, look-ups of an average node of
-{document["workers_per_node"]} ranks. `tests/benchmarks/cpu/rank_store/test_counted.py` holds the counts at small sizes,
-and that the benchmark asks what real groups ask.
+Requests, bytes, connections and CPU are those of an average rank, look-ups those of an average node of
+{document["workers_per_node"]} ranks. `tests/benchmarks/cpu/rank_store/test_counted.py` tests the counts at small sizes,
+and that the benchmark sends the requests of real groups.
 
 ## What is measured
 
-The servers and stores that ranks have, {document["ranks_per_process"]} of them in a process, with a thread and a port
-each, over the loopback interface. Torch and gloo are not there: each rank asks what a group of gloo asks of its store
-when connections are made at their first use. It sets where it is reached. In its first all-reduce it waits for, and
-gets, the same of its two neighbours in a ring. The mesh has three dimensions: ranks of a node, up to four stages, and
-replicas.
+The benchmark runs the servers and stores of real ranks, {document["ranks_per_process"]} ranks per process, with a
+thread and a port for each rank, over the loopback interface. Torch and gloo do not run: each rank sends the requests
+that a group of gloo with lazy connections sends to its store. A rank sets its own address. In its first all-reduce, it
+waits for and reads the addresses of its two neighbours in a ring. The mesh has three dimensions: ranks of a node, up to
+four stages, and replicas.
 
-- **start**: no rank knows any other.
-- **lost node**: one node's ranks are other processes, at other addresses. All ranks open their groups again. The others
-  watch their neighbours' keys: values of the new generation were sent to them when they were set.
-- **requests** are counted where they are served, a rank's own included: two in the default group, three in the mesh.
-  **busiest** is the rank that served most.
-- **bytes** are those of TCP's payload on lines to a rank's server, handshakes included; **connections**, how many such
-  lines there are. **CPU** is that of both ends.
-- **look-ups** are what a node's workers ask their agent for addresses, **of agents** what the agent asks the
-  coordinator, **bytes of these** those of the agent's and of the answers. In a job of up to 64 ranks all addresses are
-  sent when a generation begins, and nothing is looked up.
+- **start**: no rank has the address of another rank yet.
+- **lost node**: one node's ranks are new processes, at new addresses. All ranks open their groups again. The remaining
+  ranks watch their neighbours' keys, so that new values are sent to them as soon as they are set.
+- **requests** are counted at the server, including a rank's requests to itself: two in the default group, three in the
+  mesh. **busiest** is the number of requests of the rank that served most.
+- **bytes** are TCP's payload on connections to a rank's server, handshakes included. **connections** is the number of
+  these connections. **CPU** is the processor time of both ends.
+- **look-ups** are the address requests of a node's workers to their agent, **of agents** those of the agent to the
+  coordinator, **bytes of these** the bytes of the agent's requests and their answers. In a job of up to 64 ranks all
+  addresses are sent when a generation begins, so there are no look-ups.
 
 Measured on {machine["cores"]} cores ({machine["cpu"]}), Python {machine["python"]}.
 
@@ -126,11 +126,11 @@ Measured on {machine["cores"]} cores ({machine["cpu"]}), Python {machine["python
 
 ## Limits
 
-- One machine: connections cost no round trip, and 16,384 ranks need as many threads (`kernel.pid_max` is 32,768 on
-  many). Of each rank, about 20 files are open here.
-- All ranks set their keys before any asks for one, as between a restore and the first step. A rank that is quicker than
-  its neighbour asks it.
-- Workers of a node look up one after the other. At the same moment, several may ask their agent for the same node; it
-  asks the coordinator once.
-- A barrier and other collectives meet more ranks than a ring does: gloo's barrier log2 N of them.
+- On one machine, connections cost no round trip, and 16,384 ranks need as many threads (`kernel.pid_max` is 32,768 on
+  many machines). Each rank has about 20 open files.
+- All ranks set their keys before any rank reads one, as between a restore and the first step. In a job, a rank that is
+  quicker than its neighbour sends a request to it.
+- Workers of a node look up addresses one after another. In a job, several workers may ask their agent for the same node
+  at the same moment; the agent asks the coordinator once.
+- A barrier and other collectives connect to more ranks than a ring does; gloo's barrier connects to log2 N ranks.
 """
