@@ -57,14 +57,14 @@ COLUMNS = {
     "hyperpodrun": Column(
         "`hyperpod-eks`, `hyperpodrun`",
         "hyperpod-eks",
-        "AWS's `hyperpodrun` 1.1.3, the real one, under a stand-in for the operator",
+        "AWS's real `hyperpodrun` 1.1.3, under a stand-in for the operator",
         "tests/faults/test_hyperpodrun.py::test_an_exception_is_met_in_process_at_the_operators_word",
         {"kubernetes": {"launcher": "hyperpodrun"}},
     ),
     "ours": Column(
         "`hyperpod-eks`, `ours`",
         "hyperpod-eks",
-        "our agent, which serves the operator's calls; the same stand-in",
+        "our agent, which serves the operator's calls, under the same stand-in",
         "tests/faults/test_operator_our_agent.py::"
         "test_what_a_rank_can_meet_is_mended_in_place_and_the_operator_sees_a_job_that_runs",
         {"kubernetes": {"launcher": "ours"}},
@@ -98,25 +98,25 @@ COLUMNS = {
     ),
 }
 
-EXCEPTION = "an exception is met in the process"
-DEATH = "a process that dies is replaced, other nodes keep theirs"
-SPARE = "a spare node takes the place of a lost one"
-BACK = "a node that comes in the place of a lost one gets its ranks, the others stay"
-CONTINUES = "healthy ranks make the next steps while a lost one is replaced (`restart.policy: continue`)"
+EXCEPTION = "an exception is handled in the process"
+DEATH = "a dead process is replaced, and other nodes keep their processes"
+SPARE = "a spare node replaces a lost node"
+BACK = "a node that replaces a lost node gets its ranks, and other nodes stay"
+CONTINUES = "healthy ranks continue to train while a lost rank is replaced (`restart.policy: continue`)"
 IN_PLACE = "elastic: fewer or more nodes, without a new process"
-RESTARTED = "elastic: fewer nodes, or more, with processes that begin anew"
+RESTARTED = "elastic: fewer or more nodes, with new processes"
 MEMORY, PEER = "tier: this node's memory", "tier: a peer's memory"
 PARITY = "tier: parity of a group of nodes"
 FILE, S3, DISK = "tier: a shared directory", "tier: S3", "tier: the node's own disk"
 MANAGED, CHECKPOINTLESS = "AWS's managed tier", "AWS's checkpointless recovery"
-CHAOS, REPLAY = "faults are rehearsed (`chaos`)", "faults of an earlier run are made again (replay)"
-ORDERED = "`hp-ext chaos`: a fault in a job that runs"
-METRICS, LOG_RULES = "numbers for Prometheus (`metrics`)", "rules about what is printed (`log_rules`)"
-RESIZE, MOVE = "`hp-ext resize` of a job that runs", "`hp-ext move`: a node's ranks go to a spare, without a fault"
-REPORT = "`hp-ext report`: faults, goodput, where the time went"
-TOP = "`hp-ext top`: what each rank does now"
-HANGS = "ranks that hang are found and replaced"
-SECRET = "the job's secret is read by another user than root"
+CHAOS, REPLAY = "rehearsed faults (`chaos`)", "faults of an earlier run are repeated (replay)"
+ORDERED = "`hp-ext chaos`: a fault in a running job"
+METRICS, LOG_RULES = "metrics for Prometheus (`metrics`)", "rules on the output (`log_rules`)"
+RESIZE, MOVE = "`hp-ext resize` of a running job", "`hp-ext move`: moves a node's ranks to a spare, without a fault"
+REPORT = "`hp-ext report`: faults, goodput, time by phase"
+TOP = "`hp-ext top`: the current activity of each rank"
+HANGS = "hanging ranks are found and replaced"
+SECRET = "the job's secret can be read by a user other than root"
 
 _MEMORY = {"kind": "memory"}
 _ELASTIC = {"elastic": {"min_nodes": 1, "max_nodes": 3}}
@@ -150,38 +150,38 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 """What a job asks for, by the promise; nothing: no field of a spec asks for it."""
 
-_IN_PLACE_ALREADY = "processes stay there when the number of nodes changes"
-_NO_AGENT = "torchrun starts the ranks, and no agent of this project is there"
-_NO_JOB = "hp-ext does not know jobs that were started with torchrun by hand"
+_IN_PLACE_ALREADY = "processes stay when the number of nodes changes"
+_NO_AGENT = "torchrun starts the ranks, without an agent of this project"
+_NO_JOB = "hp-ext cannot find jobs that were started with torchrun by hand"
 WHY_NOT: dict[str, dict[str, str]] = {
-    DEATH: {"torchrun": "torchrun starts all processes again when one has died, `--max-restarts` times"},
-    SPARE: {"torchrun": "torchrun keeps no nodes that wait with their imports done"},
+    DEATH: {"torchrun": "after a death, torchrun starts all processes again, `--max-restarts` times"},
+    SPARE: {"torchrun": "torchrun has no spare nodes with their imports done"},
     BACK: {
         "sagemaker": "SageMaker does not replace a single node",
-        "torchrun": "torchrun starts all processes again when a node has gone or come",
+        "torchrun": "torchrun starts all processes again when a node leaves or joins",
     },
-    CONTINUES: {"torchrun": "torchrun starts all processes again when one has died, `--max-restarts` times"},
+    CONTINUES: {"torchrun": "after a death, torchrun starts all processes again, `--max-restarts` times"},
     IN_PLACE: {
         "hyperpodrun": "`hyperpodrun` ends all processes, and starts them again",
-        "torchrun": "torchrun starts all processes again when a node has gone or come",
+        "torchrun": "torchrun starts all processes again when a node leaves or joins",
     },
     RESTARTED: {
         "local": _IN_PLACE_ALREADY,
         "ours": _IN_PLACE_ALREADY,
         "hyperpod-slurm": _IN_PLACE_ALREADY,
-        "torchrun": "a job's settings say how many nodes it has: start it anew with others",
+        "torchrun": "the settings fix the number of nodes: start the job again with other settings",
     },
     PARITY: {"torchrun": _NO_AGENT},
     CHAOS: {"torchrun": _NO_AGENT},
     ORDERED: {"torchrun": _NO_JOB},
-    MANAGED: {"torchrun": "AWS offers it on HyperPod with EKS alone"},
-    CHECKPOINTLESS: {"torchrun": "AWS offers it on HyperPod with EKS alone"},
-    REPLAY: dict.fromkeys(COLUMNS, "no command does it: write the faults of the report as `chaos.faults`"),
+    MANAGED: {"torchrun": "AWS offers this only on HyperPod with EKS"},
+    CHECKPOINTLESS: {"torchrun": "AWS offers this only on HyperPod with EKS"},
+    REPLAY: dict.fromkeys(COLUMNS, "no command repeats faults: write the faults of the report as `chaos.faults`"),
     LOG_RULES: {"torchrun": _NO_AGENT},
     RESIZE: {"torchrun": _NO_JOB},
     MOVE: {"torchrun": _NO_JOB},
     HANGS: {
-        "hyperpodrun": "our agent looks for hangs, and `hyperpodrun` starts the ranks there: use `log_rules`",
+        "hyperpodrun": "our agent detects hangs, but `hyperpodrun` starts the ranks: use `log_rules`",
         "torchrun": _NO_AGENT,
     },
 }

@@ -85,7 +85,7 @@ def test_the_page_has_every_kind_of_fault(golden_part: Callable[[str, str, str],
     golden_part("docs/faults.md", "kinds of faults", TABLE + "".join(map(row, CAUSES)))
 
 
-TABLE = "| kind | what happened | what `cause` says | to try it |\n|---|---|---|---|\n"
+TABLE = "| kind | event | content of `cause` | command to rehearse it |\n|---|---|---|---|\n"
 
 
 def row(cause: Cause) -> str:
