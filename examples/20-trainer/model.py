@@ -178,8 +178,13 @@ class Model(nn.Module):
         self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
         self.head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
 
-    def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the logits, and the mean balance loss of the blocks: 0 without experts."""
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the mean loss of predicting the targets, and the mean balance loss of the blocks, 0 without experts."""
+        logits, balance = self.logits(tokens)
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten()), balance
+
+    def logits(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the logits of the next tokens, and the balance loss."""
         cos, sin = rotations(self.shape, tokens.shape[1], tokens.device)
         x, balances = self.embed(tokens), []
         for block in self.blocks:

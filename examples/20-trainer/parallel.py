@@ -67,7 +67,9 @@ def fill(part: nn.Module, shape: Shape, mesh: DeviceMesh) -> None:
 def plan_of_block(shape: Shape) -> dict[str, ParallelStyle]:
     """Return the TP style of each module: split outputs first, split inputs second, so that one sum is needed."""
     plan: dict[str, ParallelStyle] = {
-        "attention": PrepareModuleInput((Replicate(), None, None), (Replicate(), None, None)),
+        "attention": PrepareModuleInput(
+            input_layouts=(Replicate(), None, None), desired_input_layouts=(Replicate(), None, None)
+        ),
         "attention.q": ColwiseParallel(),
         "attention.k": ColwiseParallel(),
         "attention.v": ColwiseParallel(),
@@ -75,7 +77,9 @@ def plan_of_block(shape: Shape) -> dict[str, ParallelStyle]:
     }
     if shape.num_local_experts:
         return plan | {"mlp.experts": SplitExperts()}
-    both = PrepareModuleInput((Replicate(),), (Replicate(),))  # one sum of both gradients of the input
+    both = PrepareModuleInput(
+        input_layouts=Replicate(), desired_input_layouts=Replicate()
+    )  # one sum of both gradients of the input
     return plan | {
         "mlp": both,
         "mlp.gate": ColwiseParallel(),

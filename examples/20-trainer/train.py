@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from data import SampleRange, open_samples
 from metrics import PACKAGES, MetricsWriter, missing_package
 from model import SHAPES, Model
@@ -27,8 +26,7 @@ from hyperpod_ext.runtime.data import ElasticDataLoader, learning_rate
 def loss_of(model: Model, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the mean loss of predicting each next token, and the balance loss of the experts."""
     tokens = tokens.to(args.device).long()
-    logits, balance = model(tokens[:, :-1])
-    return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten()), balance
+    return model(tokens[:, :-1], tokens[:, 1:])
 
 
 @torch.no_grad()
