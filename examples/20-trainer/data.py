@@ -54,7 +54,7 @@ def write_example(folder: Path) -> Path:
     file, partial = folder / "python.txt", folder / f"python.{os.getpid()}.tmp"
     if not file.exists():
         sources = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
-        partial.write_bytes(b"\n".join(source.read_bytes() for source in sources))
+        partial.write_text("\n".join(source.read_text(errors="replace") for source in sources), encoding="utf-8")
         with suppress(FileExistsError):
             file.hardlink_to(partial)  # the first rank's file: no other rank sees half of it
         partial.unlink()

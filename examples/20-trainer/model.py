@@ -179,7 +179,7 @@ class Model(nn.Module):
         self.head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the mean loss of predicting the targets, and the mean balance loss of the blocks, 0 without experts."""
+        """Return the mean loss of predicting the targets, and the mean balance loss, 0 without experts."""
         logits, balance = self.logits(tokens)
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten()), balance
 
