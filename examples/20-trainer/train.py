@@ -2,7 +2,7 @@
 
     hp-ext create-job -f job.yaml --target local --wait
 
-README.md has the settings. A `kill -9` of any rank costs no step, and changes no bit of the weights.
+docs/trainer.md describes the settings. After a `kill -9` of any rank it continues with the same weights, bit for bit.
 """
 
 from __future__ import annotations
