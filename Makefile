@@ -26,7 +26,7 @@ READY := $(VENV)/.ready
 # most of what is installed is never imported, and need not be compiled
 PIP = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: catalog setup environments cdk collected ready ready-with-cdk run check static test test-thorough test-sdks test-integrations test-nixl soak bench bench-costs bench-recovery bench-run bench-rendezvous bench-resize bench-continue bench-parity bench-recovery-by-nodes bench-operator bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible bench-control-plane bench-store bench-tls bench-transport golden clean observed sample-mutants test-mutants test-torch test-gpu bench-gpu
+.PHONY: catalog setup environments cdk collected ready ready-with-cdk run check static test test-thorough test-sdks test-integrations test-nixl soak bench bench-costs bench-recovery bench-run bench-trainer bench-rendezvous bench-resize bench-continue bench-parity bench-recovery-by-nodes bench-operator bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible bench-control-plane bench-store bench-tls bench-transport golden clean observed sample-mutants test-mutants test-torch test-gpu bench-gpu
 
 setup: $(READY) environments
 
@@ -146,6 +146,10 @@ bench-recovery: $(READY)
 # an unchanged script under `hp-ext run` beside torchrun; two minutes on a quiet machine
 bench-run: $(READY)
 	$(BIN)/python benchmarks/cpu/script_runs.py --rounds 5 $(ARGS)
+
+# tokens per second of examples/20-trainer and of TorchTitan's trainer, which it installs; ten minutes on a quiet machine
+bench-trainer: $(READY)
+	$(BIN)/python benchmarks/cpu/trainer.py --rounds 5 $(ARGS)
 
 # what faults cost on pods of HyperPod EKS under our agent and under hyperpodrun; about ten minutes on a quiet machine
 bench-operator: $(READY)

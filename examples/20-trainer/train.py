@@ -59,7 +59,7 @@ def train(run: Run) -> None:
     copies, copy = mesh["dp"].size(), mesh["dp"].get_local_rank()
     loader = ElasticDataLoader(
         samples,
-        global_batch_size=run.config.global_batch_size or args.micro_batch,
+        global_batch_size=run.config.global_batch_size or args.micro_batch * copies,
         micro_batch_size=args.micro_batch,
         rank=copy,  # all ranks of a model copy read the same samples
         world_size=copies,
@@ -84,7 +84,7 @@ def train(run: Run) -> None:
 
         dist.all_reduce(total)
         values = {"loss": total / args.tensor, "gradient_norm": norm}
-        if step % args.evaluate_every == 0 or step == args.steps:
+        if step % args.evaluate_every == 0:
             values["held_out_loss"] = evaluate(model, held_out, mesh)
         run.log(**values)
         if run.rank == 0:
@@ -92,6 +92,7 @@ def train(run: Run) -> None:
             metrics.write(step, tokens, {name: value.item() for name, value in values.items()})
 
     metrics.close()
+    run.log(held_out_loss=evaluate(model, held_out, mesh))
     if args.export:
         export(model, args.export)
 
