@@ -1,1 +1,1 @@
-"""The worker's side of its launcher, which begins and ends generations: our agent, hyperpodrun or torchrun."""
+"""The worker's side of its launcher (our agent, hyperpodrun or torchrun), which begins and ends generations."""

@@ -1,6 +1,6 @@
-"""The worker's connection to its agent: receives generations and aborts, sends reports.
+"""The worker's connection to its agent. It receives generations and aborts, and sends reports.
 
-A thread receives, so that an abort reaches a rank whose main thread hangs in a collective.
+A separate thread receives, so that an abort reaches a rank whose main thread hangs in a collective.
 """
 
 from __future__ import annotations
@@ -31,40 +31,41 @@ from hyperpod_ext.runtime.snapshot.select import Decision, Source
 from hyperpod_ext.runtime.state.training_state import ConsistentStep
 
 _TRIES, _AGAIN_S = 5, 0.02
-"""Number of attempts to connect again before the agent counts as gone, and seconds between them."""
+"""Number of attempts to connect again before the agent counts as gone, and seconds between two attempts."""
 
 
 class AbortedError(Exception):
-    """The generation has ended, because this or another rank failed. Do not catch it: the training loop handles it."""
+    """The generation has ended, because this rank or another failed. Scripts must not catch it: the training loop
+    does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One generation, from the view of a rank."""
+    """One generation, as one rank sees it."""
 
     number: int
     decision: Decision
     addresses: tuple[tuple[str, int], ...] | LookedUp
     """Key-value server of each rank."""
     peers: dict[int, tuple[str, int]]
-    """Memory servers from which ranks of this node restore; more may be added."""
+    """Memory servers from which the ranks of this node restore. More may be added later."""
     moved: bool = False
-    """Whether this process keeps its state, but has another rank or world size than before."""
+    """Whether this process keeps its state but has another rank or world size than before."""
     memory_every: int | None = None
-    """Steps between two snapshots in memory, in this generation; None: the spec's value."""
+    """Steps between two snapshots in memory in this generation; None for the interval in the spec."""
     full_size: int | None = None
-    """World size without missing ranks; None: no rank is missing."""
+    """World size when no rank is missing; None if no rank is missing now."""
 
 
 class ControlPlane(Protocol):
-    """The interface between `@resilient` and a process's launcher: our agent, `hyperpodrun` or `torchrun`."""
+    """The interface between `@resilient` and the process's launcher: our agent, `hyperpodrun` or `torchrun`."""
 
     stop_at_step: StopAtStep
-    """Requests to stop this rank after a step."""
+    """Requests to stop this rank after a certain step."""
 
     @property
     def environment(self) -> WorkerEnvironment | None:
-        """Rank, node and settings of this process; None before it has joined, if the launcher assigns ranks later."""
+        """Rank, node and settings of this process. None before it has joined, if the launcher assigns ranks later."""
 
     @property
     def aborted(self) -> bool:
@@ -75,14 +76,15 @@ class ControlPlane(Protocol):
         """Whether the generation has ended, and this rank may still finish and commit its current step."""
 
     def join(self, live: ConsistentStep | None) -> Generation:
-        """Wait for the next generation and return it. `live`: the state in this process, if it is consistent."""
+        """Wait for the next generation and return it. `live`: the state in this process; None if it is not
+        consistent."""
 
     def open_store(self, generation: Generation) -> PartitionedStore:
         """Return the store for the process groups of `generation`."""
 
     def restored(self, attempt: int, error: str) -> tuple[int | None, Decision | None]:
-        """Report a restore, or its error; return `(step, None)` to train after `step`, or `(None, decision)` to try
-        next."""
+        """Report that a restore is done, or its error. Returns `(step, None)` to train after `step`, or `(None,
+        decision)` to restore from another decision."""
 
     def finished(self, digest: str) -> None:
         """Report the end of training, and wait until every rank has finished."""
@@ -91,17 +93,17 @@ class ControlPlane(Protocol):
         """Write an event to the job's event log."""
 
     def failed(self, failure: c.Failed) -> bool:
-        """Report that the training function raised; return False if the process must end.
+        """Report that the training function raised. Returns False if the process must end.
 
-        If it returns True, the launcher kills an unusable process.
+        If it returns True, the launcher kills the process if it is unusable.
         """
 
     def wait_aborted(self, timeout_s: float | None) -> bool:
-        """Wait until the generation has ended (None: without limit); return False after `timeout_s`."""
+        """Wait until the generation has ended. Returns False after `timeout_s`; None waits without limit."""
 
 
 class Session:
-    """The connection to the agent. Any thread may send; only the main thread waits for answers."""
+    """The connection to the agent. Any thread may send, but only the main thread waits for answers."""
 
     def __init__(self, environment: WorkerEnvironment, groups: ProcessGroups) -> None:
         self.environment, self._groups = environment, groups
@@ -132,7 +134,8 @@ class Session:
         wire.send(self._socket, with_version(encode(handshake)))
 
     def join(self, live: ConsistentStep | None) -> Generation:
-        """Wait for the next generation and return it. `live`: the state in this process, if it is consistent."""
+        """Wait for the next generation and return it. `live`: the state in this process; None if it is not
+        consistent."""
         has = None if live is None else c.LiveState(**asdict(live))
         self._send(c.Join(live=has, store_port=self._endpoint.port))
         while True:
@@ -147,7 +150,7 @@ class Session:
                 return Generation(self.generation, decision, addresses, self._peers, moved, every, order.full_size)
 
     def _decision(self, order: c.BeginGeneration | c.TryNext) -> Decision:
-        """Return the decision, with this rank's own source."""
+        """Return the decision, with this rank's own source added."""
         given, rank = order.decision, order.rank if isinstance(order, c.BeginGeneration) else self.environment.rank
         world_size = order.world_size if isinstance(order, c.BeginGeneration) else self.environment.world_size
         sources = Decision.from_json(encode(given)).sources
@@ -158,7 +161,7 @@ class Session:
         self._send(c.LookUp(ranks=(rank,)))
 
     def _move(self, order: c.BeginGeneration) -> bool:
-        """Set this process's rank and world size in the generation; return whether they have changed."""
+        """Set this process's rank and world size for the generation. Returns whether they have changed."""
         environment = replace(self.environment, rank=order.rank, world_size=order.world_size)
         moved, self.environment = environment != self.environment, environment
         if moved:
@@ -173,8 +176,8 @@ class Session:
         return self._endpoint.open(generation.addresses, generation.number)
 
     def restored(self, attempt: int, error: str) -> tuple[int | None, Decision | None]:
-        """Report a restore, or its error; return `(step, None)` to train after `step`, or `(None, decision)` to try
-        next."""
+        """Report that a restore is done, or its error. Returns `(step, None)` to train after `step`, or `(None,
+        decision)` to restore from another decision."""
         self._send(c.Restored(attempt=attempt, error=error))
         order: c.GoOn | c.TryNext = self._next(c.GoOn, c.TryNext)
         if isinstance(order, c.GoOn):
@@ -192,7 +195,7 @@ class Session:
         self._send(c.Event(event=event, t=time.monotonic(), fields=fields))
 
     def failed(self, failure: c.Failed) -> bool:
-        """Report that the training function raised. The agent kills this process if it must end."""
+        """Report that the training function raised. If this process must end, the agent kills it."""
         self._send(failure)
         return True
 
@@ -206,7 +209,7 @@ class Session:
         return self.aborted and self._safe_to_commit.is_so
 
     def wait_aborted(self, timeout_s: float | None) -> bool:
-        """Wait until the generation has ended (None: without limit); return False after `timeout_s`."""
+        """Wait until the generation has ended. Returns False after `timeout_s`; None waits without limit."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self.aborted:
             left = None if deadline is None else deadline - time.monotonic()
@@ -220,7 +223,7 @@ class Session:
         """Return the next order of one of these kinds.
 
         Raises:
-            AbortedError: the generation ended first.
+                AbortedError: the generation ended before such an order arrived.
         """
         while not self.aborted:
             order = self._inbox.get()
@@ -256,7 +259,7 @@ class Session:
         os._exit(1)  # a worker cannot continue without its agent
 
     def _receive(self) -> c.ToWorker | None:
-        """Return the next valid order; log and skip damaged ones. None: the connection has ended."""
+        """Return the next valid order. Logs and skips damaged orders. None if the connection has ended."""
         while True:
             try:
                 if (message := wire.receive(self._socket)) is None:
@@ -270,7 +273,7 @@ class Session:
                 sys.stderr.write(f"a message of the agent was refused: {error}\n")
 
     def _resume(self) -> c.ToWorker | None:
-        """Connect again, and return the next order. None: the agent has ended, or no longer accepts this process."""
+        """Connect again, and return the next order. None if the agent has ended or no longer accepts this process."""
         for _ in range(_TRIES):
             try:
                 with self._sending:
@@ -284,7 +287,7 @@ class Session:
                             self._socket.sendall(frame)
             except (FileNotFoundError, ConnectionRefusedError):
                 return None
-            except OSError:  # the new connection has broken, too
+            except OSError:  # the new connection broke as well
                 time.sleep(_AGAIN_S)
                 continue
             if (order := self._receive()) is not None:
@@ -292,7 +295,7 @@ class Session:
         return None
 
     def _send(self, report: c.FromWorker) -> None:
-        """Send a report. If the connection breaks, the receiving thread connects again and repeats it."""
+        """Send a report. If the connection breaks, the receiving thread connects again and sends the report again."""
         own = report.model_copy(update={"generation": report.generation or self.generation})
         frame = wire.encode(encode(own))
         with self._sending:
@@ -305,6 +308,6 @@ class Session:
 
 
 def _end(why: str) -> None:
-    """End this process, so that its agent replaces it: other ranks would wait for ever for a failed server."""
+    """End this process, so that its agent replaces it, because other ranks would wait forever for its failed server."""
     sys.stderr.write(f"{why}\n")
     os._exit(1)

@@ -1,8 +1,8 @@
 """Rank 0's decision for a generation: the step that all ranks restore, and each rank's source.
 
-Pure, except for one request to the durable tiers. Under our agent, a coordinator outside of the ranks decides
-(`coordinator/coordinator.py`). Here rank 0 does, for ranks of a launcher or of a script (`dcp/tiers.py`). The
-negotiation is the same (`membership/restoring.py`).
+Pure functions, except for one request to the durable tiers. Under our agent, a coordinator outside the ranks decides
+(`coordinator/coordinator.py`). Under another launcher or in a plain script (`dcp/tiers.py`), rank 0 decides. Both use
+the same negotiation (`membership/restoring.py`).
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ AskTiers = Callable[[Sequence[tuple[str, str]]], Mapping[str, Any]]
 
 
 def offers_of(held: Snapshots, generation: int) -> dict[str, Any]:
-    """Return a node's part of an answer to `RestoreCoordinator.begin`: its snapshots and newest known generation."""
+    """Return a node's part of an answer to `RestoreCoordinator.begin`: its snapshots and the newest generation it
+    knows."""
     disk = held.disk
     newest = max(generation, int(disk.get("generation", 0)))
     return {"held": held.snapshots, "disk": disk.get("snapshots", ()), "generation": newest}
 
 
 class RestoreCoordinator:
-    """One generation's decisions.
+    """Makes the decisions of one generation.
 
     Args:
         nodes: node of each rank.
-        ask_durable: returns the checkpoints in shared durable tiers, except refused ones; None: no such tiers.
+        ask_durable: returns the checkpoints in shared durable tiers, except refused ones; None without such tiers.
         run: name of this run of the job.
-        script: whether the training script loads, and not the `@resilient` loop. It may start from step 0.
-        step: step that the script requests; None: the newest.
+        script: whether the training script loads the state, and not the `@resilient` loop. It may start from step 0.
+        step: step that the script requests; None for the newest step.
     """
 
     def __init__(
@@ -58,13 +59,13 @@ class RestoreCoordinator:
         """Return the decision for a new generation.
 
         Args:
-            answers: each rank's `live`, `committed`, `began`, `generation` and `error`, and from the first rank of each
-                node also `held` and `disk`. Missing fields are allowed.
+                answers: `live`, `committed`, `began`, `generation` and `error` of each rank. The first rank of each
+                    node adds `held` and `disk`. Fields may be missing.
 
         Raises:
-            NoCheckpointError: steps were made, but none can be restored.
-            UnreachableError: a tier that may have a newer step is unreachable.
-            HyperpodExtError: a rank's error that keeps it from joining.
+                NoCheckpointError: steps were made, but none of them can be restored.
+                UnreachableError: a tier that may have a newer step is unreachable.
+                HyperpodExtError: a rank reports an error that keeps it from joining.
         """
         answers = [{**_NOTHING, **one} for one in answers]
         if errors := [one["error"] for one in answers if one.get("error")]:
@@ -88,19 +89,19 @@ class RestoreCoordinator:
         return decision
 
     def refuse(self, errors: Mapping[int, str]) -> Decision:
-        """Return the next decision after these ranks could not restore.
+        """Return the next decision, after the ranks in `errors` could not restore.
 
         Raises:
-            NoCheckpointError: there is no other source; with the last error.
+                NoCheckpointError: no other source is left. The message contains the last error.
         """
         self._restoring.refuse(errors, self._nodes)
         return self._decide()
 
     def refuse_offers(self, refused: Collection[OfferKey], error: str) -> Decision:
-        """Return the next decision without these offers, which could not be restored.
+        """Return the next decision, without these offers, which could not be restored.
 
         Raises:
-            NoCheckpointError: there is no other source; with `error`.
+                NoCheckpointError: no other source is left. The message contains `error`.
         """
         self._restoring.refuse_offers(refused, error)
         return self._decide()

@@ -1,9 +1,9 @@
-"""Stop all ranks after the same step when the operator will restart the job with another number of nodes.
+"""Stop all ranks after the same step when the operator will restart the job with a different number of nodes.
 
-Under `hyperpodrun`, the operator's agents send SIGUSR1 to their workers, at different times, and kill processes that
-are still running some time later. At the end of each step, ranks start an all-reduce of a flag (whether the signal has
-arrived) and read its result at the end of the next step. So all ranks read the same result at the same step, and no
-rank waits for it. An error of the all-reduce is a fault like that of any other collective, and never counts as "no
+Under `hyperpodrun`, the operator's agents send SIGUSR1 to their workers, at different times. Some time later they kill
+processes that still run. At the end of each step, ranks start an all-reduce of a flag, which is set if the signal has
+arrived, and read its result at the end of the next step. So all ranks read the same result at the same step, and no
+rank waits for it. An error of the all-reduce is a fault like that of any other collective. It never counts as "no
 signal".
 """
 
@@ -23,7 +23,7 @@ from hyperpod_ext.runtime.control_plane.stop_at_step import StopAtStep
 
 
 class ElasticEvent:
-    """Whether this process has received the signal. One per process, made in the main thread."""
+    """Whether this process has received the signal. A process has one such object, made in its main thread."""
 
     def __init__(self) -> None:
         self.received = False
@@ -31,7 +31,7 @@ class ElasticEvent:
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
         self.received = True
-        if callable(self._before):  # keeps AWS's elastic_event_detected() working in the script
+        if callable(self._before):  # AWS's elastic_event_detected() must keep working in the script
             self._before(signum, frame)
 
 
@@ -39,7 +39,7 @@ class StopAtElasticEvent(StopAtStep):
     """Stops all ranks after one step, saves, and ends the process.
 
     Args:
-        last: called on every rank after its save; returns when all ranks have saved and processes may end.
+        last: called on every rank after its save. Returns when all ranks have saved and processes may end.
     """
 
     ends = True
@@ -57,9 +57,9 @@ class StopAtElasticEvent(StopAtStep):
         self._read()
         if self._due and consistent:
             return True
-        flag = torch.tensor([int(self._event.received)], dtype=torch.int32)  # the default group is gloo's
+        flag = torch.tensor([int(self._event.received)], dtype=torch.int32)  # the default group uses gloo
         self._sum = flag, dist.all_reduce(flag, dist.ReduceOp.MAX, async_op=True)
-        if step == self._total:  # no next step follows at whose end the result could be read
+        if step == self._total:  # no next step follows in which the result could be read
             self._read()
         return self._due and consistent
 
@@ -74,4 +74,4 @@ class StopAtElasticEvent(StopAtStep):
         self._last(step)
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)  # `_last` has returned, so no other rank needs this process any more
+        os._exit(0)  # `_last` has returned, so no other rank needs this process

@@ -1,7 +1,7 @@
-"""Collect a value from every rank of a generation on rank 0, and return rank 0's answer to all, over their store.
+"""Collects a value from every rank of a generation on rank 0, and returns rank 0's answer to all, over their store.
 
-Ranks form a tree, so that no rank, not even rank 0, communicates with many others: each collects the values of at most
-`FAN_OUT` children and their subtrees, sends them to its parent, and forwards the answer to its children.
+Ranks form a tree, so that no rank, not even rank 0, communicates with many others. Each rank collects the values of at
+most `FAN_OUT` children and their subtrees, sends them to its parent, and forwards the answer to its children.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from hyperpod_ext.runtime.memory_server.protocol.request import error_of
 from hyperpod_ext.runtime.process_group.store import GenerationOverError, PartitionedStore
 
 Decide = Callable[[Sequence[Any]], Any]
-"""Computes the answer to all ranks from every rank's value, by rank."""
+"""Computes the answer to all ranks from the values of all ranks, which are in the order of ranks."""
 FAN_OUT = 16
 _LEVEL_S = 2.0
-"""Additional wait of each level of the tree, so that the level below can report missing ranks first."""
+"""Seconds that each level of the tree waits longer than the level below, so that the lower level can report missing
+ranks first."""
 
 
 def parent_of(rank: int) -> int:
-    """Return the rank to which `rank` reports; rank 0's parent is rank 0."""
+    """Return the rank to which `rank` reports. The parent of rank 0 is rank 0."""
     return max(0, (rank - 1) // FAN_OUT)
 
 
@@ -39,16 +40,15 @@ def children_of(rank: int, world_size: int) -> range:
 def spread(store: PartitionedStore, key: str, rank: int, world_size: int) -> None:
     """Set `KEY/RANK` for the parent and each child of `rank`.
 
-    If every rank does the same when its key is set, the notice reaches all ranks, and no rank needs a connection to all
-    others.
+    If every rank does this when its own key is set, the notice reaches all ranks without a connection between each two.
     """
     for other in [*([parent_of(rank)] if rank else []), *children_of(rank, world_size)]:
-        with contextlib.suppress(ConnectionError):  # that rank has ended, or is in the next generation already
+        with contextlib.suppress(ConnectionError):  # that rank has ended, or is already in the next generation
             store.set(f"{key}/{other}", "")
 
 
 def levels_below(rank: int, world_size: int) -> int:
-    """Return the number of levels of the tree below `rank`; 0: it has no children."""
+    """Return the number of levels of the tree below `rank`; 0 if it has no children."""
     levels = 0
     while below := children_of(rank, world_size):
         rank, levels = below[0], levels + 1
@@ -61,7 +61,7 @@ class _Collected:
 
     values: dict[int, Any]
     missing: dict[int, str]
-    """Reasons of missing values, by rank."""
+    """Reasons for missing values, by rank."""
 
     def add(self, other: Mapping[str, Mapping[str, Any]]) -> None:
         self.values |= {int(rank): value for rank, value in other["values"].items()}
@@ -71,8 +71,8 @@ class _Collected:
 class Exchange:
     """One rank's part in exchanges.
 
-    A rank's report is stored in its parent's server, and its answer in its own. So a rank that has read and forwarded
-    its answer needs no other rank any more.
+    A rank's report is stored in its parent's server, and its answer in its own server. So once a rank has read and
+    forwarded its answer, it needs no other rank.
     """
 
     def __init__(self, store: PartitionedStore, rank: int, world_size: int, timeout_s: float) -> None:
@@ -82,12 +82,12 @@ class Exchange:
         """Send `value` under the name `what`, and return rank 0's answer. All ranks must call this.
 
         Args:
-            decide: computes the answer, on rank 0.
-            timeout_s: time limit for the reports. Default: that of this object.
+            decide: computes the answer on rank 0.
+            timeout_s: time limit for the reports. Default: the limit of this object.
 
         Raises:
-            HyperpodExtError: the error of `decide`, on every rank.
-            GenerationOverError: the generation ended first, or a rank has not reported in time.
+            HyperpodExtError: `decide` raised it. Every rank raises it.
+            GenerationOverError: the generation ended before the answer, or a rank has not reported in time.
         """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         collected = self._collect(what, value, limit_s)
@@ -114,14 +114,15 @@ class Exchange:
             try:
                 text = self._read(f"hpx-{what}-from-{child}/{self._rank}", max(0.0, until - time.monotonic()))
                 collected.add(json.loads(text))
-            except GenerationOverError as error:  # raised again by the next call if the generation has really ended
+            # if the generation has really ended, the next call raises the error again
+            except GenerationOverError as error:
                 collected.missing[child] = f"has not answered in time: {error}"
             except (ValueError, TypeError, KeyError, AttributeError):
                 collected.missing[child] = "sent an invalid report; does it run another version of hyperpod_ext?"
         return collected
 
     def _forward(self, what: str, text: str, collected: _Collected) -> ConnectionError | None:
-        """Send the answer to all children with a report; return the error of one that has ended."""
+        """Send the answer to all children that have reported. Returns the error of a child that has ended, or None."""
         gone = None
         for child in children_of(self._rank, self._world_size):
             if child in collected.missing:

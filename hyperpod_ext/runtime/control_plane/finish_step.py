@@ -1,6 +1,6 @@
-"""Decide whether a rank may commit the step that it was in when its generation was aborted.
+"""Decides whether a rank may commit the step that it was making when its generation was aborted.
 
-It may if no collective of that step was unfinished.
+It may commit the step if no collective of that step was unfinished.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ import threading
 from hyperpod_ext.runtime.process_group.torch_private import collectives_begun
 
 _COMPUTES = r"device_mesh\.py|_mesh_layout\.py|tensor/(?!_redistribute|_collective)"
-"""Files of torch.distributed in an optimizer's step on DTensors that wait for no other rank. Making a mesh does wait,
-but in `distributed_c10d.py`."""
+"""Files of torch.distributed that wait for no other rank when an optimizer steps on DTensors. Making a device mesh does
+wait, but in `distributed_c10d.py`."""
 _MAY_WAIT = re.compile(rf"/torch/(autograd/|nn/parallel/|distributed/(?!{_COMPUTES}))")
-"""Files with functions that wait for other ranks."""
+"""Files with functions that may wait for other ranks."""
 
 
 class SafeToCommit:
-    """The state of a rank's collectives when it received the end of its generation."""
+    """The state of a rank's collectives at the moment when it received the end of its generation."""
 
     def __init__(self) -> None:
         self._begun: int | None = None
 
     def look(self) -> None:
-        """Record the state of the main thread. Called by the receiving thread, before any group is aborted."""
+        """Record the state of the main thread. The receiving thread calls this before any group is aborted."""
         self._begun = None if _main_thread_may_wait() else collectives_begun()
 
     @property
     def is_so(self) -> bool:
-        """Whether the main thread was outside of collectives, and of forward and backward passes that may contain some,
-        and has begun no collective since."""
+        """Whether the main thread was outside collectives, and outside forward and backward passes, which may contain
+        some. It must also have begun no collective since."""
         return self._begun is not None and self._begun == collectives_begun()
 
 

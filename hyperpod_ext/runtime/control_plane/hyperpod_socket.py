@@ -1,8 +1,9 @@
-"""The worker's side of the socket of `hyperpodrun` 1.1.3. A message is a 4-byte length and JSON with a field `type`.
+"""The worker's side of the socket of `hyperpodrun` 1.1.3. A message is a 4-byte length, then JSON with a field `type`.
 
-To the agent: first `init`, then `at_rcb_barrier`, `past_rcb_barrier`, `job_fault`, `rank_labels`, `ckpt_init`,
-`ckpt_info_update`. To the worker: `job_start` (ranks, addresses), `job_fault` (abort the generation), `job_rank_info`
-(the operator's plan). A thread receives, so that a fault reaches a rank whose main thread hangs in a collective.
+Messages to the agent: first `init`, then `at_rcb_barrier`, `past_rcb_barrier`, `job_fault`, `rank_labels`, `ckpt_init`,
+`ckpt_info_update`. Messages to the worker: `job_start` (ranks, addresses), `job_fault` (abort the generation),
+`job_rank_info` (the operator's plan). A separate thread receives, so that a fault reaches a rank whose main thread
+hangs in a collective.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class HyperpodAgentClient:
 
     Args:
         path: the agent's socket.
-        on_start, on_fault: called by the receiving thread, in the order of the messages.
-        on_gone: called by the receiving thread when the agent has closed the connection.
+        on_start, on_fault: called by the receiving thread, in the order of messages.
+        on_gone: called by the receiving thread once the agent has closed the connection.
     """
 
     def __init__(
@@ -52,9 +53,10 @@ class HyperpodAgentClient:
         threading.Thread(target=self._listen, name="hpx-hyperpod", daemon=True).start()
 
     def barrier(self) -> wire.Message:
-        """Report that this rank is ready, wait until the operator starts the job, and return `job_start`."""
+        """Report that this rank is ready, and wait until the operator starts the job. Returns the `job_start`
+        message."""
         while not self._inbox.empty():
-            self._inbox.get()  # a message of the last generation
+            self._inbox.get()  # the message belongs to the last generation
         self.send("at_rcb_barrier")
         while (message := self._inbox.get())["type"] != "job_start":
             self.send("at_rcb_barrier")  # after a fault during the wait, the agent counts its workers again
@@ -73,7 +75,7 @@ class HyperpodAgentClient:
         self.send("rank_labels", labels=labels)
 
     def announce_checkpoints(self, prefix: str) -> None:
-        """Announce that one rank of this node will report checkpoints."""
+        """Announce that a rank of this node will report checkpoints."""
         self.send("ckpt_init", prefix=prefix, checkpoint_types={_CHECKPOINTS: 1})
 
     def checkpoint(self, step: int, path: str) -> None:
@@ -91,7 +93,7 @@ class HyperpodAgentClient:
             elif message["type"] == "job_fault":
                 self._on_fault()
             else:
-                continue  # `job_rank_info` is only a plan; `job_start` follows
+                continue  # `job_rank_info` is only a plan, and `job_start` follows it
             self._inbox.put(message)
         self._on_gone()
 

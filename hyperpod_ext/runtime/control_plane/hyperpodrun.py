@@ -1,7 +1,8 @@
-"""Take part in restarts of `hyperpodrun --inprocess-restart`, where the operator starts generations and assigns ranks.
+"""Takes part in restarts of `hyperpodrun --inprocess-restart`, where the operator starts generations and assigns ranks.
 
-Its agents have no store for their workers. Instead, each rank listens on HPX_PORT_BASE + its local rank, at its node's
-address, which the operator sends to all. No process serves all others, so the job survives the death of rank 0.
+hyperpodrun's agents have no store for their workers. Instead, each rank listens on port HPX_PORT_BASE + local rank at
+its node's address, which the operator sends to all ranks. No process serves all ranks, so the job survives the death of
+rank 0.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from hyperpod_ext.runtime.process_group.store import Address
 from hyperpod_ext.runtime.state.training_state import ConsistentStep
 
 _ADDRESSES = Path("/opt/ml/input/config/pod_resourceconfig.json")
-"""The agent's file with the addresses of all nodes; later messages may contain only changed addresses."""
+"""The agent's file with the addresses of all nodes. Later messages may contain only changed addresses."""
 _ESCALATION = ("in_process_restart", "process_level_restart", "job_level_restart")
 
 
@@ -55,7 +56,8 @@ class HyperpodMembers(Members):
         )
 
     def _warm_up(self) -> None:
-        """Import slow modules before the barrier, where a spare waits anyway and later ranks would wait for it."""
+        """Import slow modules before the barrier. A spare waits there anyway, and ranks that start later would wait for
+        it."""
         for module in self.settings.config.restart.preload:
             if find_spec(module.partition(".")[0]) is not None:
                 load(module)
@@ -70,7 +72,7 @@ class HyperpodMembers(Members):
     def _next_round(self) -> RendezvousRound:
         message = self._agent.barrier()
         envs: dict[str, str] = message["worker_envs"]
-        os.environ.update(envs)  # the process started with other values, or none
+        os.environ.update(envs)  # the process started with other values of these variables, or without them
         for one in message["aggregate_worker_data"]["rank_ips"] or []:
             self._addresses[int(one["rank"])] = str(one["ip"])
         nodes = int(envs["WORLD_SIZE"]) // self._local_size
@@ -90,7 +92,7 @@ class HyperpodMembers(Members):
         """Return the address of each node.
 
         Raises:
-            JobFailedError: the operator has not sent all addresses.
+            JobFailedError: the operator has not sent the addresses of all nodes.
         """
         kept = json.loads(_ADDRESSES.read_text())["ips"] if _ADDRESSES.exists() else []
         known = {node: ip for node, ip in enumerate(kept) if ip} | self._addresses
@@ -98,7 +100,7 @@ class HyperpodMembers(Members):
             raise JobFailedError(f"the operator has sent no address of the nodes {missing}")
         return [known[node] for node in range(nodes)]
 
-    # --- from the agent, in its thread --------------------------------------------------------------
+    # --- messages from the agent, in the receiving thread ----------------------------------------------
 
     def _on_start(self, message: wire.Message) -> None:
         self._started = max(self._started, _number(message))
@@ -106,10 +108,10 @@ class HyperpodMembers(Members):
     def _on_fault(self) -> None:
         self._abort(self._started)
 
-    # --- to the agent -------------------------------------------------------------------------------
+    # --- messages to the agent ----------------------------------------------------------------------
 
     def failed(self, failure: c.Failed) -> bool:
-        """Request a restart from the operator, at a higher level if the last one has not helped."""
+        """Request a restart from the operator. If the last restart has not helped, request one at a higher level."""
         what = f"rank {self.rank}, step {failure.step}: {failure.cause}"
         self._report_fault(failure.step, failure.cause)
         if failure.final:
@@ -153,5 +155,6 @@ class HyperpodMembers(Members):
 
 
 def _number(message: wire.Message) -> int:
-    """Return the number of the round that a `job_start` begins, from 1; the operator counts restarts from 0."""
+    """Return the number of the round that a `job_start` begins. It counts from 1; the operator counts restarts from
+    0."""
     return int(message["worker_envs"]["JOB_RESTART_COUNT"]) + 1

@@ -1,6 +1,6 @@
 """Requests to this node's memory server in jobs without our agent. The node's first rank starts the server.
 
-The server outlives the workers, and ends some time after the last one has ended.
+The server outlives the workers, and ends some time after the last worker has ended.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from hyperpod_ext.runtime.memory_server.protocol.request import A, Request
 from hyperpod_ext.runtime.snapshot.select import Decision
 
 _IDLE_EXIT_S = 600.0
-"""Longer than a launcher's restart of the workers."""
+"""Seconds without a connection after which a server ends. A launcher's restart of the workers takes less."""
 _QUIET_S = 15.0
-"""Longest wait for the requests of workers that have died."""
+"""Maximum seconds to wait for the requests of dead workers."""
 _PROGRESS_S = 10.0
-"""Interval of progress messages about the upload of the last step."""
+"""Seconds between two progress messages about the upload of the last step."""
 
 
 class NodeMemoryClient:
-    """A node's requests to its memory server. Only the node's first rank makes them.
+    """A node's requests to its memory server. Only the node's first rank sends them.
 
     Args:
-        config: configuration of a server that is started here.
+        config: configuration of a server that this process starts.
         idle_exit_s: seconds without a connection after which such a server ends.
     """
 
@@ -45,14 +45,14 @@ class NodeMemoryClient:
         self._place: ServerFiles | None = None
         self._pid = 0
         self._first: tuple[str, int] | None = None
-        """Address of node 0's memory server."""
+        """Address of the memory server on node 0."""
 
     def connect(self, place: ServerFiles, node: int) -> None:
-        """Connect to the server; start it if there is none.
+        """Connect to the node's memory server. Starts a server if there is none.
 
         Raises:
-            ConflictError: the server was started with another policy.
-            UnreachableError: the server does not start.
+                ConflictError: the server was started with a different policy.
+                UnreachableError: the server does not start.
         """
         if self._place == place:
             return
@@ -69,12 +69,12 @@ class NodeMemoryClient:
         self._client, self._place, self._pid = client, place, server.pid
 
     def held(self, pids: Collection[int]) -> r.Snapshots:
-        """Return the complete snapshots in memory and on disks, after the requests of all earlier processes are done.
+        """Return the complete snapshots in memory and on disks, once the requests of all earlier processes are done.
 
-        `pids`: the job's current processes on this node.
+        `pids`: the job's present processes on this node.
 
         Raises:
-            ConflictError: another process saves under the job's name.
+                ConflictError: another process saves snapshots under the job's name.
         """
         others = self._ask(r.WaitOthers(pids=tuple(pids), timeout_s=_QUIET_S)).others
         if others:
@@ -85,38 +85,40 @@ class NodeMemoryClient:
         return self._ask(r.Held())
 
     def listen(self, host: str) -> list[Any]:
-        """Let the server listen for other nodes; return host, port and failure domain."""
+        """Make the server listen for other nodes. Returns host, port and failure domain."""
         return [host, self._ask(r.Listen(host=host)).port, os.environ.get(ENV_FAILURE_DOMAIN, "")]
 
     def durable(self, exclude: Sequence[tuple[str, str]]) -> Mapping[str, Any]:
-        """Return the checkpoints in the durable tiers, as JSON."""
+        """Return the checkpoints in the durable tiers, except `exclude`, as JSON."""
         return encode(self._ask(r.Durable(exclude=tuple(exclude))))
 
     def begin(self, generation: int, peers: Mapping[int, Sequence[Any]]) -> None:
-        """Begin a generation: refuse writers of older ones, and send the server the addresses of the other nodes."""
+        """Begin a generation: refuse writers of older generations, and send the server the addresses of the other
+        nodes."""
         self._ask(r.Fence(generation=generation))
         self._first = (str(peers[0][0]), int(peers[0][1])) if 0 in peers and peers[0][1] else None
         if self._config.checkpoint.peer() is not None and len(peers) > 1:
             self.meet(peers)
 
     def meet(self, peers: Mapping[int, Sequence[Any]]) -> None:
-        """Send the server the addresses and failure domains of all nodes, as returned by `listen` on each node."""
+        """Send the server the addresses and failure domains of all nodes, which `listen` returned on each node."""
         addresses = {node: (host, port) for node, (host, port, _) in peers.items()}
         self._ask(r.Peers(peers=addresses, domains={node: domain for node, (_, _, domain) in peers.items()}))
 
     def go(self, generation: int, decision: Decision, run: str, node: int, nodes: int, owners: int) -> None:
-        """Start training after the decided step, which all ranks have: drop later snapshots of older generations."""
+        """Start training after the decided step, which all ranks have. Later snapshots of older generations are
+        dropped."""
         step = decision.step
         begins = r.Enter(generation=generation, base=step, drop=step, run=run, node=node, nodes=nodes, owners=owners)
         self._ask(begins.model_copy(update={"first": self._first}))
         self._ask(r.Fence(generation=generation, step=step, run=run, stored=tuple(decision.stored)))
 
     def schedule_copy(self, kind: str, step: int) -> None:
-        """Copy `step` to the tier of this kind once it is saved."""
+        """Copy `step` to the tier of kind `kind` once it is saved."""
         self._ask(r.ScheduleCopy(kind=kind, step=step))
 
     def newest_durable(self) -> tuple[int, str] | None:
-        """Return step and URL of this node's newest checkpoint in a durable tier; None: there is none."""
+        """Return step and URL of this node's newest checkpoint in a durable tier; None if there is none."""
         found = [
             (int(each["durable_step"]), str(each.get("url", each["tier"])))
             for each in self._ask(r.Status()).copying
@@ -125,17 +127,18 @@ class NodeMemoryClient:
         return max(found, default=None)
 
     def hand_over(self) -> None:
-        """Copy this node's newest snapshots to peers, and due ones to durable tiers, because the node may leave."""
+        """Copy this node's newest snapshots to peers, and due snapshots to durable tiers, because the node may
+        leave."""
         self._ask(r.ReplicateNow())
         self.wait_uploaded()
 
     def wait_uploaded(self) -> None:
-        """Wait until all due copies are in the durable tiers, or `finish_s` has passed."""
+        """Wait until all due copies are in the durable tiers, or until `finish_s` has passed."""
         self._ask(r.WaitIdle(timeout_s=self._config.checkpoint.finish_s))
 
     def upload(self, save_id: str) -> Iterator[r.UploadProgress]:
-        """Upload this node's part of a step to each durable tier, due or not; yield the progress every 10 s and at the
-        end."""
+        """Upload this node's part of a step to each durable tier, even if it is not due. Yields the progress every 10 s
+        and at the end."""
         until = time.monotonic() + self._config.checkpoint.finish_s
         while True:
             left_s = max(0.0, until - time.monotonic())
@@ -145,7 +148,7 @@ class NodeMemoryClient:
                 return
 
     def close(self) -> None:
-        """Disconnect from the server, which ends when it is idle."""
+        """Disconnect from the server. The server ends once it is idle."""
         if self._client is not None:
             self._client.close()
 

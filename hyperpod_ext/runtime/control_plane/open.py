@@ -1,4 +1,4 @@
-"""Open the control plane of this process's launcher. The launcher begins and ends generations.
+"""Opens the control plane of this process's launcher, which begins and ends generations.
 
 | started by | an exception in a rank | a process that dies | a lost node |
 |---|---|---|---|
@@ -7,7 +7,7 @@
 | `hyperpodrun` | in process | all processes are started again | all are started again, a spare among them |
 | `torchrun` | in process | all processes are started again (`--max-restarts`) | torchrun's rendezvous decides |
 
-If all processes are started again, they restore from their nodes' memory servers, which outlive them.
+If all processes are started again, they restore from the memory servers of their nodes, which outlive the processes.
 """
 
 from __future__ import annotations

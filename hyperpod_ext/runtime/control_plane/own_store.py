@@ -1,4 +1,4 @@
-"""This rank's key-value server, and each generation's store over the servers of all ranks."""
+"""The key-value server of this rank, and each generation's store over the servers of all ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RETRY_S = 0.05
 
 
 class OwnStore:
-    """The key-value server of a process. Other ranks detect the process's death by their broken connections."""
+    """The key-value server of a process. Other ranks notice the process's death, because their connections break."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
@@ -27,7 +27,7 @@ class OwnStore:
         self.address: Address | None = None
 
     def start(self, host: str, port: int = 0) -> Address:
-        """Listen on `port` of `host`, a numeric address; return the address. Port 0: any free port.
+        """Listen on `port` of `host`, a numeric address. Returns the address. Port 0 selects any free port.
 
         Raises:
             ConflictError: the port is taken.
@@ -46,7 +46,7 @@ class OwnStore:
         return self.address
 
     def store(self, addresses: Sequence[Address], number: int, rank: int) -> PartitionedStore:
-        """Return the store of generation `number` of this launch, and delete the keys of older ones."""
+        """Return the store of generation `number` of this launch, and delete the keys of older generations."""
         self._server.enter(number)
         own = (rank, self._server)
         return PartitionedStore(addresses, number, self._secret, own=own, connections=self._connections)
@@ -56,8 +56,8 @@ def wait_listening(rank: int, address: Address, is_over: Callable[[], bool], lim
     """Wait until `rank`, which may still be starting, listens at `address`.
 
     Raises:
-        GenerationOverError: `is_over` became true first.
-        UnreachableError: no process listens there within `limit_s`.
+        GenerationOverError: `is_over` returned true before `rank` listened.
+        UnreachableError: no process listens at `address` within `limit_s`.
     """
     deadline = time.monotonic() + limit_s
     while True:
@@ -85,6 +85,7 @@ def listens(address: Address) -> bool:
 
 
 def _end(why: str) -> None:
-    """End this process, so that its launcher replaces it: other ranks would wait for ever for a failed server."""
+    """End this process, so that its launcher replaces it, because other ranks would wait forever for its failed
+    server."""
     sys.stderr.write(f"{why}\n")
     os._exit(1)

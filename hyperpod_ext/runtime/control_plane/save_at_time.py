@@ -1,7 +1,7 @@
-"""Choose the steps for durable tiers with an interval in time, in jobs without a coordinator.
+"""Chooses steps for durable tiers whose interval is a time, in jobs without a coordinator.
 
 Rank 0 chooses a later step and writes it to the store. The first rank of each node reads the store after each step. All
-ranks make a step together, so rank 0 has written its choice by then, and no rank has saved the chosen step yet.
+ranks make a step together, so by then rank 0 has written its choice, and no rank has saved the chosen step yet.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hyperpod_ext.config.checkpoint.by_time import DueByTime
 
 
 class Keys(Protocol):
-    """The needed methods of a store."""
+    """The methods of a store that this module needs."""
 
     def set(self, key: str, value: bytes | str) -> None: ...
 
@@ -31,7 +31,7 @@ class TimedTiers:
     """One rank's view of the chosen steps.
 
     Args:
-        now: seconds of a monotonic clock; the first checkpoint is due one interval later.
+        now: seconds of a monotonic clock. The first checkpoint is due one interval later.
     """
 
     def __init__(self, policy: CheckpointPolicy, now: float) -> None:
@@ -41,16 +41,16 @@ class TimedTiers:
         self._seen: dict[str, int] = {}
 
     def enter(self) -> None:
-        """Begin a generation, with an empty store and perhaps another rank 0."""
+        """Begin a generation, with an empty store and possibly a different rank 0."""
         self._named, self._seen = {}, {}
-        self._seen_at = dict.fromkeys(self._every, -math.inf)  # another rank 0 may choose other times
+        self._seen_at = dict.fromkeys(self._every, -math.inf)  # a different rank 0 may choose other times
 
     def made(self, step: int, now: float, keys: Keys, *, names: bool, hears: bool) -> dict[str, int]:
-        """Record a step of this rank; return the newly chosen steps for this node's uploads, by kind of tier.
+        """Record a step of this rank. Returns the newly chosen steps that this node must upload, by kind of tier.
 
         Args:
             names: whether this is rank 0, which chooses steps.
-            hears: whether this is the first rank of its node, which reads them.
+            hears: whether this is the first rank of its node, which reads the choices.
 
         Raises:
             ConnectionError: the generation has ended, or rank 0 has died.
@@ -69,7 +69,7 @@ class TimedTiers:
     def _may_be_named(self, now: float) -> bool:
         """Return whether a new choice is possible, so that most steps need no request to the store.
 
-        Two choices for a tier are an interval apart. This rank reads a choice up to one step late, so it begins to look
+        Two choices for a tier are an interval apart. This rank reads a choice up to one step late, so it begins to read
         after half an interval.
         """
         return any(now - self._seen_at[kind] >= every / 2 for kind, every in self._every.items())

@@ -1,4 +1,4 @@
-"""Name, checkpoint policy and secret of a job without our agent. All have defaults."""
+"""Name, checkpoint policy and secret of a job without our agent. All of them have defaults."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ _PORT_BASE = 29600
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of one job, the same on every rank."""
+    """Settings of one job. They are the same on every rank."""
 
     config: RuntimeConfig
     named: bool
-    """Whether the user named the job. An unnamed job cannot be continued after its launcher has ended."""
+    """Whether the user has named the job. An unnamed job cannot be continued after its launcher has ended."""
     secret_file: Path
     secret: bytes
 
     @classmethod
     def of(cls, nodes: int, workers_per_node: int, environ: Mapping[str, str], suffix: str = "") -> Settings:
-        """Return the settings of HPX_RUNTIME and HPX_SECRET_FILE, or defaults named after the script, with `suffix`.
+        """Return the settings in HPX_RUNTIME and HPX_SECRET_FILE. Without them, use defaults named after the script and
+        `suffix`.
 
         Raises:
             HyperpodExtError: the secret is unreadable, or other users can read it.
@@ -50,11 +51,11 @@ class Settings:
 
 
 def sized(config: RuntimeConfig, nodes: int, workers_per_node: int) -> RuntimeConfig:
-    """Return the configuration with the numbers of nodes and ranks of its launcher.
+    """Return the configuration with its launcher's numbers of nodes and ranks.
 
     Raises:
-        ConfigError: the global batch is not divisible by the number of ranks, or the policy has parity, which needs an
-            agent.
+            ConfigError: the global batch is not divisible by the number of ranks, or the policy has parity, which needs
+                our agent.
     """
     world_size = nodes * workers_per_node
     if (problem_of_parity := without_agent(config.checkpoint)) is not None:
@@ -66,16 +67,16 @@ def sized(config: RuntimeConfig, nodes: int, workers_per_node: int) -> RuntimeCo
 
 
 def name_of(script: str, suffix: str = "") -> str:
-    """Return a valid job name made from the script's name."""
+    """Make a valid job name from the script's name."""
     stem = re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-") or "job"
     return f"{stem[:40].strip('-')}-{suffix}" if suffix else stem[:40].strip("-")
 
 
 def port_base(environ: Mapping[str, str] = os.environ) -> int:
-    """Return the port of a node's first rank; the other ranks use the ports after it.
+    """Return the port of a node's first rank. The node's other ranks use the next ports.
 
     Raises:
-        ConfigError: HPX_PORT_BASE is no port.
+        ConfigError: HPX_PORT_BASE is not a valid port.
     """
     base = environ.get(ENV_PORT_BASE, str(_PORT_BASE))
     if not base.isdecimal() or not 1024 <= int(base) <= 65000:

@@ -1,7 +1,7 @@
-"""Control plane of a worker without our agent: the ranks exchange their state, and rank 0 decides.
+"""Control plane of a worker without our agent. The ranks exchange their state, and rank 0 decides.
 
-Launchers differ in how a generation begins and how a fault is reported: see `hyperpodrun.py` and `torchrun.py`. Common
-to all, and here, are the map of ranks to nodes, the snapshots of each node, the restore decision, and votes.
+Launchers differ in how a generation begins and how a fault is reported: see `hyperpodrun.py` and `torchrun.py`. This
+module has the common parts: the map of ranks to nodes, the snapshots of each node, the restore decision, and votes.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from hyperpod_ext.runtime.snapshot.select import Decision
 from hyperpod_ext.runtime.state.training_state import ConsistentStep
 
 _ANSWER_S = 60.0
-"""Maximum wait of ranks that lost their connections for the launcher's reaction."""
+"""Maximum seconds that ranks wait for the launcher's reaction after they lost their connections."""
 _LONG_S = 7 * 24 * 3600.0
-"""Maximum wait for the end of training on all ranks, which may come at very different times."""
+"""Maximum seconds to wait until training ends on all ranks, which may be at very different times."""
 
 
 @dataclass(frozen=True, slots=True)
 class RendezvousRound:
-    """One attempt of all ranks to train together, with the ranks assigned by their launcher."""
+    """One attempt of all ranks to train together, with the ranks that their launcher assigned."""
 
     number: int
-    """Number of the attempt within a launch; part of the store's keys."""
+    """Number of the attempt within a launch. It is part of the store's keys."""
     rank: int
     world_size: int
     local_rank: int
@@ -69,11 +69,11 @@ class RendezvousRound:
 
 
 class Members(ABC):
-    """One process of a job without our agent: a `ControlPlane`."""
+    """One process of a job without our agent. Implements `ControlPlane`."""
 
     def __init__(self, groups: ProcessGroups) -> None:
         self._groups = groups
-        if (folder := os.environ.get(ENV_RUN_DIR)) is not None:  # otherwise our agent makes it
+        if (folder := os.environ.get(ENV_RUN_DIR)) is not None:  # in other jobs, our agent makes the folder
             make_private_folder(Path(folder))
         self.stop_at_step = StopAtStep()  # receives no requests
         self.environment: WorkerEnvironment | None = None
@@ -98,11 +98,12 @@ class Members(ABC):
 
     @abstractmethod
     def _next_round(self) -> RendezvousRound:
-        """Wait until the launcher starts a new round, and return it. The first call sets `_settings` and `_keys`."""
+        """Wait until the launcher starts a new round, and return it. The first call must set `_settings` and
+        `_keys`."""
 
     @abstractmethod
     def failed(self, failure: c.Failed) -> bool:
-        """Report that the training function raised; return False if the process must end."""
+        """Report that the training function raised. Returns False if the process must end."""
 
     def _met(self, rendezvous: RendezvousRound, store: PartitionedStore) -> None:  # noqa: B027  (most launchers need nothing here)
         """Called when all ranks of `rendezvous` have connected."""
@@ -111,10 +112,10 @@ class Members(ABC):
         """Called when all ranks continue after `step`."""
 
     def _uploads_done(self) -> None:  # noqa: B027  (most launchers need nothing here)
-        """Called at the end of training, when this node's due checkpoints are in the durable tiers."""
+        """Called at the end of training, once this node's due checkpoints are in the durable tiers."""
 
     def _comes_again(self) -> bool:
-        """Return whether the launcher will start the job again, even if its training is complete."""
+        """Return whether the launcher will start the job again even though its training is complete."""
         return False
 
     # --- joining ----------------------------------------------------------------------------------
@@ -203,7 +204,7 @@ class Members(ABC):
         return ServerFiles(runtime_dir(), self.settings.config.name, self._nodes.index(node))
 
     def _offer(self, live: ConsistentStep | None, ranks: Sequence[Any]) -> dict[str, Any]:
-        """Return this rank's report for a join. The first rank of a node adds the state of its memory server."""
+        """Return this rank's report for a join. The first rank of a node adds the state of the node's memory server."""
         mine: dict[str, Any] = {
             "live": None if live is None else asdict(live),
             "committed": self._committed,
@@ -221,12 +222,13 @@ class Members(ABC):
                 mine |= {**offers_of(held, self._generation), "peer": [number, *self._node.listen(host)]}
                 for problem in held.disk.get("problems", ()):
                     self._log(f"warning: node {number}: {problem}")
-            except HyperpodExtError as error:  # sent as an answer, because the other ranks wait for one
+            except HyperpodExtError as error:  # send the error as an answer, because the other ranks wait for one
                 mine["error"] = error.to_json()
         return mine
 
     def _begin(self, ranks: Sequence[Any]) -> dict[str, Any]:
-        """Return rank 0's decision for all ranks: the step to restore, generation, run and memory servers."""
+        """Return rank 0's decision for all ranks: the step to restore, the generation, the run and the memory
+        servers."""
         durable = bool(self.settings.config.checkpoint.shared()) and self._node is not None
         self._restoring = RestoreCoordinator(
             self._nodes.node_of, self._node.durable if durable and self._node else None, self._run
@@ -266,7 +268,8 @@ class Members(ABC):
         return step, None
 
     def _count(self, errors: Sequence[str]) -> dict[str, Any] | None:
-        """Return rank 0's answer to the restores: None if all ranks have restored, otherwise the next decision."""
+        """Return rank 0's answer to reports of restores: None if all ranks have restored, otherwise the next
+        decision."""
         failed = {rank: error for rank, error in enumerate(errors) if error}
         for rank, error in failed.items():
             self.event("restore_failed", rank=rank, error=error)
@@ -276,7 +279,7 @@ class Members(ABC):
     def _go(self, decision: Decision) -> dict[str, Any] | None:
         """Report the start of training to this node's memory server, before any rank of the node can save.
 
-        Returns the error as JSON; None: no error, or this is not the first rank of its node.
+        Returns the error as JSON. None if there was no error, or if this is not the first rank of its node.
         """
         if self._node is None or self._round is None:
             return None
@@ -298,7 +301,7 @@ class Members(ABC):
             self._upload_last(self._node)
         if self.rank == 0 and not (again or self._comes_again()):
             self.event("job_ended", state="succeeded")
-        if again or self._comes_again():  # the restarted job then finds that its training is complete
+        if again or self._comes_again():  # the restarted job will notice that its training is complete
             self._node.hand_over()
             return
         self._node.wait_uploaded()
@@ -306,7 +309,8 @@ class Members(ABC):
         self._node.end()
 
     def _upload_last(self, memory: NodeMemoryClient) -> None:
-        """Upload the last step to the durable tiers before this process ends; log what could not be uploaded."""
+        """Upload the last step to the durable tiers before this process ends, and log the parts that could not be
+        uploaded."""
         step, node = self._committed, self._nodes.node_of[self.rank]
         limit_s = self.settings.config.checkpoint.finish_s
         self._log(f"step {step} goes to the durable tiers")
@@ -339,10 +343,10 @@ class Members(ABC):
 
     @property
     def safe_to_commit(self) -> bool:
-        return False  # the state of the collectives is not recorded here
+        return False  # the state of the collectives is not recorded under these launchers
 
     def _abort(self, number: int) -> None:
-        """End round `number`, and release all threads that wait in it. Callable from any thread."""
+        """End round `number`, and release all threads that wait in it. Any thread may call this."""
         with self._changed:
             self._over = max(self._over, number)
             if self._store is not None and self.aborted:
@@ -359,7 +363,7 @@ class Members(ABC):
     def event(self, event: str, **fields: Any) -> None:
         """Write an event to the job's log in the durable tier, and to events-rankN.jsonl in the run directory.
 
-        Either is left out if the job has none.
+        A job without a durable tier or without a run directory has no such log.
         """
         if event == "step":
             self._committed = int(fields["step"])
@@ -380,7 +384,7 @@ class Members(ABC):
         try:
             due = self._timed.made(step, time.monotonic(), self._store, names=names, hears=hears)
         except ConnectionError:
-            return  # the generation has ended; the training loop finds out by itself
+            return  # the generation has ended, which the training loop will notice itself
         for kind, at in due.items():
             assert self._node is not None
             self._node.schedule_copy(kind, at)

@@ -1,7 +1,7 @@
-"""Stop this rank after a given step, so that all ranks stop after the same step before a resize.
+"""Stops this rank after a given step, so that all ranks stop after the same step before a resize.
 
-The coordinator asks every rank ahead of time whether it can still stop after a step. A rank that can stop waits after
-that step until the coordinator has the answers of all ranks. So no rank is ever in a collective that another has left.
+The coordinator asks every rank in advance whether it can still stop after a step. A rank that can stop waits after that
+step until the coordinator has the answers of all ranks. So no rank is ever in a collective that another rank has left.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ Send = Callable[[StopAnswer | RankStopped], None]
 
 
 class StopAtStep:
-    """A stop requested by the receiving thread, at which the main thread waits.
+    """A stop that the receiving thread requests, and at which the main thread waits.
 
     Args:
         send: sends this rank's answers.
     """
 
     ends = False
-    """Whether the process ends at the stop, so that only saved state survives."""
+    """Whether the process ends at the stop, so that only saved state remains."""
 
     def __init__(self, send: Send = lambda report: None) -> None:
         self._send = send
         self._changed = threading.Condition()
         self._making = -1
-        """Current or next step; -1: none yet."""
+        """Step that the rank is making or will make next; -1 before its loop has begun."""
         self._total = 0
         self._number = 0
         self._stop: int | None = None
@@ -53,14 +53,14 @@ class StopAtStep:
             self._send(StopAnswer(number=number, can=can, at=self._making, over=over))
 
     def agree(self, number: int) -> None:
-        """Confirm a stop, because every rank can stop."""
+        """Confirm the stop of request `number`, because every rank can stop."""
         with self._changed:
             if number == self._number:
                 self._agreed = True
                 self._changed.notify_all()
 
     def withdraw(self, number: int | None = None) -> None:
-        """Withdraw a stop. `number` None: withdraw any, because the generation has ended."""
+        """Withdraw a stop. `number`: the request; None withdraws any, because the generation has ended."""
         with self._changed:
             if number is None or number == self._number:
                 self._over |= number is None
@@ -75,14 +75,14 @@ class StopAtStep:
             self._making, self._stop, self._agreed, self._over = -1, None, False, False
 
     def begin(self, step: int, total: int) -> None:
-        """Begin the training loop at `step`; its last step is `total`."""
+        """Begin the training loop at `step`. Its last step is `total`."""
         with self._changed:
             self._making, self._total = step, total
 
     def stops_after(self, step: int, *, consistent: bool) -> bool:
-        """Return whether this rank stops after `step`. Waits for the other ranks' answers if a stop is due.
+        """Return whether this rank stops after `step`. If a stop is due, waits for the other ranks' answers.
 
-        `consistent`: whether the state is that of this step, and not within an accumulation of gradients.
+        `consistent`: whether the state is that after this step, and not within an accumulation of gradients.
         """
         with self._changed:
             if consistent and self._is_due(step):

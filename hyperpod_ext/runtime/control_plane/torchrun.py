@@ -1,7 +1,7 @@
-"""Handle exceptions in the processes, under `torchrun` and under `hyperpodrun` without `--inprocess-restart`.
+"""Handles exceptions within the processes, under `torchrun` and under `hyperpodrun` without `--inprocess-restart`.
 
-After an exception, ranks notify each other over their own store, and no process ends. After a process's death, the
-launcher starts all processes again, and they restore from their nodes' memory servers.
+After an exception, ranks notify each other over their own store, and no process ends. After the death of a process, the
+launcher starts all processes again, and they restore from the memory servers of their nodes.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ from hyperpod_ext.runtime.process_group.store import Address, PartitionedStore
 
 _MEET = timedelta(minutes=10)
 _MARGIN = timedelta(seconds=30)
-"""Additional wait of other ranks for rank 0's answer, which names missing ranks."""
+"""Additional time for which other ranks wait for rank 0's answer, which names the missing ranks."""
 _START, _FAULT = "hpx-start", "hpx-fault"
 _LOOK_S = 0.05
 _FOR_EVER = timedelta(days=14)
 
 
 class TorchrunMembers(Members):
-    """One process of a job whose launcher restarts either all processes or none."""
+    """One process of a job whose launcher restarts either all processes or none of them."""
 
     def __init__(self, groups: ProcessGroups, launcher: Launcher) -> None:
         super().__init__(groups)
         self._launcher = launcher
         self._event: ElasticEvent | None = None
-        if launcher is Launcher.HYPERPODRUN:  # first, because a process without a handler dies of the signal
+        # create the handler first, because a process without one dies of the signal
+        if launcher is Launcher.HYPERPODRUN:
             self._event = ElasticEvent()
             self.stop_at_step = StopAtElasticEvent(self._event, self._stop_for_others)
         environ = os.environ
@@ -58,14 +59,14 @@ class TorchrunMembers(Members):
         mine = self._keys.start(host)
         store = PrefixStore(f"hpx-{start_of_all(meeting, self._me, mine, _MEET)}", meeting)
         self._addresses = addresses_of_all(store, self._me, self._world_size, mine, _MEET)
-        self._meeting_store = meeting  # kept open: if rank 0 hosts it, other ranks may still be reading
+        self._meeting_store = meeting  # keep the store open: if rank 0 hosts it, other ranks may still be reading
         self._last = ("", 0)
         self._faults = 0
         if self._me == 0:
             self._log(_promise(launcher))
 
     def _meeting(self) -> TCPStore:
-        """Return the store in which ranks exchange their addresses: the launcher's, or rank 0's if it has none.
+        """Return the store in which ranks exchange their addresses. It is the launcher's, or else rank 0 hosts one.
 
         Raises:
             UnreachableError: no store answers at MASTER_ADDR and MASTER_PORT.
@@ -89,7 +90,7 @@ class TorchrunMembers(Members):
         threading.Thread(target=self._watch, args=watch, name="hpx-watch", daemon=True).start()
 
     def _watch(self, store: PartitionedStore, number: int) -> None:
-        """Wait for the notice of an exception in round `number`, and forward it; return when this rank is done."""
+        """Wait for the notice of an exception in round `number`, and forward it. Returns once this rank is done."""
         try:
             store.wait([f"{_FAULT}/{self._me}"], _FOR_EVER)
         except ConnectionError:
@@ -100,7 +101,8 @@ class TorchrunMembers(Members):
         self._abort(number)
 
     def _stop_for_others(self, step: int) -> None:
-        """Stop for a restart with another number of nodes: wait until all saves and copies of all nodes are done."""
+        """Stop for a restart with a different number of nodes. Waits until all nodes have finished their saves and
+        copies."""
         self._ask("elastic-saved", None, lambda answers: None)
         if self._node is not None:
             self._node.hand_over()
@@ -113,7 +115,8 @@ class TorchrunMembers(Members):
         return self._event is not None and self._event.received
 
     def failed(self, failure: c.Failed) -> bool:
-        """Make all ranks restart in their processes; return False, for the launcher, if the same exception repeats."""
+        """Restart all ranks within their processes. If the same exception repeats, return False, so that the launcher
+        restarts."""
         self._report_fault(failure.step, failure.cause)
         self._faults += 1
         same = failure.place or failure.cause, failure.step
@@ -130,7 +133,7 @@ class TorchrunMembers(Members):
         return True
 
     def _why_to_end(self, failure: c.Failed, again: bool) -> str:
-        """Return the reason to end this process; empty: it continues."""
+        """Return the reason to end this process; empty if the process continues."""
         if failure.final:
             return "trying again cannot help"
         if failure.process_unusable:
@@ -141,7 +144,7 @@ class TorchrunMembers(Members):
 
 
 def _promise(launcher: Launcher) -> str:
-    """Return the notice about fault handling under this launcher."""
+    """Return the notice on how faults are handled under this launcher."""
     again = "starts all processes again"
     if launcher is Launcher.TORCHRUN:
         times = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
@@ -153,16 +156,16 @@ def _promise(launcher: Launcher) -> str:
 
 
 def _suffix(meeting: TCPStore, launcher: Launcher) -> str:
-    """Return a suffix for the name of an unnamed job, the same for all starts of the processes by one torchrun."""
+    """Return a suffix for an unnamed job's name, which is the same for all starts of the processes by one torchrun."""
     if launcher is not Launcher.TORCHRUN:
-        return ""  # the pod belongs to one job
+        return ""  # the pod belongs to a single job
     return meeting.compare_set("hpx-job", "", secrets.token_hex(4)).decode()
 
 
 def start_of_all(store: Store, rank: int, mine: Address, limit: timedelta) -> str:
-    """Return rank 0's name of this start of all processes, which separates their addresses from earlier ones.
+    """Return rank 0's name for this start of all processes. It separates their addresses from those of earlier starts.
 
-    TORCHELASTIC_RESTART_COUNT does not serve, because each node counts only its own faults.
+    TORCHELASTIC_RESTART_COUNT cannot be used, because each node counts only its own faults.
 
     Raises:
         UnreachableError: no running rank 0 has sent a name within `limit`.
@@ -174,14 +177,15 @@ def start_of_all(store: Store, rank: int, mine: Address, limit: timedelta) -> st
     while time.monotonic() < deadline:
         if store.check([_START]):
             host, port, name = json.loads(store.get(_START))
-            if listens((host, port)):  # otherwise it is of an earlier start
+            if listens((host, port)):  # otherwise the entry is from an earlier start
                 return str(name)
         time.sleep(_LOOK_S)
     raise UnreachableError(f"rank 0 has not started within {limit.total_seconds():g} s")
 
 
 def addresses_of_all(store: Store, rank: int, world_size: int, mine: Address, limit: timedelta) -> tuple[Address, ...]:
-    """Return the addresses of all ranks. Rank 0 collects them, so that every other rank sends the store one request.
+    """Return the addresses of all ranks. Rank 0 collects them, so that any other rank sends only one request to the
+    store.
 
     Raises:
         UnreachableError: a rank has not sent its address within `limit`.
@@ -203,7 +207,7 @@ def addresses_of_all(store: Store, rank: int, world_size: int, mine: Address, li
 
 
 def _collected(store: Store, keys: Sequence[str], limit: timedelta) -> list[Any]:
-    """Wait for the values of `keys` and return them, with None for keys that are not set within `limit`."""
+    """Wait for the values of `keys`, and return them. A key that is not set within `limit` has value None."""
     try:
         store.wait(list(keys), limit)
     except RuntimeError:

@@ -1,7 +1,7 @@
-"""Reads a torch DataLoader so that each step has the same samples after a fault.
+"""Reads a torch DataLoader so that each step has the same samples again after a fault.
 
-The loader's batch sampler, dataset and `collate_fn` make the batches. Random numbers follow from the seed, the epoch
-and the step, so that any process can read any step again.
+The loader's batch sampler, dataset and `collate_fn` make the batches. Random numbers depend on the seed, the epoch and
+the step, so that any process can read any step again.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from hyperpod_ext.runtime.data.workers import Read, in_processes, in_this_thread
 
 
 class EpochReader:
-    """Batches of `loader` for this rank, epoch by epoch.
+    """The batches of `loader` for this rank, epoch by epoch.
 
     Args:
-        loader: a `DataLoader`, or Accelerate's around one, that gives this rank's batches.
-        seed: seed of samplers and of random numbers in samples; the same on every rank.
+        loader: a `DataLoader`, or Accelerate's wrapper around one, that yields this rank's batches.
+        seed: seed of samplers and of random numbers in samples. It must be the same on every rank.
         rank: makes random numbers in samples differ between ranks.
-        per_step: batches of one optimizer step; the last step of an epoch may have fewer.
+        per_step: number of batches per optimizer step. The last step of an epoch may have fewer.
 
     Raises:
-        JobFailedError: the loader has no batch sampler, or its own way to read batches.
+        JobFailedError: the loader has no batch sampler, or reads batches in its own way.
     """
 
     def __init__(self, loader: Any, *, seed: int, rank: int, per_step: int) -> None:
@@ -48,7 +48,7 @@ class EpochReader:
         self._init = base.worker_init_fn
         self._seed, self._rank, self._per_step = seed, rank, per_step
         self.begun = 0
-        """Epochs that the sampler has begun in this process."""
+        """Number of epochs that the sampler has begun in this process."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -65,10 +65,10 @@ class EpochReader:
         }
 
     def check_same(self, state: dict[str, Any]) -> None:
-        """Compare with the saved values.
+        """Compare the present values with the saved ones.
 
         Raises:
-            JobFailedError: the samples, their sampler, the seed or the steps of an epoch differ.
+                JobFailedError: the samples, their sampler, the seed or the number of steps per epoch differ.
         """
         for name, now in self.must_be_same().items():
             if state.get(name) != now:
@@ -79,10 +79,10 @@ class EpochReader:
                 )
 
     def read(self, epoch: int, made: int) -> Generator[Read]:
-        """Yield the steps of an epoch that follow its first `made` steps, whose samples are not read.
+        """Yield the steps of an epoch after its first `made` steps. The samples of those first steps are not read.
 
         Raises:
-            JobFailedError: a sample cannot be read; or the epoch has begun already.
+            JobFailedError: a sample cannot be read, or the epoch was already begun.
         """
         if epoch < self.begun:
             raise JobFailedError(
@@ -104,14 +104,14 @@ class EpochReader:
             reading.close()
 
     def begin_epoch(self, epoch: int) -> None:
-        """Set the epoch of the samplers that have one."""
+        """Set the epoch of each sampler that has `set_epoch`."""
         for each in (self.loader, getattr(self._sampler, "batch_sampler", None)):
             if callable(getattr(each, "set_epoch", None)):
-                each.set_epoch(epoch)  # type: ignore[union-attr]  # it has one
+                each.set_epoch(epoch)  # type: ignore[union-attr]  # the line above has checked it
 
     def _fingerprint(self) -> str:
-        """Return the dataset's fingerprint, or its columns and length: after a `map` with a function that cannot be
-        hashed, the fingerprint of a datasets.Dataset is random, and differs between ranks."""
+        """Return the dataset's fingerprint, or its columns and length. The fingerprint of a datasets.Dataset is random,
+        and differs between ranks, after a `map` with a function that cannot be hashed."""
         own = getattr(self.dataset, "fingerprint", None) or getattr(self.dataset, "column_names", None)
         return f"{type(self.dataset).__name__}/{own or ''}/{len(self.dataset)}"
 
@@ -128,7 +128,7 @@ class EpochReader:
             yield StepPlan(at, at, Extent(0, len(batches)), slots, 0)
 
     def _steps_of(self, epoch: int) -> Iterator[list[Any]]:
-        """Yield the samples of each step's batches, from the beginning of the epoch."""
+        """Yield the samples in each step's batches, from the beginning of the epoch."""
         self.begun = epoch + 1
         self.begin_epoch(epoch)
         batches = seeded_aside(lambda: iter(self._sampler), *self.order_key, epoch, 0)
@@ -140,12 +140,12 @@ class EpochReader:
 
     @property
     def order_key(self) -> tuple[int, ...]:
-        """Key of the random numbers that samplers draw from global generators: the same on all ranks."""
+        """Key for the random numbers that samplers draw from global generators. It is the same on all ranks."""
         return (self._seed,)
 
     @property
     def most_steps(self) -> int:
-        """Maximum number of steps read in one epoch."""
+        """Maximum number of steps to read in one epoch."""
         return self.steps_per_epoch
 
 
@@ -159,7 +159,7 @@ def chain_of(sampler: Any) -> list[Any]:
 
 
 def _unreadable(loader: Any, base: Any) -> str | None:
-    """Return why the loader's batches cannot be read by number; None if they can."""
+    """Return why the loader's batches cannot be read by number; None if they can be."""
     if not isinstance(base, DataLoader):
         return "it is no torch DataLoader"
     if isinstance(base.dataset, IterableDataset) or not hasattr(type(base.dataset), "__getitem__"):

@@ -1,4 +1,4 @@
-"""Read one micro-batch: its collated samples, with random numbers that depend only on (seed, step, slot)."""
+"""Reads one micro-batch: collated samples, with random numbers that depend only on seed, step and slot."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Task:
     slot: int
     ids: list[int]
     counts: bool = True
-    """False for a ghost, with skipped samples that the rank with the real micro-batch reports."""
+    """Whether to report skipped samples. False for a ghost, because the rank with the real micro-batch reports them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A sample left out because it could not be read."""
+    """A sample that was left out because it could not be read."""
 
     id: int
     step: int
@@ -38,43 +38,44 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Result of a task. Failures are values, so that worker processes can send them."""
+    """Result of a task. A failure is a value, so that worker processes can send it."""
 
     batch: Any = None
     kept: int = 0
     """Number of samples in the batch."""
     skipped: tuple[Skipped, ...] = ()
     failure: str = ""
-    """Why there is no batch."""
+    """Why the task has no batch; empty if it has one."""
 
 
 class Fetch:
-    """Reads the micro-batches of tasks; sent to worker processes."""
+    """Reads the micro-batches of tasks. An instance is sent to each worker process."""
 
     def __init__(self, source: Any, collate: Collate | None, seed: int, on_error: OnError) -> None:
         self._source, self._seed, self._on_error = source, seed, on_error
         self._collate = collate
 
     def __call__(self, task: Task) -> Fetched:
-        """Read `task` without touching random generators."""
+        """Read `task` without changing the state of any random generator."""
         samples, skipped = self._samples(task)
         if skipped and (self._on_error == "fail" or not samples):
             why = "; no other sample of its micro-batch could be read either" if self._on_error == "skip" else ""
             return Fetched(failure=f"sample {skipped[0].id} cannot be read: {skipped[0].error}{why}")
         try:
             batch = (self._collate or default_collate())(samples)
-        except Exception as error:  # any error of the user's function
+        except Exception as error:  # the user's function may raise any error
             return Fetched(failure=f"collate: {_text(error)}")
         return Fetched(batch, len(samples), tuple(skipped) if task.counts else ())
 
     def seeded(self, task: Task) -> Fetched:
-        """Read `task` with Python's, numpy's and torch's generators seeded for it, in a worker process."""
+        """Read `task` in a worker process, with the generators of Python, numpy and torch seeded for this task."""
         _seed_all(f"{self._seed}/{task.step}/{task.slot}")
         return self(task)
 
     def aside(self, tasks: Sequence[Task]) -> list[Fetched]:
-        """Read a step's tasks like `seeded`, and restore the generators, in the training process."""
-        with _generators_put_back():  # once per step: numpy's generator is slower than reading a few samples
+        """Read a step's tasks in the training process, seeded as in `seeded`. Restores the generators afterwards."""
+        # restore once per step, because seeding numpy's generator is slower than reading a few samples
+        with _generators_put_back():
             return [self.seeded(task) for task in tasks]
 
     def _samples(self, task: Task) -> tuple[list[Any], list[Skipped]]:
@@ -84,13 +85,14 @@ class Fetch:
                 samples = list(at_once(task.ids))
                 if len(samples) == len(task.ids):
                     return samples, []
-            except Exception:  # one by one below, to find the bad sample
+            except Exception:  # the samples are read one by one below, to find the bad one
                 pass
         samples, skipped = [], []
         for one in task.ids:
             try:
                 samples.append(self._source[one])
-            except Exception as error:  # StopIteration too: it would end the epoch as if all had been read
+            # includes StopIteration, which would end the epoch as if all samples had been read
+            except Exception as error:
                 skipped.append(Skipped(one, task.step, task.slot, _text(error)))
                 if self._on_error == "fail":
                     break
@@ -98,7 +100,7 @@ class Fetch:
 
 
 def default_collate() -> Collate:
-    """Return torch's default collate function; without torch, one that returns the samples as a list."""
+    """Return torch's default collate function. Without torch, return one that makes a list of the samples."""
     try:
         from torch.utils.data import default_collate as of_torch
     except ImportError:
@@ -111,7 +113,8 @@ def _text(error: Exception) -> str:
 
 
 def seeded_aside(call: Callable[[], Returned], *key: int) -> Returned:
-    """Return `call()`, with Python's, numpy's and torch's generators seeded from `key`, and restored afterwards."""
+    """Return `call()`. Python's, numpy's and torch's generators are seeded from `key` for it, and restored
+    afterwards."""
     with _generators_put_back():
         _seed_all("/".join(map(str, key)))
         return call()

@@ -1,4 +1,4 @@
-"""ElasticDataLoader: steps of micro-batches, read ahead, that continue exactly after the optimizer's last step.
+"""ElasticDataLoader: steps of micro-batches, read ahead. It continues exactly after the optimizer's last step.
 
 loader = ElasticDataLoader(dataset, global_batch_size=512, micro_batch_size=8)
 run.restore(model=model, optimizer=optimizer, data=loader)
@@ -31,16 +31,16 @@ class Step:
     """This rank's micro-batches of one optimizer step. Iterating yields (micro-batch, weight)."""
 
     number: int
-    """Counted from 1 over the whole run."""
+    """Number of the step, counted from 1 over the whole run."""
     epoch: int
     samples: int
-    """Number of samples of the step over all ranks."""
+    """Number of samples in the step, over all ranks."""
     micro_batches: list[Any] = field(repr=False)
     weights: list[float]
-    """Share of the step's samples in each micro-batch; 0.0 for a ghost. Over all ranks they sum to 1."""
+    """Share of the step's samples in each micro-batch, 0.0 for a ghost. The weights of all ranks sum to 1."""
     slots: list[Slot] = field(repr=False)
     skipped: tuple[Skipped, ...]
-    """This rank's unreadable samples. Their weights are missing from the sum."""
+    """Samples that this rank could not read. The sum of weights lacks theirs."""
     cursor: Cursor = field(repr=False)
     after: Cursor = field(repr=False)
     version: int = field(repr=False)
@@ -53,15 +53,16 @@ class Step:
 
 
 class ElasticDataLoader:
-    """Reads the plans of `ElasticBatchSampler`; takes the sampler's arguments, and these.
+    """Reads the plans of an `ElasticBatchSampler`. Accepts the sampler's arguments, and the following.
 
-    collate: list of samples -> micro-batch; default torch's own.
-    workers: processes or threads (`worker_kind`) that read `prefetch` steps ahead; 0: read on demand.
-    on_error: for a sample that cannot be read. `fail` ends the job and names the sample; `skip` leaves it out, logs it,
-        and records it in `skipped`; more than `most_skipped` in this process raise an error.
+    collate: converts a list of samples to a micro-batch. Default: torch's own function. workers: number of processes or
+    threads (`worker_kind`) that read `prefetch` steps ahead. With 0, read on demand. on_error: what to do if a sample
+    cannot be read. `fail` ends the job and names the sample. `skip` leaves the sample out, logs it, and adds it to
+    `skipped`. More than `most_skipped` samples in one process raise an error.
 
-    Random numbers that a sample draws (Python, numpy, torch) depend only on (seed, step, slot): they are equal on any
-    rank, at any world size, and after a repetition. Threads share one state, so this does not hold for threads.
+    Random numbers that a sample draws (from Python, numpy or torch) depend only on seed, step and slot. They are equal
+    on any rank, at any world size, and after a repetition. This does not hold for threads, which share one generator
+    state.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class ElasticDataLoader:
             fingerprint=fingerprint,
         )
         self.skipped: list[Skipped] = []
-        """Unreadable samples of this process."""
+        """Samples that this process could not read."""
         self._collate = collate
         self._fetch = Fetch(source, collate, seed, on_error)
         self._workers, self._kind, self._prefetch, self._start_method = workers, worker_kind, prefetch, start_method
@@ -113,8 +114,9 @@ class ElasticDataLoader:
     def steps(self, epochs: int | None = None) -> Generator[Step]:
         """Yield the remaining steps: without end, or up to `epochs` whole epochs.
 
-        Acknowledge each step before the next one. After `set_world`, `set_batch`, `set_weights`, `load_state_dict`, or
-        a change of torch.distributed's world, it continues with the change, and drops the steps read ahead.
+        Acknowledge each step before reading the next one. After `set_world`, `set_batch`, `set_weights`,
+        `load_state_dict`, or a change of torch.distributed's world, iteration continues with the change, and steps that
+        were read ahead are dropped.
 
         Raises:
             JobFailedError: a sample cannot be read, or a step was not acknowledged.
@@ -141,13 +143,13 @@ class ElasticDataLoader:
                 reading.close()
 
     def __iter__(self) -> Generator[Step]:
-        """Yield the rest of this epoch."""
+        """Yield the remaining steps of this epoch."""
         if self.sampler.endless:
             return self.steps()
         return self.steps(self.sampler.plan(self.sampler.cursor).cursor.epoch + 1)
 
     def ack(self, step: Step) -> None:
-        """Move the state behind `step`, which the optimizer has made."""
+        """Advance the state past `step`, which the optimizer has made."""
         self.sampler.ack(step)
 
     def set_world(self, rank: int | None, world_size: int | None) -> None:
@@ -163,11 +165,11 @@ class ElasticDataLoader:
         self.sampler.set_weights(weights)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the run's position: small, and equal on every rank."""
+        """Return the position of the run. It is small, and equal on every rank."""
         return self.sampler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`; see ElasticBatchSampler."""
+        """Continue from `state`. See ElasticBatchSampler."""
         self.sampler.load_state_dict(state)
 
     # --- reading --------------------------------------------------------------------------------
@@ -210,7 +212,7 @@ class ElasticDataLoader:
                     raise JobFailedError(
                         f"{here}: an epoch of {len(read)} samples has no step", hint="Give a stream that has samples."
                     )
-                # also the sampler's: only the loader knows the end, and the next call may start from there
+                # set the sampler's cursor too: only the loader knows the end, and the next call may start from there
                 self.sampler.cursor = cursor = Cursor(cursor.epoch + 1, 0, cursor.step)
                 samples = None
                 continue

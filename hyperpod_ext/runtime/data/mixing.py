@@ -1,8 +1,8 @@
-"""Mix several sources into one stream, by weights: the source and the sample of each place.
+"""Mixes several sources into one stream, by weights. For each place, determines the source and the sample.
 
-Blocks of 4096 places hold a whole number of each source's samples, in each block's own order. The k-th sample of a
-source, over the whole run, is the k-th of its own shuffled epochs: no sample is repeated before all others of the
-source were used, even if weights change.
+A block of 4096 places holds a whole number of each source's samples, in an order of its own. The k-th sample of a
+source over the whole run is the k-th sample of the source's own shuffled epochs. So no sample is repeated before all
+other samples of its source were used, even if weights change.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ BLOCK = 4096
 
 
 class Mixture:
-    """Several sources read as one: IDs count through the first, then the second, and so on.
+    """Several sources that are read as one. Sample numbers count through the first source, then the second, and so on.
 
-    `weights` are the sources' shares, in any unit; a weight of 0 leaves a source out for now. A mixture has no end;
-    each source begins its next epoch separately.
+    `weights` are the shares of the sources, in any unit. A weight of 0 leaves a source out for now. A mixture has no
+    end, because each source begins its next epoch separately.
 
     Raises:
-        JobFailedError: impossible weights, or a source without samples or length.
+            JobFailedError: the weights are invalid, or a source has no samples or no length.
     """
 
     def __init__(self, sources: Sequence[Any], weights: Sequence[float]) -> None:
@@ -56,7 +56,7 @@ class Mixture:
         return self.sources[source][inside]
 
     def locate(self, index: int) -> tuple[int, int]:
-        """Return the source of this ID, and the ID inside of the source."""
+        """Return the source that has this sample number, and the sample's number within the source."""
         if not 0 <= index < len(self):
             raise IndexError(f"id {index} of {len(self)} samples")
         source = bisect_right(self._ends, index)
@@ -64,14 +64,14 @@ class Mixture:
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the sources; independent of the weights."""
+        """Fingerprint of the sources. It does not depend on the weights."""
         fingerprints = [fingerprint_of(source) for source in self.sources]
         return hashlib.sha256("\n".join(fingerprints).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Places from `start` on, mixed by `weights`, after `drawn` samples of each source."""
+    """Places from `start` on, mixed by `weights`. `drawn`: number of samples drawn from each source before `start`."""
 
     start: int
     weights: tuple[float, ...]
@@ -80,7 +80,7 @@ class Segment:
 
 @functools.lru_cache(maxsize=64)
 def quotas_of(weights: tuple[float, ...]) -> tuple[int, ...]:
-    """Return the number of each source's samples in a block: rounded by largest remainder to the sum BLOCK.
+    """Return how many samples of each source a block has. They are rounded by largest remainder, and sum to BLOCK.
 
     Raises:
         JobFailedError: a weight is negative, not finite, or too small for one sample in a block.
@@ -89,7 +89,8 @@ def quotas_of(weights: tuple[float, ...]) -> tuple[int, ...]:
         raise JobFailedError(
             f"weights {list(weights)} of a mixture", hint="Give finite numbers from 0 up, not all of them 0."
         )
-    parts = [Fraction(weight) for weight in weights]  # rounding must not decide between equal remainders
+    # exact fractions, because rounding must not decide between equal remainders
+    parts = [Fraction(weight) for weight in weights]
     total = sum(parts)
     exact = [part / total * BLOCK for part in parts]
     quotas = [math.floor(share) for share in exact]
@@ -107,7 +108,7 @@ def quotas_of(weights: tuple[float, ...]) -> tuple[int, ...]:
 
 
 def ids_of_mixture(places: Places, segment: Segment, lengths: Sequence[int], order: ShuffleOrder, seed: int) -> Places:
-    """Return the IDs, counted through all sources, of the samples at these places in the segment."""
+    """Return the sample numbers, counted through all sources, at these places in the segment."""
     sources, draws = _locate(places, segment, seed)
     ids = np.empty_like(places)
     base = 0
@@ -119,7 +120,7 @@ def ids_of_mixture(places: Places, segment: Segment, lengths: Sequence[int], ord
 
 
 def drawn_before(place: int, segment: Segment, seed: int) -> tuple[int, ...]:
-    """Return the number of each source's samples before `place`, in the segment or at its end."""
+    """Return how many samples of each source are before `place`, which is in the segment or at its end."""
     blocks, rest = divmod(place - segment.start, BLOCK)
     quotas = quotas_of(segment.weights)
     sources, _ = _block(segment, blocks, seed)
@@ -130,7 +131,7 @@ def drawn_before(place: int, segment: Segment, seed: int) -> tuple[int, ...]:
 
 
 def _locate(places: Places, segment: Segment, seed: int) -> tuple[Places, Places]:
-    """Return the source of each place, and the number of the source's samples before it."""
+    """Return, for each place, its source and how many samples of that source are before it."""
     blocks, inside = np.divmod(places - segment.start, BLOCK)
     drawn, quotas = np.array(segment.drawn, np.int64), np.array(quotas_of(segment.weights), np.int64)
     sources, draws = np.empty_like(places), np.empty_like(places)
@@ -144,7 +145,7 @@ def _locate(places: Places, segment: Segment, seed: int) -> tuple[Places, Places
 
 @functools.lru_cache(maxsize=16)
 def _block(segment: Segment, block: int, seed: int) -> tuple[Places, Places]:
-    """Return the source of each place in a block, and the number of the source's samples before it in the block."""
+    """Return, for each place in a block, its source and how many samples of that source precede it in the block."""
     quotas = quotas_of(segment.weights)
     permutation = Permutation(BLOCK, key_of("mixture", seed, segment.start, block))
     sources = np.repeat(np.arange(len(quotas)), quotas)[permutation.at(np.arange(BLOCK))]
@@ -156,7 +157,7 @@ def _block(segment: Segment, block: int, seed: int) -> tuple[Places, Places]:
 
 
 def _ids_of_draws(draws: Places, length: int, order: ShuffleOrder, seed: int, source: int) -> Places:
-    """Return the IDs in a source of its k-th samples, counted over all of its epochs."""
+    """Return the sample numbers within a source for its k-th draws, counted over all of its epochs."""
     epochs, places = np.divmod(draws, length)
     ids = np.empty_like(draws)
     for epoch in np.unique(epochs).tolist():

@@ -1,8 +1,9 @@
-"""A keyed permutation of range(n): any part without the whole, equal on every machine and in every version.
+"""A keyed permutation of range(n). Any part of it can be computed alone, equally on every machine and in every version.
 
-Up to 2**16 the permutation is exactly random: random words are sorted. Above, a Feistel network over a x b >= n cells
-computes each place separately, in constant memory; with four rounds it would be visibly not random, with eight not.
-The words come from BLAKE2b and the mixer below, not from numpy's or torch's generators.
+Up to 2**16 items, the permutation is exactly random, because random words are sorted. Above that, a Feistel network
+over a x b >= n cells computes each place separately, in constant memory. With four rounds it would visibly differ from
+a random permutation; with eight rounds it does not. The words come from BLAKE2b and the mixer below, not from numpy's
+or torch's generators.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _S27, _S30, _S31 = np.uint64(27), np.uint64(30), np.uint64(31)
 
 
 def key_of(*parts: int | str) -> bytes:
-    """Return a key of 64 bytes computed from `parts`."""
+    """Return a key of 64 bytes that is computed from `parts`."""
     text = "\x00".join(f"{type(part).__name__}:{part}" for part in parts)
     return hashlib.blake2b(text.encode(), digest_size=64, person=b"hpx-order-1").digest()
 
@@ -49,24 +50,24 @@ class Permutation:
         return self.n
 
     def at(self, places: Places) -> Places:
-        """Return the items at these places; int64, any shape. Places must be in range(n)."""
-        if self.n == 1:  # frequent: a mixture's small source has many epochs in a step
+        """Return the items at these places, as int64 of the same shape. Places must be in range(n)."""
+        if self.n == 1:  # frequent case: a small source of a mixture has many epochs in one step
             return np.zeros_like(places)
         if self._feistel is not None:
             return self._feistel.at(places)
         return _drawn(self.n, self._key)[places].astype(np.int64)
 
     def place_of(self, items: Places) -> Places:
-        """Return the places of these items: the inverse of `at`."""
+        """Return the places of these items. This is the inverse of `at`."""
         if self._feistel is not None:
             return self._feistel.place_of(items)
         return np.argsort(_drawn(self.n, self._key)).astype(np.int64)[items]
 
 
 class Feistel:
-    """A permutation of range(n) by a Feistel network on (left, right) in a x b, a ~ b ~ sqrt(n).
+    """A permutation of range(n), by a Feistel network on pairs (left, right) in a x b, with a ~ b ~ sqrt(n).
 
-    Values outside of range(n) are permuted again (cycle walking); a x b exceeds n by less than a.
+    Values outside range(n) are permuted again (cycle walking). a x b exceeds n by less than a.
     """
 
     def __init__(self, n: int, key: bytes, rounds: int = ROUNDS) -> None:
@@ -107,7 +108,7 @@ class Feistel:
 
 
 def _mix(words: _Words) -> _Words:
-    """Return SplitMix64's finaliser of words: each bit of the result depends on the whole word."""
+    """Return SplitMix64's finaliser for words. Each bit of a result depends on all bits of its word."""
     words = (words + _GOLDEN) * _MIX1
     words = (words ^ (words >> _S30)) * _MIX2
     words = (words ^ (words >> _S27)) * _MIX1
@@ -116,7 +117,7 @@ def _mix(words: _Words) -> _Words:
 
 @functools.lru_cache(maxsize=64)
 def _drawn(n: int, key: bytes) -> NDArray[np.uint16]:
-    """Return the whole permutation, n <= 2**16, as 16-bit items: at most 128 KiB."""
+    """Return the whole permutation for n <= 2**16, as 16-bit items. It takes at most 128 KiB."""
     keys = np.frombuffer(key, "<u8").astype(np.uint64)
     counter = np.arange(n, dtype=np.uint64)
     turn = np.uint64(0)

@@ -1,4 +1,5 @@
-"""Positions of a run in its data, and the slots of each rank: pure arithmetic. World size decides only slot -> rank."""
+"""Positions of a run in its data, and the slots of each rank. Pure arithmetic. The world size only maps slots to
+ranks."""
 
 from __future__ import annotations
 
@@ -11,21 +12,21 @@ class Cursor:
 
     epoch: int = 0
     place: int = 0
-    """Number of this epoch's samples used by earlier steps."""
+    """Number of samples of this epoch that earlier steps have used."""
     step: int = 0
     """Number of steps made so far, over all epochs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Places of one global batch: `count` places from `start` on."""
+    """The places of one global batch: `count` places from `start` on."""
 
     start: int
     count: int
 
 
 GHOST = -1
-"""Index of a slot that only gives every rank equally many slots."""
+"""Index of a slot whose only purpose is that every rank has equally many slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,23 +34,23 @@ class Slot:
     """One micro-batch of a step."""
 
     index: int
-    """Number in the step, the same for any world size; GHOST for a slot that does not count."""
+    """Number of the slot in the step, the same for any world size. GHOST for a slot that does not count."""
     ids: list[int]
     """The slot's samples, in order."""
     weight: float
-    """Share of the step's samples; 0.0 for a ghost. Multiply the slot's mean loss by it, and sum over slots."""
+    """Share of the step's samples; 0.0 for a ghost. Multiply the mean loss of the slot by it, and sum over slots."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step of this rank."""
+    """One step, as this rank makes it."""
 
     cursor: Cursor
     """Position of the step."""
     after: Cursor
     """Position of the next step."""
     extent: Extent
-    """The step's samples, over all ranks."""
+    """Places of the step's samples, over all ranks."""
     slots: list[Slot]
     """Slots of this rank."""
     version: int
@@ -57,9 +58,10 @@ class StepPlan:
 
 
 def extent_at(cursor: Cursor, length: int | None, batch: int, drop_last: bool) -> tuple[Cursor, Extent]:
-    """Return the next step's samples, and the cursor with their epoch: the next one if this epoch has none left.
+    """Return the next step's samples, and the cursor with their epoch. If this epoch has no samples left, that is the
+    next.
 
-    `length`: samples of an epoch; None: endless. A step never crosses the end of an epoch.
+    `length`: number of samples in an epoch; None if endless. A step never crosses the end of an epoch.
     """
     if length is None:
         return cursor, Extent(cursor.place, batch)
@@ -70,7 +72,7 @@ def extent_at(cursor: Cursor, length: int | None, batch: int, drop_last: bool) -
 
 
 def after(cursor: Cursor, extent: Extent, length: int | None, batch: int, drop_last: bool) -> Cursor:
-    """Return the cursor after the step at `cursor`. The end of an epoch is (epoch + 1, 0)."""
+    """Return the cursor after the step at `cursor`. At the end of an epoch it is (epoch + 1, 0)."""
     place = extent.start + extent.count
     if length is not None and length - place < (batch if drop_last else 1):
         return Cursor(cursor.epoch + 1, 0, cursor.step + 1)
@@ -78,20 +80,20 @@ def after(cursor: Cursor, extent: Extent, length: int | None, batch: int, drop_l
 
 
 def steps_per_epoch(length: int, batch: int, drop_last: bool) -> int:
-    """Return the number of steps of a whole epoch."""
+    """Return the number of steps in a whole epoch."""
     return length // batch if drop_last else -(-length // batch)
 
 
 def slots_of(count: int, micro: int) -> int:
-    """Return the number of micro-batches of `count` samples; the last may be smaller."""
+    """Return the number of micro-batches for `count` samples. The last one may be smaller."""
     return -(-count // micro)
 
 
 def owned(slots: int, rank: int, world_size: int) -> range:
-    """Return this rank's slots: consecutive, and equally many on each rank, plus or minus one."""
+    """Return this rank's slots. They are consecutive, and their number differs by at most one between ranks."""
     return range(rank * slots // world_size, (rank + 1) * slots // world_size)
 
 
 def most_owned(slots: int, world_size: int) -> int:
-    """Return the largest number of slots of a rank: the duration of a step in micro-batches."""
+    """Return the largest number of slots that any rank has, which is the duration of a step in micro-batches."""
     return -(-slots // world_size)

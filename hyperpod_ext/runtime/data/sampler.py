@@ -1,7 +1,8 @@
 """ElasticBatchSampler: the samples of each step, and this rank's part of them.
 
-IDs are a function of seed, order and position only; the world size decides only which rank has which slot. The state is
-small, equal on every rank, and is the position that steps have *used*: samples read ahead are read again after a fault.
+Sample numbers depend only on seed, order and position. The world size only decides which rank has which slot. The state
+is small and equal on every rank. It is the position that steps have *used*: samples that were read ahead are read again
+after a fault.
 """
 
 from __future__ import annotations
@@ -37,21 +38,23 @@ Uneven = Literal["ghost", "ragged", "error"]
 
 
 class ElasticBatchSampler:
-    """Global batches of `global_batch_size` samples, as slots of `micro_batch_size`, for any number of ranks.
+    """Global batches of `global_batch_size` samples, divided into slots of `micro_batch_size`, for any number of ranks.
 
-    Every sample is used once per epoch, through any history of world sizes, crashes and batch sizes. If slots do not
-    divide among the ranks, `uneven` decides: `ghost` gives every rank equally many, with additional slots of weight 0
-    (FSDP needs equally many); `ragged` leaves some ranks with one less (perhaps none at the last step of an epoch);
-    `error` raises.
+    Every sample is used once per epoch, through any history of world sizes, crashes and batch sizes. If the slots
+    cannot be divided equally among the ranks, `uneven` decides. With `ghost`, every rank gets equally many slots,
+    through additional slots of weight 0 (FSDP needs this). With `ragged`, some ranks have one slot less, and perhaps
+    none in the last step of an epoch. `error` raises.
 
-    It is a `batch_sampler` for `torch.utils.data.DataLoader`. Call `ack()` after each optimizer step, so that the state
-    follows the used samples. Under torchdata's StatefulDataLoader, which counts itself, pass acknowledge=False.
+    An instance is a `batch_sampler` for `torch.utils.data.DataLoader`. Call `ack()` after each optimizer step, so that
+    the state follows the used samples. torchdata's StatefulDataLoader counts on its own: with it, pass
+    acknowledge=False.
 
-    rank and world_size: default those of torch.distributed, or else of the environment, read at each iteration.
-    fingerprint: of the source, if the source has none, or one that changes between runs.
+    rank and world_size: default to torch.distributed's, or else to the environment's, read at each iteration.
+    fingerprint: fingerprint of the source, for a source that has none or whose fingerprint changes between runs.
 
     Raises:
-        JobFailedError: batch sizes that do not divide, a source without length, too few samples for one step.
+            JobFailedError: batch sizes do not divide, a source has no length, or there are too few samples for one
+                step.
     """
 
     def __init__(
@@ -78,58 +81,58 @@ class ElasticBatchSampler:
             )
         self.source = source
         self.length = length_of(source)
-        """Number of samples of an epoch; None for a stream."""
+        """Number of samples in an epoch; None for a stream."""
         self.seed, self.drop_last, self.uneven, self.acknowledge = int(seed), drop_last, uneven, acknowledge
         self._order = order_of(shuffle)
         self._fingerprint = fingerprint or fingerprint_of(source)
         self.endless = isinstance(source, Mixture)
-        """Whether only the source's parts have epochs."""
+        """Whether the data have no epochs, as with a mixture, where only each source has epochs."""
         self._check_length()
         self._asked = self._batch = self._checked_batch(global_batch_size, micro_batch_size)
         self._segment: Segment | None = None
         if isinstance(source, Mixture):
             self._segment = Segment(0, source.weights, (0,) * len(source.sources))
         self.cursor = Cursor()
-        """The first step that is not acknowledged."""
+        """Position of the first step that is not acknowledged."""
         self.version = 0
         """Incremented when earlier plans become invalid."""
         self._given: tuple[int, int] | None = None
         self.unacknowledged = 0
-        """Number of passes that ended since the last acknowledged step."""
+        """Number of passes over the data that ended since the last acknowledged step."""
         if rank is not None or world_size is not None:
             self.set_world(rank, world_size)
 
     @property
     def global_batch_size(self) -> int:
-        """Number of samples of one step over all ranks."""
+        """Number of samples in one step, over all ranks."""
         return self._batch[0]
 
     @property
     def step_size(self) -> int:
-        """Number of samples of the next step: fewer while ranks are missing, with `samples: fewer`."""
+        """Number of samples in the next step. With `samples: fewer`, it is smaller while ranks are missing."""
         batch, micro = self._batch
         return batch if self._given is not None else micro * part_of(batch // micro)
 
     @property
     def micro_batch_size(self) -> int:
-        """Number of samples of one slot."""
+        """Number of samples in one slot."""
         return self._batch[1]
 
     @property
     def world(self) -> tuple[int, int]:
-        """Rank and world size."""
+        """Present rank and world size."""
         return self._given if self._given is not None else world_of_this_process()
 
     # --- steps ----------------------------------------------------------------------------------
 
     def step(self) -> list[Slot]:
-        """Return this rank's slots of the next step: the same ones until it is acknowledged."""
+        """Return this rank's slots in the next step. They stay the same until the step is acknowledged."""
         return self.plan(self.cursor).slots
 
     def plan(self, cursor: Cursor, available: int | None = None) -> StepPlan:
-        """Return the step at `cursor`, or at the beginning of the next epoch if this one is over.
+        """Return the step at `cursor`. If this epoch is over, return the first step of the next epoch.
 
-        available: remaining samples of a stream, if fewer than a batch.
+        available: number of samples left in a stream, if fewer than a batch.
         """
         batch = self.step_size
         length = None if self.endless else self.length
@@ -154,13 +157,13 @@ class ElasticBatchSampler:
             slots.append(Slot(index, part, len(part) / extent.count))
         missing = most_owned(count, world_size) - len(slots) if self.uneven == "ghost" else 0
         if missing:
-            # a whole micro-batch of real samples, so that shapes and collectives are the usual ones
+            # use a full micro-batch of real samples, so that shapes and collectives are the usual ones
             ghost = self.ids(epoch, extent.start, min(extent.start + micro, end))
             slots += [Slot(GHOST, ghost, 0.0)] * missing
         return slots
 
     def ids(self, epoch: int, start: int, stop: int) -> list[int]:
-        """Return the IDs of the samples at the places from `start` up to `stop` of an epoch."""
+        """Return the sample numbers at the places from `start` up to, but not including, `stop` of an epoch."""
         places = np.arange(start, stop, dtype=np.int64)
         if self._segment is not None:
             found = ids_of_mixture(places, self._segment, self.source.lengths, self._order, self.seed)
@@ -174,10 +177,10 @@ class ElasticBatchSampler:
     # --- changes --------------------------------------------------------------------------------
 
     def ack(self, step: Any = None) -> None:
-        """Move the state behind the next step, which the optimizer has made. `step`: its number, or a loader's step.
+        """Advance the state past the next step, which the optimizer has made. `step`: its number, or a loader's step.
 
         Raises:
-            JobFailedError: `step` is not the next one, or was planned before the sampler was changed.
+                JobFailedError: `step` is not the next step, or was planned before the sampler was changed.
         """
         number = step if isinstance(step, int) else step.cursor.step + 1 if step is not None else self.cursor.step + 1
         if number != self.cursor.step + 1:
@@ -197,10 +200,10 @@ class ElasticBatchSampler:
         self.unacknowledged = 0
 
     def set_world(self, rank: int | None, world_size: int | None) -> None:
-        """Set rank and world size from the next step on. None, None: use torch.distributed's each time.
+        """Set rank and world size, from the next step on. With None for both, use torch.distributed's each time.
 
         Raises:
-            JobFailedError: no such rank, or slots that do not divide, with uneven="error".
+                JobFailedError: the rank does not exist, or slots do not divide with uneven="error".
         """
         given = None if rank is None and world_size is None else (rank or 0, 1 if world_size is None else world_size)
         if given is not None and (rank is None or world_size is None or not 0 <= given[0] < given[1]):
@@ -220,7 +223,7 @@ class ElasticBatchSampler:
         """Set the weights of the mixture from the next step on.
 
         Raises:
-            JobFailedError: the source is no mixture, or the weights are invalid.
+                JobFailedError: the source is not a mixture, or the weights are invalid.
         """
         segment = self._segment
         if segment is None or len(weights) != len(segment.weights):
@@ -237,17 +240,17 @@ class ElasticBatchSampler:
     # --- state ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the run's position: numbers and text only, equal on every rank."""
+        """Return the position of the run. It has only numbers and text, and is equal on every rank."""
         return self.saved_at(self.cursor).to_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`, saved by any rank of any world size.
+        """Continue from `state`, which any rank of any world size may have saved.
 
-        Batch size and weights that were changed during the run stay changed, unless the script now passes others than
-        it did then.
+        A batch size or weights that were changed during the run stay changed, unless the script now passes other
+        arguments than at that time.
 
         Raises:
-            JobFailedError: the state is of other samples or another order, or damaged.
+                JobFailedError: the state belongs to other samples or another order, or is damaged.
         """
         saved = read_state(state)
         saved.check_same(self.saved_at(self.cursor))
@@ -262,7 +265,7 @@ class ElasticBatchSampler:
         self.version += 1
 
     def saved_at(self, cursor: Cursor) -> Saved:
-        """Return the state to save for a next step at `cursor`."""
+        """Return the state to save if the next step is at `cursor`."""
         return Saved(
             order=name_of(self._order),
             seed=self.seed,
@@ -278,7 +281,7 @@ class ElasticBatchSampler:
     # --- as a batch sampler ---------------------------------------------------------------------
 
     def __iter__(self) -> MicroBatches:
-        """Return the IDs of this rank's micro-batches up to the end of the epoch."""
+        """Return the sample numbers of this rank's micro-batches, up to the end of the epoch."""
         if self.unacknowledged > 1:
             raise JobFailedError(
                 "two epochs were read and no step of them was acknowledged: the same samples would come again",
@@ -287,7 +290,7 @@ class ElasticBatchSampler:
         return MicroBatches(self)
 
     def __len__(self) -> int:
-        """Return the number of this rank's micro-batches in a whole epoch."""
+        """Return how many micro-batches this rank has in a whole epoch."""
         if self.length is None or self.endless:
             raise TypeError("a stream or mixture has no number of batches")
         batch, micro = self.step_size, self._batch[1]
@@ -326,11 +329,12 @@ class ElasticBatchSampler:
 
     @property
     def _most_samples(self) -> int:
-        """Largest number of samples of a step; less than a batch if an epoch is smaller."""
+        """Largest number of samples in a step. It is less than a batch if an epoch is smaller than a batch."""
         return self.step_size if self.length is None or self.endless else min(self.step_size, self.length)
 
     def _check_shares(self, slots: int, world_size: int, full: bool = True) -> None:
-        """Check the slots per rank. `full`: of a largest step. A rank without any micro-batch would plan forever."""
+        """Check the slots per rank. `full`: whether the step is of the largest size. Without slots, a rank would plan
+        forever."""
         if self.uneven == "ragged" and full and slots < world_size:
             raise JobFailedError(
                 f"{slots} micro-batches for {world_size} ranks: some would never have one",
@@ -344,8 +348,8 @@ class ElasticBatchSampler:
 
 
 class MicroBatches(Iterator[list[int]]):
-    """One pass over the rest of an epoch, for torch's DataLoader. Its state is the position of returned batches, for
-    StatefulDataLoader."""
+    """One pass over the rest of an epoch, for torch's DataLoader. Its state, for StatefulDataLoader, is the position
+    after the batches that were returned."""
 
     def __init__(self, sampler: ElasticBatchSampler) -> None:
         self._sampler = sampler
@@ -372,7 +376,7 @@ class MicroBatches(Iterator[list[int]]):
                 self._move()
         slot = self._slots.popleft()
         if not self._slots:
-            self._move()  # before the last one is returned: StatefulDataLoader counts returned ones
+            self._move()  # move before the last batch is returned, because StatefulDataLoader counts returned batches
         return slot.ids
 
     def _move(self) -> None:

@@ -1,4 +1,4 @@
-"""The saved state of a sampler: a few numbers, validated when they are read."""
+"""The saved state of a sampler: a few numbers, which are validated when they are read."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The saved fields, and the ones that must match when they are loaded."""
+    """The saved fields, including those that must match when the state is loaded."""
 
     order: str
     seed: int
     fingerprint: str
     cursor: Cursor
     asked_batch: tuple[int, int]
-    """Global and micro-batch size passed by the script."""
+    """Global and micro-batch size that the script has passed."""
     batch: tuple[int, int]
     """Global and micro-batch size in use."""
     asked_weights: tuple[float, ...] | None
     segment: Segment | None
     length: int | None
-    """Number of samples of an epoch; not saved, because the fingerprint contains it."""
+    """Number of samples in an epoch. Not saved, because the fingerprint contains it."""
 
     def to_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {
@@ -78,10 +78,10 @@ class Saved:
 
 
 def read_state(state: Any) -> Saved:
-    """Parse a saved state, with all checks that need no sampler.
+    """Parse a saved state, with all checks that do not need a sampler.
 
     Raises:
-        JobFailedError: not a sampler's state, or of a newer version.
+            JobFailedError: the state is not a sampler's, or belongs to a newer version.
     """
     if not isinstance(state, dict) or "v" not in state:
         raise damaged("it is not the state of an elastic sampler")

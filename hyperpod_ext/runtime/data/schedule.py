@@ -1,4 +1,4 @@
-"""Learning rates as a function of the step only, so that a resize or a fault does not change them."""
+"""Learning rates that depend only on the step, so that a resize or a fault does not change them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def learning_rate(
     final: float = 0.0,
     shape: Literal["cosine", "linear", "constant"] = "cosine",
 ) -> float:
-    """Return the learning rate of step 1, 2, ..., `total_steps`: rising to `peak` in `warmup_steps` equal parts, then
-    falling to `final` at the last step. Later steps stay at `final`.
+    """Return the learning rate of step 1, 2, ..., `total_steps`. It rises to `peak` in `warmup_steps` equal parts, then
+    falls to `final` at the last step. Later steps stay at `final`.
 
     Raises:
-        JobFailedError: invalid step, or more warm-up than steps.
+            JobFailedError: the step is invalid, or there are more warm-up steps than steps.
     """
     if step < 1 or not 0 <= warmup_steps <= total_steps or shape not in ("cosine", "linear", "constant"):
         raise JobFailedError(

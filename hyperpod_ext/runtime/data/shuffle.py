@@ -1,4 +1,5 @@
-"""The order of one source's samples in one epoch: a function of seed, source and epoch, computed in any part."""
+"""The order of one source's samples in one epoch. It depends on seed, source and epoch, and any part can be
+computed."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ class BlockShuffle:
     """Shuffle blocks, then samples within windows of blocks, so that samples read together are close on disk."""
 
     block: int = 4096
-    """Number of samples that stay together: about one read of the storage."""
+    """Number of samples that stay together, which should be about one read from storage."""
     window: int = 16
-    """Number of blocks shuffled together; `block * window` is at most 65536."""
+    """Number of blocks that are shuffled together. `block * window` is at most 65536."""
 
     def __post_init__(self) -> None:
         if self.block < 1 or self.window < 1 or self.block * self.window > EXACT_UP_TO:
@@ -36,7 +37,7 @@ def order_of(shuffle: Shuffle) -> ShuffleOrder:
     """Return the order for a `shuffle` argument.
 
     Raises:
-        JobFailedError: invalid value.
+            JobFailedError: the value is invalid.
     """
     if shuffle is False:
         return None
@@ -48,14 +49,14 @@ def order_of(shuffle: Shuffle) -> ShuffleOrder:
 
 
 def name_of(order: ShuffleOrder) -> str:
-    """Return the order's name in saved state."""
+    """Return the name of the order in saved state."""
     if order is None:
         return "1/sequential"
     return f"1/block/{order.block}/{order.window}" if isinstance(order, BlockShuffle) else "1/global"
 
 
 def ids_at(places: Places, n: int, order: ShuffleOrder, *key: int | str) -> Places:
-    """Return the IDs of the samples at these places of range(n), in the order chosen by `key`."""
+    """Return the sample numbers at these places in range(n), in the order that `key` selects."""
     if order is None:
         return places
     if order == "global":
@@ -76,7 +77,7 @@ def _in_windows(places: Places, n: int, order: BlockShuffle, key: tuple[int | st
 
 
 def _in_blocks(places: Places, n: int, order: BlockShuffle, key: tuple[int | str, ...]) -> Places:
-    """Return the samples at these places of shuffled whole blocks; the last block may be short."""
+    """Return the samples at these places after whole blocks were shuffled. The last block may be short."""
     blocks = -(-n // order.block)
     short = n - (blocks - 1) * order.block
     permutation = Permutation(blocks, key_of("blocks", *key))

@@ -1,4 +1,4 @@
-"""Sources of samples: any object with `__len__` and `__getitem__`, shards that are read whole, or a plain stream."""
+"""Sources of samples: objects with `__len__` and `__getitem__`, shards that are read whole, or plain streams."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hyperpod_ext.errors import JobFailedError
 
 
 class Shards:
-    """Shards that are read whole by `read(shard)`; a few stay in memory. For `shuffle="block"`."""
+    """Shards that `read(shard)` reads whole. A few of them stay in memory. Made for `shuffle="block"`."""
 
     def __init__(
         self,
@@ -67,10 +67,10 @@ class Shards:
 
 
 class Stream:
-    """Samples that can only be read in order: `open(start)` yields them from number `start` on.
+    """Samples that can only be read in order. `open(start)` yields them from number `start` on.
 
     Every rank reads the whole stream and keeps its own part, so the stream must be the same on all ranks. The length
-    may be unknown; at the end, the next epoch begins with `open(0)`.
+    may be unknown. At the end, the next epoch begins with `open(0)`.
     """
 
     def __init__(self, open: Callable[[int], Iterator[Any]], *, fingerprint: str) -> None:
@@ -79,10 +79,10 @@ class Stream:
 
 
 def length_of(source: Any) -> int | None:
-    """Return the number of samples of one epoch; None for a stream.
+    """Return the number of samples in one epoch; None for a stream.
 
     Raises:
-        JobFailedError: neither a stream nor an object with a length and samples by number.
+            JobFailedError: the source is neither a stream nor an object with a length and numbered samples.
     """
     if isinstance(source, Stream):
         return None
@@ -94,7 +94,7 @@ def length_of(source: Any) -> int | None:
             "of a Hugging Face IterableDataset, open is `lambda start: iter(dataset.skip(start))`.",
         )
     try:
-        # len() of a MosaicML StreamingDataset is one rank's share
+        # the len() of a MosaicML StreamingDataset is only one rank's share
         length = source.num_samples if hasattr(source, "shards") and hasattr(source, "num_samples") else len(source)
     except (TypeError, NotImplementedError) as error:
         raise JobFailedError(
@@ -105,9 +105,9 @@ def length_of(source: Any) -> int | None:
 
 
 def fingerprint_of(source: Any) -> str:
-    """Return the source's fingerprint: its `fingerprint`, that of a Hugging Face dataset, or otherwise its type.
+    """Return the source's fingerprint: its own `fingerprint`, or a Hugging Face dataset's, or otherwise its type.
 
-    The length is always part of it.
+    The length is always part of the fingerprint.
     """
     own = getattr(source, "fingerprint", None) or getattr(source, "_fingerprint", None)
     kind = type(source)

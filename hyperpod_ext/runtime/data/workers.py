@@ -1,4 +1,4 @@
-"""Read plans in this thread, in other threads, or in other processes, and yield the results in order."""
+"""Read plans in this thread, in other threads or in other processes, and yield the results in order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def in_this_thread(fetch: Fetch, plans: Iterator[StepPlan]) -> Generator[Read]:
 
 
 def in_threads(fetch: Fetch, plans: Iterator[StepPlan], workers: int, prefetch: int) -> Generator[Read]:
-    """Read up to `prefetch` steps ahead. Threads share one random state, so it is not seeded."""
+    """Read up to `prefetch` steps ahead. Threads are not seeded, because they share one generator state."""
     pool = ThreadPoolExecutor(workers, thread_name_prefix="hpx-data")
     ahead: deque[tuple[StepPlan, list[Future[Fetched]]]] = deque()
     try:
@@ -50,11 +50,11 @@ def in_processes(
     start_method: str | None,
     init: Callable[[int], object] | None = None,
 ) -> Generator[Read]:
-    """Read up to `prefetch` steps ahead in processes of torch's DataLoader; each calls `init(its number)` first.
+    """Read up to `prefetch` steps ahead in processes of torch's DataLoader. Each first calls `init` with its number.
 
     Raises:
-        RuntimeError: a worker was killed. A job repeats the step, as after any fault.
-        JobFailedError: a worker ended by itself.
+            RuntimeError: a worker was killed. The job then repeats the step, as after any fault.
+            JobFailedError: a worker ended without being killed.
     """
     import torch
     from torch.utils.data import DataLoader
@@ -76,10 +76,11 @@ def in_processes(
         sampler=tasks(),
         num_workers=workers,
         prefetch_factor=each,
-        collate_fn=_as_it_is,  # type: ignore[arg-type]  # of one task, for want of a batch_size
+        # type: ignore[arg-type]  # receives the result of one task, because there is no batch_size
+        collate_fn=_as_it_is,
         multiprocessing_context=start_method,
-        # without it, the iterator would draw a seed from torch's global generator, and so change the random numbers of
-        # dropout in the step after a restart
+        # without a generator, the iterator would draw a seed from torch's global generator, which would change the
+        # random numbers of dropout in the step after a restart
         generator=torch.Generator(),
         worker_init_fn=functools.partial(_begin, os.getpid() if _forks(start_method) else None, init),
     )
@@ -94,7 +95,7 @@ def in_processes(
                     if not given:
                         return
                     raise JobFailedError("a worker process ended before its work", hint="See its output.") from None
-                except RuntimeError as error:  # torch's error for a dead worker
+                except RuntimeError as error:  # torch raises it for a dead worker
                     raise RuntimeError(
                         f"reading step {given[0].cursor.step + 1}: {str(error).splitlines()[0]} "
                         "If a worker process was killed, see whether memory or /dev/shm is short."
@@ -106,16 +107,16 @@ def in_processes(
 
 
 def _forks(start_method: str | None) -> bool:
-    """Return whether workers are children of this thread, and this thread lives as long as the process."""
+    """Return whether workers are children of this thread and this thread lives as long as the process."""
     method = start_method or multiprocessing.get_start_method()
     return method == "fork" and threading.current_thread() is threading.main_thread()
 
 
 def _begin(parent_pid: int | None, init: Callable[[int], object] | None, worker: int) -> None:
-    """Start a worker that dies with its parent.
+    """Start a worker that dies together with its parent.
 
-    torch's workers check their parent only every five seconds, and keep its sockets open until then: other ranks would
-    wait for a dead one.
+    torch's workers check their parent only every five seconds, and keep its sockets open until then. Other ranks would
+    wait for the dead parent.
     """
     if parent_pid is not None:
         die_with_parent(parent_pid)
@@ -124,7 +125,7 @@ def _begin(parent_pid: int | None, init: Callable[[int], object] | None, worker:
 
 
 class _Seeded:
-    """A fetch as a dataset indexed by tasks."""
+    """A `Fetch` in the form of a dataset that is indexed by tasks."""
 
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch

@@ -1,4 +1,4 @@
-"""Present rank and world size of this process."""
+"""The present rank and world size of this process."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _full_size: int | None = None
 
 
 def share_of(ranks: int | None) -> None:
-    """Reduce later steps to this world's share of `ranks`; None: whole steps."""
+    """Reduce later steps to this world's share of `ranks` ranks. None restores full steps."""
     global _full_size
     _full_size = ranks
 
 
 def part_of(slots: int) -> int:
-    """Return the number of a step's micro-batches to make, at least one."""
+    """Return how many of a step's micro-batches to make, at least one."""
     return slots if _full_size is None else max(1, slots * min(world_of_this_process()[1], _full_size) // _full_size)
 
 
 def world_of_this_process() -> tuple[int, int]:
-    """Return rank and world size of torch.distributed if initialized, or else RANK and WORLD_SIZE, or else (0, 1)."""
+    """Return rank and world size: torch.distributed's if it is initialized, else RANK and WORLD_SIZE, else (0, 1)."""
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()

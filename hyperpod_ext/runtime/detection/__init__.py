@@ -1,1 +1,1 @@
-"""How a fault is found: heartbeats, hangs, deaths, health, and notices of preemption."""
+"""How faults are found: heartbeats, hangs, deaths of processes, health checks, and preemption notices."""

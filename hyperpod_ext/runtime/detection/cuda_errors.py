@@ -1,8 +1,8 @@
-"""Recognize exceptions after which the process's CUDA context is unusable: every later call fails.
+"""Recognizes exceptions after which a process's CUDA context is unusable, so that every later call fails.
 
-Pure. Sources: the descriptions of `cudaError_t` in `driver_types.h` with "the process must be terminated and
-relaunched", and those of uncorrectable memory and NVLink errors; the texts are from `cudaGetErrorString`, which torch,
-NCCL and Triton quote. None of them was provoked on a GPU yet.
+Pure functions. Sources: the entries of `cudaError_t` in `driver_types.h` whose description says that "the process must
+be terminated and relaunched", and the entries for uncorrectable memory and NVLink errors. The texts are from
+`cudaGetErrorString`, which torch, NCCL and Triton quote. No such error has been provoked on a GPU yet.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CudaError:
-    """An error after which the context of the process is unusable."""
+    """An error after which the CUDA context of the process is unusable."""
 
     code: int
     name: str
     text: str
-    """Text in its message."""
+    """Text that the error's message contains."""
 
 
 CUDA_ERRORS = (
@@ -35,26 +35,26 @@ CUDA_ERRORS = (
     CudaError(718, "cudaErrorInvalidPc", "invalid program counter"),
     CudaError(719, "cudaErrorLaunchFailure", "unspecified launch failure"),
 )
-"""Every such error. Out of memory is not among them: nothing was started, and the context stays usable."""
+"""All such errors. Out of memory is not one of them: no work was started, and the context stays usable."""
 
 
 def unusable_context(error: BaseException) -> CudaError | None:
-    """Return the error that made CUDA unusable in this process; None: the process can continue.
+    """Return the error that made CUDA unusable in this process; None if the process can continue.
 
-    Checks the exception's causes, too: a script may catch the error and raise its own.
+    The exception's causes are checked too, because a script may catch the error and raise its own.
     """
     return next((found for one in _chain(error) if (found := _of_one(one)) is not None), None)
 
 
 def _of_one(error: BaseException) -> CudaError | None:
     message = str(error)
-    if "cuda" not in message.lower():  # some of the texts are plain words
+    if "cuda" not in message.lower():  # some of the texts are ordinary words
         return None
     return next((known for known in CUDA_ERRORS if known.text in message), None)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception and its causes, each once."""
+    """Yield an exception and all its causes, each of them once."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

@@ -1,4 +1,4 @@
-"""Describe in one line why a process ended or an exception was raised. Imports nothing heavy."""
+"""Describes in one line why a process ended or an exception was raised. Imports no heavy modules."""
 
 from __future__ import annotations
 
@@ -27,22 +27,23 @@ FaultKind = Literal[
     "connection",
     "lost",
 ]
-"""Kind of a fault; `CAUSES` explains each."""
+"""Kind of a fault. `CAUSES` explains each kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One kind of fault, and a row of the table in docs/faults.md."""
+    """One kind of fault. It is also a row of the table in docs/faults.md."""
 
     kind: FaultKind
     meaning: str
     """Description of the fault."""
     reported: str
-    """Contents of the reported cause."""
+    """What the reported cause contains."""
     inject: str = ""
-    """Options of `hp-ext chaos` that reliably cause it; empty: none do."""
+    """Options of `hp-ext chaos` that reliably provoke the fault; empty if none do."""
     no_progress: bool = False
-    """Whether it is a way of detecting a hang. A repeated hang may be detected differently, so these count as one."""
+    """Whether this kind is a way of detecting a hang. A repeated hang may be detected differently, so all such kinds
+    count as one."""
 
 
 CAUSES = (
@@ -108,10 +109,10 @@ CAUSES = (
     ),
     Cause("lost", "the node is gone", "the node, and how it was noticed", inject="--sigkill --node 1"),
 )
-"""Every kind of fault."""
+"""All kinds of faults."""
 
 NO_PROGRESS = frozenset(cause.kind for cause in CAUSES if cause.no_progress)
-"""Kinds that detect a hang."""
+"""Kinds of faults that detect a hang."""
 
 _MEANINGS = {
     signal.SIGSEGV: "a crash in native code",
@@ -135,22 +136,22 @@ class ExitCause:
 
     kind: FaultKind
     cause: str
-    """One line."""
+    """Description in one line."""
 
 
 _LONGEST_LINE = 1_000
 _END_OF_LOG = 64 << 10
-"""Bytes read at the end of a log; of a longer last line, only its end."""
+"""Number of bytes to read at the end of a log. Of a longer last line, only the end is read."""
 
 
 def decode_exit(status: int, *, kill_reason: str = "", last_log_line: str = "", oom: bool = False) -> ExitCause:
     """Return the cause for a status of `os.wait`.
 
     Args:
-        status: the kernel's status.
-        kill_reason: why we killed the process, if we did.
-        last_log_line: the last line in its log, for an exception its type and message.
-        oom: whether the kernel killed a process here for lack of memory at about that time.
+        status: the status from the kernel.
+        kill_reason: why this project killed the process; empty if it did not.
+        last_log_line: last line in the process's log. For an exception, it has the type and message.
+        oom: whether the kernel killed a process on this node for lack of memory at about that time.
     """
     if kill_reason:
         return ExitCause("heartbeat" if kill_reason.startswith("no heartbeat") else "hang", kill_reason)
@@ -166,25 +167,26 @@ def decode_exit(status: int, *, kill_reason: str = "", last_log_line: str = "", 
 
 
 def is_out_of_memory(text: str) -> bool:
-    """Return whether an exception's line reports that the machine or a device ran out of memory."""
+    """Return whether an exception's line says that the machine or a device ran out of memory."""
     return any(sign in text for sign in _OUT_OF_MEMORY)
 
 
 class OomKills:
-    """Counts the kernel's kills in this container for lack of memory."""
+    """Counts the processes that the kernel has killed in this container for lack of memory."""
 
     def __init__(self, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> None:
         self._proc, self._cgroup = proc, cgroup
         self._known = read_oom_kills(proc, cgroup)
 
     def since_last(self) -> bool:
-        """Return whether there were kills since the last call."""
+        """Return whether the kernel has killed any such process since the last call."""
         before, self._known = self._known, read_oom_kills(self._proc, self._cgroup)
         return self._known > before
 
 
 def read_oom_kills(proc: Path, cgroup: Path) -> int:
-    """Return the kills counted by our own memory cgroup, version 2 or 1, or else by the whole machine."""
+    """Return the number of kills that this process's memory cgroup (version 2 or 1) has counted, or else the
+    machine."""
     for line in _lines(proc / "self/cgroup"):
         _, controllers, path = line.split(":", 2)
         place = path.lstrip("/")
@@ -212,7 +214,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def one_line(error: BaseException) -> str:
-    """Return `ValueError: bad sample (train.py:57)`, with the innermost line of the script."""
+    """Return a line such as `ValueError: bad sample (train.py:57)`, with the innermost line of the script."""
     text = str(error).splitlines()[0] if str(error) else ""
     if isinstance(error, SyntaxError) and error.filename:
         text = error.msg
@@ -221,24 +223,25 @@ def one_line(error: BaseException) -> str:
 
 
 def shortened(line: str) -> str:
-    """Return a line cut to `_LONGEST_LINE` characters."""
+    """Return a line, cut to `_LONGEST_LINE` characters."""
     return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ... ({len(line):,} characters)"
 
 
 def last_line(log: Path) -> str:
-    """Return the last line of a process's log, for an exception its type and message."""
+    """Return the last line of a process's log. For an exception, it has the type and message."""
     try:
         with log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _END_OF_LOG))
             lines = file.read().decode("utf-8", "replace").splitlines()
-    except OSError:  # no such file, or a broken disk
+    except OSError:  # the file does not exist, or the disk is broken
         return ""
     return next((shortened(line.strip()) for line in reversed(lines) if line.strip()), "")
 
 
 def place_of(error: BaseException) -> str:
-    """Return `ValueError at train.py:57`, which stays equal when the error is repeated with other numbers."""
+    """Return a text such as `ValueError at train.py:57`. It stays equal if the error repeats with other numbers in
+    it."""
     return f"{type(error).__name__} at {_line_of(error)}"
 
 
@@ -251,5 +254,5 @@ def _line_of(error: BaseException) -> str:
 
 
 def is_users(filename: str) -> bool:
-    """Return whether a file is the script's: neither a library's nor ours."""
+    """Return whether a file belongs to the script, and not to a library or to this project."""
     return not (filename.startswith((_OURS, "<")) or "site-packages" in filename or "/lib/python3" in filename)

@@ -1,6 +1,6 @@
-"""Health of NVIDIA GPUs through NVML and the CUDA driver, if installed. Imports both on use.
+"""Health of NVIDIA GPUs, through NVML and the CUDA driver if they are installed. Imports both only when used.
 
-Both are opened once and kept: opening takes longer than all queries.
+Both are opened once and stay open, because opening them takes longer than all queries together.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hyperpod_ext.runtime.detection.xid_codes import unhealthy_by
 
 
 def unhealthy_reason() -> str | None:
-    """Return why a GPU of this node should not be used; None if all are healthy, or there is none."""
+    """Return why a GPU of this node should not be used. None if all GPUs are healthy, or if there is no GPU."""
     nvml = _nvml()
     if nvml is None:
         return None
@@ -30,7 +30,7 @@ def unhealthy_reason() -> str | None:
 
 @functools.cache
 def _nvml() -> Any:
-    """Return the opened library, or None on a machine without it or without a GPU."""
+    """Return NVML, opened. None on a machine without NVML or without a GPU."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
@@ -59,7 +59,7 @@ def _of_one(nvml: Any, index: int, xids: Sequence[int]) -> str | None:
 
 
 def _recovery_action(nvml: Any, handle: Any) -> int | None:
-    """Return the driver's recovery action; None if the driver or `pynvml` is too old."""
+    """Return the recovery action that the driver recommends. None if the driver or `pynvml` is too old."""
     field = getattr(nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
     if field is None:
         return None
@@ -71,12 +71,13 @@ def _recovery_action(nvml: Any, handle: Any) -> int | None:
 
 
 def _by_counters(nvml: Any, handle: Any, pending: int) -> str | None:
-    """Return why a GPU without recovery action is unhealthy. Any error counts: contained ones look the same."""
+    """Return why a GPU without a recovery action is unhealthy. Any error counts, because contained errors look the
+    same."""
     try:
         counter = nvml.NVML_VOLATILE_ECC
         errors = nvml.nvmlDeviceGetTotalEccErrors(handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, counter)
     except nvml.NVMLError as error:
-        if error.value != nvml.NVML_ERROR_NOT_SUPPORTED:  # a GPU without ECC
+        if error.value != nvml.NVML_ERROR_NOT_SUPPORTED:  # a GPU without ECC has no such counter
             return str(error)
         errors = 0
     if errors:
@@ -86,7 +87,7 @@ def _by_counters(nvml: Any, handle: Any, pending: int) -> str | None:
 
 @functools.cache
 def _event_set(nvml: Any) -> Any:
-    """Return an event set that collects Xids from the first check on; None if the driver does not report them."""
+    """Return an event set that collects Xids from the first check on. None if the driver does not report Xids."""
     try:
         events = nvml.nvmlEventSetCreate()
         for index in range(nvml.nvmlDeviceGetCount()):
@@ -98,28 +99,30 @@ def _event_set(nvml: Any) -> Any:
 
 
 def _events(nvml: Any) -> dict[int, list[int]]:
-    """Return the Xids since the last call, by GPU."""
+    """Return the Xids since the last call, by index of the GPU."""
     events = _event_set(nvml)
     found: dict[int, list[int]] = {}
     while events is not None:
         try:
             event = nvml.nvmlEventSetWait_v2(events, 0)
-        except nvml.NVMLError:  # nothing more
+        except nvml.NVMLError:  # no more events
             break
         found.setdefault(nvml.nvmlDeviceGetIndex(event.device), []).append(int(event.eventData))
     return found
 
 
 def _context() -> str | None:
-    """Return why the CUDA driver does not start; None if it does. Opens no context: workers do, one per GPU."""
-    # It may run in the agent, though no child of a process that has initialized CUDA can use a GPU: the agent forks no
-    # worker. The fork server does, a process that is started before the first check; memory servers use no GPU.
+    """Return why the CUDA driver does not start; None if it does. Opens no context, because each worker opens its
+    own."""
+    # A child of a process that has initialized CUDA cannot use a GPU. This may still run in the agent, because the
+    # agent forks no workers. The fork server forks them, and is started before the first check. Memory servers use no
+    # GPU.
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return None  # a machine with NVML alone
+        return None  # the machine has only NVML
     code = driver.cuInit(0)
-    if code in (0, 100):  # done, or no device is visible
+    if code in (0, 100):  # the driver has started, or no device is visible
         return None
     name = ctypes.c_char_p()
     driver.cuGetErrorName(code, ctypes.byref(name))

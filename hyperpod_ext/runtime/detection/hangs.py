@@ -1,7 +1,7 @@
-"""Find the hanging rank from the heartbeats of all ranks. Pure.
+"""Finds the hung rank from the heartbeats of all ranks. Pure functions.
 
-In synchronous training one hanging rank makes all others wait for it in a collective, and from outside all look the
-same. But the waiting ranks are further than the rank they wait for.
+In synchronous training, one hung rank makes all other ranks wait for it in a collective, and from outside all ranks
+look the same. But the waiting ranks have made more progress than the rank for which they wait.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from hyperpod_ext.runtime.detection.heartbeat import IN_STEP, Phase, Reading
 
 _REMEMBERED = 256
 _SLOW = 0.95
-"""Quantile of the step times that counts as a slow step: it includes periodic evaluations, but not one outlier."""
+"""Quantile of the step times that counts as a slow step. It includes periodic evaluations, but not a single outlier."""
 _SILENT_S = 2.0
-"""A process without a beat for so long, instead of four a second, has no GIL or no processor."""
+"""Seconds without a beat after which a process has no GIL or no processor. It normally beats four times per second."""
 _LIVELY = 10.0
-"""Factor on the limit for a rank that is behind but makes progress: it may evaluate while others wait."""
+"""Factor for the limit of a rank that is behind but makes progress, because it may be evaluating while others wait."""
 
 
 @dataclass(slots=True)
@@ -29,9 +29,9 @@ class StepTimes:
 
     policy: HangPolicy
     usual: list[float] = field(default_factory=list)
-    """The newest steps except first steps of generations."""
+    """The newest steps, except the first step of each generation."""
     first: list[float] = field(default_factory=list)
-    """First steps of generations: they may compile, allocate, and open connections."""
+    """First steps of generations, which may compile, allocate memory, and open connections."""
 
     def add(self, seconds: float, *, first: bool) -> None:
         times = self.first if first else self.usual
@@ -39,7 +39,8 @@ class StepTimes:
         del times[:-_REMEMBERED]
 
     def limit_s(self, phase: Phase, *, first: bool) -> float:
-        """Return the seconds without progress that mean a hang in `phase`. `first`: in its generation's first step."""
+        """Return the seconds without progress that mean a hang in `phase`. `first`: whether it is the generation's
+        first step."""
         if phase not in IN_STEP or (first and not self.first) or not (self.usual or self.first):
             return self.policy.first_step_s
         slow = max(self.first) if first or not self.usual else quantile(self.usual, _SLOW)
@@ -47,14 +48,14 @@ class StepTimes:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least `share` of the values do not exceed."""
+    """Return the smallest value that is at least as large as a share `share` of the values."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """One rank at one moment. Times are ages in seconds, so that other machines can use them."""
+    """State of one rank at one moment. Times are ages in seconds, so that other machines can use them."""
 
     rank: int
     generation: int
@@ -66,7 +67,7 @@ class Heartbeat:
     silent_s: float
     """Seconds since the process last ran Python code."""
     stopped: bool = False
-    """Whether the kernel has stopped the process: SIGSTOP, a debugger."""
+    """Whether the kernel has stopped the process, because of SIGSTOP or a debugger."""
 
     @classmethod
     def of(cls, rank: int, reading: Reading, *, quiet_since: float, stopped: bool, now: float) -> Heartbeat:
@@ -90,7 +91,7 @@ class Heartbeat:
 
     @property
     def position(self) -> tuple[int, int, int]:
-        """Sort key of progress: ranks that wait in a collective are further than the ranks they wait for."""
+        """Sort key for progress. Ranks that wait in a collective are further than the ranks for which they wait."""
         return (self.step, int(self.phase), self.collectives)
 
     @property
@@ -100,7 +101,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """Ranks to kill, and why; or, without ranks, why all must leave the generation."""
+    """The ranks to kill, with the reason. Without ranks, the reason why all ranks must leave the generation."""
 
     ranks: tuple[int, ...]
     cause: str
@@ -109,7 +110,7 @@ class Hang:
 
 
 def silent_too_long(heartbeat: Heartbeat, policy: HangPolicy) -> str:
-    """Return why this rank must be killed, regardless of the others; empty: it must not."""
+    """Return why this rank must be killed, whatever the other ranks do; empty if it must not be killed."""
     if heartbeat.silent_s < policy.heartbeat_s:
         return ""
     what = "stopped by a signal" if heartbeat.stopped else "alive, but runs no Python code"
@@ -117,17 +118,17 @@ def silent_too_long(heartbeat: Heartbeat, policy: HangPolicy) -> str:
 
 
 def find_hung(heartbeats: Mapping[int, Heartbeat], world_size: int, limit_s: float) -> Hang | None:
-    """Return the hang once a rank has made no progress for `limit_s`. None: no hang, or unknown.
+    """Return the hang, once a rank has made no progress for `limit_s`. None if there is no hang, or if it is unknown.
 
-    `heartbeats`: those of every rank, from about the same moment.
+    `heartbeats`: heartbeats of all ranks, from about the same moment.
     """
     if len(heartbeats) < world_size or len({heartbeat.generation for heartbeat in heartbeats.values()}) != 1:
-        return None  # a rank is away, and its fault is handled elsewhere
+        return None  # a rank is missing, and its fault is handled elsewhere
     quiet = {rank: heartbeat for rank, heartbeat in heartbeats.items() if heartbeat.quiet_s >= limit_s / 2}
     if not any(heartbeat.quiet_s >= limit_s for heartbeat in quiet.values()):
         return None
     frozen = [rank for rank, heartbeat in quiet.items() if heartbeat.stopped or heartbeat.silent_s > _SILENT_S]
-    if frozen:  # frozen ranks wait for nobody; the others wait for them
+    if frozen:  # frozen ranks wait for no rank; all other ranks wait for them
         return Hang(tuple(sorted(frozen)), _why(heartbeats[frozen[0]]), heartbeats[frozen[0]])
     least = min(heartbeat.position for heartbeat in heartbeats.values())
     behind = sorted(rank for rank, heartbeat in heartbeats.items() if heartbeat.position == least)
@@ -157,7 +158,7 @@ def _nobody(heartbeats: Mapping[int, Heartbeat], behind: Sequence[int]) -> Hang:
 
 
 def _returned(heartbeats: Mapping[int, Heartbeat]) -> str:
-    """Return a phrase on a rank that has returned from training, for which the others may wait in vain."""
+    """Return a phrase about a rank that has returned from training, because other ranks may wait for it in vain."""
     done = [each for each in heartbeats.values() if each.phase is Phase.DONE]
     return "".join(
         f"; rank {each.rank} has returned from its training function in step {each.step}" for each in done[:1]

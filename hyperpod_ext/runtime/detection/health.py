@@ -1,7 +1,7 @@
-"""Check the health of a node, at the start and before a worker is restarted after a fault.
+"""Checks the health of a node, at the start and before a worker is restarted after a fault.
 
-A check is a function that returns why the node is unhealthy, or None. The checks below have names; a job may name
-others as `module:function`.
+A check is a function that returns why the node is unhealthy, or None. The checks in this module have names. A job may
+name further checks as `module:function`.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from hyperpod_ext.runtime.detection import gpu_health
 
 _MIB = 1 << 20
 _ROOM = frozenset({"shared-memory", "disk"})
-"""Checks of free space."""
+"""Names of the checks of free space."""
 _LOOK_AGAIN_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class HealthContext:
-    """Input of the checks."""
+    """The input of all checks."""
 
     config: RuntimeConfig
     run_dir: Path
     address: str
-    """Address at which other nodes reach this one."""
+    """Address at which other nodes reach this node."""
     shm: Path = Path("/dev/shm")
     net: Path = Path("/sys/class/net")
     begun: bool = False
-    """Whether the job has trained before, so that this starts a replacement."""
+    """Whether the job has trained before, so that this check is for a replacement process."""
 
 
 class HealthCheck(Protocol):
-    """A check. It must change nothing and return soon."""
+    """A health check. It must change nothing, and must return soon."""
 
     def __call__(self, context: HealthContext) -> str | None:
-        """Return why the node is unhealthy, as a sentence; None if it is healthy."""
+        """Return a sentence on why the node is unhealthy; None if it is healthy."""
 
 
 def shared_memory(context: HealthContext) -> str | None:
@@ -61,7 +61,7 @@ def shared_memory(context: HealthContext) -> str | None:
 def disk(context: HealthContext) -> str | None:
     """Check that the run folder and every file tier are writable and have free space.
 
-    Skipped once the job has trained: it can continue without, and its warnings name failed writes.
+    Skipped once the job has trained: the job can continue without them, and its warnings name failed writes.
     """
     if context.begun:
         return None
@@ -83,7 +83,7 @@ def disk(context: HealthContext) -> str | None:
 
 
 def network(context: HealthContext) -> str | None:
-    """Check that the interface for other nodes is up."""
+    """Check that the network interface to the other nodes is up."""
     exact = context.config.interface or os.environ.get("GLOO_SOCKET_IFNAME", "")
     names = [name for name in exact.split(",") if name and name[0] not in "^="]
     for name in names:
@@ -99,18 +99,19 @@ def network(context: HealthContext) -> str | None:
         names = ["lo"]
     candidates = names or [entry.name for entry in sorted(context.net.iterdir()) if entry.name != "lo"]
     states = {name: _state(context.net / name) for name in candidates}
-    if not states or any(state in ("up", "unknown") for state in states.values()):  # loopback is `unknown`
+    if not states or any(state in ("up", "unknown") for state in states.values()):  # the state of loopback is `unknown`
         return None
     return "no network interface is up: " + ", ".join(f"{name} is {state}" for name, state in states.items())
 
 
 def _chosen_by_nccl(choice: str, there: list[str]) -> list[str]:
-    """Return the interfaces that NCCL_SOCKET_IFNAME allows. `^` (exclude) and `=` (exact) hold for the whole list;
-    without `=`, names are prefixes. An excluding list leaves out loopback, which reaches no other node."""
+    """Return the interfaces that NCCL_SOCKET_IFNAME allows. `^` (exclude) and `=` (exact) apply to the whole list.
+    Without `=`, the names are prefixes. An excluding list also excludes loopback, which reaches no other node."""
     is_excluding = choice.startswith("^")
     choice = choice.removeprefix("^")
     is_exact = choice.startswith("=")
-    listed = [name.partition(":")[0] for name in choice.removeprefix("=").split(",")]  # NCCL allows a port, too
+    # NCCL also allows a port after the name
+    listed = [name.partition(":")[0] for name in choice.removeprefix("=").split(",")]
     wanted = [name for name in listed if name]
     matched = [name for name in there if (name in wanted if is_exact else name.startswith(tuple(wanted)))]
     return [name for name in there if name not in matched and name != "lo"] if is_excluding else matched
@@ -139,14 +140,14 @@ CHECKS: Mapping[str, HealthCheck] = {
     "network": network,
     "gpu": gpu,
 }
-"""Checks by name."""
+"""All checks, by name."""
 
 
 def find_check(name: str) -> HealthCheck:
-    """Return the check of this name.
+    """Return the check with this name.
 
     Raises:
-        JobFailedError: there is no such check.
+        JobFailedError: the check does not exist.
     """
     if name in CHECKS:
         return CHECKS[name]
@@ -163,10 +164,10 @@ def find_check(name: str) -> HealthCheck:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Result of the checks."""
+    """The result of all checks."""
 
     unhealthy: Mapping[str, str]
-    """Errors by check."""
+    """Error of each failed check, by name of the check."""
     seconds: float
 
     def sentence(self) -> str:
@@ -174,10 +175,10 @@ class Health:
 
 
 async def examine(context: HealthContext) -> Health:
-    """Run the job's checks concurrently. A check that raises, or does not return in time, has failed.
+    """Run the job's checks concurrently. A check has failed if it raises or does not return in time.
 
     Raises:
-        JobFailedError: unknown name of a check.
+        JobFailedError: the name of a check is unknown.
     """
     policy = context.config.restart.health
     checks = {name: find_check(name) for name in policy.checks}
@@ -188,12 +189,12 @@ async def examine(context: HealthContext) -> Health:
 
 
 async def examine_until_fit(context: HealthContext) -> Health:
-    """Examine the node; if it only lacks free space, repeat for `timeout_s`.
+    """Examine the node. If it only lacks free space, repeat for `timeout_s`.
 
-    Memory of a dead process may be freed meanwhile, and files may be deleted.
+    The memory of a dead process may be freed in this time, and files may be deleted.
 
     Raises:
-        JobFailedError: unknown name of a check.
+        JobFailedError: the name of a check is unknown.
     """
     began = time.monotonic()
     until = began + context.config.restart.health.timeout_s
@@ -205,7 +206,8 @@ async def examine_until_fit(context: HealthContext) -> Health:
 
 
 async def _ask(check: HealthCheck, context: HealthContext, limit_s: float) -> str | None:
-    """Run a check in its own thread, which is left behind at the timeout: it may hang in a file system."""
+    """Run a check in a thread of its own. At the timeout the thread is abandoned, because it may hang in a file
+    system."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[str | None] = loop.create_future()
 
@@ -216,9 +218,9 @@ async def _ask(check: HealthCheck, context: HealthContext, limit_s: float) -> st
     def work() -> None:
         try:
             found = check(context)
-        except Exception as error:  # user code: its error is the result
+        except Exception as error:  # user code may raise any error, which is then the result
             found = f"{type(error).__name__}: {error}"
-        with contextlib.suppress(RuntimeError):  # the loop has ended
+        with contextlib.suppress(RuntimeError):  # the event loop has ended
             loop.call_soon_threadsafe(set_answer, found)
 
     threading.Thread(target=work, name="hpx-health", daemon=True).start()

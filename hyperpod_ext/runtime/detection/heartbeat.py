@@ -1,7 +1,7 @@
-"""A worker's heartbeat: some bytes of shared memory with its present step and phase.
+"""A worker's heartbeat: a few bytes of shared memory with its present step and phase.
 
-The worker writes them without a system call or a message, at each change of phase; its agent can read them at any time,
-even if the worker is stopped, hangs or is dead. Imports nothing heavy.
+At each change of phase, the worker writes them without a system call or a message. Its agent can read them at any time,
+even if the worker is stopped, hung or dead. Imports no heavy modules.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 ENV_HEARTBEAT = "HPX_HEARTBEAT"
 _MARK = struct.Struct("<QQQQd")  # marks, generation, step, phase, when
 _BEAT = struct.Struct("<Qd")  # collectives, when
-_BEAT_AT = 64  # in another cache line, for another thread
+_BEAT_AT = 64  # in another cache line, because another thread writes it
 _ORDERS_AT = 128
 _UNPROTECTED = struct.Struct("<Qd")  # rank + 1, when
 _UNPROTECTED_AT = 192
@@ -26,10 +26,10 @@ _BYTES = mmap.PAGESIZE
 
 
 class Phase(IntEnum):
-    """Activity of a rank, in the order of a step: a rank that waits in a collective is further than the others."""
+    """Activity of a rank, in the order of a step. A rank that waits in a collective is further than the other ranks."""
 
     START = 0
-    """Everything before the first step: building, restoring."""
+    """Everything before the first step, such as building and restoring."""
     DATA = 1
     FORWARD = 2
     """The forward pass and the loss."""
@@ -37,15 +37,15 @@ class Phase(IntEnum):
     """The backward pass, overlapped with the all-reduce of gradients."""
     OPTIMIZER = 4
     REST = 5
-    """The rest of the step: schedules, logging."""
+    """The rest of the step, such as schedules and logging."""
     CHECKPOINT = 6
-    """Committing the step, and starting its snapshot."""
+    """Committing the step, and starting the step's snapshot."""
     AFTER = 7
-    """After the last step."""
+    """The time after the last step."""
     DONE = 8
-    """The training function has returned; the others have not."""
+    """The training function has returned, but other ranks are not done."""
     AWAY = 9
-    """Between generations."""
+    """The time between two generations."""
 
     @property
     def word(self) -> str:
@@ -53,7 +53,7 @@ class Phase(IntEnum):
 
 
 IN_STEP = frozenset({Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.REST, Phase.CHECKPOINT})
-"""Phases inside a step, where progress is expected."""
+"""Phases inside a step, in which progress is expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +61,10 @@ class Reading:
     """The contents of a heartbeat page."""
 
     marks: int
-    """Changes of phase so far; 0: none yet."""
+    """Number of changes of phase so far; 0 before the first."""
     generation: int
     step: int
-    """Current step."""
+    """The present step."""
     phase: Phase
     marked_at: float
     """Time of the last change of phase, on the machine's monotonic clock."""
@@ -75,7 +75,7 @@ class Reading:
 
 
 class HeartbeatPage:
-    """The shared page of one worker. One process writes, its agent reads."""
+    """The shared page of one worker. One process writes to it, and its agent reads it."""
 
     def __init__(self, page: mmap.mmap, path: str = "") -> None:
         self._page, self.path = page, path
@@ -84,10 +84,10 @@ class HeartbeatPage:
 
     @classmethod
     def create(cls, path: Path) -> HeartbeatPage:
-        """Create a page at `path`, in a folder that is private to this user. An old process keeps its old page.
+        """Create a page at `path`, in a folder that is private to this user. A former process keeps its own page.
 
-        On a full or broken disk the page is anonymous memory, at another `path`: accessing a file's page without disk
-        space would raise SIGBUS.
+        On a full or broken disk the page is anonymous memory at another `path`, because accessing a file's page without
+        disk space would raise SIGBUS.
         """
         try:
             path.unlink(missing_ok=True)
@@ -110,7 +110,7 @@ class HeartbeatPage:
 
     @classmethod
     def of(cls, path: str | None) -> HeartbeatPage:
-        """Open the page that an agent made for this process; without a path, a private page."""
+        """Open the page that an agent made for this process. Without a path, make a private page."""
         if path is None:
             return cls(mmap.mmap(-1, _BYTES))
         descriptor = os.open(path, os.O_RDWR)
@@ -120,13 +120,13 @@ class HeartbeatPage:
             os.close(descriptor)
 
     def mark(self, phase: Phase) -> None:
-        """Write that the worker has reached `phase`. Costs less than a microsecond."""
+        """Record that the worker has reached `phase`. Takes less than a microsecond."""
         self.phase = phase
         self._marks += 1
         _MARK.pack_into(self._page, 0, self._marks, self.generation, self.step, phase, time.monotonic())
 
     def beat(self, collectives: int) -> None:
-        """Write that the process runs Python code."""
+        """Record that the process runs Python code."""
         _BEAT.pack_into(self._page, _BEAT_AT, collectives, time.monotonic())
 
     def read(self) -> Reading:
@@ -137,20 +137,20 @@ class HeartbeatPage:
         return Reading(marks, generation, step, known, marked_at, collectives, beat_at)
 
     def report_unprotected(self, rank: int) -> None:
-        """Write that `rank` makes an optimizer step that nothing saves."""
+        """Record that `rank` makes an optimizer step that no checkpoint covers."""
         _UNPROTECTED.pack_into(self._page, _UNPROTECTED_AT, rank + 1, time.monotonic())
 
     @property
     def unprotected(self) -> tuple[int, float] | None:
-        """Rank and time of an optimizer step that nothing saves; None: none yet."""
+        """Rank and time of an optimizer step that no checkpoint covers; None if there was none."""
         number, when = _UNPROTECTED.unpack_from(self._page, _UNPROTECTED_AT)
         return (number - 1, when) if number else None
 
     def order(self) -> None:
-        """Announce orders to the worker, which checks at its next change of phase."""
+        """Announce orders to the worker, which reads them at its next change of phase."""
         self._page[_ORDERS_AT] = (self._page[_ORDERS_AT] + 1) % 256
 
     @property
     def orders(self) -> int:
-        """A number that changes with new orders."""
+        """A number that changes whenever there are new orders."""
         return self._page[_ORDERS_AT]

@@ -1,7 +1,7 @@
-"""Notices of this node's preemption: from EC2, for a Spot instance, or by a file.
+"""Notices that this node will be preempted. They come from EC2, for a Spot instance, or from a file.
 
-EC2's instance metadata is read with a token (IMDSv2). As in AWS's own tools, AWS_EC2_METADATA_SERVICE_ENDPOINT sets
-another endpoint, and AWS_EC2_METADATA_DISABLED=true disables it.
+EC2's instance metadata are read with a token (IMDSv2). As in AWS's own tools, AWS_EC2_METADATA_SERVICE_ENDPOINT sets a
+different endpoint, and AWS_EC2_METADATA_DISABLED=true disables the metadata.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TOKEN_S = 21_600
 _TIMEOUT_S = 2.0
 _LONGEST = 4096
 _PAUSE_S = 60.0
-"""Pause after metadata that does not answer: in a container it may never be reachable."""
+"""Seconds to wait after the metadata did not answer. In a container they may never be reachable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class PreemptionNotice:
 
     cause: str
     seconds_left: float | None = None
-    """Seconds until then, if known."""
+    """Seconds until the preemption; None if unknown."""
 
 
 class Metadata:
@@ -44,11 +44,12 @@ class Metadata:
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint.rstrip("/")
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # local: no proxy
+        # use no proxy, because the endpoint is local
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         self._token = ""
 
     def spot_action(self) -> str | None:
-        """Return EC2's announcement of an interruption; None without one.
+        """Return EC2's announcement of an interruption; None if there is none.
 
         Raises:
             OSError: the metadata cannot be read.
@@ -61,7 +62,7 @@ class Metadata:
         except urllib.error.HTTPError as error:
             if error.code == 404:
                 return None
-            self._token = ""  # it may have expired
+            self._token = ""  # the token may have expired
             raise
 
     def _ask(self, method: str, path: str, headers: dict[str, str]) -> str:
@@ -69,14 +70,14 @@ class Metadata:
             request = urllib.request.Request(self._endpoint + path, method=method, headers=headers)
             with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
                 return str(answer.read(_LONGEST).decode(errors="replace"))
-        except (ValueError, http.client.HTTPException) as error:  # no URL, or no HTTP
+        except (ValueError, http.client.HTTPException) as error:  # the endpoint is not a URL, or does not speak HTTP
             raise OSError(f"{self._endpoint}: {error}") from error
 
 
 def read_action(text: str, now: datetime) -> PreemptionNotice:
-    """Parse EC2's notice: `{"action": "terminate", "time": "2026-11-21T08:22:00Z"}`. Pure.
+    """Parse EC2's notice, such as `{"action": "terminate", "time": "2026-11-21T08:22:00Z"}`. Pure.
 
-    An unreadable text counts as a notice, too: EC2 writes nothing there without one.
+    An unreadable text counts as a notice, too, because EC2 returns a text only if there is a notice.
     """
     try:
         action_json = json.loads(text)
@@ -87,7 +88,7 @@ def read_action(text: str, now: datetime) -> PreemptionNotice:
 
 
 def is_ec2() -> bool:
-    """Return whether this machine is an EC2 instance, according to its firmware."""
+    """Return whether this machine is an EC2 instance, according to the machine's firmware."""
     try:
         return "Amazon EC2" in _VENDOR.read_text()
     except OSError:
@@ -95,7 +96,7 @@ def is_ec2() -> bool:
 
 
 def metadata_of(notices: Notices) -> Metadata | None:
-    """Return the metadata to poll; None: none."""
+    """Return the metadata to poll; None if there are none to poll."""
     forbidden = os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true"
     if notices.ec2 is False or (notices.ec2 is None and (forbidden or not is_ec2())):
         return None
@@ -111,13 +112,13 @@ async def watch(
     """Poll until a notice is accepted.
 
     Args:
-        take: gets the notice; returns False to get it again later.
-        unheard: gets the reason when the metadata becomes unreadable.
+        take: receives the notice. Returns False to receive it again later.
+        unheard: receives the reason when the metadata become unreadable.
     """
     file = notices.file
     failures, again_at = 0, 0.0
     while metadata is not None or file is not None:
-        # in a thread: the file's disk may hang
+        # check in a thread, because the file's disk may hang
         there = file is not None and await asyncio.to_thread(os.path.exists, file)
         notice = PreemptionNotice(f"{file} says so") if there else None
         if metadata is not None and notice is None and time.monotonic() >= again_at:
@@ -127,7 +128,7 @@ async def watch(
                 failures = 0
             except OSError as error:
                 failures += 1
-                if failures == 2:  # the first time, its token may have expired
+                if failures == 2:  # at the first failure, the token may have expired
                     unheard(str(error))
                 if failures > 1:
                     again_at = time.monotonic() + _PAUSE_S

@@ -1,4 +1,5 @@
-"""Check the requirements of a node before its workers start: an error now is a sentence, later a SIGBUS."""
+"""Checks the requirements of a node before its workers start. An error is a sentence now, but would be a SIGBUS
+later."""
 
 from __future__ import annotations
 
@@ -12,14 +13,14 @@ from hyperpod_ext.runtime.storage.open import open_tier
 
 _MIB = 1 << 20
 _TIER_S = 60.0
-"""How long a durable tier may be unreachable before the start of the job fails."""
+"""Seconds for which a durable tier may be unreachable before the start of the job fails."""
 
 
 def check_node(config: RuntimeConfig, script: Path, *, shm: Path = Path("/dev/shm")) -> None:
-    """Raise one error with all missing requirements of this node.
+    """Check the requirements of this node, and raise a single error that names all missing ones.
 
     Raises:
-        JobFailedError: requirements are missing, one per line, with what to do.
+        JobFailedError: requirements are missing. The message has one line for each, with what to do.
     """
     lacks = [lack for lack in (_script(script), _shared_memory(config, shm), *_packages(config)) if lack]
     if lacks:
@@ -27,12 +28,12 @@ def check_node(config: RuntimeConfig, script: Path, *, shm: Path = Path("/dev/sh
 
 
 def check_tiers(config: RuntimeConfig) -> None:
-    """Check that checkpoints can be written: no missing or denied bucket, no full directory.
+    """Check that checkpoints can be written, so that no bucket is missing or denies access, and no disk is full.
 
-    A job starts even without its nodes' own disks.
+    A job starts even if the disks of its own nodes fail.
 
     Raises:
-        UnreachableError: the tier's error, with what to do.
+        UnreachableError: a tier has an error. The message says what to do.
     """
     for tier in config.checkpoint.shared():
         open_tier(tier, config.name, deadline_s=_TIER_S).check()
@@ -62,6 +63,6 @@ def _shared_memory(config: RuntimeConfig, shm: Path) -> str | None:
 
 def _packages(config: RuntimeConfig) -> list[str]:
     needed = {"torch": "pip install torch", "awscrt": "pip install 'hyperpod-ext[runtime]'"}
-    if config.checkpoint.durable() or config.encrypted:  # MACs of files; certificates
+    if config.checkpoint.durable() or config.encrypted:  # for MACs of files, and for certificates
         needed["cryptography"] = needed["awscrt"]
     return [f"{name} is not installed here: {command}" for name, command in needed.items() if find_spec(name) is None]

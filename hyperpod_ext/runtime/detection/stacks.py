@@ -1,6 +1,6 @@
-"""Write the stacks of all threads of a hanging process to its log before it is killed.
+"""Writes the stacks of all threads of a hung process to its log before the process is killed.
 
-`faulthandler` writes them from a signal handler, in C: it needs neither the GIL nor the main thread.
+`faulthandler` writes the stacks from a signal handler in C, which needs neither the GIL nor the main thread.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from hyperpod_ext.files import open_private
 from hyperpod_ext.runtime.detection.failure_causes import is_users
 
 DUMP_SIGNAL = signal.SIGRTMIN + 7
-"""Makes a worker dump its stacks. A real-time signal, which nothing else uses: Slurm and Lightning use SIGUSR1."""
+"""Signal that makes a worker dump its stacks. It is a real-time signal that nothing else uses; Slurm and Lightning use
+SIGUSR1."""
 _LOOK_S = 0.005
 _QUIET_S = 0.04
-"""A dump without additions for so long is complete, even if its process computes, or waits for a core."""
+"""Seconds after which a dump that has not grown is complete, even if its process computes or waits for a core."""
 _libc = ctypes.CDLL(None)
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in ')
 
@@ -39,20 +40,20 @@ def _state_in(stat: Path) -> str:
 
 
 def _computes(pid: int) -> bool:
-    """Return whether any thread of a process runs, or waits for a core."""
+    """Return whether any thread of a process runs or waits for a core."""
     return any(_state_in(stat) == "R" for stat in Path(f"/proc/{pid}/task").glob("*/stat"))
 
 
 async def dump_stacks(pid: int, log: Path, limit_s: float) -> bool:
-    """Make process `pid` write its threads' stacks to its log, continuing a stopped process for it.
+    """Make process `pid` write the stacks of its threads to its log. A stopped process is continued for this.
 
-    Returns whether the stacks came within `limit_s`. If not, the log gets the process's state in the kernel.
+    Returns whether the stacks arrived within `limit_s`. If not, the log gets the kernel's state of the process.
     """
     stopped = state_of(pid) == "T"
     _note(log, f"--- stack of every thread of process {pid}, which is to be ended because it hangs\n")
     before = _size(log)
     with contextlib.suppress(ProcessLookupError):
-        if stopped:  # the main thread gets it first when the process continues
+        if stopped:  # the main thread receives this signal first when the process continues
             _libc.tgkill(pid, pid, DUMP_SIGNAL)
             os.kill(pid, signal.SIGCONT)
         else:
@@ -63,7 +64,7 @@ async def dump_stacks(pid: int, log: Path, limit_s: float) -> bool:
         if (size := _size(log)) != known:
             known, since = size, now
         elif known > before and (now - since >= _QUIET_S or not _computes(pid)):
-            return True  # complete
+            return True  # the dump is complete
         await asyncio.sleep(_LOOK_S)
     if known > before:
         return True
@@ -77,7 +78,7 @@ def _note(log: Path, line: str) -> None:
 
 
 def line_in_script(log: Path, since: int) -> str:
-    """Return the main thread's line in the script (`train.py:57`), from stacks in a log after `since` bytes."""
+    """Return the main thread's line in the script, such as `train.py:57`, from stacks in a log after `since` bytes."""
     text = ""
     with contextlib.suppress(OSError), log.open("rb") as file:
         file.seek(since)

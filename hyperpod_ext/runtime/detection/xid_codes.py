@@ -1,7 +1,7 @@
-"""Remedies for errors of the NVIDIA driver (Xid), and the driver's own recovery actions (NVML).
+"""Remedies for errors of the NVIDIA driver (Xids), and recovery actions that the driver itself recommends (NVML).
 
 Pure tables. Sources: NVIDIA's Xid catalog (docs.nvidia.com/deploy/xid-errors, "mnemonic" and "immediate action"), and
-the recovery actions in `nvml.h`, which drivers from 570 on report. Not run on a GPU yet.
+the recovery actions in `nvml.h`, which drivers from version 570 on report. Not yet tested on a GPU.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Remedy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """One error of the driver."""
+    """One error that the driver can report."""
 
     code: int
     mnemonic: str
-    """The catalog's mnemonic."""
+    """The mnemonic in NVIDIA's catalog."""
     meaning: str
     remedy: Remedy
 
@@ -56,18 +56,20 @@ RECOVERY_ACTIONS = {
     3: "traffic between GPUs must end, and the driver be asked again",
     4: "it works at reduced capacity and must be reset when its work is done",
 }
-"""Texts by number of `NVML_GPU_RECOVERY_ACTION_*`; empty: none. Numbers from 5 on differ between versions of NVML."""
+"""Texts by number of `NVML_GPU_RECOVERY_ACTION_*`; empty if no action is needed. Numbers from 5 on differ between
+versions of NVML."""
 
 _BY_CODE = {xid.code: xid for xid in XIDS}
 
 
 def unhealthy_by(action: int | None, xids: Iterable[int]) -> str | None:
-    """Return why a GPU should not be used, from its driver's recovery action and recent Xids; None: it may be used.
+    """Return why a GPU should not be used, from its driver's recovery action and its recent Xids. None if it may be
+    used.
 
-    If the driver reports an action, Xids do not count: the driver has more information.
+    If the driver reports an action, the Xids do not count, because the driver knows more.
 
     Args:
-        action: None: this driver reports none.
+        action: recovery action; None if this driver reports none.
     """
     if action is not None:
         return _by_action(action)
@@ -81,7 +83,7 @@ def _by_action(action: int) -> str | None:
 
 def _by_xid(code: int) -> str | None:
     xid = _BY_CODE.get(code)
-    if xid is None:  # the catalog has over a hundred, and most need a person
+    if xid is None:  # the catalog has over a hundred Xids, and most of them need a person
         return f"Xid {code}, which is not known here"
     if xid.remedy is Remedy.RESTART_PROCESS:
         return None

@@ -1,1 +1,1 @@
-"""Faults on order: in the agent, in a worker, and the files that order them."""
+"""Faults that a user orders: injected by the agent or by a worker, and the files that contain the orders."""

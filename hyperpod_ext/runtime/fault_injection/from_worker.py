@@ -1,7 +1,7 @@
-"""Injected faults of a worker, each at one rank, in one step, in one phase of the step.
+"""Faults that a worker injects, each in one rank, in one step, and in one phase of the step.
 
-Faults are armed by the job's spec (`chaos.inject`), by the variable HPX_CHAOS, or by `hp-ext chaos` while the job runs.
-Steps do not check for faults if none is armed.
+Faults are set by the job's spec (`chaos.inject`), by the variable HPX_CHAOS, or by `hp-ext chaos` while the job runs.
+If no fault is set, steps do not check for faults.
 """
 
 from __future__ import annotations
@@ -33,28 +33,29 @@ _COSTS_MONEY = {
     "SM_TRAINING_ENV": "SageMaker",
     "TRAINING_JOB_NAME": "SageMaker",
 }
-"""Variables that are set on platforms where machines cost money."""
+"""Environment variables that are set on platforms where machines cost money."""
 _OOM_STEP = 64 << 20
 _FOREVER_S = 1 << 20
 
 
 class InjectedError(RuntimeError):
-    """An injected fault."""
+    """An exception that was injected as a fault."""
 
 
 class InjectionTarget(Protocol):
-    """The parts of a run that faults use."""
+    """The parts of a run that injected faults need."""
 
     def event(self, event: str, **fields: Any) -> None: ...
 
     def snapshots(self) -> tuple[memoryview, int, int] | None:
-        """Return this rank's slots in memory: all bytes, bytes per slot, and used bytes per slot; None without."""
+        """Return the memory of this rank's slots, bytes per slot, and used bytes per slot. None without slots."""
 
     def first_parameter(self) -> torch.Tensor | None: ...
 
 
 class Injector:
-    """The armed faults of one rank. Each is injected once in a job, in the first process that reaches its phase."""
+    """The faults that are set for one rank. Each is injected once per job, in the first process that reaches its
+    phase."""
 
     def __init__(self, faults: Iterable[InjectedFault], rank: int, run_dir: Path, target: InjectionTarget) -> None:
         self._rank, self._run_dir, self._target = rank, run_dir, target
@@ -71,12 +72,12 @@ class Injector:
         return bool(self._armed)
 
     def obey(self, has_orders: Callable[[], bool]) -> None:
-        """Read new faults whenever `has_orders` returns True."""
+        """Read new faults whenever `has_orders` returns true."""
         self._has_orders = has_orders
         self._read_orders()
 
     def at(self, phase: Phase, step: int) -> None:
-        """Inject the faults that are due in `phase` of `step`, and report missed ones."""
+        """Inject the faults that are due in `phase` of `step`, and report faults that were missed."""
         if self._has_orders():
             self._read_orders()
         if self._slow is not None:
@@ -137,10 +138,10 @@ class Injector:
 
 
 def armed_faults(config: RuntimeConfig, environ: Mapping[str, str] = os.environ) -> tuple[InjectedFault, ...]:
-    """Return the faults of the spec and of HPX_CHAOS; none if that is `off`.
+    """Return the faults in the spec and in HPX_CHAOS. If HPX_CHAOS is `off`, return none.
 
     Raises:
-        JobFailedError: HPX_CHAOS is invalid; or machines cost money on this platform, and the spec does not allow
+        JobFailedError: HPX_CHAOS is invalid. Or machines cost money on this platform, and the spec does not allow
             faults there.
     """
     text = environ.get(ENV_CHAOS, "")
@@ -161,12 +162,12 @@ def armed_faults(config: RuntimeConfig, environ: Mapping[str, str] = os.environ)
 
 
 def run_dir_of(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the job's run folder, as its agent chose it."""
+    """Return the job's run folder, which its agent has chosen."""
     return Path(environ.get(ENV_RUN_DIR, "hpx-run"))
 
 
 def is_due(fault: InjectedFault, phase: Phase, step: int) -> bool:
-    """Return whether `fault` is due for a rank in `phase` of `step`."""
+    """Return whether `fault` is due for a rank that is in `phase` of `step`."""
     if fault.step is not None and fault.step != step:
         return False
     if fault.phase is not None:
@@ -190,13 +191,13 @@ def _hang(how: str) -> None:
             while True:
                 pass
         case "gil":
-            sleep = ctypes.PyDLL(None).sleep  # unlike CDLL, PyDLL keeps Python's lock
+            sleep = ctypes.PyDLL(None).sleep  # unlike CDLL, PyDLL keeps the GIL
             while True:
                 sleep(_FOREVER_S)
 
 
 def _run_out_of_memory() -> None:
-    """Allocate more memory than the process limit, which is lowered first to protect other processes."""
+    """Allocate more memory than this process may have. Its limit is lowered first, to protect other processes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + _OOM_STEP, hard))
@@ -207,24 +208,24 @@ def _run_out_of_memory() -> None:
 
 
 def _shut_connections() -> None:
-    """Shut down every TCP connection of this process, in both directions, except listening sockets."""
+    """Shut down every TCP connection of this process in both directions. Listening sockets stay open."""
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  (names only)
         try:
             if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 continue
             connection = socket.socket(fileno=os.dup(int(name)))
         except OSError:
-            continue  # the descriptor of the listing itself
+            continue  # the descriptor of the listing itself is closed already
         with connection:
             is_tcp = connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM
             if is_tcp and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 try:
                     connection.shutdown(socket.SHUT_RDWR)
                 except OSError:
-                    continue  # the peer has disconnected
+                    continue  # the peer has already disconnected
 
 
 def _flip_a_bit(parameter: torch.Tensor) -> None:
     local = getattr(parameter, "_local_tensor", parameter).detach()
     first = local.view(-1)[:1].view(torch.uint8)
-    first[-2:-1].bitwise_xor_(16)  # a high bit of the mantissa, so that no later rounding hides it
+    first[-2:-1].bitwise_xor_(16)  # flip a high bit of the mantissa, so that no later rounding hides it

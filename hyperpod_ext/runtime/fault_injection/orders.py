@@ -1,7 +1,7 @@
-"""Faults that are ordered while a job runs: files in its run folder, which agents and workers look for.
+"""Faults that are ordered while a job runs. An order is a file in the job's run folder that agents and workers read.
 
-RUN_DIR/chaos/orders/NAME.json    one order, written whole
-RUN_DIR/chaos/injected/NAME       it has struck, or is about to: each strikes once
+RUN_DIR/chaos/orders/NAME.json    one order, written atomically
+RUN_DIR/chaos/injected/NAME       marks a fault that was injected or is about to be, so that it is injected only once
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ def injected_folder(run_dir: Path) -> Path:
 
 
 def read_orders(run_dir: Path) -> dict[str, InjectedFault | NodeFault]:
-    """Orders that have not been taken yet, by name. A file that is no order is left alone."""
+    """Return the orders that were not taken yet, by name. A file that is not an order is ignored."""
     found = {}
     for file in json_files(orders_folder(run_dir)):
         try:
             if (injected_folder(run_dir) / file.stem).exists():
                 continue
             found[file.stem] = ChaosOrder.model_validate_json(read_regular(file, _LARGEST)).fault
-        except (OSError, ValueError):  # half a file, or none of ours
+        except (OSError, ValueError):  # an incomplete file, or a file of another program
             continue
     return found
 
 
 def take(run_dir: Path, name: str) -> bool:
-    """Whether it falls to the caller to carry out fault `name`: true once in a job."""
+    """Return whether the caller must carry out fault `name`. True only once per job."""
     folder = injected_folder(run_dir)
     try:
         make_private_folder(folder)
         (folder / name).touch(exist_ok=False)
-    except OSError:  # it was taken before; or nobody can mark it, and it would strike again and again
+    except OSError:  # the fault was taken before, or cannot be marked, so that it would be injected again and again
         return False
     return True

@@ -1,1 +1,1 @@
-"""Rules on what rank 0 prints: whether one is broken, and the log that is followed for it."""
+"""Rules on the output of rank 0: the check whether a rule is broken, and the reading of rank 0's log for it."""

@@ -1,7 +1,8 @@
-"""Rules on the output of rank 0, from a spec or AWS's operator: input lines and times, output a broken rule. Pure.
+"""Rules on the output of rank 0, from a spec or from AWS's operator. Input: lines and times. Output: a broken rule.
+Pure functions.
 
-They are evaluated like in AWS's agent (`hyperpod_elastic_agent.logagent`), with one difference: after a recovered
-fault, the time to the next match starts again.
+Rules are evaluated as in AWS's agent (`hyperpod_elastic_agent.logagent`), with one difference: after a fault from which
+the job has recovered, the time to the next match starts again.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from hyperpod_ext.errors import ConfigError, Problem
 
 _COMPARES = {"gt": operator.gt, "gteq": operator.ge, "lt": operator.lt, "lteq": operator.le, "eq": operator.eq}
 _LINE_CHARS = 200
-"""Maximum length of a line in the cause of a fault."""
+"""Maximum length of a log line that the cause of a fault quotes."""
 
 
 class LogRule(BaseModel):
-    """One rule, with the operator's names."""
+    """One rule. Its aliases are the names that the operator uses."""
 
     name: str = Field(min_length=1)
     pattern: re.Pattern[str] = Field(alias="logPattern")
@@ -37,10 +38,10 @@ class LogRule(BaseModel):
 
 
 def of_spec(rules: Iterable[budgets.LogRule]) -> list[LogRule]:
-    """Return the rules of a spec.
+    """Return the rules that a spec contains.
 
     Raises:
-        ConfigError: invalid rules, in a spec that was not validated.
+        ConfigError: the rules are invalid, because the spec was not validated.
     """
     try:
         return read(
@@ -65,7 +66,7 @@ def read(rules: Iterable[Mapping[str, Any]]) -> list[LogRule]:
     """Parse the rules that an operator has sent.
 
     Raises:
-        ValueError: invalid rules, with the reasons.
+            ValueError: the rules are invalid. The message has the reasons.
     """
     found, wrong = list[LogRule](), list[str]()
     for index, rule in enumerate(rules):
@@ -81,16 +82,16 @@ def read(rules: Iterable[Mapping[str, Any]]) -> list[LogRule]:
 
 @dataclass
 class _Seen:
-    """State of one rule."""
+    """Evaluation state of one rule."""
 
     rule: LogRule
     since: float
-    """Time at which the job began or continued."""
+    """Time at which the job began or last continued."""
     matched_at: float | None = None
     line: str = ""
-    """The last matching line."""
+    """The last line that matched."""
     slow: int = 0
-    """Number of matches in a row with a bad number."""
+    """Number of matches in a row whose number was bad."""
     fault: bool = False
     over: bool = False
     """Whether the rule no longer applies."""
@@ -114,7 +115,7 @@ class _Seen:
         try:
             is_slow = _COMPARES[rule.compare](float(number or ""), rule.threshold)
         except ValueError:
-            return  # not a number
+            return  # the text is not a number
         self.slow = self.slow + 1 if is_slow else 0
 
     def problem(self, now: float) -> str:
@@ -134,9 +135,9 @@ class _Seen:
 
 
 class LogRules:
-    """Evaluates rules on one log. Times are of any clock, the same in all calls.
+    """Evaluates rules on one log. Times may come from any clock, but from the same clock in all calls.
 
-    Time counts while the job trains: from `train` to `pause`.
+    Time counts only while the job trains, which is from `train` to `pause`.
     """
 
     def __init__(self, rules: Sequence[LogRule]) -> None:
@@ -147,23 +148,23 @@ class LogRules:
         return len(self._rules)
 
     def train(self, now: float) -> None:
-        """Begin or continue training: earlier lines are no fault any more."""
+        """Begin or continue training. Earlier lines no longer count as faults."""
         self._trains = True
         for seen in self._rules:
             seen.since, seen.slow, seen.fault = now, 0, False
 
     def pause(self) -> None:
-        """Pause: ranks have left their step."""
+        """Pause the evaluation, because ranks have left their step."""
         self._trains = False
 
     def read(self, lines: Iterable[str], now: float) -> None:
-        """Process lines printed by rank 0."""
+        """Process lines that rank 0 has printed."""
         for line in lines:
             for seen in self._rules:
                 seen.read(line, now)
 
     def problem(self, now: float) -> str:
-        """Return the first broken rule, and how; empty without one."""
+        """Return the first broken rule and how it is broken; empty if no rule is broken."""
         if not self._trains:
             return ""
         broken = (f"log rule {seen.rule.name}: {why}" for seen in self._rules if (why := seen.problem(now)))

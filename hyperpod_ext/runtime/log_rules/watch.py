@@ -1,4 +1,4 @@
-"""Follow rank 0's log while its process is on this node, and report broken rules."""
+"""Reads rank 0's log while the rank's process is on this node, and reports broken rules."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _LOOK_S = 0.5
 
 
 class LogWatch:
-    """Follows a log and evaluates its rules.
+    """Reads a log as it grows, and evaluates rules on it.
 
     Args:
-        log: rank 0's log; it need not exist yet.
-        broken: called with the broken rule, and how; once until the job has continued.
-        is_here: returns whether rank 0 is on this node; otherwise the log is not read.
+        log: rank 0's log. It need not exist yet.
+        broken: called with the broken rule and how it is broken. Called only once until the job has continued.
+        is_here: returns whether rank 0 is on this node. If not, the log is not read.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class LogWatch:
         self._rules, self._log, self._broken, self._is_here = rules, log, broken, is_here
         self._offset = 0
         self._rest = b""
-        """Beginning of an incomplete line."""
+        """Beginning of a line that is not complete yet."""
 
     @property
     def has_rules(self) -> bool:
@@ -44,7 +44,7 @@ class LogWatch:
         """Process a message between this agent and the coordinator."""
         match message:
             case c.GoOn():
-                self._read()  # earlier lines are no fault any more
+                self._read()  # earlier lines no longer count as faults
                 self._rules.train(time.monotonic())
             case c.AbortGeneration() | c.FinishTraining() | c.Finished(rank=0):
                 self._rules.pause()
@@ -61,7 +61,8 @@ class LogWatch:
         if not self._is_here():
             return
         grown = b""
-        with contextlib.suppress(OSError), self._log.open("rb") as log:  # no file yet, or a broken disk
+        # the file does not exist yet, or the disk is broken
+        with contextlib.suppress(OSError), self._log.open("rb") as log:
             log.seek(self._offset)
             grown = log.read()
         self._offset += len(grown)

@@ -1,1 +1,1 @@
-"""Numbers of a job while it runs, from its events: for Prometheus, for `hp-ext top`, and spans for OpenTelemetry."""
+"""Metrics of a running job, computed from its events: for Prometheus, `hp-ext top`, and as OpenTelemetry spans."""

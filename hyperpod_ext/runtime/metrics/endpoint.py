@@ -1,4 +1,4 @@
-"""GET /metrics, in the process that coordinates."""
+"""The HTTP endpoint GET /metrics, in the process that coordinates the job."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from hyperpod_ext.runtime.metrics.families import CONTENT_TYPE
 
 _LIMIT_S = 5.0
 _PLACES = 1024
-"""Many may connect between two looks of a busy process, and those that asked before them are to be answered."""
+"""Maximum number of waiting connections. Many clients may connect while the process is busy, and all need an answer."""
 
 
 def metrics_server(
     text: Callable[[], str], summary: Callable[[], str], on_error: Callable[[str], None], places: int = _PLACES
 ) -> HttpServer:
-    """A server of two texts, made for each request.
+    """Return a server for two texts, which are made for each request.
 
     Args:
-        text: makes the numbers as Prometheus reads them.
-        summary: makes those that `hp-ext top` shows, as JSON.
-        on_error: is called with errors of our own.
+        text: returns the metrics in Prometheus' text format.
+        summary: returns the values that `hp-ext top` shows, as JSON.
+        on_error: called with internal errors.
     """
     answers = {"/metrics": (text, CONTENT_TYPE), SUMMARY: (summary, "application/json")}
 

@@ -1,4 +1,4 @@
-"""The numbers of the job that this process coordinates, up to date and shown. Never the reason that a job fails."""
+"""Keeps the metrics of the job that this process coordinates, and exports them. An error here never fails the job."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from hyperpod_ext.runtime.metrics.summary import summary
 
 
 class MetricsExporter:
-    """Meters, and where they can be read.
+    """The meters of a job, and the endpoint that exports them.
 
     Args:
-        config: `metrics` has host and port, `name` is the label `hpx_job` of every number.
-        past: events of coordinators before this one, so that counters go on where they were. Read in a thread once it
-            is opened: of a long job they are many, and others wait for a sign of life.
-        event: takes what is worth an event: where the numbers are, or why they are not.
+        config: `metrics` has host and port, and `name` is the label `hpx_job` of every metric.
+        past: events from earlier coordinators, so that counters continue. They are read in a thread after `open`,
+            because a long job has many events, and other nodes wait for a heartbeat.
+        event: logs an event with the endpoint's address, or with the reason why there is none.
     """
 
     def __init__(self, config: RuntimeConfig, past: Iterable[Event], event: Callable[..., None]) -> None:
@@ -36,12 +36,12 @@ class MetricsExporter:
         self._past = past
         self._meters: Meters | None = Meters.before_any_copy(self._tiers)
         self._waiting: list[Event] | None = []
-        """What comes before the past is counted."""
+        """Events that arrive before the past events are counted; None afterwards."""
         self._server = metrics_server(self.text, self.summary, self._failed)
         self._opening: asyncio.Task[None] | None = None
 
     def add(self, event: Event) -> None:
-        """Take in one event of the log."""
+        """Count one event of the log."""
         if self._meters is None:
             return
         if why := _why_not(event):
@@ -52,19 +52,19 @@ class MetricsExporter:
             self._meters.add(event)
 
     def text(self) -> str:
-        """What is answered; empty once the numbers could not be kept."""
+        """Return the metrics in Prometheus' format; empty after an error in counting."""
         return render(self._meters.families(self._epoch), self._labels) if self._meters is not None else ""
 
     def summary(self) -> str:
-        """What `hp-ext top` asks for, from wherever it is."""
+        """Return the values that `hp-ext top` shows, as JSON."""
         return json.dumps(summary(self._meters)) if self._meters is not None else "{}"
 
     def open(self) -> None:
-        """Listen from now on; the job does not wait for it."""
+        """Begin to listen. The job does not wait for this."""
         self._opening = asyncio.get_running_loop().create_task(self._open())
 
     async def close(self) -> None:
-        """Stop listening."""
+        """Stop listening, and close all connections."""
         if self._opening is not None:
             await self._opening
         await self._server.close()
@@ -87,7 +87,7 @@ class MetricsExporter:
         self._event("metrics_shown", host=host, port=port)
 
     def _stop(self, why: str) -> None:
-        """No number is better than a wrong one."""
+        """Export no metrics from now on, because they could be wrong."""
         self._meters = None
         self._failed(why)
 
@@ -97,7 +97,7 @@ class MetricsExporter:
 
 
 def _counted(tiers: Iterable[str], events: Iterable[Event]) -> tuple[Meters, str]:
-    """What they come to; and why it cannot be told, if it cannot."""
+    """Return the meters for these events, and the reason why they cannot be counted; empty if they can be."""
     meters = Meters.before_any_copy(tiers)
     for event in events:
         if why := _why_not(event):
@@ -107,5 +107,5 @@ def _counted(tiers: Iterable[str], events: Iterable[Event]) -> tuple[Meters, str
 
 
 def _why_not(event: Event) -> str:
-    """Why an event cannot be counted; empty: it can."""
+    """Return why an event cannot be counted; empty if it can be."""
     return f"an event is not as declared: {event.why}" if isinstance(event, Other) and event.why else ""

@@ -1,4 +1,4 @@
-"""Metrics as Prometheus reads them, text format 0.0.4. Pure."""
+"""Metrics in Prometheus' text format 0.0.4. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One number."""
+    """One value of a metric."""
 
     value: float
     labels: Labels = ()
     suffix: str = ""
-    """What is added to the family's name: `_bucket`, `_sum` or `_count` of a histogram."""
+    """Suffix of the family's name for a histogram: `_bucket`, `_sum` or `_count`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Numbers of one name."""
+    """All values of one metric."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -34,7 +34,7 @@ class Family:
 
 @dataclass(slots=True)
 class Histogram:
-    """Counts of what was observed, by upper bounds. Of fixed size, however long the job runs."""
+    """Counts of observed values, by upper bound. Its size is fixed, however long the job runs."""
 
     bounds: tuple[float, ...]
     counts: list[int] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Histogram:
         self.counts = [0] * (len(self.bounds) + 1)
 
     def observe(self, value: float) -> None:
-        """Add one."""
+        """Count one value."""
         self.sum += value
         for index, bound in enumerate(self.bounds):
             if value <= bound:
@@ -53,7 +53,7 @@ class Histogram:
         self.counts[-1] += 1
 
     def samples(self) -> tuple[Sample, ...]:
-        """Buckets hold what is at most their bound, those below included."""
+        """Return the samples. A bucket counts all values up to its bound, including those in lower buckets."""
         made, total = [], 0
         for bound, count in zip((*self.bounds, math.inf), self.counts, strict=True):
             total += count
@@ -62,19 +62,20 @@ class Histogram:
 
 
 def gauge(name: str, help: str, value: float | None) -> Family:
-    """One number that goes up and down; none yet is no sample, not zero."""
+    """Return a metric that may rise and fall. A value of None makes no sample; it is not zero."""
     return Family(name, "gauge", help, () if value is None else (Sample(value),))
 
 
 def counter(name: str, help: str, values: Mapping[Labels, float] | float) -> Family:
-    """What only rises."""
+    """Return a metric that only rises."""
     if not isinstance(values, Mapping):
         return Family(name, "counter", help, (Sample(values),))
     return Family(name, "counter", help, tuple(Sample(value, labels) for labels, value in sorted(values.items())))
 
 
 def render(families: Iterable[Family], labels: Labels = ()) -> str:
-    """The text, with `labels` on every sample. What is not finite is left out, but for the bound of the last bucket."""
+    """Return the text, with `labels` on every sample. Non-finite values are left out, except the last bucket's
+    bound."""
     lines = []
     for family in families:
         samples = [sample for sample in family.samples if math.isfinite(sample.value)]

@@ -1,4 +1,4 @@
-"""What a job's events come to so far. Takes one event after another; of bounded size, however long the job runs."""
+"""Computes metrics from a job's events, one event after another. Its size is bounded, however long the job runs."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from hyperpod_ext.runtime.metrics.families import Family, Histogram, Labels, Sam
 _STEP_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 _RECOVERY_BOUNDS = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 _FAULTS = [(kind, level) for kind in get_args(FaultKind) for level in (*(its.value for its in EscalationLevel), "")]
-"""Label pairs of `hpx_faults_total`. Each is exported from the start: Prometheus' increase() does not see the first
-count of a new series."""
+"""Label pairs of `hpx_faults_total`. All of them are exported from the start, because Prometheus' increase() does not
+see the first count of a new series."""
 _REMEMBERED_STEPS = 4096
-"""Steps whose time is taken back from what was kept when the job goes back behind them."""
+"""Number of steps to remember. When the job goes back to an earlier step, the time of later steps is subtracted."""
 
 
 @dataclass(slots=True)
 class RankNow:
-    """What one rank did last. `t` is of the log's clock."""
+    """The newest activity of one rank. `t` is a time of the log's clock."""
 
     phase: str = "startup"
     step: int | None = None
@@ -54,7 +54,7 @@ class RankNow:
 
 @dataclass(slots=True)
 class _Made:
-    """One step, over all ranks that made it."""
+    """One step, summed over all ranks that have made it."""
 
     ranks: int = 0
     seconds: float = 0.0
@@ -62,7 +62,7 @@ class _Made:
 
 @dataclass(slots=True)
 class Meters:
-    """Running numbers of one job."""
+    """The metrics of one job so far."""
 
     step: int | None = None
     of: int | None = None
@@ -72,21 +72,21 @@ class Meters:
     generation: int = 0
     state: str = "starting"
     began_t: float | None = None
-    """When the job began, of the log's clock."""
+    """Time at which the job began, by the log's clock."""
     last_step_t: float | None = None
-    """When a step was made last, of the log's clock."""
+    """Time at which a rank last made a step, by the log's clock."""
     faults: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Faults by kind and escalation level."""
+    """Number of faults, by kind and escalation level."""
     recoveries: int = 0
     steps_made: int = 0
-    """Steps that were made for the first time."""
+    """Number of steps that were made for the first time."""
     steps_lost: int = 0
     steps_skipped: int = 0
     nodes_lost: int = 0
     seconds: dict[SpanPhase, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
-    """Of all ranks together, as it was told; what turns out to be lost later has counted as a step."""
+    """Seconds of all ranks together, by phase. Time that later turns out to be lost has been counted as a step."""
     tiers: dict[str, int] = field(default_factory=dict)
-    """Newest step that each tier has."""
+    """Newest step in each tier."""
     tier_failures: Counter[str] = field(default_factory=Counter)
     ranks: dict[int, RankNow] = field(default_factory=dict)
     step_seconds: Histogram = field(default_factory=lambda: Histogram(_STEP_BOUNDS))
@@ -96,17 +96,18 @@ class Meters:
     _failed_by: dict[tuple[str, int], int] = field(default_factory=dict)
     _lost_work: float = 0.0
     _faulty_since: float | None = None
-    """When the fault was seen that the job has yet to recover from."""
+    """Time at which a fault was detected from which the job has not recovered yet; None if there is no such fault."""
     _broken_generation: int = -1
-    """The generation in which the last fault was."""
+    """Generation of the last fault."""
 
     @classmethod
     def before_any_copy(cls, tiers: Iterable[str]) -> Self:
-        """Meters with a count of 0 failures for each tier: Prometheus' increase() misses a counter's first value."""
+        """Return meters that count 0 failures for each tier, because Prometheus' increase() misses a counter's first
+        value."""
         return cls(tier_failures=Counter(dict.fromkeys(tiers, 0)))
 
     def add(self, event: Event) -> None:
-        """Take in one event. Kinds it does not know are none of its business."""
+        """Count one event. Other kinds of events are ignored."""
         match event:
             case JobStarted():
                 self.world_size, self.nodes = event.world_size, event.nodes
@@ -140,7 +141,7 @@ class Meters:
                 if isinstance(event, WorkerStarted):
                     rank.node = event.node
                 if isinstance(event, Begun | Done) and not is_sampled(event.rank):
-                    del self.ranks[event.rank]  # nothing is heard of it until the next fault
+                    del self.ranks[event.rank]  # the log has no more events of this rank until the next fault
             case JobEnded():
                 self.state = event.state
         for span in self._phases.add(event):
@@ -150,14 +151,14 @@ class Meters:
 
     @property
     def goodput(self) -> float | None:
-        """Share of all ranks' time that went into steps which are kept, as far as is known; None before any time."""
+        """Share of all ranks' time that went into kept steps, as far as known; None before any time has passed."""
         total = sum(self.seconds.values())
         if not total:
             return None
         return max(0.0, sum(self.seconds[phase] for phase in KEPT) - self._lost_work) / total
 
     def families(self, epoch: float) -> list[Family]:
-        """All of it for Prometheus. `epoch`: Unix time at 0 of the log's clock, in seconds."""
+        """Return all metrics for Prometheus. `epoch`: Unix time at 0 of the log's clock, in seconds."""
         began, last = (None if t is None else t + epoch for t in (self.began_t, self.last_step_t))
         pairs = dict.fromkeys([*_FAULTS, *self.faults])
         by_fault = {
@@ -208,8 +209,8 @@ class Meters:
             self.loss = loss
         self.last_step_t = max(self.last_step_t or made.t, made.t)
         if made.generation <= self._broken_generation:
-            return  # who had passed its last collective when another rank failed ends its step
-        if self.state in ("starting", "recovering"):  # the news of a step may come after that of the end
+            return  # a rank that has passed its last collective when another rank fails completes its step
+        if self.state in ("starting", "recovering"):  # the event of a step may arrive after that of the job's end
             self.state = "running"
         if self._faulty_since is not None:
             self.recoveries += 1
@@ -233,7 +234,7 @@ class Meters:
             now.phase, now.t = "rebuild", begins.t
 
     def _go_on_from(self, step: int) -> None:
-        """Steps after `step` are made again; what went into them was not kept."""
+        """Go back to `step`. Later steps are made again, so the time that they took was lost."""
         again = [made for made in self._recent if made > step]
         sampled = count_sampled(self.world_size or 1)
         everywhere = [made for made in again if self._recent[made].ranks >= sampled]
@@ -244,7 +245,7 @@ class Meters:
         tier = copying.tier
         if copying.newest_step is not None:
             self.tiers[tier] = max(self.tiers.get(tier, 0), copying.newest_step)
-        # each node counts its own, and one that is started again counts from zero
+        # each node counts its own failures, and a node that was restarted counts from zero again
         of = tier, copying.node
         before, self._failed_by[of] = self._failed_by.get(of, 0), copying.failed
         self.tier_failures[tier] += max(0, copying.failed - before)
@@ -262,7 +263,7 @@ _NEXT: dict[type[Event], str] = {
     Aborted: "agree",
     Done: "idle",
 }
-"""What a rank does from this event on."""
+"""Activity of a rank after each kind of event."""
 
 
 def _labels(**labels: str) -> Labels:

@@ -1,7 +1,8 @@
-"""The job's numbers where no agent of ours coordinates: the memory server of node 0 shows them, from all nodes' events.
+"""Metrics of a job that no agent of ours coordinates. Node 0's memory server exports them, from the events of all
+nodes.
 
-What nodes write reaches it a moment later, each in its own time: events are counted in the order of time, once they are
-older than that moment.
+Events of nodes arrive a moment later, with different delays. They are counted in order of time, once they are older
+than that moment.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ _LOOK_S = 0.25
 
 
 class Numbers:
-    """Counts and shows, in a thread of its own.
+    """Counts events and exports metrics, in a thread of its own.
 
     Args:
-        past: events of before, by this machine's clock.
-        event: takes what is worth an event.
+        past: earlier events, with times by this machine's clock.
+        event: logs an event.
     """
 
     def __init__(self, config: RuntimeConfig, past: Iterable[Event], event: Callable[..., None]) -> None:
@@ -36,7 +37,7 @@ class Numbers:
         threading.Thread(target=lambda: asyncio.run(self._serve()), name="numbers", daemon=True).start()
 
     def take(self, events: Iterable[Event]) -> None:
-        """Events of a node, by this machine's clock. From any thread."""
+        """Add events of a node, with times by this machine's clock. Any thread may call this."""
         with self._lock:
             for event in events:
                 heapq.heappush(self._waiting, (event.t, next(self._order), event))

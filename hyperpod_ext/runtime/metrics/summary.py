@@ -1,4 +1,5 @@
-"""What `hp-ext top` shows of a job, from its meters: made on the laptop from events, or in the pod that counts them."""
+"""The values that `hp-ext top` shows, from a job's meters. Computed on the laptop from events, or in the counting
+pod."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from hyperpod_ext.runtime.metrics.meters import Meters
 
 
 def summary(meters: Meters) -> dict[str, Any]:
-    """One job's numbers as JSON. What is not known yet is null."""
+    """Return the values of one job as JSON. A value that is not known yet is null."""
     took = [rank.step_s for rank in meters.ranks.values() if rank.step_s is not None]
     step_s = max(took, default=None)
     step, of = meters.step, meters.of

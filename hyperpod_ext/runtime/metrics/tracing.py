@@ -1,4 +1,5 @@
-"""The job and its recoveries as OpenTelemetry spans, each sent when it ends. Only if a collector is configured.
+"""The job and its recoveries as OpenTelemetry spans, each of which is sent when it ends. Used only if a collector is
+configured.
 
 OpenTelemetry's own variables apply: OTEL_EXPORTER_OTLP_ENDPOINT, _HEADERS, OTEL_RESOURCE_ATTRIBUTES.
 """
@@ -22,7 +23,7 @@ from hyperpod_ext.runtime.events.phases import LivePhases, Span
 
 _ASKED_BY = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _AT_ONCE = 512
-"""Spans in one request."""
+"""Maximum number of spans in one request."""
 _CLOSE_S = 30.0
 _OF_A_RECOVERY = frozenset({"detect", "abort", "agree", "rebuild", "restore", "first_step", "lost_work"})
 
@@ -31,7 +32,7 @@ Value = str | int | float
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A span to be. Times are seconds of the log's clock."""
+    """A span that will be sent. Times are seconds of the log's clock."""
 
     name: str
     began: float
@@ -41,27 +42,27 @@ class Traced:
 
 
 def is_asked_for(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether somebody collects spans."""
+    """Return whether a collector is configured."""
     return any(environ.get(name) for name in _ASKED_BY)
 
 
 class Recoveries:
-    """Recoveries of a job as trees of spans, from its events. Pure; of bounded size.
+    """Builds trees of spans for a job's recoveries from its events. Pure, and of bounded size.
 
-    A recovery lasts from the first fault until every rank that goes on has made its first step after it. It contains
-    the phases of every rank.
+    A recovery lasts from the first fault until every rank that continues has made its first step after the fault. It
+    contains the phases of every rank.
     """
 
     def __init__(self) -> None:
         self.began: float | None = None
-        """Time of the first event."""
+        """Time of the first event; None before the first event."""
         self._phases = LivePhases()
         self._first: Fault | None = None
         self._parts: list[Span] = []
         self._generation, self._ranks, self._made = 0, 0, dict[int, float]()
 
     def add(self, event: Event) -> Traced | None:
-        """Take in the next event of the log; returns the recovery that ends with it."""
+        """Process the next event of the log. Returns the recovery that ends with it, or None."""
         if self.began is None:
             self.began = event.t
         ended = self._phases.add(event)
@@ -76,7 +77,7 @@ class Recoveries:
                 self._made.setdefault(event.rank, event.t)
                 if len(self._made) >= self._ranks:
                     return self._end(max(self._made.values()))
-            case JobEnded() if self._first is not None:  # no recovery came
+            case JobEnded() if self._first is not None:  # the job ended without a recovery
                 return self._end(event.t)
         return None
 
@@ -93,11 +94,11 @@ class Recoveries:
 
 
 class TraceSender:
-    """Sends the spans of one job in a thread of its own, so that nothing waits for a collector.
+    """Sends the spans of one job in a thread of its own, so that no other code waits for the collector.
 
     Args:
-        run: the run's name. Every coordinator of a run sends to the same trace.
-        past: events of earlier coordinators, whose recoveries were sent.
+        run: name of the run. All coordinators of a run send to the same trace.
+        past: events from earlier coordinators, which have already sent the recoveries in them.
     """
 
     def __init__(self, run: str, job: str, past: Iterable[Event] = ()) -> None:
@@ -108,11 +109,11 @@ class TraceSender:
         self._thread.start()
 
     def add(self, event: Event) -> None:
-        """Take in the next event of the log."""
+        """Process the next event of the log."""
         self._events.put(event)
 
     def close(self) -> None:
-        """Send the rest, and wait half a minute at most for it."""
+        """Send the remaining spans. Waits at most half a minute."""
         self._events.put(None)
         self._thread.join(_CLOSE_S)
 
@@ -130,7 +131,7 @@ class TraceSender:
                     attributes: dict[str, Value] = {"hpx.job": self._job, "hpx.state": event.state}
                     trace = trace or Trace(self._run, self._epoch)
                     trace.send(Traced(f"job {self._job}", began, event.t, attributes), "", "job")
-            except (ImportError, OSError) as error:  # the job goes on without its spans
+            except (ImportError, OSError) as error:  # the job continues without its spans
                 hint = "; pip install 'hyperpod-ext[observability]'" if isinstance(error, ImportError) else ""
                 sys.stderr.write(f"spans of the job were not sent: {error}{hint}\n")
         if trace is not None:
@@ -138,11 +139,11 @@ class TraceSender:
 
 
 class Trace:
-    """One trace at a collector. Ids follow from names, so that several senders fill one trace.
+    """One trace at a collector. Ids are computed from names, so that several senders can add to one trace.
 
     Args:
         run: name of the trace.
-        epoch: Unix time at 0 of the log's clock, s.
+        epoch: Unix time at 0 of the log's clock, in seconds.
 
     Raises:
         ImportError: OpenTelemetry is not installed.
@@ -161,14 +162,14 @@ class Trace:
         }
 
     def send(self, traced: Traced, parent: str, key: str = "") -> None:
-        """Send a span, and those inside it.
+        """Send a span and the spans inside it.
 
         Args:
-            parent: key of the span around it; empty: there is none.
-            key: identifies the span within the trace. Default: its name and beginning.
+            parent: key of the enclosing span; empty if there is none.
+            key: identifies the span within the trace. Default: the span's name and start time.
 
         Raises:
-            ConnectionError: the collector did not take them, within the time that OpenTelemetry gives it.
+            ConnectionError: the collector did not accept the spans within OpenTelemetry's time limit.
         """
         from opentelemetry.sdk.trace.export import SpanExportResult
 
@@ -178,7 +179,7 @@ class Trace:
                 raise ConnectionError("the collector did not take them")
 
     def close(self) -> None:
-        """End the connection to the collector."""
+        """Close the connection to the collector."""
         self._exporter.shutdown()
 
     def _spans(self, traced: Traced, parent: str, key: str) -> Iterator[Any]:

@@ -1,1 +1,1 @@
-"""What AWS's operator of HyperPod on EKS asks of the agent in a pod, served by ours: five calls over HTTP."""
+"""Serves the five HTTP requests by which AWS's operator for HyperPod on EKS controls the agent in a pod."""

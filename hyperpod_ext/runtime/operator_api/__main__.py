@@ -1,8 +1,8 @@
 """`python -m hyperpod_ext.runtime.operator_api [flags] -- train.py [args]`: our agent under AWS's operator.
 
-It is the first process of a pod of a HyperPodPyTorchJob, in the place of `hyperpodrun`. It serves what the operator
-asks, and runs this node's agent with the rank and the addresses of `/start`. What workers print goes to the pod's
-output, as `rank 2 | ...`.
+This is the first process of a pod in a HyperPodPyTorchJob, and replaces `hyperpodrun`. It serves the operator's
+requests, and runs this node's agent with the rank and the addresses from `/start`. The output of workers goes to the
+pod's output, as `rank 2 | ...`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def _print_and_serve(arguments: argparse.Namespace, run_dir: Path, private: Path
     ended = threading.Event()
     printer = threading.Thread(target=print_logs, args=(run_dir / "logs", ended))
     become_subreaper()
-    # a spare has its imports done when it gets a rank; before there are threads, so that it can be forked from here
+    # a spare then has its imports done when it gets a rank; start before any thread, so that forks from here are
+    # possible
     preload = (config or RuntimeConfig(name="job", nodes=1, workers_per_node=1)).restart.preload
     prepared = Prepared(ForkServer(preload, os.environ), MemoryServer(os.environ))
     agent = AgentHere(arguments, run_dir, private, prepared)
@@ -64,7 +65,7 @@ def _print_and_serve(arguments: argparse.Namespace, run_dir: Path, private: Path
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m hyperpod_ext.runtime.operator_api",
         description="Run one pod of a job for AWS's HyperPod training operator, with this project's agent.",
@@ -96,7 +97,7 @@ def _network(text: str) -> str:
 
 
 def _serve(arguments: argparse.Namespace, agent: AgentHere, sizes: Collection[int]) -> int:
-    """Until somebody wants the pod to end; returns its exit code."""
+    """Serve until the pod must end. Returns the exit code of the pod's first process."""
     api = OperatorApi(agent, arguments.nnodes, arguments.allow, sizes)
     host, port = arguments.server_host, arguments.server_port
     with contextlib.ExitStack() as stack:
@@ -110,7 +111,7 @@ def _serve(arguments: argparse.Namespace, agent: AgentHere, sizes: Collection[in
 
 
 def _sizes(arguments: argparse.Namespace, config: RuntimeConfig | None) -> tuple[int, ...]:
-    """Numbers of nodes that the job may have; none, if it is not elastic."""
+    """Return the numbers of nodes with which an elastic job may run; empty if the job is not elastic."""
     if config is None or config.elastic is None:
         return ()
     return allowed_sizes(config.elastic, arguments.nnodes, arguments.nproc_per_node, config.global_batch_size)

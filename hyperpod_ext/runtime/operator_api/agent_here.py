@@ -1,4 +1,5 @@
-"""This node's agent in the process that serves its operator: a sequence of `Node`s, by the operator's orders."""
+"""This node's agent, in the process that serves the operator. It runs a sequence of `Node`s, by the operator's
+orders."""
 
 from __future__ import annotations
 
@@ -34,11 +35,11 @@ from hyperpod_ext.runtime.operator_api.states import JOB_LEVEL, PROCESS_LEVEL, N
 _CANCELLED = 130
 _NEVER = 1 << 30
 _MARGIN_S = 5.0
-"""Seconds that a node may exceed its time limit."""
+"""Seconds by which a node may exceed its time limit."""
 
 
 class JobListener(Protocol):
-    """Receives the messages of a job."""
+    """Receives the events of a job."""
 
     def fault_seen(self, cause: str, rank: int = -1) -> None: ...
 
@@ -54,12 +55,12 @@ class JobListener(Protocol):
 class AgentHere:
     """Runs a `Node` for the rank that the operator assigns.
 
-    Each node runs in the main thread, for its signals, and in its own event loop, which ends with the node. Calls of
-    the operator come from another thread.
+    Each node runs in the main thread, because of its signals, and in an event loop of its own, which ends with the
+    node. The operator's requests come from another thread.
 
     Args:
         arguments: arguments of the pod: nodes, workers, port of the rendezvous, script.
-        prepared: processes for the first `Node`. They import modules while the pod waits, as on a spare.
+        prepared: helper processes for the first `Node`. They import modules while the pod waits, as on a spare.
     """
 
     def __init__(
@@ -74,20 +75,21 @@ class AgentHere:
         self._idle.set()
         self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any], Node] | None = None
         self._is_held = False
-        """Whether training is held, including that of an agent that is about to start."""
+        """Whether training is held. An agent that is about to start then holds it, too."""
         self._settings_of_job: NodeSettings | None = None
         self._serving_end: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
         """Task that reports the job's end to pods that start late."""
         self._asked_to_end = False
         self._rank = -1
-        """Number of this node in the job."""
+        """Node number in the job."""
         self._looks_for = ""
-        """Cause for which the agent waits before its start, in words; empty: none."""
+        """What the agent waits for before its start, as a phrase; empty if it does not wait."""
         self._name = ""
         self._ranks, self._ranks_now = 0, 0
-        """Number of all ranks and of training ranks, in a job that continues without lost ranks."""
+        """Number of all ranks, and of ranks that train, in a job that continues without lost ranks."""
         self._has_time = False
-        """Whether the node has work to finish before the pod ends: leave its job, or upload to a durable tier."""
+        """Whether the node must finish work before the pod ends, such as leaving its job or uploading to a durable
+        tier."""
 
     # --- in the thread that serves the operator -----------------------------------------------------
 
@@ -100,7 +102,7 @@ class AgentHere:
         return running[2].operator.waits_for if (running := self._running) is not None else self._looks_for
 
     def begin(self, at: NodeStart) -> None:
-        """Start a node, after the running one has ended."""
+        """Start a node, once the running node has ended."""
         self._drop()
         self._is_held = False
         self._idle.clear()
@@ -115,23 +117,23 @@ class AgentHere:
         self._to_node(lambda node: node.operator.hold())
 
     async def rest(self, limit_s: float) -> None:
-        """Hold training. Returns when ranks of this node have left their step and due uploads are done."""
+        """Hold training. Returns once the ranks of this node have left their step and due uploads are done."""
         self._is_held = True
         self._to_node(lambda node: node.operator.hold(limit_s))
         if (running := self._running) is not None:
             loop, _, node = running
-            # the node may have ended meanwhile, and its loop drops pending calls
+            # the node may have ended meanwhile; its event loop then drops pending calls
             with contextlib.suppress(RuntimeError, asyncio.CancelledError, HyperpodExtError, TimeoutError):
                 async with asyncio.timeout(limit_s + _MARGIN_S):
                     await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(node.operator.held(limit_s), loop))
 
     async def end(self) -> None:
-        """End the node. Returns when all its processes have ended."""
+        """End the node. Returns once all its processes have ended."""
         self._drop()
         await asyncio.to_thread(self._idle.wait)
 
     def leave(self, code: int = 0) -> None:
-        """End the node, so that `run` returns `code`."""
+        """End the node. `run` then returns `code`."""
         self._drop()
         self._orders.put(code)
 
@@ -144,7 +146,7 @@ class AgentHere:
         for ends in (self._running, self._serving_end):
             if ends is not None:
                 loop, task, *_ = ends
-                with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                with contextlib.suppress(RuntimeError):  # the event loop has ended meanwhile
                     loop.call_soon_threadsafe(task.cancel)
 
     def _to_node(self, call: Callable[[Node], None]) -> None:
@@ -156,13 +158,13 @@ class AgentHere:
     # --- in the main thread -------------------------------------------------------------------------
 
     def run(self, listener: JobListener) -> int:
-        """Follow orders until the order to leave. Returns the exit code."""
+        """Carry out orders until the order to leave. Returns the exit code."""
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, self._hear_signal)
         while True:
             order = self._orders.get()
             if isinstance(order, int):
-                self._idle.set()  # wakes the callers of `end`: the node has ended
+                self._idle.set()  # wakes the callers of `end`, because the node has ended
                 return order
             number, at = order
             if number == self._wanted:
@@ -174,8 +176,8 @@ class AgentHere:
         self._is_asked_to_end()
 
     def _is_asked_to_end(self) -> None:
-        """Handle SIGTERM: the pod is deleted. First an elastic job continues without the pod, and snapshots that only
-        its memory holds are uploaded to a durable tier, if the job has one."""
+        """Handle SIGTERM, which means that the pod is deleted. First, an elastic job continues without the pod, and
+        snapshots that only this pod's memory holds are uploaded to a durable tier, if the job has one."""
         self._asked_to_end = True
         if self._running is not None and self._has_time:
             self._running[2].ask_to_end()
@@ -191,7 +193,7 @@ class AgentHere:
             message = last_word.of_failed_job(why, hint)
         except asyncio.CancelledError:
             state = "cancelled"
-        except ExcludedError as error:  # the job may continue without this node: a new process may rejoin it
+        except ExcludedError as error:  # the job may continue without this node, and a new process may rejoin it
             message, mode = str(error), PROCESS_LEVEL
             last_word.keep(error.message, error.hint, self._rank)
         except HyperpodExtError as error:
@@ -202,7 +204,7 @@ class AgentHere:
         finally:
             self._running = None
             take_signals_from(asyncio.get_running_loop(), self._hear_signal)
-        if self._asked_to_end:  # the pod is deleted, regardless of the job's end
+        if self._asked_to_end:  # the pod is deleted, whether or not the job has ended
             self.leave(_CANCELLED)
         if state in ("cancelled", "left"):
             message, mode = "a pod of the job was told to end", PROCESS_LEVEL
@@ -212,8 +214,8 @@ class AgentHere:
                 await self._serve_end(self._settings_of_job, number)
 
     async def _serve_end(self, settings: NodeSettings, number: int) -> None:
-        """Report the job's end to late pods, until the next order. Otherwise a pod that is started late, because
-        another pod was lost after all ranks were done, would wait for the job and then start it again."""
+        """Report the job's end to pods that start late, until the next order. A pod may start late because another pod
+        was lost after all ranks were done. Without this report, it would wait for the job and then start it again."""
         address = settings.listen or ((settings.host, settings.port) if settings.node == 0 else None)
         if address is None:
             return
@@ -228,7 +230,7 @@ class AgentHere:
         await election.close()
 
     async def _job(self, listener: JobListener, number: int, at: NodeStart) -> tuple[str, str, str]:
-        """Run a node. Returns the job's final state, and the cause and hint of a failure."""
+        """Run a node. Returns the job's final state, and the cause and hint if it has failed."""
         try:
             settings = await self._settings(number, at)
         except JobSucceededError:
@@ -236,7 +238,7 @@ class AgentHere:
         self._settings_of_job = settings
         make_private_folder(self._run_dir / "logs")
         if settings.node == 0:
-            (self._run_dir / REPORT).unlink(missing_ok=True)  # the report of an earlier run
+            (self._run_dir / REPORT).unlink(missing_ok=True)  # delete the report of an earlier run
         self._rank, self._name = settings.node, settings.config.name
         self._ranks = settings.config.world_size if settings.config.restart.policy == "continue" else 0
         self._has_time = bool(settings.config.checkpoint.durable() or settings.config.elastic or self._ranks)
@@ -254,7 +256,7 @@ class AgentHere:
         return await task, *node.why_failed
 
     async def _settings(self, number: int, at: NodeStart) -> NodeSettings:
-        """Return the settings of an agent, as a node of the running job or of a new one."""
+        """Return the settings of an agent, either as a node of the running job or as a node of a new job."""
         host = f"[{at.first_node}]" if ":" in at.first_node else at.first_node
         flags = {
             "--nnodes": at.nodes,
@@ -266,7 +268,7 @@ class AgentHere:
         arguments = parse([*argv, "--keep-events", self._arguments.script, *self._arguments.script_args])
         port = int(self._arguments.rdzv_port)
         own = read_settings(arguments, self._run_dir, self._private)
-        # the operator itself moves pods to other machines, so faults do not count against a node number
+        # the operator moves pods to other machines itself, so faults must not count against a node number
         restart = own.config.restart.model_copy(update={"quarantine_after": _NEVER})
         config = own.config.model_copy(update={"restart": restart})
         settings = replace(own, config=config, listen=(at.address, port) if at.address else None)

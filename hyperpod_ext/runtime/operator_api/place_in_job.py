@@ -1,5 +1,5 @@
-"""Number of a pod's node in a job that runs already. The operator's ranks do not decide it: after a fault the operator
-may assign them to pods in another order, and the job's nodes keep their numbers."""
+"""The node number of a pod in a running job. The operator's ranks do not determine it: after a fault, the operator may
+assign ranks to pods in a different order, but nodes of the job keep their numbers."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ from hyperpod_ext.runtime.ipc.declared import Address, encode, name_of, read, wi
 _DIAL_S = 5.0
 _AGAIN_S = 0.05
 _ASKED = 8
-"""Number of pods to query first: each agent of the job has the coordinator's address."""
+"""Number of pods to query first. A few suffice, because each agent of the job has the coordinator's address."""
 
 
 class JobSucceededError(Exception):
-    """The job succeeded before this pod joined it."""
+    """The job had already succeeded when this pod was about to join it."""
 
 
 async def find_place(
     settings: NodeSettings, others: Sequence[Address], limit_s: float, goes_on: Callable[[], bool], *, faults: int = 0
 ) -> tuple[int, Address] | None:
-    """Return this node's number in the running job, and the coordinator's address; None if no pod of `others` is in it.
+    """Return this node's number in the running job and the coordinator's address; None if no pod of `others` is in the
+    job.
 
-    Pods of the job may be about to elect another coordinator, so query them again, for `limit_s` at most, and as long
-    as `goes_on`. After a fault (`faults` is not 0) many pods may be new, so query all before returning None. Before
-    the first fault a few pods suffice.
+    Pods of the job may be about to elect another coordinator. So they are queried repeatedly, for at most `limit_s` and
+    while `goes_on` returns true. After a fault (`faults` is not 0), many pods may be new, so all pods are queried
+    before None is returned. Before the first fault, a few pods suffice.
 
     Raises:
-        JobSucceededError: a pod has reported the job's end.
-        JobFailedError: a pod uses another version of the protocol.
+        JobSucceededError: a pod has reported that the job has ended.
+        JobFailedError: a pod uses a different version of the protocol.
     """
     deadline = time.monotonic() + limit_s
     asked = dict.fromkeys(others[:_ASKED])
@@ -63,8 +64,8 @@ async def find_place(
 
 
 async def _ask_all(settings: NodeSettings, asked: Collection[Address]) -> dict[Address, c.FreeNumber | None]:
-    """Query agents. Returns the answers so far once one has a number or the coordinator's address, because agents on
-    lost machines may not answer for seconds."""
+    """Query agents. Returns the answers so far, once one of them has a number or the coordinator's address, because
+    agents on lost machines may not answer for seconds."""
     asking = {asyncio.create_task(_ask(settings, place)): place for place in asked}
     found: dict[Address, c.FreeNumber | None] = {}
 
@@ -84,7 +85,7 @@ async def _ask_all(settings: NodeSettings, asked: Collection[Address]) -> dict[A
 
 
 async def _ask(settings: NodeSettings, place: Address) -> c.FreeNumber | None:
-    """Query the agent at `place`. Returns None if no agent of the job is there."""
+    """Query the agent at `place`. Returns None if no agent of the job listens there."""
     question = c.AskNumber(wanted=settings.node, listens=settings.listen)
     try:
         async with asyncio.timeout(_DIAL_S):

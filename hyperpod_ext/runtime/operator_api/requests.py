@@ -1,4 +1,5 @@
-"""Bodies of the operator's calls. As lenient as AWS's agent: `"1"` is a number, unknown fields are passed over."""
+"""Bodies of the operator's requests. Parsed as leniently as by AWS's agent: `"1"` is a number, unknown fields are
+ignored."""
 
 from __future__ import annotations
 
@@ -23,27 +24,27 @@ def _flag(number: Any) -> Any:
 
 
 class RankAddress(BaseModel):
-    """One line of the table of addresses."""
+    """One row of the operator's table of addresses."""
 
     rank: int
     ip: str
 
 
 class Ranks(BaseModel):
-    """Which node this pod is, and where the others are: body of `/update`."""
+    """Body of `/update`: the node number of this pod, and the addresses of the other nodes."""
 
     rank: int
-    """Number of the node; from `nnodes` on, a spare's."""
+    """Number of the node. A spare has a number from `nnodes` on."""
     nnodes: int
-    faultCount: int  # noqa: N815  (the operator's word)
-    """Faults of the job so far, as the operator counts them."""
+    faultCount: int  # noqa: N815  (the operator uses this name)
+    """Number of faults of the job so far, as the operator counts them."""
     master_addr: Annotated[str, AfterValidator(_known_host)]
     master_port: Annotated[int, BeforeValidator(_port)]
     log_monitoring_configuration: list[dict[str, Any]] | None = None
     ipVersion: str | None = None  # noqa: N815
-    """Names one state of the table of addresses."""
+    """Version of the table of addresses."""
     rankIps: list[RankAddress] | None = None  # noqa: N815
-    """Addresses of nodes: all of them at first, then those that have changed."""
+    """Addresses of nodes. At first all of them, later only those that have changed."""
     worker_data: Any = None
     spare: Annotated[bool, BeforeValidator(_flag)] = False
 
@@ -60,11 +61,11 @@ class Stop(BaseModel):
     restart_mode: str | None = "ipr"
     is_graceful: bool | None = None
     timeout: int | None = None
-    """Seconds that workers have to end by themselves."""
+    """Seconds within which workers may end on their own."""
 
 
 def mistakes(error: ValidationError) -> list[dict[str, Any]]:
-    """What is wrong with a body, in the words of a 422."""
+    """Return the errors in a body, in the form of a 422 response."""
     return [
         {"type": each["type"], "loc": ["body", *each["loc"]], "msg": each["msg"]}
         for each in error.errors(include_url=False, include_context=False, include_input=False)
@@ -72,7 +73,7 @@ def mistakes(error: ValidationError) -> list[dict[str, Any]]:
 
 
 def is_address(text: str) -> bool:
-    """Whether it is an IPv4 or IPv6 address."""
+    """Return whether `text` is an IPv4 or IPv6 address."""
     try:
         ipaddress.ip_address(text)
     except ValueError:

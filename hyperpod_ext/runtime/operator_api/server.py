@@ -1,4 +1,4 @@
-"""The server of a pod: reads calls, lets `states` decide, has the agent here begin, pause, resume and end."""
+"""The HTTP server of a pod. It reads requests, lets `states` decide, and starts, pauses, resumes and ends the agent."""
 
 from __future__ import annotations
 
@@ -22,50 +22,50 @@ from hyperpod_ext.version import __version__
 _METHODS = {"/status": "GET", "/start": "POST", "/update": "POST", "/stop": "POST", "/shutdown": "POST"}
 _MALFORMED = 422
 _AGAIN_S = 60.0
-"""A refusal that comes again is written down this long after the last one."""
+"""Seconds after which a repeated refusal is logged again."""
 _MOST_REFUSALS = 64
 Body = TypeVar("Body", bound=BaseModel)
 
 
 class Agent(Protocol):
-    """This node's agent, as the server sees it."""
+    """The interface of this node's agent that the server uses."""
 
     @property
     def runs(self) -> bool: ...
 
     @property
     def waits_for(self) -> str:
-        """What keeps it from going on, in words; empty: nothing."""
+        """Why the agent cannot continue, as a phrase; empty if it can."""
 
     def begin(self, at: NodeStart) -> None:
-        """Start it, once one that runs has ended."""
+        """Start the agent, once a running agent has ended."""
 
     def resume(self, nodes: int, gone: Collection[str]) -> None:
-        """Let it train again; pods at the addresses `gone` are none of the job's nodes any more."""
+        """Resume training. Pods at the addresses `gone` no longer belong to the job."""
 
     def pause(self) -> None: ...
 
     async def rest(self, limit_s: float) -> None:
-        """Returns when ranks have left their step, or after `limit_s`."""
+        """Return once ranks have left their step, or after `limit_s`."""
 
     async def end(self) -> None:
-        """Returns when nothing of it is left."""
+        """End the agent. Returns once all its processes have ended."""
 
     def leave(self) -> None:
-        """End it, and the process."""
+        """End the agent and this process."""
 
     def note(self, **fields: Any) -> None:
-        """For the job's event log, if there is one."""
+        """Write an event to the job's log, if the job has a log."""
 
 
 class OperatorApi:
-    """Serves the five calls.
+    """Serves the operator's five requests.
 
     Args:
-        agent: that of this node.
-        nodes: of the job.
-        sizes: numbers of nodes that it may have, if it is elastic.
-        allowed: networks and addresses that may give orders; none: who orders first.
+        agent: this node's agent.
+        nodes: number of nodes of the job.
+        sizes: numbers of nodes with which an elastic job may run.
+        allowed: networks and addresses that may send orders. If empty, the first address that sends an order may.
     """
 
     def __init__(self, agent: Agent, nodes: int, allowed: Collection[str], sizes: Collection[int] = ()) -> None:
@@ -76,13 +76,13 @@ class OperatorApi:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._operator = states.Caller()
         self._refusals: dict[tuple[str, str], float] = {}
-        """Refused callers and calls that the event log has, and since when."""
+        """Refused clients and requests that are in the event log already, each with the time of its entry."""
         self._name = ""
         self._made: dict[int, tuple[int, int]] = {}
-        """By local rank: the rank that it is, and the newest step that it has made. From any thread."""
+        """For each local rank, its rank and its newest step. Any thread may write to it."""
 
     async def listen(self, host: str, port: int) -> int:
-        """Serve; the pod is ready from then on. Returns the port.
+        """Serve requests. From then on, the pod is ready. Returns the port.
 
         Raises:
             OSError: the port is taken.
@@ -97,7 +97,7 @@ class OperatorApi:
         await self._server.close()
         await asyncio.gather(*self._work)
 
-    # --- news of the job, from any thread ---------------------------------------------------------
+    # --- events of the job, from any thread -------------------------------------------------------
 
     def fault_seen(self, cause: str, rank: int = -1) -> None:
         self._take(lambda pod: states.fault_seen(pod, cause, rank))
@@ -109,7 +109,7 @@ class OperatorApi:
         self._take(lambda pod: states.fault_mended(pod, step))
 
     def stepped(self, name: str, rank: int, local_rank: int, step: int) -> None:
-        """A rank here has made a step."""
+        """Record that a rank of this node has made a step."""
         self._name = name
         self._made[local_rank] = rank, step
 
@@ -126,7 +126,7 @@ class OperatorApi:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(take)
 
-    # --- calls ----------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------
 
     def _handle(self, request: Request) -> Response:
         if request.path not in _METHODS:
@@ -145,7 +145,8 @@ class OperatorApi:
         self.pod = answer.pod
         if answer.status == states.OK and not self._allowed:
             self._operator = states.obeyed(self._operator, request.caller, time.monotonic())
-        if answer.why or answer.orders or answer.pod.rank != before.rank:  # others repeat what was said
+        # all other requests only repeat an earlier one
+        if answer.why or answer.orders or answer.pod.rank != before.rank:
             self._note(request, before, answer.status, answer.why)
         for order in answer.orders:
             self._carry_out(order, request, answer.gone)
@@ -173,16 +174,17 @@ class OperatorApi:
                 return states.shutdown(self.pod, now())
 
     def _note(self, request: Request, before: Pod, status: int, why: str) -> None:
-        """Who has asked what, and what has come of it: on stderr, and in the event log where the job has one."""
+        """Log a request and its result, on stderr and in the job's event log if there is one."""
         if status == states.FORBIDDEN and not self._is_news(request):
-            return  # somebody who asks again and again fills no disk
+            return  # a client that repeats a refused request must not fill the disk
         words = f"{request.path} of {request.caller}: {status}" + (f", {why}" if why else "")
         _say(f"{words}; {before.state.value} -> {self.pod.state.value}, rank {self.pod.rank}")
         state = self.pod.state.value.lower()
         self._agent.note(call=request.path, caller=request.caller, status=status, why=why, state=state)
 
     def _is_news(self, request: Request) -> bool:
-        """Whether nobody was refused the same within a minute. Of many callers, few are remembered."""
+        """Return whether this refusal was not logged within the last minute. Only a limited number of clients is
+        remembered."""
         moment, what = time.monotonic(), (request.caller, request.path)
         self._refusals = {known: since for known, since in self._refusals.items() if moment - since < _AGAIN_S}
         if what in self._refusals or len(self._refusals) >= _MOST_REFUSALS:
@@ -228,7 +230,7 @@ class OperatorApi:
 
 @contextlib.contextmanager
 def serving(api: OperatorApi, host: str, port: int) -> Iterator[int]:
-    """Serve in a thread of its own, so that an agent that is busy is not one that is gone. Gives the port.
+    """Serve in a separate thread, so that an agent that is busy does not look lost. Yields the port.
 
     Raises:
         OSError: the port is taken.
@@ -246,7 +248,7 @@ def serving(api: OperatorApi, host: str, port: int) -> Iterator[int]:
 
 
 def now() -> str:
-    """This moment, as the operator reads it."""
+    """Return the present time in the format that the operator reads."""
     return datetime.now(UTC).isoformat()
 
 

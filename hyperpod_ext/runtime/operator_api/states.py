@@ -1,7 +1,7 @@
-"""Answers of a pod to its operator, as pure functions: state and request -> state, answer, order.
+"""A pod's answers to its operator, as pure functions from state and request to state, answer and order.
 
-A call that contradicts the job's state is refused (409) and changes nothing. A call without meaning in the current
-state succeeds and changes nothing, as with AWS's agent, so that an operator may repeat it.
+A request that contradicts the job's state is refused (409) and changes nothing. A request without meaning in the
+present state succeeds and changes nothing, as in AWS's agent, so that an operator may repeat it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from hyperpod_ext.runtime.operator_api.requests import Ranks, Start, Stop, is_ad
 
 OK, FORBIDDEN, CONFLICT = 200, 403, 409
 OPERATOR_SILENT_S = 60.0
-"""Seconds without a call of the operator after which another address may be the operator."""
+"""Seconds without a request from the operator after which a different address may become the operator."""
 _MEANWHILE = "; meanwhile "
 IN_PROCESS, PROCESS_LEVEL, JOB_LEVEL = "in_process_restart", "process_level_restart", "job_level_restart"
 
 
 class State(StrEnum):
-    """State of the agent in a pod, in the operator's words."""
+    """State of the agent in a pod, by the operator's names."""
 
     INIT = "INIT"
     READY = "READY"
@@ -36,85 +36,85 @@ class State(StrEnum):
 
 
 class Order(StrEnum):
-    """Action of the pod."""
+    """What the pod must do after a request."""
 
     BEGIN = "begin"
-    """Start this node's agent, after the end of a running agent of another node."""
+    """Start this node's agent, once a running agent of another node has ended."""
     RESUME = "resume"
-    """Let the paused agent start workers."""
+    """Let the paused agent start its workers."""
     PAUSE = "pause"
-    """Stop training on all ranks until the agent is resumed; processes and memory stay."""
+    """Stop training on all ranks until the agent is resumed. Processes and memory stay."""
     REST = "rest"
-    """Pause, after ranks have left their step and due uploads are done; the pod is ready after that."""
+    """Pause once ranks have left their step and due uploads are done. The pod is ready after that."""
     END = "end"
-    """End the agent and all its processes."""
+    """End the agent and all of its processes."""
     LEAVE = "leave"
-    """End the agent, its processes, and the pod's first process."""
+    """End the agent, all of its processes, and the pod's first process."""
 
 
 @dataclass(frozen=True)
 class NodeStart:
-    """Place of an agent in its job."""
+    """The place of an agent in its job."""
 
     rank: int
-    """Number of the agent's node, unless the job assigns another one."""
+    """Number of the agent's node, unless the job assigns a different number."""
     nodes: int
     """Number of nodes of the job."""
     first_node: str
     """Address of the first node, for the rendezvous."""
     log_rules: Sequence[Mapping[str, Any]] = ()
-    """Rules on the log of rank 0, as the operator sends them."""
+    """Rules on the log of rank 0, in the form in which the operator sends them."""
     others: tuple[str, ...] = ()
-    """Addresses of the other nodes, the first one's first."""
+    """Addresses of the other nodes. The first node's address comes first."""
     address: str = ""
-    """Address of this node; empty: unknown."""
+    """Address of this node; empty if unknown."""
     faults: int = 0
     """Number of faults of the job so far, as the operator counts them."""
 
 
 @dataclass(frozen=True)
 class Pod:
-    """State of a pod, as reported to its operator."""
+    """State of a pod, as the pod reports it to its operator."""
 
     nodes: int
-    """Number of nodes of the job: the spec's, or the operator's if the job is elastic."""
+    """Number of nodes of the job, from the spec or, if the job is elastic, from the operator."""
     sizes: frozenset[int] = frozenset()
-    """Numbers of nodes that an elastic job may have."""
+    """Numbers of nodes with which an elastic job may run."""
     state: State = State.INIT
     transitions: Mapping[str, str] = field(default_factory=dict)
-    """When each state was last entered, ISO 8601 in UTC."""
+    """Time at which each state was last entered, as ISO 8601 in UTC."""
     reason: str = ""
     message: str = ""
     restart_mode: str = IN_PROCESS
     rank: int = -1
-    """Rank of the node, as the operator sent it; -1: not sent yet."""
+    """Rank of the node that the operator has sent; -1 before it has sent one."""
     spare: bool = True
     fault_count: int = 0
     ip_version: str = ""
     addresses: Mapping[int, str] = field(default_factory=dict)
-    """Addresses of the job's nodes."""
+    """Addresses of all nodes of the job, by rank."""
     master: str = ""
     log_rules: Sequence[Mapping[str, Any]] = ()
     agent_rank: int | None = None
-    """Rank with which the operator started the running agent, paused or not; None: no agent runs."""
+    """Rank with which the operator started the agent that runs or is paused; None if there is no agent."""
     agent_address: str = ""
-    """Address of this node at that start; empty: unknown."""
+    """Address of this node when the agent started; empty if unknown."""
     agent_peers: frozenset[str] = frozenset()
-    """Addresses of all nodes at that start."""
+    """Addresses of all nodes when the agent started."""
     progress: Mapping[str, Any] = field(default_factory=dict)
     workers: Sequence[Mapping[str, Any]] = ()
-    """Activity of each rank of this node, in the operator's words."""
+    """Activity of each rank of this node, by the operator's names."""
     failed: frozenset[int] = frozenset()
-    """Ranks that recover from a fault."""
+    """Ranks that are recovering from a fault."""
     labels: Mapping[str, str] = field(default_factory=dict)
     mended: int = 0
-    """Number of faults that the job handled without the operator."""
+    """Number of faults that the job has handled without the operator."""
     succeeded: bool = False
-    """Whether the job succeeded while the pod was stopped."""
+    """Whether the job has succeeded while the pod was stopped."""
 
     @property
     def node_start(self) -> NodeStart:
-        """Return the place in the job of an agent that starts now."""
+        """The place in the job of an agent that starts now."""
         others = tuple(self.addresses[rank] for rank in sorted(self.addresses) if rank != self.rank)
         own, first = self.addresses.get(self.rank, ""), self.addresses.get(0, self.master)
         return NodeStart(self.rank, self.nodes, first, self.log_rules, others, own, self.fault_count)
@@ -122,30 +122,30 @@ class Pod:
 
 @dataclass(frozen=True)
 class Answer:
-    """Result of a call."""
+    """The result of a request."""
 
     pod: Pod
     status: int = OK
     """HTTP status."""
     why: str = ""
-    """Cause of a refusal; empty: accepted."""
+    """Why the request was refused; empty if it was accepted."""
     orders: tuple[Order, ...] = ()
     gone: frozenset[str] = frozenset()
-    """Addresses of pods that left the job since the last start of this pod's agent."""
+    """Addresses of pods that have left the job since this pod's agent last started."""
 
 
 def enter(pod: Pod, state: State, now: str, reason: str = "", message: str = "") -> Pod:
-    """Return `pod` in another state."""
+    """Return `pod` in state `state`."""
     transitions = {**pod.transitions, state.value: now}
     return replace(pod, state=state, transitions=transitions, reason=reason, message=message)
 
 
-# --- calls --------------------------------------------------------------------------------------
+# --- requests -----------------------------------------------------------------------------------
 
 
 def start(pod: Pod, asked: Start, now: str) -> Answer:
-    """Answer `/start`: train as the given rank. A running agent continues with any rank, because nodes of the job keep
-    their numbers."""
+    """Answer `/start`, which requests training as a certain rank. A running agent continues with any rank, because
+    nodes of the job keep their numbers."""
     if why := _misfit(pod, asked) or _incomplete(pod, asked):
         return Answer(pod, CONFLICT, why)
     updated = _updated(pod, asked)
@@ -163,14 +163,14 @@ def start(pod: Pod, asked: Start, now: str) -> Answer:
 
 
 def update(pod: Pod, asked: Ranks) -> Answer:
-    """Answer `/update`: a new rank, new addresses, or a change from or to a spare."""
+    """Answer `/update`, which brings a new rank, new addresses, or a change from or to a spare."""
     if why := _misfit(pod, asked):
         return Answer(pod, CONFLICT, why)
     return Answer(_updated(pod, asked))
 
 
 def stop(pod: Pod, asked: Stop, now: str) -> Answer:
-    """Answer `/stop`: stop training, so that the pod is ready for `/start`."""
+    """Answer `/stop`, which stops training, so that the pod is ready for `/start`."""
     if pod.state not in (State.RUNNING, State.FAULTED, State.COMPLETED):
         return Answer(pod)
     anew = pod.state is not State.RUNNING or (asked.restart_mode or "").lower() == JOB_LEVEL
@@ -179,7 +179,7 @@ def stop(pod: Pod, asked: Stop, now: str) -> Answer:
 
 
 def shutdown(pod: Pod, now: str) -> Answer:
-    """Answer `/shutdown`: end the pod's first process."""
+    """Answer `/shutdown`, which ends the pod's first process."""
     if pod.state in (State.STOPPING, State.SHUTDOWN):
         return Answer(pod)
     return Answer(enter(pod, State.SHUTDOWN, now), orders=(Order.LEAVE,))
@@ -205,7 +205,7 @@ def _table(pod: Pod, asked: Ranks) -> dict[int, str]:
 
 
 def _misfit(pod: Pod, asked: Ranks) -> str:
-    """Return why the operator's values contradict this job; empty: they do not."""
+    """Return why the operator's values contradict this job; empty if they do not."""
     lines = asked.rankIps or []
     if asked.nnodes != pod.nodes and (asked.nnodes not in pod.sizes or pod.state is State.RUNNING):
         others = ", ".join(str(size) for size in sorted(pod.sizes - {pod.nodes}))
@@ -239,7 +239,7 @@ def _incomplete(pod: Pod, asked: Start) -> str:
     return ""
 
 
-# --- news of the job ----------------------------------------------------------------------------
+# --- events of the job --------------------------------------------------------------------------
 
 
 def is_ready(pod: Pod, now: str, *, agent_runs: bool) -> Pod:
@@ -249,7 +249,7 @@ def is_ready(pod: Pod, now: str, *, agent_runs: bool) -> Pod:
 
 
 def made(pod: Pod, name: str, steps: Mapping[int, tuple[int, int]]) -> Pod:
-    """Return `pod` with the newest step of each rank of this node, by local rank: progress and workers."""
+    """Return `pod` with progress and workers from `steps`, which has the newest step of each rank by local rank."""
     if not steps:
         return pod
     workers = [
@@ -267,19 +267,19 @@ def made(pod: Pod, name: str, steps: Mapping[int, tuple[int, int]]) -> Pod:
 
 
 def fault_seen(pod: Pod, cause: str, rank: int = -1) -> Pod:
-    """Return `pod` with a fault that the job handles itself: the operator sees it and need not act."""
+    """Return `pod` with a fault that the job handles itself. The operator sees the fault and need not act."""
     if pod.state is not State.RUNNING:
         return pod
     return replace(pod, reason="MendingInPlace", message=cause, failed=pod.failed | {rank})
 
 
 def waiting(pod: Pod, why: str) -> Pod:
-    """Return `pod` of a job that waits for the operator. The operator finds the pods to replace elsewhere."""
+    """Return `pod` for a job that waits for the operator. The operator itself finds the pods to replace."""
     return replace(pod, reason="Waiting", message=why) if why and pod.state is State.RUNNING else pod
 
 
 def goes_on_without(pod: Pod, step: int, ranks: int, of: int) -> Pod:
-    """Return `pod` of a job that continues with `ranks` of its ranks, until the others are replaced."""
+    """Return `pod` for a job that continues with `ranks` of its ranks until the other ranks are replaced."""
     if pod.state is not State.RUNNING or pod.reason != "MendingInPlace":
         return pod
     cause = pod.message.partition(_MEANWHILE)[0]
@@ -287,7 +287,7 @@ def goes_on_without(pod: Pod, step: int, ranks: int, of: int) -> Pod:
 
 
 def fault_mended(pod: Pod, step: int) -> Pod:
-    """Return `pod` after a recovery: all ranks train again."""
+    """Return `pod` after a recovery, because all ranks train again."""
     if pod.state is not State.RUNNING or pod.reason != "MendingInPlace":
         return pod
     mended = pod.mended + 1
@@ -297,8 +297,8 @@ def fault_mended(pod: Pod, step: int) -> Pod:
 
 
 def job_ended(pod: Pod, now: str, *, succeeded: bool, message: str, restart_mode: str) -> Pod:
-    """Return `pod` after its agent ended by itself. A job that the operator stopped may have continued without lost
-    nodes, until its end."""
+    """Return `pod` after its agent ended on its own. A job that the operator stopped may have continued without lost
+    nodes until its end."""
     pod = replace(pod, agent_rank=None)
     if pod.state is not State.RUNNING:
         return replace(pod, succeeded=succeeded and pod.state in (State.STOPPING, State.READY))
@@ -307,11 +307,11 @@ def job_ended(pod: Pod, now: str, *, succeeded: bool, message: str, restart_mode
     return replace(enter(pod, State.FAULTED, now, "JobFailed", message), restart_mode=restart_mode)
 
 
-# --- what the operator reads --------------------------------------------------------------------
+# --- the answer to /status ----------------------------------------------------------------------
 
 
 def status(pod: Pod, version: str) -> dict[str, Any]:
-    """Return the answer of `/status`, without empty fields."""
+    """Return the answer to `/status`, without empty fields."""
     fields: dict[str, Any] = {
         "status": pod.state.value.lower(),
         "transitions": dict(pod.transitions),
@@ -325,37 +325,38 @@ def status(pod: Pod, version: str) -> dict[str, Any]:
         "agent_version": version,
         "assigned_rank": str(pod.rank) if pod.rank >= 0 else "",
         "spare": str(pod.spare),
-        "priority": "True" if pod.state is State.READY and pod.agent_rank is not None else "",  # memory is of use
+        # the pod's memory is useful for the job
+        "priority": "True" if pod.state is State.READY and pod.agent_rank is not None else "",
     }
     return {name: value for name, value in fields.items() if value}
 
 
-# --- who may order ------------------------------------------------------------------------------
+# --- access control -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Caller:
-    """The operator of a pod whose spec names none: the address that sent the first order."""
+    """The operator of a pod whose spec names no operator. It is the address that sent the first order."""
 
     address: str = ""
-    """IP address; empty: no order was sent yet."""
+    """IP address; empty if no order was sent yet."""
     heard: float = 0.0
-    """Second of its last call, including polls."""
+    """Time of the operator's last request, including polls, in seconds of the monotonic clock."""
 
 
 def why_refused(caller: str, allowed: Collection[str], members: Collection[str], operator: Caller, now: float) -> str:
-    """Return why orders of `caller` are refused; empty: they are accepted.
+    """Return why orders of `caller` are refused; empty if they are accepted.
 
-    If `allowed` has networks or addresses, only these may send orders. Otherwise each address may, except the job's
-    other pods, and except addresses other than the operator's while the operator still calls. An operator that was
-    started again at another address is accepted once the former address has been silent.
+    If `allowed` has networks or addresses, only these may send orders. Otherwise any address may, with two exceptions:
+    other pods of the job, and addresses other than the operator's while the operator still sends requests. An operator
+    that was restarted at a different address is accepted once its former address has been silent.
     """
     address = _plain(caller)
     if allowed:
         inside = any(address in ipaddress.ip_network(network, strict=False) for network in allowed)
         return "" if inside else f"{caller} is not in the networks of the job's operator"
     if address.is_loopback:
-        return ""  # processes of this pod can end it anyway
+        return ""  # processes of this pod could end it anyway
     if str(address) in {str(_plain(member)) for member in members}:
         return f"{caller} is a pod of this job, and not its operator"
     silent_s = now - operator.heard
@@ -368,12 +369,12 @@ def why_refused(caller: str, allowed: Collection[str], members: Collection[str],
 
 
 def heard(operator: Caller, caller: str, now: float) -> Caller:
-    """Return the operator after a call of `caller`."""
+    """Return the operator, updated after a request from `caller`."""
     return replace(operator, heard=now) if str(_plain(caller)) == operator.address else operator
 
 
 def obeyed(operator: Caller, caller: str, now: float) -> Caller:
-    """Return the operator after an accepted order of `caller`."""
+    """Return the operator, updated after an accepted order from `caller`."""
     address = _plain(caller)
     return operator if address.is_loopback else Caller(str(address), now)
 

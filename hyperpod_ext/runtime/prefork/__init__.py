@@ -1,1 +1,1 @@
-"""Under AWS's `hyperpodrun`: a small process takes one from the pod's fork server, which has its imports done."""
+"""For AWS's `hyperpodrun`: a rank is forked from the pod's fork server, which has already done the rank's imports."""

@@ -1,9 +1,9 @@
-"""The small process of a rank: `hyperpodrun -m hyperpod_ext.runtime.prefork train.py ...` starts one for each rank.
+"""The small process of a rank. `hyperpodrun -m hyperpod_ext.runtime.prefork train.py ...` starts one for each rank.
 
-It imports nothing heavy. It requests a rank from the fork server of its launcher, which the first small process
-starts, and represents the rank to `hyperpodrun`: it passes signals on to the rank, shares its output with the rank, and
+It imports no heavy modules. It requests a rank from the fork server of its launcher, which the first small process
+starts, and represents the rank to `hyperpodrun`. It passes signals on to the rank, shares its output with the rank, and
 ends with the rank's exit status. When it is stopped or killed, the fork server stops or kills the rank. If the fork
-server cannot fork a rank, the script runs in the small process, with its imports still to do.
+server cannot fork a rank, the script runs in the small process itself, which must still do the imports.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def main() -> None:
 
 
 def _connect() -> socket.socket:
-    """Connect to the fork server of the parent process. Start the server if none runs."""
+    """Connect to the fork server of the parent process. Starts the server if none runs."""
     path = place.socket_of(os.getppid())
     if (server := place.connect(path)) is None:
         with place.locked(path):
-            if (server := place.connect(path)) is None:  # no other small process has started it
+            if (server := place.connect(path)) is None:  # no other small process has started the server meanwhile
                 _start_server(path)
                 server = place.connect(path)
     if server is None:
@@ -53,11 +53,12 @@ def _connect() -> socket.socket:
 
 
 def _start_server(path: str) -> None:
-    """Start the fork server with a listening socket, so that clients can connect and wait for its imports."""
+    """Start the fork server with a socket that already listens, so that clients can connect and wait for its
+    imports."""
     import subprocess
 
-    if os.path.lexists(path):  # left by a killed server
-        os.unlink(path)  # noqa: PTH108  (pathlib is an import)
+    if os.path.lexists(path):  # a killed server may have left the socket
+        os.unlink(path)  # noqa: PTH108  (pathlib would be one more import)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(path)
         listener.listen(1024)
@@ -66,7 +67,7 @@ def _start_server(path: str) -> None:
         process = subprocess.Popen(
             command, pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
         )
-        process.returncode = 0  # it outlives this process: the launcher's other workers need it
+        process.returncode = 0  # the server outlives this process, because the launcher's other workers need it
 
 
 def _ask(server: socket.socket) -> None:
@@ -77,7 +78,7 @@ def _ask(server: socket.socket) -> None:
         "umask": _umask(),
         "cpus": sorted(os.sched_getaffinity(0)),
     }
-    body = json.dumps(order).encode()  # bytes that are not text are escaped, and restored by the reader
+    body = json.dumps(order).encode()  # bytes that are not valid text are escaped, and the reader restores them
     socket.send_fds(server, [len(body).to_bytes(4, "big")], [0, 1, 2])
     server.sendall(body)
 
@@ -89,7 +90,7 @@ def _umask() -> int:
 
 
 def _be(pid: int, server: socket.socket) -> NoReturn:
-    """Represent the process until it has ended, and end with its exit status."""
+    """Represent the rank's process until it has ended, and end with its exit status."""
 
     def forward(signum: int, _frame: object) -> None:
         server.send(bytes([signum]))
@@ -101,7 +102,7 @@ def _be(pid: int, server: socket.socket) -> NoReturn:
     except OSError:
         from hyperpod_ext.processes import kill_group
 
-        kill_group(pid)  # the kernel has killed it with the fork server, but not its children
+        kill_group(pid)  # the kernel has killed the rank together with the fork server, but not the rank's children
         sys.exit("the fork server of this pod ended, and the process of this rank with it")
     if os.WIFSIGNALED(status):
         _end_by(os.WTERMSIG(status))
@@ -111,7 +112,7 @@ def _be(pid: int, server: socket.socket) -> NoReturn:
 def _end_by(signum: int) -> NoReturn:
     import resource
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the process has written its own
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the rank's process has written its own core dump
     if signum not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(signum, signal.SIG_DFL)
     os.kill(os.getpid(), signum)

@@ -1,7 +1,7 @@
-"""Socket and messages of a launcher's fork server, for both ends. Uses the standard library only.
+"""The socket and the messages of a launcher's fork server, for both ends. Uses only the standard library.
 
-The socket is in a directory that is closed to other users. Messages are JSON of a bounded size, from a process of the
-same user.
+The socket is in a directory that other users cannot access. Messages are JSON of a bounded size, and come from a
+process of the same user.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from collections.abc import Iterator
 from typing import Any
 
 ENV_DIRECTORY = "HPX_SOCKET_DIR"
-"""Copy of the name in `runtime/ipc/environment.py`, which imports too many modules."""
+"""Copy of the name in `runtime/ipc/environment.py`, because that module imports too many others."""
 ENV_LAUNCHER = "HPX_PREFORK_LAUNCHER"
-"""Process id of the launcher, in processes from the fork server: the launcher is not among their ancestors."""
+"""Process id of the launcher, in processes from the fork server. The launcher is not among their ancestors."""
 MOST = 16 << 20
-"""Most bytes of a message: environments are far smaller."""
+"""Maximum number of bytes in a message. Environments are far smaller."""
 
 
 def socket_of(launcher: int) -> str:
-    """Return the path of the socket for the workers of the process `launcher`, and make its directory.
+    """Return the path of the socket for the workers of process `launcher`, and make the socket's directory.
 
     Raises:
         PermissionError: other users can access the directory.
     """
-    directory = os.environ.get(ENV_DIRECTORY) or os.path.join(  # noqa: PTH118  (pathlib is an import)
+    directory = os.environ.get(ENV_DIRECTORY) or os.path.join(  # noqa: PTH118  (pathlib would be one more import)
         os.environ.get("TMPDIR") or "/tmp",
         f"hyperpod_ext-{os.getuid()}",
     )
@@ -43,7 +43,8 @@ def socket_of(launcher: int) -> str:
 
 
 def socket_in(directory: str, launcher: int) -> str:
-    """Return the path of the socket in `directory`. Containers may share it, with launchers of the same id."""
+    """Return the path of the socket in `directory`. Several containers may share the directory, with equal process
+    ids."""
     container = f"{os.uname().nodename} {os.stat('/proc/self/ns/pid').st_ino}"  # noqa: PTH116
     return f"{directory}/prefork-{zlib.crc32(container.encode()):08x}-{launcher}.socket"
 
@@ -61,7 +62,7 @@ def connect(path: str) -> socket.socket | None:
 
 @contextlib.contextmanager
 def locked(path: str) -> Iterator[None]:
-    """Hold the lock of a socket, which the kernel releases at the end of the process."""
+    """Hold the lock of a socket inside the `with` block. The kernel releases it at the latest when the process ends."""
     descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -71,7 +72,7 @@ def locked(path: str) -> Iterator[None]:
 
 
 def peer_of(line: socket.socket) -> tuple[int, int]:
-    """Return the process id and user id of the peer, from the kernel."""
+    """Return the process id and user id of the peer, as the kernel reports them."""
     pid, uid, _ = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, uid
 
@@ -85,14 +86,14 @@ def receive(line: socket.socket) -> dict[str, Any]:
     """Receive the next message.
 
     Raises:
-        ConnectionError: the other end has ended.
+            ConnectionError: the peer has closed the connection.
         ValueError: the message is invalid.
     """
     return parse(exactly(line, length_of(exactly(line, 4))))
 
 
 def length_of(head: bytes) -> int:
-    """Return the number of bytes of a message, from its head of four bytes.
+    """Return the number of bytes in a message, from its head of four bytes.
 
     Raises:
         ValueError: the number is above `MOST`.
@@ -106,7 +107,7 @@ def parse(body: bytes) -> dict[str, Any]:
     """Parse the bytes of a message.
 
     Raises:
-        ValueError: they are not a message.
+            ValueError: the bytes are not a message.
     """
     message = json.loads(body)
     if not isinstance(message, dict):
@@ -118,7 +119,7 @@ def exactly(line: socket.socket, count: int) -> bytes:
     """Receive `count` bytes.
 
     Raises:
-        ConnectionError: the other end has ended.
+            ConnectionError: the peer has closed the connection.
     """
     found = bytearray()
     while len(found) < count:

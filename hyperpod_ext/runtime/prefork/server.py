@@ -1,8 +1,8 @@
-"""The pod's fork server: imports the modules of ranks, and forks a rank for each process that `hyperpodrun` starts.
+"""The pod's fork server. It imports the modules of ranks, and forks a rank for each process that `hyperpodrun` starts.
 
-The started process is called the rank's small process. If a small process ends, its rank and the rank's children are
-killed; if it is stopped, its rank is stopped. The end of a rank is reported to its small process. The fork server ends
-with the launcher, and if the fork server is killed, the kernel kills all ranks.
+The process that `hyperpodrun` starts is called the small process of the rank. If a small process ends, its rank and the
+rank's children are killed. If it is stopped, its rank is stopped. The end of a rank is reported to its small process.
+The fork server ends with the launcher, and if the fork server is killed, the kernel kills all ranks.
 
 Arguments: the descriptor of the listening socket, the launcher's process id, the socket's path.
 """
@@ -30,15 +30,15 @@ from hyperpod_ext.processes import become_subreaper, children, die_with_parent, 
 from hyperpod_ext.runtime.prefork import place
 
 _ORDER_S = 10.0
-"""Seconds within which a small process must send its order: other small processes wait for it."""
+"""Seconds within which a small process must send its order, because other small processes wait meanwhile."""
 _LOOK_S = 0.5
-"""Seconds between two checks for stopped small processes: SIGSTOP causes no event."""
+"""Seconds between two checks for stopped small processes, because SIGSTOP causes no event."""
 _MODULE = "-m"
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Arguments and environment for a rank, as its small process received them from `hyperpodrun`."""
+    """Arguments and environment for a rank, which its small process received from `hyperpodrun`."""
 
     argv: list[str]
     env: dict[str, str]
@@ -46,14 +46,14 @@ class Order:
     umask: int
     cpus: list[int]
     output: list[int]
-    """Descriptors of standard input, output and errors."""
+    """File descriptors of standard input, standard output and standard error."""
 
     @classmethod
     def read(cls, line: socket.socket) -> Order:
         """Read an order from a connection.
 
         Raises:
-            OSError: the connection ended, or the order took too long.
+                OSError: the connection ended, or the order did not arrive in time.
             ValueError: the message is not an order, or comes from another user.
         """
         _, uid = place.peer_of(line)
@@ -96,17 +96,17 @@ class Server:
     def __init__(self, listener: socket.socket, launcher: int) -> None:
         self._events = selectors.DefaultSelector()
         self._ranks: dict[int, int] = {}
-        """Small process of each rank's process."""
+        """Process id of the small process of each rank's process."""
         self._ended = False
         self._events.register(os.pidfd_open(launcher), selectors.EVENT_READ, self._launcher_ended)
         self._events.register(listener, selectors.EVENT_READ, functools.partial(self._accept, listener))
 
     def serve(self) -> Order | None:
-        """Serve until the launcher has ended. Returns None; in a forked process, returns its order."""
+        """Serve until the launcher has ended. Returns None. In a forked process, returns the order for that process."""
         while not self._ended:
             for key, _ in self._events.select(_LOOK_S if self._ranks else None):
                 if self._ended or self._events.get_map().get(key.fd) is not key:
-                    continue  # an earlier event of this round closed it
+                    continue  # an earlier event in this round has closed it
                 if (order := key.data()) is not None:
                     return order  # type: ignore[no-any-return]
             self._stop_with_fronts()
@@ -115,12 +115,13 @@ class Server:
 
     def _stop_with_fronts(self) -> None:
         for pid, front in self._ranks.items():
-            # check the rank, too: its small process passes SIGCONT on, and may be stopped again before the next check
+            # check the rank too, because its small process passes SIGCONT on, and may be stopped again before the next
+            # check
             if _is_stopped(front) and not _is_stopped(pid):
                 os.kill(pid, signal.SIGSTOP)
 
     def _reap(self) -> None:
-        """Reap ended processes that ranks left behind."""
+        """Reap ended processes that ranks have left behind."""
         for pid in set(children(os.getpid())) - self._ranks.keys():
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
@@ -132,22 +133,22 @@ class Server:
     def _accept(self, listener: socket.socket) -> Order | None:
         try:
             line, _ = listener.accept()
-        except OSError:  # the client is gone, or waits until a descriptor is free
+        except OSError:  # the client is gone, or must wait until a descriptor is free
             return None
         try:
             order = Order.read(line)
             return order if self._fork(order, line) == 0 else None
-        except (OSError, ValueError) as error:  # this rank alone fails
+        except (OSError, ValueError) as error:  # only this rank fails
             with contextlib.suppress(OSError):
                 place.send(line, {"error": f"{type(error).__name__}: {error}"})
             line.close()
             return None
 
     def _fork(self, order: Order, line: socket.socket) -> int:
-        """Fork a rank. Returns its process id; 0 in the rank.
+        """Fork a rank. Returns its process id; in the rank itself, returns 0.
 
         Raises:
-            OSError: no process or descriptor is left.
+                OSError: no process id or descriptor is left.
         """
         server, handle = os.getpid(), -1
         try:
@@ -169,12 +170,12 @@ class Server:
         self._ranks[pid] = place.peer_of(line)[0]
         self._events.register(handle, selectors.EVENT_READ, functools.partial(self._rank_ended, pid, handle, line))
         self._events.register(line, selectors.EVENT_READ, functools.partial(self._from_front, pid, line))
-        with contextlib.suppress(OSError):  # the client is gone: the next event reports it
+        with contextlib.suppress(OSError):  # the client is gone, which the next event reports
             place.send(line, {"pid": pid})
         return pid
 
     def _rank_ended(self, pid: int, handle: int, line: socket.socket) -> None:
-        kill_group(pid)  # with its children; its id is not reused before the wait
+        kill_group(pid)  # kill the rank's children, too; the process id is not reused before the wait
         _, status = os.waitpid(pid, 0)
         del self._ranks[pid]
         self._events.unregister(handle)
@@ -195,10 +196,10 @@ class Server:
             kill_group(pid)
         for signum in signals:
             if signum in signal.valid_signals():
-                os.kill(pid, signum)  # at most a zombie, because it was not waited for yet
+                os.kill(pid, signum)  # the process exists, at least as a zombie, because it was not waited for yet
 
     def _forget(self) -> None:
-        """Close the server's descriptors, in a rank."""
+        """Close the server's file descriptors in a rank."""
         for key in list(self._events.get_map().values()):
             if isinstance(key.fileobj, int):
                 os.close(key.fileobj)
@@ -211,12 +212,12 @@ def _is_stopped(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     except OSError:
-        return False  # it has ended, which its connection reports
+        return False  # the process has ended, which its connection reports
 
 
 def main() -> None:
     listening, launcher, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles Ctrl-C, and this process ends with it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles Ctrl-C, and this process ends with the launcher
     become_subreaper()
     import_all()
     server = Server(socket.socket(fileno=listening), launcher)
@@ -230,10 +231,10 @@ def main() -> None:
 
 
 def import_all() -> None:
-    """Import the modules that ranks need, and those in `restart.preload` of the job.
+    """Import the modules that ranks need, and the modules in the job's `restart.preload`.
 
     Raises:
-        SystemExit: a module cannot be imported before a fork; with the reason.
+        SystemExit: a module cannot be imported before a fork. The message has the reason.
     """
     from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
     from hyperpod_ext.runtime.agent.fork_server import preload
@@ -245,7 +246,7 @@ def import_all() -> None:
 
 
 def _become(order: Order, launcher: int) -> None:
-    """Set this process up to run the script, like a process that `hyperpodrun` started."""
+    """Set this process up to run the script, as `hyperpodrun` would set up a process that it starts."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for target, descriptor in enumerate(order.output):
         os.dup2(descriptor, target)
@@ -257,13 +258,14 @@ def _become(order: Order, launcher: int) -> None:
     os.umask(order.umask)
     os.sched_setaffinity(0, order.cpus)
     os.chdir(order.cwd)
-    tempfile.tempdir = None  # TMPDIR may have changed
+    tempfile.tempdir = None  # the new TMPDIR may differ
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, write_through=True)  # type: ignore[union-attr]  # as with -u
 
 
 def _run(argv: list[str]) -> None:
-    """Run the script or module as Python would. Anything else is passed to Python itself, which reports the error."""
+    """Run the script or module as Python would. Other arguments are passed to Python itself, which reports the
+    error."""
     sys.excepthook = _say
     if argv[0] == _MODULE and len(argv) > 1:
         sys.argv, sys.path[0] = argv[1:], os.getcwd()  # noqa: PTH109
@@ -292,7 +294,7 @@ def _is_module(name: str) -> bool:
 
 
 def _say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print an exception as Python does, with the traceback from the script's first line on."""
+    """Print an exception as Python does, with a traceback that begins at the script's first line."""
     own = trace
     while own is not None and own.tb_frame.f_code is not _run.__code__:
         own = own.tb_next

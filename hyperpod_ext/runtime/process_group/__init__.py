@@ -1,1 +1,1 @@
-"""Process groups of gloo and NCCL: opened, aborted and closed; and the key-value store that ranks meet in."""
+"""Process groups of gloo and NCCL, which are opened, aborted and closed, and the store through which ranks connect."""

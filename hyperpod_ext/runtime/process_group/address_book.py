@@ -1,4 +1,4 @@
-"""Addresses of the ranks' key-value servers, kept from one generation to the next, and looked up on demand."""
+"""Addresses of the ranks' key-value servers. They are kept from generation to generation, and looked up on demand."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ Address = tuple[str, int]
 
 
 class AddressBook:
-    """Known addresses of one job's ranks, in one process. Thread-safe."""
+    """The rank addresses of one job that one process knows. Thread-safe."""
 
     def __init__(self) -> None:
         self.known: dict[int, Address] = {}
         self.generation = 0
-        """Generation of the addresses."""
+        """Generation to which the known addresses belong."""
         self._changed = threading.Condition()
 
     def begin(self, generation: int, follows: int, addresses: Mapping[int, Address]) -> None:
-        """Begin a generation. `addresses` add to those of generation `follows`; 0: drop all earlier addresses.
+        """Begin a generation. `addresses` are added to those of generation `follows`; with 0, all earlier addresses are
+        dropped.
 
-        A process that has missed that generation drops its addresses and looks up all others again.
+        A process that has missed generation `follows` drops its addresses and looks up all others again.
         """
         with self._changed:
             if follows == 0 or follows != self.generation:
@@ -30,14 +31,14 @@ class AddressBook:
             self._changed.notify_all()
 
     def add(self, generation: int, addresses: Mapping[int, Address]) -> None:
-        """Add the answer to a look-up; ignore an answer of another generation."""
+        """Add the answer to a look-up. An answer for another generation is ignored."""
         with self._changed:
             if generation == self.generation:
                 self.known.update(addresses)
                 self._changed.notify_all()
 
     def missing(self, ranks: Iterable[int]) -> list[int]:
-        """Return the unknown ones among `ranks`."""
+        """Return those of `ranks` whose addresses are unknown."""
         return sorted(set(ranks) - self.known.keys())
 
     def wake(self) -> None:
@@ -46,18 +47,19 @@ class AddressBook:
             self._changed.notify_all()
 
     def wait_for(self, rank: int, generation: int, is_over: Callable[[], bool]) -> Address | None:
-        """Return the address of `rank` once it is known; None if `is_over`, or another generation has begun."""
+        """Return the address of `rank` once it is known. None if `is_over` returns true or another generation has
+        begun."""
         with self._changed:
             self._changed.wait_for(lambda: rank in self.known or is_over() or self.generation != generation)
             return None if self.generation != generation else self.known.get(rank)
 
 
 class NodeAddressBook(AddressBook):
-    """The address book of a node's agent, for its workers.
+    """The address book of a node's agent, which serves the node's workers.
 
     Args:
         workers_per_node: number of consecutive ranks on a node.
-        ask: requests addresses of a generation's ranks from the coordinator; they are added later.
+        ask: requests addresses of a generation's ranks from the coordinator. The answer is added later.
     """
 
     def __init__(self, workers_per_node: int, ask: Callable[[int, tuple[int, ...]], None]) -> None:
@@ -70,9 +72,10 @@ class NodeAddressBook(AddressBook):
         self._asked.clear()
 
     def look_up(self, ranks: Iterable[int]) -> dict[int, Address]:
-        """Return the known addresses of `ranks`; request the others once, with all ranks of their nodes.
+        """Return the known addresses of `ranks`. Requests unknown addresses once, together with all ranks of their
+        nodes.
 
-        Workers of one node mostly need different ranks of the same other node.
+        The workers of one node mostly need different ranks of the same other node.
         """
         ranks = set(ranks)
         firsts = {rank - rank % self._workers_per_node for rank in self.missing(ranks)}
@@ -84,10 +87,10 @@ class NodeAddressBook(AddressBook):
 
 
 class LookedUp:
-    """Addresses of all ranks of one generation, by rank; unknown addresses are looked up on access.
+    """Addresses of all ranks of one generation, by rank. An unknown address is looked up when it is accessed.
 
     Args:
-        look_up: requests the address of a rank, which is added to the book later.
+        look_up: requests the address of a rank. The address is added to the book later.
         is_over: returns whether the generation is over.
     """
 
@@ -104,7 +107,7 @@ class LookedUp:
         """Return the address of the rank's server.
 
         Raises:
-            IndexError: there is no such rank.
+                IndexError: the rank does not exist.
             ConnectionError: the generation is over.
         """
         if not 0 <= rank < self._world_size:

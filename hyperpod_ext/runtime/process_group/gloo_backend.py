@@ -1,24 +1,25 @@
-"""Abort gloo's collectives after a fault, and help groups to close.
+"""Aborts gloo's collectives after a fault, and helps groups to close.
 
-Stock torch cannot abort a running gloo operation: a survivor that is not the dead rank's neighbour waits until the
-timeout. An end of file on the group's own sockets makes pending operations raise within milliseconds. Seven facts,
-found by experiment:
+torch cannot abort a running gloo operation: a survivor that is not the dead rank's neighbour waits until the timeout.
+An end of file on the group's own sockets makes pending operations raise within milliseconds. Seven facts, found by
+experiment:
 
-- Listeners must be left alone: gloo terminates the process over them.
+- Listeners must be left alone, because gloo terminates the process if one is shut down.
 - Only reading is shut down. When a write fails on gloo's event thread, its operation is neither pending nor queued at
   that moment, so nothing wakes its waiter before the timeout.
-- The same happens to a message in the middle of its transfer, when its sender dies or its socket is shut down: gloo
-  wakes the queued operations, but not this one. `waits.py` finds and ends such waits. If torch lacks the needed
-  symbols, transfers get a moment to end before the abort.
-- For the same reason no survivor may see another's socket close before its own abort: each keeps its connections open,
-  through duplicates, until all have left.
-- Connections are made at the first use, if torch can: opening and closing a full mesh is expensive with many ranks.
-  So the sockets are searched for at the abort, in gloo's epoll sets, not before.
-- Epoll sets are shared with forked processes. A rank that answered at the listener of its parent's group had its own
-  connection to the agent shut down: the parent's gloo had accepted under a number that was the agent's in the rank.
-- If many ranks share few cores, ranks that have left slow down the others: they took more than half of the time until
-  the last one had left. So the abort does the minimum, the first check for lost wake-ups is later with more competing
-  threads, and a rank that has left yields the cores before it closes its groups.
+- A message in the middle of its transfer has the same problem when its sender dies or its socket is shut down. gloo
+  wakes the queued operations, but not this one. `waits.py` finds and ends such waits. If torch lacks the symbols that
+  this needs, transfers get a moment to end before the abort.
+- For the same reason, no survivor may see another survivor's socket close before its own abort. Each survivor keeps its
+  connections open, through duplicates, until all have left.
+- If torch can, connections are made at their first use, because opening and closing a full mesh is expensive with many
+  ranks. So the sockets are searched in gloo's epoll sets at the abort, not before.
+- Epoll sets are shared with forked processes. In one test, a rank answered at the listener of its parent's group and
+  then shut down its own connection to the agent: the parent's gloo had accepted the answer under a descriptor number
+  that was the agent's connection in the rank.
+- If many ranks share few cores, ranks that have left slow down the others: they used more than half of the time until
+  the last rank had left. So the abort does the minimum. The first check for lost wake-ups is later if more threads
+  compete for cores, and a rank that has left yields the cores before it closes its groups.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ from hyperpod_ext.runtime.process_group.gloo.sockets import (
 from hyperpod_ext.runtime.process_group.gloo.waits import LostWakeups, wait_until_idle
 
 LAZY = "TORCH_GLOO_LAZY_INIT"
-"""Torch's variable for connections made at the first use."""
+"""Torch's environment variable for making connections at their first use."""
 _QUIET_LOOK_S = 0.02
-"""Interval between checks, while groups are destroyed, for sockets that keep event threads spinning."""
+"""Seconds between two checks, while groups are destroyed, for sockets that keep event threads spinning."""
 _GROUP_FDS = 8
-"""Number of descriptors among which a new group's are, in most cases."""
+"""Number of file descriptors among which the descriptors of a new group usually are."""
 _SIGNS = ("gloo", "Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting")
 
 
@@ -64,22 +65,23 @@ class Gloo:
     def __init__(self) -> None:
         self._waits = LostWakeups.find()
         self._inherited = {loop.address for loop in event_loops()}
-        """Listeners of the parent process's groups. Their inherited epoll sets name sockets by the parent's numbers,
-        which mean other files in this process."""
+        """Listeners of the parent process's groups. Their inherited epoll sets name sockets by the parent's descriptor
+        numbers, which mean other files in this process."""
         self._near = range(0)
-        """Likely descriptors of the only group; empty: there may be more groups."""
+        """Descriptors that the only group probably uses; empty if there may be more groups."""
         self._held: dict[int, int] = {}
-        """Duplicates of connections, by inode."""
+        """Duplicates of connections, by the connection's inode."""
         self._world_size = 0
         self._open = self._aborted = False
         self._watcher: AbortWatcher | None = None
         self._over: Over | None = None
-        """The generation that the watcher watches."""
+        """The aborted generation that the watcher watches; None if it watches none."""
         self._lock = threading.Lock()
         self._aborting = threading.Lock()
 
     def enter(self, world_size: int, *, lasting: bool) -> None:
-        if self._waits is not None:  # waits for connections that are never made can be ended
+        # without `LostWakeups`, waits for connections that are never made could not be ended
+        if self._waits is not None:
             if not lasting:
                 os.environ.setdefault(LAZY, "1")
             self._watcher = self._watcher or AbortWatcher()
@@ -94,14 +96,14 @@ class Gloo:
         self._near = range(0)
 
     def opened(self) -> None:
-        if self._aborted:  # the abort was too early to find all sockets
+        if self._aborted:  # the abort came too early to find all sockets
             self._abort_reading()
 
     def abort(self) -> None:
-        """Abort, as in the protocol. Until `ending`, a thread watches for operations that start too late."""
+        """Abort as `Backend` requires. Until `ending`, a thread watches for operations that start too late."""
         with self._lock:
             watched, self._aborted = self._over is not None, True
-        if watched:  # already aborted
+        if watched:  # the groups are already aborted
             return
         self._abort_reading(near=self._waits is not None)  # the watcher checks all descriptors a little later
         with self._lock:
@@ -112,14 +114,14 @@ class Gloo:
 
     @contextlib.contextmanager
     def ending(self) -> Iterator[None]:
-        with self._lock:  # a later abort starts no watch
+        with self._lock:  # an abort after this point starts no watch
             over, self._open = self._over, False
         if over is not None:  # other ranks still need the cores
             timeout_s = cpu_contention.timeout_s(cpu_contention.per_core())
             over.rest(timeout_s)
             cpu_contention.yield_cores(timeout_s)
         if dist.is_initialized():
-            wait_until_idle()  # while the watcher runs: threads of gloo may sleep in lost waits, too
+            wait_until_idle()  # wait while the watcher runs, because threads of gloo may sleep in lost waits, too
         if over is not None:
             over.leave()
             self._over = None
@@ -140,7 +142,7 @@ class Gloo:
         """Return the event loops of the groups that this process has opened.
 
         Args:
-            near: check the likely descriptors first, and all descriptors only without success.
+                near: whether to check likely descriptors first, and all descriptors only if those have no event loop.
         """
         if near and (loop := next(filter(self._is_own, event_loops_among(self._near, self._held)), None)):
             return [loop]
@@ -150,7 +152,7 @@ class Gloo:
         return loop.address not in self._inherited
 
     def _abort_reading(self, *, near: bool = False) -> set[int]:
-        """Shut down open connections; return the epoll sets with ended connections that gloo must still notice."""
+        """Shut down open connections. Returns the epoll sets with ended connections that gloo has not noticed yet."""
         with self._aborting:
             loops = self.loops(near=near)
             found = [self._hold(connection) for loop in loops for connection in loop.connections.values()]
@@ -166,7 +168,7 @@ class Gloo:
             }
 
     def _hold(self, connection: Connection) -> int | None:
-        """Return a duplicate of a connection that is not shut down yet; None otherwise."""
+        """Return a duplicate of a connection that is not shut down yet. None if it is, or if it no longer exists."""
         if connection.inode in self._held:
             return None
         copy = duplicate(connection.fd, connection.inode)
@@ -176,7 +178,7 @@ class Gloo:
 
     @contextlib.contextmanager
     def _kept_quiet(self) -> Iterator[None]:
-        """Keep event threads from spinning, also on sockets that become readable while groups are destroyed."""
+        """Keep event threads from spinning, including on sockets that become readable while groups are destroyed."""
         over = threading.Event()
 
         def work() -> None:
@@ -205,7 +207,7 @@ class Gloo:
 
 
 def _wait_until_quiet(connections: Sequence[int], limit_s: float = 0.2) -> None:
-    """Wait until three checks, a millisecond apart, find no byte in transit: survivors wait, traffic ends."""
+    """Wait until three checks, a millisecond apart, find no byte in transit. Traffic ends because survivors wait."""
     deadline, quiet = time.monotonic() + limit_s, 0
     while connections and quiet < 3 and time.monotonic() < deadline:
         time.sleep(0.001)
@@ -213,9 +215,9 @@ def _wait_until_quiet(connections: Sequence[int], limit_s: float = 0.2) -> None:
 
 
 def _bytes_on_their_way(connection: int) -> bool:
-    """Return whether either direction has unread or unacknowledged bytes."""
+    """Return whether either direction of the connection has unread or unacknowledged bytes."""
     for request in (termios.FIONREAD, termios.TIOCOUTQ):
-        with contextlib.suppress(OSError):  # not connected any more
+        with contextlib.suppress(OSError):  # the connection is closed
             if int.from_bytes(fcntl.ioctl(connection, request, b"\0" * 4), sys.byteorder):
                 return True
     return False

@@ -1,7 +1,7 @@
-"""Open, abort and close torch's process groups: the default group of a generation, and the script's other groups.
+"""Opens, aborts and closes torch's process groups: the default group of a generation, and the script's other groups.
 
-The training loop calls at the begin and end of a generation, the control plane at an abort. Each backend does its part
-(`backend.py`).
+The training loop calls this module when a generation begins or ends, and the control plane calls it to abort. Each
+backend does its own part (`backend.py`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from hyperpod_ext.runtime.process_group.nccl_backend import Nccl
 from hyperpod_ext.runtime.process_group.store import PartitionedStore
 
 Kind = Literal["gloo", "nccl"]
-"""Backend of collectives of GPU tensors; those of CPU tensors always use gloo."""
+"""Backend for collectives of GPU tensors. Collectives of CPU tensors always use gloo."""
 TORCH_NAMES: dict[Kind, str] = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
-"""Backend argument of `init_process_group`."""
+"""The backend argument of `init_process_group` for each kind."""
 
 
 def choose(wanted: Kind | None) -> Kind:
-    """Return the backend for groups. None: NCCL if this process can use a GPU.
+    """Return the backend to use for groups. For None, choose NCCL if this process can use a GPU.
 
     Raises:
         JobFailedError: NCCL is requested, but NCCL or a GPU is missing.
@@ -47,14 +47,14 @@ def choose(wanted: Kind | None) -> Kind:
 
 
 def _no_nccl() -> str:
-    """Return why NCCL cannot be used here; empty if it can."""
+    """Return why this process cannot use NCCL; empty if it can."""
     if not dist.is_nccl_available():
         return f"torch {torch.__version__} was built without NCCL"
     return "" if torch.cuda.is_available() else "this process sees no GPU"
 
 
 class ProcessGroups:
-    """The default process group of one generation, and the script's other groups (for example of device meshes)."""
+    """The default process group of one generation, and the script's other groups, such as those of device meshes."""
 
     def __init__(self) -> None:
         torch_names.check()
@@ -64,20 +64,20 @@ class ProcessGroups:
         self._store: PartitionedStore | None = None
         self._lasting: LastingGroups | None = None
         self.before_abort: Callable[[], None] = lambda: None
-        """Called before each abort, from the aborting thread: ours, or a backend's own."""
+        """Called before each abort, in the aborting thread, which is ours or a backend's."""
         self._lock = threading.Lock()
 
     def open(self, store: PartitionedStore, rank: int, world_size: int, kind: Kind) -> None:
         """Open the default process group on `store`. Another thread may abort it meanwhile.
 
-        Call it after every rank has left the former group.
+        Every rank must have left the former group before this call.
 
         Args:
-            kind: the same on all ranks, and in all generations.
+            kind: must be the same on all ranks and in all generations.
 
         Raises:
             ConfigError: NCCL cannot be aborted with this environment or these libraries.
-            JobFailedError: the script has opened a group, or another rank uses another backend.
+            JobFailedError: the script has opened a group, or another rank uses a different backend.
         """
         if self._lasting is not None and self._lasting.place != (rank, world_size):
             self._end(self._destroy_groups)
@@ -106,7 +106,7 @@ class ProcessGroups:
             backend.opened()
 
     def _make(self, name: str, ranks: Sequence[int], make: Callable[..., Any]) -> Any:
-        """Make a group of `ranks`; empty: the default group."""
+        """Make a group of `ranks`. If `ranks` is empty, make the default group."""
         for backend in self.backends if ranks else ():
             backend.adding_group()
         if self._store is not None and ranks:
@@ -114,7 +114,7 @@ class ProcessGroups:
         return make() if self._lasting is None else self._lasting.make(name, ranks, make)
 
     def abort(self) -> None:
-        """Make all waiting calls in the groups raise, now. Safe from any thread, at any time, repeatedly."""
+        """Make all waiting calls in the groups raise at once. Any thread may call this at any time, and repeatedly."""
         self.before_abort()
         with self._lock:
             store = self._store
@@ -130,9 +130,9 @@ class ProcessGroups:
         return isinstance(error, dist.DistError) or any(backend.is_broken(error) for backend in self.backends)
 
     def leave(self) -> None:
-        """Leave a generation. Groups keep their objects if torch can do that, and are destroyed otherwise.
+        """Leave a generation. Group objects are kept if torch supports that, and are destroyed otherwise.
 
-        Drop all DDP modules and work handles of destroyed groups before, or their threads stay.
+        Before this call, drop all DDP modules and work handles of groups that will be destroyed, or their threads stay.
 
         Raises:
             AbortStuckError: this process cannot leave the generation.
@@ -140,13 +140,13 @@ class ProcessGroups:
         self._end(self._destroy_groups if self._lasting is None else self._lasting.leave)
 
     def close(self) -> None:
-        """Destroy the groups after every rank is done with them."""
+        """Destroy the groups, once every rank is done with them."""
         self._end(self._destroy_groups)
         for backend in self.backends:
             backend.close()
 
     def asleep(self) -> frozenset[str] | None:
-        """Return the names of kept groups with only this rank in them for now; None if groups are not kept."""
+        """Return the names of kept groups that contain only this rank for now. None if groups are not kept."""
         return None if self._lasting is None else self._lasting.asleep()
 
     def _end(self, end_groups: Callable[[], None]) -> None:
@@ -169,9 +169,9 @@ class ProcessGroups:
 
 
 def _agree(store: PartitionedStore, rank: int, world_size: int, kind: Kind) -> None:
-    """Check that all ranks use the same backend: others would wait for a rank without a GPU."""
+    """Check that all ranks use the same backend. Otherwise the other ranks would wait for a rank without a GPU."""
     store.set(f"backend/{rank}", kind)
-    if kind == "gloo":  # ranks with NCCL check
+    if kind == "gloo":  # ranks with NCCL do the check
         return
     for other in sorted({(rank - 1) % world_size, (rank + 1) % world_size}):
         if (theirs := store.get(f"backend/{other}").decode()) != kind:

@@ -1,13 +1,13 @@
-"""Group objects that outlive a fault, by torch's reconfiguration of groups (from 2.14 on).
+"""Group objects that outlive a fault, through torch's reconfiguration of groups (from 2.14 on).
 
 A DDP module, an FSDP2 module, a device mesh or a variable of the script keeps its group object. Between two generations
-each group has only this rank, so that its connections are closed. In the next generation it gets its ranks back at the
-point where it would have been made: the default group at once, others when the script or `run.keep` requests one of the
-same name and ranks. A new process makes its groups in the same order, and joins them there.
+each group contains only this rank, so that its connections are closed. In the next generation a group gets its ranks
+back when it would have been made: the default group at once, another group when the script or `run.keep` requests one
+with the same name and ranks. A new process makes its groups in the same order, and joins them at the same points.
 
-Torch cannot reconfigure a group of several backends, but each of its backends: first gloo's, then NCCL's. NCCL's second
-implementation can do it, torch's default from 2.15 on. Its watchdog aborts after an error by itself, maybe before we
-do, and calls a hook first.
+Torch cannot reconfigure a group that has several backends, but it can reconfigure each of the backends: gloo's first,
+then NCCL's. NCCL supports this in its second implementation, which is torch's default from 2.15 on. NCCL's watchdog may
+abort on its own after an error, perhaps before this module does, and calls a hook before it aborts.
 """
 
 from __future__ import annotations
@@ -31,38 +31,40 @@ from hyperpod_ext.runtime.process_group.store import LastingStore, PartitionedSt
 from hyperpod_ext.runtime.torch_requirements.private_names import Feature, missing
 
 _dist: Any = dist
-"""Any: older torch has no types of reconfigure."""
+"""The type is Any, because older versions of torch have no types for reconfiguration."""
 _MOST_RANKS = 128
-"""A reconfigured group connects every rank to every other. Larger jobs make new groups, which connect at the first
-use."""
+"""Maximum number of ranks for reconfiguration, which connects every two ranks. Larger jobs make new groups, whose
+connections are made at their first use."""
 
 _RANK_BITS = 20
 _HOOK = 0x68707874
-"""Unique number of our hook: `hpxt`."""
+"""Unique number of our hook, which spells `hpxt`."""
 _WAKE_S = 5.0
-"""Time limit of a reconfiguration. On a GPU it took 0.7 s, and never ended if a rank of the group had died."""
+"""Time limit of a reconfiguration, in seconds. On a GPU it took 0.7 s, and it never ended if a rank of the group had
+died."""
 
 
 def can_last(world_size: int, *, nccl: bool = False) -> bool:
-    """Return whether groups of a job of this size are reconfigured; equal on all ranks.
+    """Return whether groups of a job of this size are reconfigured. The result is the same on all ranks.
 
     Args:
         nccl: whether NCCL is one of the backends.
     """
-    # in torch 2.15.0 a second reconfiguration never makes lazy connections: gloo has ended the connecting thread
+    # in torch 2.15.0 a second reconfiguration never makes lazy connections, because gloo has ended the connecting
+    # thread
     if world_size > _MOST_RANKS or os.environ.get(LAZY, "0") != "0" or missing(Feature.LASTING_GROUPS):
         return False
-    # NCCL's watchdog aborts such groups by itself: without its hook, an aborted step would count as made
+    # NCCL's watchdog aborts such groups on its own; without its hook, an aborted step would count as made
     hears = hasattr(Backend, "register_abort_hook")
     return not nccl or (hears and engine_of(torch.__version__, os.environ) == "nccl2")
 
 
 class LastingGroups:
-    """The groups of one process, for one rank number and world size.
+    """The groups of one process, for one rank and world size.
 
     Args:
-        backends: backend argument of `init_process_group`.
-        before_abort: called before a backend aborts by itself, from its own thread.
+        backends: the backend argument of `init_process_group`.
+        before_abort: called before a backend aborts on its own, in the backend's thread.
     """
 
     def __init__(
@@ -72,12 +74,12 @@ class LastingGroups:
         self._store = LastingStore()
         self._generation = 0
         self._asleep: set[str] = set()
-        """Names of groups with only this rank in them."""
+        """Names of groups that contain only this rank."""
         self._awake, self._given_up = threading.Event(), False
         self._awake.set()
 
     def open(self, store: PartitionedStore) -> None:
-        """Open the default group in a generation. Every rank must have left the former one."""
+        """Open the default group for a generation. Every rank must have left the former group."""
         self._store.become(store)
         self._generation, self._given_up = store.generation, False
         rank, world_size = self.place
@@ -91,8 +93,8 @@ class LastingGroups:
         self._wake(_default(), range(world_size))
 
     def make(self, name: str, ranks: Sequence[int], make: Callable[..., Any]) -> Any:
-        """Replace torch's `_new_process_group_helper`: return the kept group, or a new one, and its store."""
-        if not ranks:  # the default group, which gets its ranks in `open`
+        """Replace torch's `_new_process_group_helper`. Returns the kept group, or a new group, and its store."""
+        if not ranks:  # the default group gets its ranks in `open`
             return make()
         known = torch_names.open_groups().get(name) if name in self._asleep else None
         if known is not None and dist.get_process_group_ranks(known) == list(ranks):
@@ -107,11 +109,11 @@ class LastingGroups:
         return group, store
 
     def leave(self) -> None:
-        """Leave a generation: close all connections, and keep the groups' objects."""
+        """Leave a generation: close all connections, and keep the group objects."""
         self._store.become(HashStore())
         for name, group in torch_names.open_groups().items():
             if _can_be_reconfigured(group):
-                # not NCCL: its abort was enough, and a communicator of one rank would be useless
+                # leave out NCCL: its abort was enough, and a communicator of one rank would be useless
                 if (part := torch_names.parts_of(group).get("cpu")) is not None:
                     _reconfigure(part, self._uuid(alone=True), [part.get_reconfigure_handle()])
                 self._asleep.add(name)
@@ -119,11 +121,12 @@ class LastingGroups:
                 self._forget(group)
 
     def asleep(self) -> frozenset[str]:
-        """Return the names of groups with only this rank: not requested in this generation yet."""
+        """Return the names of groups that contain only this rank, because this generation has not requested them
+        yet."""
         return frozenset(self._asleep)
 
     def _wake(self, group: dist.ProcessGroup, ranks: Sequence[int]) -> None:
-        """Reconfigure a group to its ranks. Collective."""
+        """Give a group its ranks by reconfiguration. All its ranks must call this."""
         self._awake = threading.Event()
         try:
             if self._given_up:
@@ -133,9 +136,9 @@ class LastingGroups:
             self._awake.set()
 
     def give_up(self) -> None:
-        """End this process later if it hangs in NCCL's set-up with a dead rank, which nothing else can end.
+        """End this process later if it hangs in NCCL's set-up with a dead rank, because nothing else can end that hang.
 
-        Called when the generation is over, from any thread.
+        Called when the generation is over. Any thread may call this.
         """
         self._given_up = True
         if "nccl" in self._backends and not self._awake.is_set():
@@ -150,16 +153,17 @@ class LastingGroups:
         self._asleep.discard(name)
 
     def _listen(self, group: dist.ProcessGroup) -> None:
-        """Register the hook in each backend of a new group."""
+        """Register the abort hook in each backend of a new group."""
         for part in torch_names.parts_of(group).values():
             _hear(part, functools.partial(self._about_to_abort, str(group.group_name)))
 
     def _about_to_abort(self, name: str) -> None:
-        if name not in self._asleep:  # otherwise of an ended generation
+        if name not in self._asleep:  # a group in `_asleep` belongs to an ended generation
             self._before_abort()
 
     def _uuid(self, *, alone: bool = False) -> int:
-        """Return the ID of a configuration. Handles contain it and must differ, so each rank alone has its own."""
+        """Return the id of a configuration. Handles contain it and must differ, so each lone rank has a different
+        id."""
         return (self._generation << _RANK_BITS) + (1 + self.place[0] if alone else 0)
 
     def _forget(self, group: dist.ProcessGroup) -> None:
@@ -178,12 +182,12 @@ def _can_be_reconfigured(group: dist.ProcessGroup) -> bool:
 
 
 def _hear(part: Any, hook: Callable[[], None]) -> None:
-    """Register a hook that a backend calls before it aborts by itself, if it ever does."""
+    """Register a hook that a backend calls before it aborts on its own. Some backends never do."""
     if hasattr(part, "supports_abort_hooks"):
         if part.supports_abort_hooks:
             part.register_abort_hook(_HOOK, hook)
     elif hasattr(part, "register_abort_hook"):  # torch 2.14
-        with contextlib.suppress(RuntimeError):  # it never aborts by itself
+        with contextlib.suppress(RuntimeError):  # the backend never aborts on its own
             part.register_abort_hook(_HOOK, hook)
 
 

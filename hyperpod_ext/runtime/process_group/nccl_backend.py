@@ -1,8 +1,8 @@
-"""Abort NCCL's collectives after a fault: all groups' communicators at the same time, each in a thread.
+"""Aborts NCCL's collectives after a fault. The communicators of all groups are aborted at the same time, in threads.
 
-Kernels of communicators can wait for each other, and so can their aborts: all aborts are started before any is waited
-for. An aborted communicator cannot be used again, so the groups are destroyed and made again. Sources:
-`ProcessGroupNCCL.cpp` of torch, `ncclCommAbort` of NCCL. Runs on a GPU: docs/gpu.md.
+Kernels of communicators can wait for each other, and so can their aborts. So all aborts are started before this process
+waits for any of them. An aborted communicator cannot be used again, so the groups are destroyed and made again.
+Sources: `ProcessGroupNCCL.cpp` of torch and `ncclCommAbort` of NCCL. Runs on a GPU are described in docs/gpu.md.
 """
 
 from __future__ import annotations
@@ -25,26 +25,27 @@ from hyperpod_ext.runtime.process_group.nccl.captured_graphs import CapturedGrap
 from hyperpod_ext.runtime.process_group.nccl.environment import engines_used, nccl_environment
 
 _LIMIT_S = 20.0
-"""Time limit of an abort: it takes milliseconds, or the 500 ms interval of NCCL's proxy, or never ends."""
+"""Time limit of an abort, in seconds. An abort takes milliseconds, or the 500 ms interval of NCCL's proxy, or never
+ends."""
 _SIGNS = (
     *("NCCL communicator was aborted", "ncclRemoteError", "ncclSystemError", "ncclInternalError", "NCCL timeout"),
-    # torch's second implementation uses NCCL's own texts (ncclGetErrorString of NCCL 2.30.7)
+    # torch's second implementation uses NCCL's own messages (ncclGetErrorString of NCCL 2.30.7)
     *("remote process exited or there was a network error", "unhandled system error", "internal error - please report"),
     "NCCL operation timed out",
-    # and this text for an aborted group
+    # torch's second implementation has this message for an aborted group
     "corrupted comm object detected",
 )
 
 
 class Communicators(Protocol):
-    """Communicators of one group."""
+    """The communicators of one group."""
 
     def abort(self) -> None:
-        """Abort; return when nothing waits in the communicators."""
+        """Abort the communicators. Returns once no call waits in them."""
 
 
 class _Call:
-    """A call in its own thread, which may never end."""
+    """A call in a thread of its own, because it may never end."""
 
     def __init__(self, what: str, call: Callable[[], object]) -> None:
         self.what = what
@@ -55,7 +56,7 @@ class _Call:
     def _run(self, call: Callable[[], object]) -> None:
         try:
             call()
-        except BaseException as error:  # raised by the waiting caller
+        except BaseException as error:  # the waiting caller raises the error
             self.error = error
 
     def ended(self, deadline: float) -> bool:
@@ -64,12 +65,12 @@ class _Call:
 
 
 class Nccl:
-    """NCCL's part of the process groups, over all generations.
+    """The part of the process groups that NCCL has, over all generations.
 
     Args:
-        communicators: returns each open group's communicators, by name.
+        communicators: returns each open group's communicators, by group name.
         synchronize: waits until the GPU has done all queued work.
-        drop_graphs: drops all captured graphs with communicators.
+        drop_graphs: drops all captured CUDA graphs with collectives.
     """
 
     def __init__(
@@ -80,13 +81,14 @@ class Nccl:
     ) -> None:
         self._communicators, self._synchronize, self._drop_graphs = communicators, synchronize, drop_graphs
         self._aborts: dict[str, _Call] = {}
-        """Aborts by group name."""
+        """Running aborts, by group name."""
         self._aborted = False
         self._lock = threading.Lock()
 
     @classmethod
     def prepare(cls) -> Nccl:
-        """Set NCCL's environment for recovery, and select this process's GPU, before the first group is opened.
+        """Set NCCL's environment for recovery, and select this process's GPU. Call this before the first group is
+        opened.
 
         Raises:
             ConfigError: the environment or an installed library does not allow recovery.
@@ -107,14 +109,14 @@ class Nccl:
             self._aborted = False
 
     def adding_group(self) -> None:
-        """Do nothing: after the store is cancelled, a new group gets no communicator."""
+        """Do nothing, because a new group gets no communicator once the store is cancelled."""
 
     def opened(self) -> None:
         if self._aborted:
             self.abort()
 
     def abort(self) -> None:
-        """Start the aborts, as in the protocol; `ending` waits for their end."""
+        """Start the aborts. `ending` waits until they are done."""
         with self._lock:
             if not self._aborted:
                 self._drop_graphs()
@@ -131,7 +133,7 @@ class Nccl:
         _end_all(aborts, deadline)
         if aborts:  # work queued behind the collectives runs now, on invalid data that nothing uses
             _end_all([_Call("what was queued on the GPU", self._synchronize)], deadline)
-        del aborts  # no thread, and no group
+        del aborts  # keep no reference to a thread or a group
         yield
 
     def close(self) -> None:
@@ -142,7 +144,7 @@ class Nccl:
 
 
 def _end_all(calls: list[_Call], deadline: float) -> None:
-    """Wait for the calls.
+    """Wait until all calls have ended.
 
     Raises:
         AbortStuckError: a call has not ended by the deadline, or has raised.

@@ -1,7 +1,8 @@
-"""The store of torch's process groups, partitioned over the ranks' key-value servers.
+"""The store of torch's process groups, partitioned over the key-value servers of all ranks.
 
-A key that ends in a rank (like gloo's addresses) belongs to that rank; other keys to a rank computed from their text.
-There is no TCPStore, no process that serves everything or must survive, and no name look-up: addresses are numeric.
+A key that ends in a rank, such as gloo's addresses, belongs to that rank. Any other key belongs to a rank computed from
+its text. There is no TCPStore, no process that serves all keys or must survive, and no name look-up, because addresses
+are numeric.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from hyperpod_ext.runtime.process_group.store_connections import Connections, St
 from hyperpod_ext.runtime.process_group.store_server import RankServer
 
 _REPEATABLE = frozenset({"set", "get", "check"})
-"""Requests that may be repeated: a connection may break after the server has executed the request."""
+"""Requests that may be sent again, because a connection may break after the server has executed a request."""
 
 
 _TRIES = 3
-"""Number of connections tried for a request: one broken connection does not mean a broken server."""
+"""Number of connections to try for a request. A broken connection need not mean a broken server."""
 
 
 class GenerationOverError(ConnectionError):
@@ -36,13 +37,13 @@ class GenerationOverError(ConnectionError):
 
 
 class PartitionedStore(Store):
-    """`torch.distributed.Store` of one generation. Several threads may use it at once.
+    """The `torch.distributed.Store` of one generation. Several threads may use it at once.
 
     Args:
-        addresses: `(host, port)` of each rank's server, by rank: all of them, or looked up on access.
-        generation: keys of other generations are invisible.
+        addresses: `(host, port)` of each rank's server, by rank. Either all addresses, or looked up on access.
+        generation: generation of this store. Keys of other generations are invisible.
         secret: the job's secret.
-        own: this rank's number and server, which is called without a socket.
+        own: this rank's number and server. The server is called without a socket.
         connections: connections from an earlier generation.
     """
 
@@ -64,19 +65,19 @@ class PartitionedStore(Store):
         self._connections.enter(addresses.known() if isinstance(addresses, LookedUp) else addresses)
         self._members: dict[str, list[int]] = {}
         self._values: dict[str, str] = {}
-        """Values of keys that are set once."""
+        """Values of keys that are set only once in a generation."""
         self._busy: set[StoreConnection] = set()
         self._lock = threading.Lock()
         self._over = False
         self._timeout = timedelta(minutes=5)
 
     def cancel(self) -> None:
-        """Fail the running calls, in any thread, and all later ones."""
+        """Make running calls fail in all threads, and all later calls too."""
         with self._lock:
             self._over = True
             busy = list(self._busy)
         for line in busy:
-            with contextlib.suppress(OSError):  # closed by the other side
+            with contextlib.suppress(OSError):  # the peer has closed the connection
                 line.socket.shutdown(socket.SHUT_RDWR)
         if self._own is not None:
             self._own[1].enter(self._generation + 1)
@@ -87,11 +88,13 @@ class PartitionedStore(Store):
             self._connections.close()
 
     def route(self, group_name: str, ranks: Sequence[int]) -> None:
-        """Route keys of group `group_name`, which end in a place in `ranks`, not in a rank. All members must do so."""
-        if self._own is None or self._own[0] in ranks:  # a device mesh has thousands of other ranks' groups
+        """Route keys of group `group_name`, which end in an index into `ranks` instead of a rank. All members must call
+        this."""
+        # skip groups of other ranks, of which a device mesh has thousands
+        if self._own is None or self._own[0] in ranks:
             self._members[group_name] = list(ranks)
 
-    # the names below are torch's
+    # torch defines the method names below
 
     @property
     def timeout(self) -> timedelta:
@@ -138,7 +141,7 @@ class PartitionedStore(Store):
         return copy
 
     def _wait(self, key: str, timeout: timedelta) -> str:
-        """Return the value of `key` in base64, once it is set."""
+        """Return the value of `key` in base64, once the key is set."""
         self._check_not_over()
         if (value := self._values.get(key) or self._pushed(key)) is None:
             request: wire.Message = {"op": "get", "timeout": timeout.total_seconds()}
@@ -149,12 +152,12 @@ class PartitionedStore(Store):
         return value
 
     def _pushed(self, key: str) -> str | None:
-        """Return a value that the key's owner has pushed: most keys are needed in each generation."""
+        """Return a value that the key's owner has pushed, because most keys are needed in each generation."""
         if (line := self._connections.take_watching(key)) is None:
             return None
         try:
             value = line.pushed(key, self._generation)
-        except OSError:  # it broke while idle
+        except OSError:  # the connection broke while idle
             line.socket.close()
             return None
         self._connections.put(line)
@@ -175,7 +178,7 @@ class PartitionedStore(Store):
 
     def _ask_own(self, request: wire.Message) -> wire.Message:
         assert self._own is not None
-        timeout_s = request.get("timeout", 0) + 10.0  # the server answers at the timeout
+        timeout_s = request.get("timeout", 0) + 10.0  # the server answers once its own timeout has passed
         answer = self._own[1].ask(request, timeout_s)
         return {"error": "this rank's own server does not answer"} if answer is None else answer
 
@@ -211,7 +214,7 @@ class PartitionedStore(Store):
 
     @contextlib.contextmanager
     def _in_use(self, line: StoreConnection) -> Iterator[None]:
-        """Register `line` so that `cancel` can end the call; close the line after a failure."""
+        """Register `line`, so that `cancel` can end the call. Closes the line after a failure."""
         with self._lock:
             if self._over:
                 line.socket.close()
@@ -234,17 +237,18 @@ def _text(value: bytes | str) -> str:
 
 
 class LastingStore(Store):
-    """The store of the present generation, behind an object that groups keep over generations."""
+    """A store object that groups keep over generations, and that passes calls to the store of the present
+    generation."""
 
     def __init__(self) -> None:
         super().__init__()
         self._now: Any = HashStore()
-        """Any: torch's types lack `timeout`, and that values are bytes."""
+        """The type is Any, because torch's types lack `timeout` and do not say that values are bytes."""
 
     def become(self, store: Store) -> None:
         self._now = store
 
-    # the names below are torch's
+    # torch defines the method names below
 
     @property
     def timeout(self) -> timedelta:
@@ -283,9 +287,9 @@ class LastingStore(Store):
 
 
 def owner_of(key: str, world_size: int, members: dict[str, list[int]] | None = None) -> int:
-    """Return the rank that owns `key`: the rank at its end, or else one computed from its text.
+    """Return the rank that owns `key`: the rank at the key's end, or else a rank computed from the key's text.
 
-    `members`: ranks of the groups with keys that end in a place among them; a group's keys contain its name.
+    `members`: ranks of each group whose keys end in an index into these ranks. The keys of a group contain its name.
     """
     prefix, _, last = key.rpartition("/")
     if last.isdecimal() and int(last) < world_size:
@@ -295,26 +299,26 @@ def owner_of(key: str, world_size: int, members: dict[str, list[int]] | None = N
 
 
 def is_set_once(key: str) -> bool:
-    """Return whether `key` is for the address of a group's rank, which torch sets once in a generation."""
+    """Return whether `key` holds the address of a group's rank, which torch sets once in a generation."""
     parts = key.split("/")  # .../{group}//{device}//{number}/{rank}
     return len(parts) >= 6 and parts[-1].isdecimal() and parts[-3] == parts[-5] == ""
 
 
 def _group_in(prefix: Sequence[str]) -> str:
-    """Return the group name in gloo's keys: .../{group}//{device}//{number}, or
+    """Return the group name in a prefix of gloo's keys: .../{group}//{device}//{number}, or
     .../{group}//{device}//reconfigure/{uuid}/{number}."""
     place = -7 if len(prefix) >= 7 and prefix[-3] == "reconfigure" else -5
     return prefix[place] if len(prefix) >= -place else ""
 
 
 class Endpoint:
-    """This rank's part of the job's store, for the life of its process: its server, and connections to the others.
+    """This rank's part of the job's store for the life of the process: its server, and connections to other ranks.
 
     Args:
         rank: this rank.
         secret: the job's secret.
         on_error: called with the error that ends the server's thread.
-        host: address to listen at; empty: all addresses of this machine.
+        host: address at which to listen; empty for all addresses of this machine.
     """
 
     def __init__(self, rank: int, secret: bytes, on_error: Callable[[str], None], host: str = "") -> None:
@@ -322,15 +326,15 @@ class Endpoint:
         self._server = RankServer(secret, on_error)
         self._connections = Connections()
         self.port = self._server.start(host)
-        """Port for other ranks."""
+        """Port at which other ranks reach this server."""
 
     @property
     def requests(self) -> int:
-        """Number of requests served, including this rank's own."""
+        """Number of requests that the server has executed, including this rank's own requests."""
         return self._server.requests
 
     def open(self, addresses: Sequence[Address] | LookedUp, generation: int) -> PartitionedStore:
-        """Return the store of a generation; drop the keys of earlier ones, and fail the waits for them."""
+        """Return the store of a generation. Drops keys of earlier generations, and makes waits for them fail."""
         self._server.enter(generation)
         own = (self.rank, self._server)
         return PartitionedStore(addresses, generation, self._secret, own=own, connections=self._connections)
@@ -342,17 +346,17 @@ class Endpoint:
 
 
 def rehearse() -> None:
-    """Connect two endpoints in this process, once, before it forks others.
+    """Connect two endpoints in this process once, before it forks other processes.
 
-    Forked processes then need not repeat first-time work (looking up ciphers, specializing bytecode), and copy less
-    memory.
+    Forked processes then need not repeat work that is done only once, such as looking up ciphers and specializing
+    bytecode, and they copy less memory.
     """
     errors: list[str] = []
     secret = b"rehearsal"
     ends = [Endpoint(rank, secret, errors.append) for rank in range(2)]
     addresses = [("127.0.0.1", end.port) for end in ends]
     try:
-        with contextlib.suppress(OSError):  # no loopback: skip this
+        with contextlib.suppress(OSError):  # skip this on a machine without a loopback interface
             first, second = (end.open(addresses, 1) for end in ends)
             first.set("0", b"")
             second.get("0")

@@ -1,7 +1,7 @@
-"""Keys of one rank with their generations, waiting requests and watching clients. Pure except for the clock.
+"""The keys of one rank with their generations, waiting requests and watching clients. Pure except for the clock.
 
-A get may watch its key: the server then pushes the key's value in each later generation. Ranks connect to the same
-ranks in each generation, so most need no further requests.
+A get request may watch its key. The server then pushes the key's value in each later generation. Ranks connect to the
+same ranks in each generation, so most of them need no further requests.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Client = TypeVar("Client", bound=Hashable)
 
 
 class StoreKeys(Generic[Client]):
-    """Keys of the generations that are not over, with their waiting requests and watching clients. Not thread-safe.
+    """The keys of generations that are not over, with their waiting requests and watching clients. Not thread-safe.
 
     Args:
-        push: sends clients the value of a key that they watch.
+        push: sends the value of a key to clients that watch the key.
     """
 
     def __init__(self, push: Callable[[Collection[Client], wire.Message], None]) -> None:
@@ -32,15 +32,15 @@ class StoreKeys(Generic[Client]):
         self._values: dict[tuple[int, str], str] = {}
         self._waiting: dict[tuple[int, str], dict[int, tuple[Reply, Client | None]]] = {}
         self._watched: dict[str, set[Client]] = {}
-        """Watching clients by key, for all generations."""
+        """For each key, the clients that watch it, in all generations."""
         self._deadlines: list[tuple[float, int, tuple[int, str]]] = []
         self._tickets = itertools.count()
 
     def answer(self, request: wire.Message, reply: Reply, client: Client | None = None) -> None:
-        """Execute `request`; call `reply` now, or later for a key that is not set yet.
+        """Execute `request`. Calls `reply` at once, or later if a key is not set yet.
 
         Args:
-            client: the requesting client; None: it cannot watch keys.
+            client: the client that sent the request. None if the client cannot watch keys.
         """
         key = (int(request["generation"]), str(request["key"]))
         if key[0] < self.generation:
@@ -74,12 +74,12 @@ class StoreKeys(Generic[Client]):
             self._push(others, {"key": key[1], "generation": key[0], "value": value})
 
     def _compare_set(self, key: tuple[int, str], expected: str, value: str) -> str:
-        """Set a key if it has the expected value (empty: no value); return its value afterwards."""
+        """Set a key if it has the expected value; empty means no value. Returns the key's value afterwards."""
         now = self._values.get(key, "")
         if now == expected:
             self._set(key, value)
             return value
-        return now or expected  # like torch's own stores for a missing key
+        return now or expected  # the behaviour of torch's own stores for a missing key
 
     def _get(self, key: tuple[int, str], timeout_s: float, reply: Reply, client: Client | None) -> None:
         if key in self._values:
@@ -90,7 +90,7 @@ class StoreKeys(Generic[Client]):
         heapq.heappush(self._deadlines, (time.monotonic() + timeout_s, ticket, key))
 
     def enter(self, generation: int) -> None:
-        """Drop the keys of older generations, and fail the waits for them. Watches stay if the key was set."""
+        """Drop the keys of older generations, and make waits for them fail. A watch stays if its key was set."""
         if generation > self.generation and self._values:
             names = {name for _, name in self._values}
             self._watched = {name: clients for name, clients in self._watched.items() if name in names}
@@ -101,12 +101,13 @@ class StoreKeys(Generic[Client]):
                 reply(self._over(key))
 
     def forget(self, client: Client) -> None:
-        """Drop the watches of a closed client."""
+        """Drop the watches of a client whose connection is closed."""
         for clients in self._watched.values():
             clients.discard(client)
 
     def expire(self) -> float | None:
-        """Answer the timed out waits; return the seconds until the next timeout, None without waits."""
+        """Answer waits whose time has passed. Returns the seconds until the next timeout, or None if there are no
+        waits."""
         while self._deadlines:
             deadline, ticket, key = self._deadlines[0]
             waiter = self._waiting.get(key, {}).get(ticket)

@@ -1,8 +1,8 @@
-"""A small key-value server in each rank. Together they are the store of the process groups.
+"""A small key-value server in each rank. Together, these servers are the store of the process groups.
 
-Each key has one owner rank (`store.py` routes), so no process serves all keys, and none must survive. Keys have a
-generation: when it ends, all waits for its keys fail at once. One thread serves all connections; the server's own rank
-calls it directly, without a socket.
+Each key has one owner rank (`store.py` routes requests), so no process serves all keys, and no single process must
+survive. A key belongs to a generation. When the generation ends, all waits for its keys fail at once. One thread serves
+all connections. The server's own rank calls it directly, without a socket.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ from hyperpod_ext.runtime.ipc.unproven import Unproven
 from hyperpod_ext.runtime.process_group.store_keys import StoreKeys
 
 _BACKLOG = 1024
-"""Large, because a whole job may connect at once."""
+"""Number of connections that may wait to be accepted. It is large, because a whole job may connect at once."""
 _UNKNOWN_BYTES = 1024
-"""Maximum number of buffered bytes of an unauthenticated connection."""
+"""Maximum number of bytes that are buffered for an unauthenticated connection."""
 _PROVE_S = 10.0
 _LONGEST_WAIT_S = 3600.0
 _UNPROVEN = 1024
 """Maximum number of unauthenticated connections."""
 _PAUSE_S = 0.1
-"""Pause of accepting when this process can open no more files."""
+"""Seconds for which the server accepts no connections after this process could not open another file."""
 _ACCEPTED_AT_ONCE = 64
-"""Connections accepted before existing ones are read, so that authenticated ones leave the limit first."""
+"""Maximum number of connections to accept before reading existing ones, so that authenticated connections soon stop
+counting against the limit."""
 
 
 class _Peer:
-    """One connection: received bytes, unsent bytes, and whether it is authenticated."""
+    """One connection: its received bytes, its unsent bytes, and whether it is authenticated."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
@@ -49,16 +50,16 @@ class _Peer:
         self.unsent = bytearray()
 
     def frames(self) -> list[wire.Message]:
-        """Return the complete messages received.
+        """Return the complete messages that were received.
 
         Raises:
-            WireError: an invalid frame, or an unauthenticated peer sent more than a proof.
+            WireError: a frame is invalid, or an unauthenticated peer sent more than a proof.
         """
         return list(wire.frames(self.received, wire.MAX_FRAME_BYTES if self.known else _UNKNOWN_BYTES))
 
 
 class _Answer:
-    """Answer to a request of this process. Most come at once, without an Event to wait for."""
+    """The answer to a request of this process. Most answers come at once and need no Event to wait for."""
 
     def __init__(self) -> None:
         self.message: wire.Message | None = None
@@ -71,7 +72,7 @@ class _Answer:
 
 
 class RankServer:
-    """Keys of one rank, over TCP, for processes that hold the job's secret.
+    """The keys of one rank, served over TCP to processes that have the job's secret.
 
     Args:
         secret: the job's secret.
@@ -82,22 +83,22 @@ class RankServer:
         self._secret, self._on_error = secret, on_error
         self._unproven: Unproven[_Peer] = Unproven(unproven.places(places), self._drop)
         self._pausing = False
-        """Whether accepting is paused: this process can open no more files."""
+        """Whether the server accepts no connections for now, because this process cannot open more files."""
         self._keys: StoreKeys[_Peer] = StoreKeys(self._push)
         self._lock = threading.Lock()
         self._selector = selectors.DefaultSelector()
         self._peers: set[_Peer] = set()
         self._full: set[_Peer] = set()
-        """Peers with a full socket; the thread continues sending when it has room."""
+        """Peers whose sockets are full. The thread continues to send once a socket has room."""
         self._wake_read, self._wake_write = socket.socketpair()
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._closing = False
         self.requests = 0
-        """Number of requests served, including this rank's own."""
+        """Number of requests that the server has executed, including this rank's own requests."""
 
     def start(self, host: str = "", port: int = 0) -> int:
-        """Listen on `port` (0: a free one) of the numeric address `host`; empty: all addresses of this machine.
+        """Listen on `port` of the numeric address `host`. Port 0 selects a free port; an empty host, all addresses.
 
         Returns the port.
         """
@@ -116,19 +117,19 @@ class RankServer:
         return int(self._listener.getsockname()[1])
 
     def enter(self, generation: int) -> None:
-        """Drop the keys of older generations, and fail the waits for them."""
+        """Drop the keys of older generations, and make waits for them fail."""
         with self._lock:
             self._keys.enter(generation)
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections and end the thread."""
         self._closing = True
         self._wake()
         if self._thread is not None:
             self._thread.join()
 
     def ask(self, request: wire.Message, timeout_s: float) -> wire.Message | None:
-        """Execute a request of this process; None if there is no answer in time."""
+        """Execute a request of this process. Returns None if there is no answer within `timeout_s`."""
         answer = _Answer()
         with self._lock:
             self.requests += 1
@@ -136,14 +137,15 @@ class RankServer:
             if answer.message is not None:
                 return answer.message
             answer.given = threading.Event()
-        self._wake()  # the thread keeps its deadline
+        self._wake()  # the thread ends the wait at its deadline
         answer.given.wait(timeout_s)
         return answer.message
 
     # --- the thread -----------------------------------------------------------------------------
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # full: it wakes anyway; closed: it has already ended
+        # if the socket is full, the thread wakes anyway; if it is closed, the thread has ended
+        with contextlib.suppress(OSError):
             self._wake_write.send(b"\0", socket.MSG_DONTWAIT)
 
     def _run(self) -> None:
@@ -161,7 +163,7 @@ class RankServer:
                 self._finish_sending()
                 if pausing:
                     self._accept_again()
-        except Exception as error:  # the owner decides about the rank
+        except Exception as error:  # the owner decides what happens to the rank
             self._on_error(f"the rank's key-value server: {type(error).__name__}: {error}")
         finally:
             self._hang_up()
@@ -175,11 +177,12 @@ class RankServer:
         else:
             peer: _Peer = key.data
             if peer not in self._peers:
-                return  # just dropped in favour of a new connection
+                return  # the peer was just dropped in favour of a new connection
             try:
                 if events & selectors.EVENT_READ:
                     self._read(peer)
-            except (OSError, ValueError, KeyError, TypeError):  # closed, or protocol error
+            # the connection is closed, or the peer broke the protocol
+            except (OSError, ValueError, KeyError, TypeError):
                 self._drop(peer)
 
     def _accept(self) -> None:
@@ -192,13 +195,13 @@ class RankServer:
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE) and self._unproven.hang_up_oldest():
                     return
-                self._pausing = True  # out of files or memory, or a network error: accept again later
+                self._pausing = True  # no file or memory is left, or the network has an error: accept again later
                 self._selector.unregister(self._listener)
                 return
             try:
                 sock.setblocking(False)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            except OSError:  # already closed
+            except OSError:  # the peer has already closed the connection
                 sock.close()
                 continue
             peer = _Peer(sock)
@@ -239,11 +242,12 @@ class RankServer:
                 self._keys.answer(message, lambda answer: self._send(peer, answer), peer)
 
     def _send(self, peer: _Peer, message: wire.Message) -> None:
-        """Send a message. From any thread: with the lock held, or before others know the peer."""
+        """Send a message. Any thread may call this with the lock held, or before other threads know the peer."""
         self._send_frame(peer, wire.encode(message))
 
     def _push(self, peers: Collection[_Peer], message: wire.Message) -> None:
-        """Send the value of a watched key. Peers with unsent bytes are skipped: they request the key when needed."""
+        """Send the value of a watched key. A peer with unsent bytes is skipped, because it can request the key when
+        needed."""
         frame = wire.encode(message)
         for peer in peers:
             if not peer.unsent:
@@ -256,7 +260,7 @@ class RankServer:
             except BlockingIOError:
                 pass
             except OSError:
-                disconnect(peer.socket)  # an answer may be lost; the thread sees the closed connection
+                disconnect(peer.socket)  # an answer may be lost, and the thread notices the closed connection
                 return
         if frame:
             peer.unsent += frame

@@ -1,4 +1,4 @@
-"""Access to torch's private creation and numbering of process groups. The names are listed in
+"""Access to torch's private functions that create and number process groups. The names are listed in
 `torch_requirements/private_names.py`."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OLDEST = (2, 6)
 _c10d: Any = getattr(dist, "distributed_c10d", None)
 _make_group: Any = getattr(_c10d, "_new_process_group_helper", None)
 ReconfigureOptions: Any = getattr(getattr(torch._C, "_distributed_c10d", None), "ReconfigureOptions", None)
-"""A backend's new configuration: `uuid`, and one of `handles` per rank. None before torch 2.14."""
+"""A backend's new configuration: `uuid`, and one entry of `handles` per rank. None before torch 2.14."""
 
 
 def check() -> None:
@@ -36,16 +36,17 @@ def check() -> None:
 
 
 def on_new_group(maker: GroupMaker | None) -> None:
-    """Call `maker` for each new group, with its name, its ranks (none for the default group) and torch's function.
+    """Call `maker` for each new group, with the group's name, its ranks (empty for the default group) and torch's
+    function.
 
-    None: restore torch's own."""
+    If `maker` is None, restore torch's own function."""
     if maker is None:
         _c10d._new_process_group_helper = _make_group
         return
 
     @functools.wraps(_make_group)
     def make_group(*arguments: Any, **options: Any) -> Any:
-        name, ranks = str(arguments[5]), list(arguments[2])  # its group_name and global_ranks_in_group
+        name, ranks = str(arguments[5]), list(arguments[2])  # the arguments `group_name` and `global_ranks_in_group`
         return maker(name, ranks, functools.partial(_make_group, *arguments, **options))
 
     _c10d._new_process_group_helper = make_group
@@ -54,8 +55,8 @@ def on_new_group(maker: GroupMaker | None) -> None:
 def forget_groups(kept: int = 0) -> None:
     """Reset torch's count of groups to `kept`.
 
-    Torch names a group's keys by its number. A failed init counts, too, and torch only forgets destroyed groups:
-    survivors and new processes would use different names.
+    Torch names a group's keys by the group's number. A failed init increases the count, and destroyed groups do not
+    decrease it. Without this reset, survivors and new processes would use different names.
     """
     _c10d._world.group_count = kept
 
@@ -71,18 +72,19 @@ def store_of(group: dist.ProcessGroup) -> Any:
 
 
 def backends_of(device: str) -> dict[str, Any]:
-    """Return each open group's backend for this device, by group name, if it can be aborted. From any thread."""
+    """Return each open group's backend for this device, by group name, if it can be aborted. Any thread may call
+    this."""
     found = {}
     for group, name in list(_c10d._world.pg_names.items()):
-        with contextlib.suppress(RuntimeError):  # none for this device
+        with contextlib.suppress(RuntimeError):  # the group has no backend for this device
             backend = group._get_backend(torch.device(device))
-            if hasattr(backend, "abort"):  # gloo's cannot before torch 2.7
+            if hasattr(backend, "abort"):  # gloo's backend has no `abort` before torch 2.7
                 found[str(name)] = backend
     return found
 
 
 def parts_of(group: dist.ProcessGroup) -> dict[str, Any]:
-    """Return the backends of a group by their first device type, CPU first."""
+    """Return the backends of a group, by the first device type of each, CPU first."""
     devices = sorted(group._device_types, key=lambda device: (device.type != "cpu", device.type))
     parts: dict[str, Any] = {}
     for device in devices:
@@ -95,7 +97,7 @@ def collectives_begun() -> int:
     """Return the number of collectives that this process has begun on its open process groups."""
     begun = 0
     for group in list(_c10d._world.pg_map):
-        # raised by groups just being opened or closed, and by backend "fake" of mesh dimensions of size 1
+        # raised by groups that are being opened or closed, and by backend "fake" of mesh dimensions of size 1
         with contextlib.suppress(RuntimeError, ValueError):
             backends: list[Any] = [group._get_backend(device) for device in group._device_types]
             begun += sum(one._get_sequence_number_for_group() for one in {id(one): one for one in backends}.values())

@@ -1,4 +1,5 @@
-"""Gradient sums that do not depend on their order: the same bits for any number of ranks and any history of them."""
+"""Gradient sums that do not depend on the order of summation, so that any number or history of ranks has the same
+bits."""
 
 from __future__ import annotations
 
@@ -18,17 +19,19 @@ __all__ = ["Reproducible", "reproducible", "seeded"]
 
 
 def reproducible(module: torch.nn.Module, *, init_sync: bool = True) -> Reproducible:
-    """Wrap `module` like DistributedDataParallel: a plain module, or one after `fully_shard` (FSDP2, HSDP).
+    """Wrap `module` as DistributedDataParallel does. It may be a plain module, or one after `fully_shard` (FSDP2,
+    HSDP).
 
-    init_sync: send rank 0's parameters and buffers to all ranks first; FSDP2 modules are left as they are.
+    init_sync: whether to send rank 0's parameters and buffers to all ranks first. Has no effect on FSDP2 modules.
 
     Raises:
-        JobFailedError: the module has parts whose results depend on the number of ranks, or an unknown layout.
+            JobFailedError: the module has parts whose results depend on the number of ranks, or its layout is unknown.
     """
     check(Feature.REPRODUCIBLE_DDP)
     if any(hasattr(part, "_get_fsdp_state") for part in module.modules()):
         check(Feature.REPRODUCIBLE_FSDP2)
-        from hyperpod_ext.runtime.reproducible.sharded import Sharded  # FSDP2 takes a second to import
+        # import it here, because FSDP2 takes a second to import
+        from hyperpod_ext.runtime.reproducible.sharded import Sharded
 
         return Sharded(module)
     from hyperpod_ext.runtime.reproducible.replicated import Replicated
@@ -37,8 +40,8 @@ def reproducible(module: torch.nn.Module, *, init_sync: bool = True) -> Reproduc
 
 
 def seeded(step: Step, seed: int) -> Iterator[tuple[Any, float]]:
-    """Yield each (micro-batch, weight) of `step`; before each, seed torch's, Python's and numpy's global generators
-    from (seed, step, slot), so that dropout is the same on any rank."""
+    """Yield each (micro-batch, weight) in `step`. Before each, seed the global generators of torch, Python and numpy
+    from seed, step and slot, so that dropout is the same on any rank."""
     for slot, (batch, weight) in zip(step.slots, step, strict=True):
-        seed_step(seed, step.number, -2 - slot.index)  # ranks count from 0, and -1 is taken for building
+        seed_step(seed, step.number, -2 - slot.index)  # ranks count from 0, and -1 is used for building
         yield batch, weight

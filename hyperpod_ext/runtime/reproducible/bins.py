@@ -1,12 +1,13 @@
-"""Sums of floating-point tensors as integers, so that their order does not matter.
+"""Sums floating-point tensors as integers, so that the order of summation does not matter.
 
 A fixed grid cuts every number into bins of 16 bits: bin k has the bits worth 2^(16k) to 2^(16k+15). Each tensor keeps
-three bins, from that of its largest number downwards, each summed as int32. A later, larger number moves the window up:
-the lowest bin is dropped, as if it had never been summed. So the result depends only on the numbers, not on their order
-or their ranks.
+three bins, from the bin of its largest number downwards. Each bin is summed as int32. If a later number is larger, the
+window moves up: the lowest bin is dropped, as if it had never been summed. So the result depends only on the numbers,
+and neither on their order nor on their ranks.
 
-The window has 48 bits, of which the largest number uses at least 33. The bound: a contribution is less than 2^48
-of the lowest bin's units, so `MOST` = 2^14 of them stay below 2^62 in an int64; in one bin, below 2^30 in an int32.
+The window has 48 bits, of which the largest number uses at least 33. Bound on the sum: a contribution is less than 2^48
+units of the lowest bin, so `MOST` = 2^14 contributions stay below 2^62 in an int64. In one bin, they stay below 2^30 in
+an int32.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ import torch
 MOST = 1 << 14
 """Maximum number of micro-batches in one sum, over all ranks."""
 NONE, BAD = -128, 127
-"""Instead of a bin: nothing was added; a number that is not finite was added."""
+"""Values instead of a bin: no number was added; or a number that is not finite was added."""
 _BITS, _BINS = 16, 3
 _AT_ONCE = 1 << 15
-"""Numbers that a CPU cuts at once: enough to fit into its cache."""
-_LOWEST = -7  # below it scales would leave float32; 2^-144 is the last bit that it keeps
+"""Number of values that a CPU processes at once. They are few enough to fit into its cache."""
+_LOWEST = -7  # with lower bins, scales would leave float32; 2^-144 is the last bit that float32 keeps
 
 
 def bin_of(largest: float) -> int:
-    """Return the bin of a float32 magnitude's highest bit; `BAD` if it is not finite."""
+    """Return the bin of the highest bit of a float32 magnitude. `BAD` if the magnitude is not finite."""
     if not math.isfinite(largest):
         return BAD
     exponent = math.frexp(largest)[1]  # largest < 2^exponent
@@ -35,24 +36,25 @@ def bin_of(largest: float) -> int:
 
 
 def largest_of(tensors: Sequence[torch.Tensor]) -> list[float]:
-    """Return the largest magnitude of each tensor; NaN if it contains one. Synchronizes once."""
+    """Return the largest magnitude in each tensor; NaN if the tensor contains NaN. Synchronizes with the device
+    once."""
     if not tensors:
         return []
     if tensors[0].device.type != "cpu":
         return torch.stack(torch._foreach_norm(list(tensors), math.inf)).tolist()
-    ends = [tensor.aminmax() for tensor in tensors if tensor.numel()]  # norms are four times as slow there
+    ends = [tensor.aminmax() for tensor in tensors if tensor.numel()]  # on CPUs, norms are four times as slow
     found = iter(torch.stack([torch.maximum(-low, high) for low, high in ends]).tolist() if ends else [])
     return [next(found) if tensor.numel() else 0.0 for tensor in tensors]
 
 
 def add_bins(values: torch.Tensor, top: int, into: torch.Tensor) -> None:
-    """Add the bins `top`, `top` - 1 and `top` - 2 of float `values` to the rows of int32 `into`, highest first.
+    """Add the bins `top`, `top` - 1 and `top` - 2 of float `values` to the rows of int32 `into`, highest bin first.
 
-    Shapes: `values` (n), `into` (3, n). No value may reach above bin `top`. Bits below are dropped, towards zero.
+    Shapes: `values` (n), `into` (3, n). No value may exceed bin `top`. Lower bits are dropped, towards zero.
     """
     scale = math.ldexp(1.0, -_BITS * top)
     for piece in _pieces(values):
-        rest = values[piece].to(torch.float32) * scale  # exact: a power of two
+        rest = values[piece].to(torch.float32) * scale  # exact, because the scale is a power of two
         for row in into[:, piece]:
             digits = rest.to(torch.int32)
             row.add_(digits)
@@ -65,20 +67,20 @@ def _pieces(values: torch.Tensor) -> Iterator[slice]:
 
 
 class Sum:
-    """Sum of flat tensors of `numel` numbers: int32 bins of this rank, 12 bytes per number."""
+    """Sum of flat tensors with `numel` numbers. Kept as this rank's int32 bins, which take 12 bytes per number."""
 
     def __init__(self, numel: int, device: torch.device) -> None:
         self.top = NONE
         self.bins = torch.zeros(_BINS, numel, dtype=torch.int32, device=device)
 
     def add(self, values: torch.Tensor, top: int) -> None:
-        """Add `values`, with the largest magnitude in bin `top`."""
+        """Add `values`, whose largest magnitude is in bin `top`."""
         self.raise_to(top)
         if self.top != BAD:
             add_bins(values.reshape(-1), self.top, self.bins)
 
     def raise_to(self, top: int) -> None:
-        """Move the window up to `top`, unless it is as high already."""
+        """Move the window up to `top`, unless it is already that high."""
         if top <= self.top:
             return
         up = min(top - self.top, _BINS)
@@ -88,7 +90,7 @@ class Sum:
         self.top = top
 
     def pack(self, into: torch.Tensor) -> torch.Tensor:
-        """Write all bins into flat `into`, as one int64 number each, in units of the lowest bin."""
+        """Write all bins into flat `into`, as one int64 per number, in units of the lowest bin."""
         for piece in _pieces(into):
             into[piece] = self.bins[0, piece]
             for row in self.bins[1:, piece]:
@@ -99,13 +101,13 @@ class Sum:
         return self.pack(torch.empty(self.bins.shape[1], dtype=torch.int64, device=self.bins.device))
 
     def clear(self) -> None:
-        """Reset the sum."""
+        """Reset the sum to zero."""
         self.top = NONE
         self.bins.zero_()
 
 
 def value_of(packed: torch.Tensor, top: int) -> torch.Tensor:
-    """Return flat int64 sums of `packed` as float32 numbers; NaN if a summand was not finite."""
+    """Return flat int64 sums in `packed` as float32 numbers. All are NaN if a summand was not finite."""
     values = torch.empty(packed.shape, dtype=torch.float32, device=packed.device)
     if top == BAD:
         return values.fill_(math.nan)

@@ -1,5 +1,5 @@
-"""For models that are whole on every rank. A micro-batch's gradients are added to bins after its backward pass; bins
-are summed over the ranks as int64, in parts, so that packing one part overlaps with sending another."""
+"""For models that are complete on every rank. The gradients of a micro-batch are added to bins after its backward pass.
+Bins are summed over the ranks as int64, in parts, so that packing one part overlaps with sending another."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hyperpod_ext.runtime.reproducible.bins import BAD, NONE, Sum, bin_of, large
 from hyperpod_ext.runtime.reproducible.wrapped import Reproducible, stale
 
 _PART = 1 << 22
-"""Numbers sent at once: 32 MiB."""
+"""Number of values to send at once, which is 32 MiB."""
 
 
 class Replicated(Reproducible):
-    """See `Reproducible`. Its bins take 12 bytes a parameter, from the first backward pass on."""
+    """See `Reproducible`. The bins take 12 bytes per parameter, from the first backward pass on."""
 
     def __init__(self, module: torch.nn.Module, *, init_sync: bool = True) -> None:
         super().__init__(module)
@@ -40,7 +40,7 @@ class Replicated(Reproducible):
                     dist.broadcast(tensor, 0)
 
     def forward(self, *arguments: Any, **options: Any) -> Any:
-        self._queued = False  # a failed backward pass did not call back
+        self._queued = False  # after a failed backward pass there was no callback
         return self.module(*arguments, **options)
 
     def close(self) -> None:
@@ -95,19 +95,20 @@ class Replicated(Reproducible):
         self.count = 0
 
     def norm(self) -> torch.Tensor:
-        # a rank without a micro-batch in this step must take part
+        # a rank without a micro-batch in this step must take part as well
         if self.count or not self._is_reduced():
             self.reduce()
         gradients = [parameter.grad for parameter in self._trained if parameter.grad is not None]
-        return torch.nn.utils.get_total_norm(gradients)  # whole on every rank, so always added in one order
+        # gradients are complete on every rank, so they are always added in the same order
+        return torch.nn.utils.get_total_norm(gradients)
 
     def _is_reduced(self) -> bool:
-        """Return whether the gradients of the last reduction still exist: they are dropped before the next step."""
+        """Return whether the gradients of the last reduction still exist. They are dropped before the next step."""
         given = [None if held is None else held() for held in self._given]
         return any(held is not None and held is p.grad for held, p in zip(given, self._trained, strict=True))
 
     def _parts(self, tops: list[int]) -> Iterator[list[int]]:
-        """Yield groups of parameters that are sent together."""
+        """Yield groups of parameters whose sums are sent together."""
         part, numel = list[int](), 0
         for i, top in enumerate(tops):
             if top in (NONE, BAD):

@@ -1,7 +1,8 @@
-"""For FSDP2 and HSDP: each backward pass scatters its gradients as int32 bins, which each rank sums for its shards.
+"""For FSDP2 and HSDP. Each backward pass scatters its gradients as int32 bins, and each rank sums the bins of its
+shards.
 
-FSDP2 gets zeros instead of gradients: views of one flat tensor per parameter group, into which `reduce` writes the
-sums.
+FSDP2 gets zeros instead of gradients. They are views of one flat tensor per parameter group, into which `reduce` writes
+the sums.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.reproducible.bins import BAD, Sum, add_bins, bin_of, largest_of, value_of
 from hyperpod_ext.runtime.reproducible.wrapped import Reproducible, local_of, stale
 
-_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # its older name
+# the second name is that of older versions
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class Sharded(Reproducible):
-    """See `Reproducible`. Its bins take 12 bytes for each parameter of this rank's shards."""
+    """See `Reproducible`. The bins take 12 bytes per parameter in this rank's shards."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__(module)
@@ -42,7 +44,7 @@ class Sharded(Reproducible):
                 part.set_force_sum_reduction_for_comms(True)
 
     def close(self) -> None:
-        self._groups, self.count = [], 0  # the wrapper that follows sets its own
+        self._groups, self.count = [], 0  # a wrapper that follows sets its own groups
 
     @torch.no_grad()
     def reduce(self) -> None:
@@ -60,14 +62,14 @@ class Sharded(Reproducible):
 
 
 class _Group:
-    """Replaces the reduce-scatter of one parameter group, with the methods of FSDP2's `ReduceScatter`."""
+    """Replaces the reduce-scatter of one parameter group. Has the methods of FSDP2's `ReduceScatter`."""
 
     def __init__(self, owner: Sharded, part: Any, inner: Any) -> None:
         self.inner = inner
         self._owner = owner
         self._sum: Sum | None = None
         self._given: torch.Tensor | None = None
-        """The tensor that FSDP2 uses as gradients, from the first backward pass of the step."""
+        """The tensor that FSDP2 uses as gradients, from the step's first backward pass on."""
         self._scattered, self._rounds = False, 0
         mesh = inner.mesh_info
         if not hasattr(mesh, "shard_process_group") or inner.fsdp_params[0].sharded_param.device_mesh.ndim > (
@@ -86,7 +88,7 @@ class _Group:
 
     @property
     def shards(self) -> dist.ProcessGroup:
-        """Group of the ranks with a part each. Not cached: a fault replaces groups."""
+        """Group of the ranks that have one shard each. Not cached, because a fault replaces groups."""
         group: dist.ProcessGroup = self.inner.mesh_info.shard_process_group
         return group
 
@@ -109,13 +111,14 @@ class _Group:
         self._scattered = True
 
     def _after(self, output: torch.Tensor) -> None:
-        """Called after each reduction, or instead of it with a single rank."""
+        """Called after each reduction. With a single rank, called instead of it."""
         if not self._scattered:
             self._add(output, output, None)
         self._scattered = False
 
     def _add(self, gradients: torch.Tensor, output: torch.Tensor, group: dist.ProcessGroup | None) -> None:
-        """Add one micro-batch of each rank. `gradients`: flat, one part per rank; `output`: flat, FSDP2's result."""
+        """Add one micro-batch of each rank. `gradients`: flat, one part per rank. `output`: flat, the result for
+        FSDP2."""
         groups = [] if group is None else [group]
         if group is not None and self._is_hybrid:
             groups.append(self.inner.mesh_info.replicate_process_group)
@@ -138,7 +141,7 @@ class _Group:
         self._owner.count = max(self._owner.count, self._rounds)
 
     def _scatter(self, gradients: torch.Tensor, groups: list[dist.ProcessGroup]) -> torch.Tensor:
-        """Return the bins of this rank's shard, summed over the ranks: int32 (3, n)."""
+        """Return the bins of this rank's shard, summed over all ranks, as int32 (3, n)."""
         assert self._sum is not None
         parts = groups[0].size() if groups else 1
         bins = torch.zeros(parts, *self._sum.bins.shape, dtype=torch.int32, device=gradients.device)
@@ -183,16 +186,17 @@ def _state(part: FSDPModule) -> Any:
 
 
 def norm_of(shards: Sequence[torch.Tensor], group: dist.ProcessGroup, device: torch.device) -> torch.Tensor:
-    """Return the 2-norm, in float32, of float tensors with a part on each rank of `group`. Collective.
+    """Return the 2-norm, in float32, of float tensors that have a part on each rank of `group`. All its ranks must call
+    this.
 
-    Squares of float32 are exact in float64. They are added as integers of 62 - ceil(log2(count)) bits, so that `count`
-    of the largest stay below 2^62. NaN if a number is not finite.
+    Squares of float32 are exact in float64. They are added as integers of 62 - ceil(log2(count)) bits, so that even
+    `count` of the largest squares stay below 2^62. NaN if a number is not finite.
     """
     squares = [shard.to(torch.float64).square() for shard in shards if shard.numel()]
     zero = torch.zeros((), dtype=torch.float64, device=device)
     highest = torch.stack([zero, *(square.max() for square in squares)]).max()
     finite = torch.isfinite(highest)
-    largest = torch.where(finite, highest, math.inf)  # backends order NaN differently
+    largest = torch.where(finite, highest, math.inf)  # backends differ in how they order NaN
     count = torch.tensor(sum(square.numel() for square in squares), dtype=torch.int64, device=device)
     dist.all_reduce(largest, dist.ReduceOp.MAX, group)
     dist.all_reduce(count, dist.ReduceOp.SUM, group)

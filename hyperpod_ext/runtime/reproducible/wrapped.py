@@ -1,4 +1,4 @@
-"""The base of all reproducible wrappers: one reduction per step, and no optimizer step without it."""
+"""The base of all reproducible wrappers. It requires one reduction per step before the optimizer's step."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _ATTRIBUTE = "_hpx_reproducible"
 
 
 class Reproducible(torch.nn.Module):
-    """Called like `module`. Each backward pass adds one micro-batch; `reduce` sets the parameters' gradients.
+    """A wrapper that is called like `module`. Each backward pass adds a micro-batch; `reduce` sets the gradients.
 
-    Gradients are *summed* over micro-batches and ranks, not averaged: divide the loss by the step's number of samples
-    or tokens over all ranks.
+    Gradients are *summed* over micro-batches and ranks, and not averaged. So divide the loss by the number of samples
+    or tokens that the step has over all ranks.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -31,12 +31,12 @@ class Reproducible(torch.nn.Module):
         before = getattr(module, _ATTRIBUTE, None)
         if before is not None and (old := before()) is not None:
             old.close()
-        object.__setattr__(module, _ATTRIBUTE, weakref.ref(self))  # not in its state_dict
+        object.__setattr__(module, _ATTRIBUTE, weakref.ref(self))  # keeps the reference out of the module's state_dict
         self.module = module
         self.count = 0
-        """Number of this rank's micro-batches since the last `reduce`."""
+        """Number of micro-batches that this rank has added since the last `reduce`."""
         self.after_backward: Callable[[], None] = lambda: None
-        """Called after each added micro-batch; its errors end the step."""
+        """Called after each micro-batch that was added. An error in it ends the step."""
         self._owned = {id(parameter) for parameter in module.parameters()}
         if not _wrapped:
             _watch_optimizers()
@@ -47,24 +47,26 @@ class Reproducible(torch.nn.Module):
 
     @abstractmethod
     def reduce(self) -> None:
-        """Set each parameter's gradient to the sum over all micro-batches and ranks. Collective; once per step.
+        """Set each parameter's gradient to the sum over all micro-batches and ranks. All ranks must call this once per
+        step.
 
-        A gradient that is not finite on any rank becomes NaN on all ranks.
+        If a gradient is not finite on any rank, it becomes NaN on all ranks.
 
         Raises:
-            JobFailedError: more than 16384 micro-batches.
+            JobFailedError: the step has more than 16384 micro-batches.
         """
 
     @abstractmethod
     def norm(self) -> torch.Tensor:
-        """Return the 2-norm of all gradients, the same bits for any number of ranks. Collective; may reduce first."""
+        """Return the 2-norm of all gradients, with the same bits for any number of ranks. All ranks must call this. It
+        calls `reduce` first if needed."""
 
     @abstractmethod
     def close(self) -> None:
         """Unwrap the module."""
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
-        """Clip this module's gradients like `torch.nn.utils.clip_grad_norm_`; return their norm."""
+        """Clip this module's gradients as `torch.nn.utils.clip_grad_norm_` does. Returns their norm."""
         norm = self.norm()
         scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         for parameter in self.module.parameters():
@@ -76,7 +78,7 @@ class Reproducible(torch.nn.Module):
         return any(id(parameter) in self._owned for parameter in parameters)
 
     def _counted(self, contributions: int) -> None:
-        """Raise JobFailedError for sums that might overflow."""
+        """Raise JobFailedError if sums of so many contributions might overflow."""
         if contributions > MOST:
             raise JobFailedError(
                 f"reproducible: a step of {contributions} micro-batches; sums are exact up to {MOST}",
@@ -85,7 +87,7 @@ class Reproducible(torch.nn.Module):
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a DTensor, or any other tensor itself."""
+    """Return this rank's part of a DTensor. Any other tensor is returned unchanged."""
     local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return local
 

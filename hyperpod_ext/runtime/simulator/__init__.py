@@ -1,1 +1,2 @@
-"""Jobs of 16 to 16,384 nodes through months of faults, decided by the code that decides in a real job. No torch."""
+"""Simulates jobs of 16 to 16,384 nodes through months of faults. The code of a real job makes the decisions. Needs no
+torch."""

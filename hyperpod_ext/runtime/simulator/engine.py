@@ -1,4 +1,4 @@
-"""Simulation of one job: faults are drawn, the real code decides, and training continues from its decision."""
+"""Simulates one job. Faults are drawn at random, the real code decides, and training continues from its decision."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ Class = Literal["process", "node", "correlated"]
 
 @dataclass
 class Outcome:
-    """Result of one simulated job, in seconds and bytes."""
+    """The result of one simulated job, in seconds and bytes."""
 
     wall_s: float = 0.0
     steps: int = 0
-    """Steps made and kept."""
+    """Number of steps that were made and kept."""
     kept_s: float = 0.0
     saving_s: float = 0.0
-    """Seconds of saves in kept steps."""
+    """Seconds that saves took in kept steps."""
     recovery_s: float = 0.0
-    """Seconds from faults until training continued."""
+    """Seconds between faults and the moments when training continued."""
     lost_steps: int = 0
-    """Whole steps that were repeated."""
+    """Number of complete steps that were repeated."""
     faults: dict[str, int] = field(default_factory=lambda: {"process": 0, "node": 0, "correlated": 0})
     sources: dict[str, int] = field(default_factory=dict)
-    """Number of ranks that restored from each kind of place."""
+    """Number of ranks that restored from each kind of source."""
     fell_back_to: dict[str, int] = field(default_factory=dict)
-    """Number of recoveries by the farthest place that was needed."""
+    """Number of recoveries, by the farthest source that was needed."""
     relaunches: int = 0
     """Number of times that the job failed and was started again."""
     given_up: list[str] = field(default_factory=list)
-    """Causes of the first few failures of the job."""
+    """Causes of the job's first few failures."""
     traffic: dict[str, float] = field(default_factory=dict)
-    """Bytes sent to peers, sent to storage, and read to restore."""
+    """Number of bytes sent to peers, sent to storage, and read to restore."""
 
     @property
     def goodput(self) -> float:
@@ -49,7 +49,7 @@ class Outcome:
 
     @property
     def lost_s(self) -> float:
-        """Seconds of lost work, saves included."""
+        """Seconds of lost work, including saves in it."""
         return self.wall_s - self.kept_s - self.saving_s - self.recovery_s
 
     def to_json(self) -> dict[str, Any]:
@@ -78,10 +78,10 @@ _WHYS = 3
 
 
 class Simulation:
-    """One job, from its start to `days`. The same seed gives the same job.
+    """One job, from its start to its end after `days`. The same seed produces the same job.
 
     Args:
-        every_rank: simulate every rank in every decision; slow, with the same decisions.
+        every_rank: whether to simulate every rank in every decision. This is slow, and the decisions are the same.
     """
 
     def __init__(self, settings: Simulated, seed: int, *, every_rank: bool = False) -> None:
@@ -94,7 +94,7 @@ class Simulation:
         self._memory = Memory(settings, settings.nodes if every_rank else BLOCK)
         self._memory.place(nodes, 0.0)
         self._down: list[tuple[float, int]] = []
-        """Seconds at which lost nodes return, with the node."""
+        """Time at which each lost node returns, in seconds, and the node."""
         rates = settings.rates.of_job(settings.nodes)
         self._weights = {"process": rates.process, "node": rates.node, "correlated": rates.correlated}
         self._rate = rates.total
@@ -102,7 +102,7 @@ class Simulation:
         self._interval = self._train(0.0, 0)
 
     def run(self, days: float) -> Outcome:
-        """Return the outcome after this many days."""
+        """Run the job for this many days, and return its outcome."""
         end = days * 86400.0
         fault = self._next_fault(0.0)
         while fault < end:
@@ -129,7 +129,7 @@ class Simulation:
         return FaultFreeInterval(moment, step, self._known.generation, settings.step_s, settings.tiers)
 
     def _end_interval(self, moment: float) -> None:
-        """End the current interval of training at `moment`, by a fault or at the end of the simulation."""
+        """End the present interval of training at `moment`, because of a fault or the end of the simulation."""
         interval = self._interval
         self._known.committed = self._known_committed = interval.newest(moment)
         self._memory.train(interval, moment)
@@ -144,7 +144,8 @@ class Simulation:
     # --- one recovery -----------------------------------------------------------------------------
 
     def _recover(self, moment: float) -> float:
-        """Simulate the recovery from a fault at `moment`, with faults during it. Returns when training continues."""
+        """Simulate the recovery from a fault at `moment`, with the faults during it. Returns when training
+        continues."""
         self._end_interval(moment)
         faults = [self._draw_fault(moment)]
         upcoming = self._next_fault(moment)
@@ -181,7 +182,7 @@ class Simulation:
         return resumed
 
     def _draw_fault(self, moment: float) -> _SimulatedFault:
-        """Draw a fault: its kind, its place, and the duration of the repair."""
+        """Draw a fault at random: its kind, its rank, and the duration of the repair."""
         kinds: list[Class] = ["process", "node", "correlated"]
         (kind,) = self._random.choices(kinds, [self._weights[kind] for kind in kinds])
         rank = self._random.randrange(self._settings.nodes)
@@ -189,7 +190,8 @@ class Simulation:
         return _SimulatedFault(moment, kind, rank, repair)
 
     def _ranks_hit(self, fault: _SimulatedFault) -> tuple[int, ...]:
-        """Return the ranks on the nodes that a fault hits, as placed before the recovery's first fault."""
+        """Return the ranks on the nodes that a fault hits. Ranks are on the nodes as before the recovery's first
+        fault."""
         nodes, size = self._known.nodes, self._settings.rack_nodes
         if fault.kind != "correlated":
             return (fault.rank,)
@@ -220,7 +222,7 @@ class Simulation:
         return _SimulatedRecovery(job, ready, down, witness)
 
     def _take(self, fault: _SimulatedFault, job: JobModel, down: list[tuple[float, int]]) -> float:
-        """Apply one fault. Returns the seconds that its recovery takes."""
+        """Apply one fault to the job. Returns the seconds that its recovery takes."""
         for rank in self._ranks_hit(fault):
             if job.failed is not None or rank in job.membership.unassigned:
                 continue
@@ -234,7 +236,8 @@ class Simulation:
         return recovery.process if fault.kind == "process" else recovery.node
 
     def _ranks_of(self, touched: set[int]) -> tuple[list[int], int]:
-        """Return ranks that differ from the rest or hold copies of such ranks, and one rank for the rest."""
+        """Return the ranks that differ from the rest or hold copies of such ranks, and one rank that represents the
+        rest."""
         nodes = self._known.nodes
         if self._every_rank:
             return list(nodes), 0
@@ -253,7 +256,7 @@ class Simulation:
         for kind, count in counts.items():
             outcome.sources[kind] = outcome.sources.get(kind, 0) + count
         read = sum(count for kind, count in counts.items() if kind in ("live", "peer", "s3"))
-        if settings.parity is not None:  # an image of each other node of the group
+        if settings.parity is not None:  # a rebuild reads one image from each other node of the group
             read += counts.get("parity", 0) * (group_size(settings.nodes, settings.parity) - 1)
         outcome.traffic["to_restore"] = outcome.traffic.get("to_restore", 0.0) + read * settings.node_bytes
         outcome.lost_steps += committed - step
@@ -293,7 +296,7 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True)
 class _SimulatedFault:
-    """A drawn fault."""
+    """A fault that was drawn at random."""
 
     moment: float
     kind: Class
@@ -303,7 +306,7 @@ class _SimulatedFault:
 
 @dataclass(frozen=True, slots=True)
 class _SimulatedRecovery:
-    """A recovery until all ranks can join."""
+    """A recovery, up to the moment when all ranks can join."""
 
     job: JobModel
     ready: float

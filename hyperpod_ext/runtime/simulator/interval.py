@@ -1,5 +1,5 @@
-"""A stretch of training that nothing disturbs: when each step ends, and which snapshots are safe when. Arithmetic
-instead of one event a step, so that a month takes milliseconds."""
+"""An interval of training without faults: when each step ends, and when each snapshot is safe. Computed by arithmetic
+instead of one event per step, so that a month takes milliseconds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SimulatedSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class FaultFreeInterval:
-    """Training from `step` at moment `start` on, in one generation. Seconds."""
+    """Training from `step` at time `start` on, in one generation. All times are in seconds."""
 
     start: float
     step: int
@@ -36,14 +36,15 @@ class FaultFreeInterval:
     tiers: Mapping[str, SimulatedTier]
 
     def ends(self, step: int) -> float:
-        """When `step` is done, and its snapshots are taken."""
+        """Return the time at which `step` is done and its snapshots are taken."""
         saving = sum(
             (step // tier.every_steps - self.step // tier.every_steps) * tier.blocked for tier in self.tiers.values()
         )
         return self.start + (step - self.step) * self.step_s + saving
 
     def newest(self, moment: float) -> int:
-        """The newest step that is done at `moment`. The time in which a snapshot is taken is its step's."""
+        """Return the newest step that is done at `moment`. The time of taking a snapshot belongs to the snapshot's
+        step."""
         low, high = self.step, self.step + max(0, int((moment - self.start) / self.step_s)) + 1
         while high - low > 1:
             middle = (low + high) // 2
@@ -51,15 +52,15 @@ class FaultFreeInterval:
         return low
 
     def blocked(self, until: int) -> float:
-        """Seconds that saves took up to the end of step `until`."""
+        """Return the seconds that saves took up to the end of step `until`."""
         return self.ends(until) - self.start - (until - self.step) * self.step_s
 
     def held(self, name: str, moment: float, count: int) -> list[SimulatedSnapshot]:
-        """The newest snapshots of a tier that are safe at `moment`, newest first."""
+        """Return the newest snapshots of a tier that are safe at `moment`, newest first."""
         return [held for held, _ in zip(self._back(self.tiers[name], moment), range(count), strict=False)]
 
     def captured(self, name: str, moment: float) -> int:
-        """How many copies the tier was given up to `moment`."""
+        """Return the number of copies that were begun in the tier up to `moment`."""
         tier = self.tiers[name]
         count = self.newest(moment) // tier.every_steps - self.step // tier.every_steps
         return -(-count // self._stride(tier)) if count > 0 else 0
@@ -73,7 +74,8 @@ class FaultFreeInterval:
                 yield SimulatedSnapshot(index * tier.every_steps, self.generation, captured, captured + tier.latency)
 
     def _stride(self, tier: SimulatedTier) -> int:
-        """Every how many-th that is due is copied: one is not begun before the one before has arrived."""
+        """Return n if every n-th due snapshot is copied, because a copy does not begin before the previous one has
+        arrived."""
         every = tier.every_steps
         period = every * self.step_s + sum(other.blocked * every / other.every_steps for other in self.tiers.values())
         return max(1, math.ceil(tier.latency / period - 1e-9))

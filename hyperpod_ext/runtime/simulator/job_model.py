@@ -1,7 +1,7 @@
-"""The part of a job that a fault affects, under the real coordinator's membership.
+"""The part of a job that a fault affects, with the membership of a real coordinator.
 
-Ranks that the fault did not affect hold equal state, so one represents them all. `whole` simulates every rank;
-    a test checks that both decide the same.
+All ranks that the fault does not affect hold equal state, so a single rank represents them. `every_rank` simulates
+every rank; a test checks that both lead to the same decisions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hyperpod_ext.runtime.snapshot.select import Decision, Offer
 
 @dataclass
 class Known:
-    """State of a membership that is kept between faults."""
+    """State of a membership that is kept from fault to fault."""
 
     nodes: dict[int, int]
     """Node of each rank."""
@@ -34,7 +34,7 @@ class Known:
 
 
 class JobModel:
-    """A recovery, from the first fault to `Go`."""
+    """One recovery, from its first fault to `Go`."""
 
     def __init__(
         self, settings: Simulated, known: Known, memory: Memory, ranks: Collection[int], live: int | None
@@ -44,7 +44,7 @@ class JobModel:
         self._dead: set[int] = set()
         self._lost: set[int] = set()
         self._emptied: set[int] = set()
-        """Ranks whose node was lost. The node's memory is empty, even if the same node returned."""
+        """Ranks whose node was lost. The node's memory is empty, even if the same node has returned."""
         running = live is not None
         self.membership = Membership(
             self._was,
@@ -63,14 +63,14 @@ class JobModel:
         """Lost nodes that must be replaced."""
 
     def process_died(self, rank: int, at: float) -> None:
-        """Record that a rank's process died at this second, and its node did not."""
+        """Record that a rank's process died at time `at`, but not its node."""
         self._dead.add(rank)
         step = self.membership.committed + 1
         fault = m.Fault(rank, "killed by SIGKILL (9)", step, died=True, kind="signal", at=at)
         self._carry_out(self.membership.fault(fault, self.membership.generation))
 
     def node_lost(self, node: int, at: float) -> None:
-        """Record the loss of a node, with a rank or without."""
+        """Record the loss of a node, which may have a rank or not."""
         self._lost.add(node)
         gone = {rank for rank, its in self.membership.nodes.items() if its == node}
         self._dead |= gone
@@ -78,11 +78,11 @@ class JobModel:
         self._carry_out(self.membership.node_lost(node, "simulated", at))
 
     def node_came(self, node: int) -> None:
-        """Record that a node was replaced, or has returned."""
+        """Record that a node was replaced or has returned."""
         self._carry_out(self.membership.node_came(node))
 
     def nobody_came(self, waited_s: float) -> None:
-        """Record that no node replaced a lost one in time."""
+        """Record that no node has replaced a lost node in time."""
         for node in sorted(self.waiting):
             self._carry_out(self.membership.no_node_came(node, waited_s))
 
@@ -107,12 +107,12 @@ class JobModel:
 
     @property
     def moved(self) -> dict[int, int]:
-        """Former node of each moved rank."""
+        """Former node of each rank that has moved."""
         now = self.membership.nodes
         return {rank: node for rank, node in self._was.items() if now[rank] != node or rank in self._emptied}
 
     def _held(self, moment: float) -> dict[int, list[Offer]]:
-        """Return the snapshots in the memory of each node: of its own rank, copies of other ranks, and parity."""
+        """Return the snapshots in each node's memory: those of its own rank, copies of other ranks, and parity."""
         held: dict[int, list[Offer]] = {}
         for rank, node in self._was.items():
             if node not in self._lost:
@@ -151,7 +151,7 @@ class JobModel:
         known.nodes |= membership.nodes
         known.spares, known.losses = membership.states.spares, membership.states.losses
         known.generation, known.committed = membership.generation, membership.committed
-        # forget the first steps of generations without held snapshots
+        # forget the first steps of generations whose snapshots no longer exist
         known.began = dict(sorted(membership.began.items())[-_GENERATIONS:])
         known.faults, known.spares_used = membership.faults, membership.spares_used
 
@@ -160,7 +160,7 @@ _GENERATIONS = 16
 
 
 def where_from(decision: Decision, ranks: Mapping[int, int]) -> dict[str, int]:
-    """Return the number of these ranks that restore from each kind of place."""
+    """Return how many of these ranks restore from each kind of source."""
     counts: dict[str, int] = {}
     for rank in ranks:
         kind = decision.sources[rank][0].name

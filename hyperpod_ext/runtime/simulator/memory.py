@@ -1,4 +1,4 @@
-"""Snapshots in the memory of each simulated node, as offers to a real coordinator."""
+"""The snapshots in the memory of each simulated node, in the form of offers to a real coordinator."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hyperpod_ext.runtime.snapshot.select import Offer
 
 _SLOTS = 2
 BLOCK = 256
-"""Nodes of one placement block, in jobs of twice as many nodes or more. A copy's place depends on few nodes, and
-placing 16,384 nodes is too slow for each of a thousand faults."""
+"""Number of nodes in one placement block, in jobs with at least twice as many nodes. The place of a copy depends on few
+nodes, and placing 16,384 nodes would be too slow for each of a thousand faults."""
 
 
 class Memory:
@@ -32,13 +32,13 @@ class Memory:
         self._groups: dict[int, tuple[Group, ...]] = {}
         """Parity groups of each block."""
         self._stripes: dict[int, list[tuple[float, Group]]] = {}
-        """Parity groups of each rank, newest first, each with the second since which its ranks protect each other."""
+        """Parity groups of each rank, newest first. Each has the time from which on its ranks protect each other."""
         self._left: dict[int, tuple[int, ...]] = {}
-        """Nodes that hold copies of the former node's snapshots, for each rank on a new node."""
+        """For each rank on a new node, the nodes that hold copies of its former node's snapshots."""
         self.sharing = "same" if settings.redundant else "shard"
 
     def place(self, nodes: dict[int, int], moment: float) -> None:
-        """Place all ranks on nodes with empty memory."""
+        """Place all ranks on nodes whose memory is empty."""
         for name in self._log.keys() - {"durable"}:
             self._log[name] = []
         self._born, self._paired, self._placed, self._left = {}, {}, {}, {}
@@ -52,7 +52,8 @@ class Memory:
                 self._group(block, moment)
 
     def moved(self, nodes: dict[int, int], before: Mapping[int, int], moment: float) -> None:
-        """Move the ranks in `before` from those nodes. Snapshots that lost their copies are copied again at once."""
+        """Move the ranks in `before` away from their nodes there. Snapshots that lost their copies are copied again at
+        once."""
         ranks = list(before)
         for rank in ranks:
             self._left[rank] = self.holders(before[rank], rank)
@@ -71,7 +72,7 @@ class Memory:
             self._placed[block] = after
 
     def _again(self, moment: float) -> SimulatedSnapshot | None:
-        """Return the owner's newest snapshot, which is copied at once if a copy's holder is lost."""
+        """Return the owner's newest snapshot, which is copied at once after a node with its copy is lost."""
         newest = max(self._log.get("memory", ()), key=lambda held: held.captured_at, default=None)
         if newest is None:
             return None
@@ -79,7 +80,7 @@ class Memory:
         return SimulatedSnapshot(newest.step, newest.generation, newest.captured_at, moment + latency)
 
     def train(self, interval: FaultFreeInterval, until: float) -> None:
-        """Record the snapshots of an interval that ends now."""
+        """Record the snapshots of an interval that ends at `until`."""
         for name, log in self._log.items():
             keep = self._settings.keep if name == "durable" else _SLOTS
             found = interval.held(name, until, keep)
@@ -90,16 +91,17 @@ class Memory:
         self._paired = {pair: its for pair, its in self._paired.items() if its[0] > oldest}
 
     def give_up(self, step: int) -> None:
-        """Drop snapshots newer than `step`, because training continues after it."""
+        """Drop snapshots that are newer than `step`, because training continues after `step`."""
         for name, log in self._log.items():
             self._log[name] = [held for held in log if held.step <= step]
 
     def joining(self) -> set[int]:
-        """Return nodes that lack some of the other nodes' snapshots."""
+        """Return the nodes that lack some snapshots of other nodes."""
         return set(self._born)
 
     def holders(self, node: int, rank: int) -> tuple[int, ...]:
-        """Return nodes that hold copies of the snapshots of `node`, the rank's, or keep parity with it."""
+        """Return the nodes that hold copies of the snapshots of `node`, on which `rank` runs, or keep parity with
+        it."""
         if rank in self._stripes:
             others = dict.fromkeys(other for _, stripe in self._stripes[rank] for other in stripe if other != rank)
             return tuple(self._nodes[other] for other in others)
@@ -109,7 +111,7 @@ class Memory:
         return tuple(dict.fromkeys((*self._placed[self._block_of(rank)].get(node, ()), *left)))
 
     def own(self, node: int, rank: int) -> list[Offer]:
-        """Return the snapshots of the node's own rank: the newest, copied ones, and those on disk."""
+        """Return the snapshots of the node's own rank: the newest ones, copied ones, and those on disk."""
         logs = (*self._log.get("memory", ()), *self._log.get("peer", ()))
         born = self._born.get(node, -1.0)
         offers = [self._offer(held, node, rank) for held in dict.fromkeys(logs) if held.captured_at > born]
@@ -117,12 +119,12 @@ class Memory:
         return offers + [replace(one, tier="durable", name="disk", url="simulated") for one in on_disk]
 
     def copies(self, owner: int, holder: int, rank: int, moment: float) -> list[Offer]:
-        """Return the copies in `holder` of the snapshots of `rank`, whose node was `owner`."""
+        """Return the copies in the memory of `holder` of the snapshots of `rank`, whose node was `owner`."""
         if not self._placed:
             return []
         log, born = self._log.get("peer", ()), self._born.get(owner, -1.0)
         held: list[SimulatedSnapshot] = []
-        if owner in self._born and holder in self._left.get(rank, ()):  # copies from the former node
+        if owner in self._born and holder in self._left.get(rank, ()):  # copies of the former node's snapshots
             held += [one for one in log if self._born.get(holder, -1.0) < one.captured_at <= born]
         if holder in self._placed[self._block_of(rank)].get(owner, ()):
             since, again = self._paired.get((owner, holder), (-1.0, None))
@@ -132,8 +134,8 @@ class Memory:
         return [self._offer(one, holder, rank) for one in held]
 
     def pieces(self, node: int, rank: int, ranks: Collection[int]) -> list[Offer]:
-        """Return the parity that the node of `rank` keeps, of stripes whose ranks are all in `ranks`. The
-        group at a step makes its parity, which stays on the other nodes when a node of the group is replaced."""
+        """Return the parity on the node of `rank`, for stripes whose ranks are all in `ranks`. The group that exists at
+        a step makes the step's parity, which stays on the other nodes when a node of the group is replaced."""
         born, found = self._born.get(node, -1.0), list[Offer]()
         for held in self._log.get("peer", ()) if rank in self._stripes else ():
             stripe = next((its for since, its in self._stripes[rank] if since < held.captured_at), ())
@@ -142,7 +144,7 @@ class Memory:
         return found
 
     def stored(self) -> list[Offer]:
-        """Return the durable checkpoints."""
+        """Return the checkpoints in the durable tier."""
         return [
             Offer("durable", held.step, -1, -1, held.save_id, url="s3://simulated", folder=held.save_id, name="s3")
             for held in self._log.get("durable", ())
@@ -153,7 +155,7 @@ class Memory:
         return Offer("memory", held.step, rank, node, held.save_id, own_digest=digest, sharing=self.sharing)
 
     def _group(self, block: int, moment: float) -> None:
-        """Group the nodes of a block for parity of later snapshots, with the former groups as far as possible."""
+        """Group the nodes of a block for the parity of later snapshots. Former groups are kept as far as possible."""
         assert self._settings.parity is not None
         self._groups[block] = place_groups(self._domains(block), self._settings.parity, self._groups.get(block, ()))
         ranks = {self._nodes[rank]: rank for rank in self._ranks(block)}
@@ -165,7 +167,8 @@ class Memory:
                     known[:] = [(moment, stripe), *known[: _SLOTS - 1]]
 
     def _block_of(self, rank: int) -> int:
-        """Return the block of a rank. Remaining ranks join the last block: alone they may be too few for copies."""
+        """Return the block of a rank. Remaining ranks join the last block, because alone they may be too few for
+        copies."""
         return min(rank // self._block, max(0, self._settings.nodes // self._block - 1))
 
     def _ranks(self, block: int) -> range:
@@ -173,7 +176,7 @@ class Memory:
         return range(block * self._block, self._settings.nodes if last else (block + 1) * self._block)
 
     def _domains(self, block: int) -> dict[int, str]:
-        """Return the failure domains of the current nodes of a block's ranks."""
+        """Return the failure domains of the nodes on which a block's ranks now run."""
         return {node: self._domain(node) for node in (self._nodes[rank] for rank in self._ranks(block))}
 
     def _domain(self, node: int) -> str:

@@ -1,4 +1,4 @@
-"""What is simulated: the job, its tiers, and how often what fails."""
+"""Settings of a simulation: the job, its tiers, and the rates of failures."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ ENOUGH = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class SimulatedTier:
-    """How often a tier gets a copy, and what one takes. Seconds."""
+    """How often a tier gets a copy, and how long a copy takes. Times are in seconds."""
 
     every_steps: int
     blocked: float = 0.0
-    """Taken from training by each."""
+    """Seconds that each copy takes from training."""
     latency: float = 0.0
-    """Until a copy is safe; the next is not begun before."""
+    """Seconds until a copy is safe. The next copy does not begin before."""
     read: float = 0.0
-    """To restore from it."""
+    """Seconds to restore from the tier."""
 
     def __post_init__(self) -> None:
         if self.every_steps < 1 or min(self.blocked, self.latency, self.read) < 0:
@@ -33,36 +33,36 @@ class SimulatedTier:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """One job. A rank stands for all workers of a node."""
+    """One job. A rank represents all workers of a node."""
 
     nodes: int
     step_s: float
     tiers: Mapping[str, SimulatedTier]
-    """Of `memory`, `peer`, `durable`."""
+    """Tiers by name: `memory`, `peer`, `durable`."""
     rates: Rates
     """Failures per second of one node."""
     recovery: Recovery = field(default_factory=Recovery)
     spares: int = 0
     rack_nodes: int = 4
-    """Nodes that a correlated failure takes."""
+    """Number of nodes that a correlated failure takes."""
     domains: bool = False
-    """Whether placement knows the racks."""
+    """Whether the placement of copies knows the racks."""
     redundant: bool = False
-    """Whether every rank holds the same state, live."""
+    """Whether every rank holds the same live state."""
     replicas: int = 1
     parity: int | None = None
-    """Nodes of a group that keeps parity in place of copies."""
+    """Number of nodes in a group that keeps parity instead of copies; None for copies."""
     node_bytes: float = 0.0
     state_bytes: float = 0.0
     live_read_s: float = 0.0
-    """To get the state from a rank that holds the same."""
+    """Seconds to get the state from another rank that holds the same state."""
     repair_s: float = 1800.0
-    """Mean time until a lost node, or another in its place, is there again."""
+    """Mean seconds until a lost node, or another node in its place, is available."""
     node_wait_s: float = 7200.0
-    """How long the job waits for a node when no spare is left."""
+    """Seconds that the job waits for a node when no spare is left."""
     budgets: Budgets = field(default_factory=lambda: Budgets(ENOUGH, max_node_losses=ENOUGH, quarantine_after=ENOUGH))
     keep: int = 3
-    """Durable checkpoints."""
+    """Number of durable checkpoints to keep."""
 
     def __post_init__(self) -> None:
         if self.nodes < 1 or self.spares < 0 or self.rack_nodes < 1 or not (0 < self.step_s < math.inf):
@@ -73,7 +73,7 @@ class Simulated:
 
 
 def simulated(scenario: Scenario, every: Mapping[str, int], **more: Any) -> Simulated:
-    """The simulation of what a planner looked at, with these steps between saves."""
+    """Return the simulation of a planner's scenario, with these numbers of steps between saves."""
     costs = costs_of(scenario)
     tiers: dict[str, SimulatedTier] = {}
     for kind in ("memory", "disk", "peer", "durable"):

@@ -1,1 +1,1 @@
-"""Tables of torch's private parts that the runtime uses, and of tried versions, with their checks."""
+"""Tables of torch's private names that the runtime uses and of tested versions, with the checks of both tables."""

@@ -1,8 +1,8 @@
 """The table of torch's private names, by the feature that needs them.
 
-`check_loaded` is called when a job starts, and again when `run.keep` has built something: a torch that lacks a name is
-refused then, not at the first fault. Names of modules that are not loaded yet are not looked up: nothing is imported.
-`tests/runtime/torch_requirements/test_private_names.py` compares the table with the code.
+`check_loaded` is called when a job starts, and again when `run.keep` has built an object. So a torch that lacks a name
+is refused at that time, and not at the first fault. Names in modules that are not loaded yet are not looked up, so that
+nothing is imported. `tests/runtime/torch_requirements/test_private_names.py` compares the table with the code.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hyperpod_ext.errors import HyperpodExtError
 
 
 class Feature(Enum):
-    """What needs names: the module without which nothing of it is in use, and what it is called in an error."""
+    """A feature that needs private names: the module that must be loaded for its use, and its name in errors."""
 
     GROUPS = ("torch.distributed", "process groups")
     LASTING_GROUPS = ("torch.distributed", "process groups whose objects outlive a fault")
@@ -43,9 +43,8 @@ class Feature(Enum):
 
 
 _NEEDED = (Feature.GROUPS, Feature.DDP, Feature.TENSORS, Feature.DTENSOR)
-"""Without these a job cannot recover. Without `KEPT_MESHES` or `KEPT_FSDP2`, what `run.keep` returned is built anew;
-without `LASTING_GROUPS`, groups are made anew.
-The others are checked when they are used."""
+"""Features without which a job cannot recover. Without `KEPT_MESHES` or `KEPT_FSDP2`, objects from `run.keep` are built
+again. Without `LASTING_GROUPS`, groups are made again. All other features are checked when they are used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +52,12 @@ class PrivateName:
     """One attribute of one of torch's modules or classes."""
 
     holder: str
-    """Module; or module and class, with a colon between them."""
+    """A module, or a module and a class separated by a colon."""
     name: str
     purpose: str
     feature: Feature
     optional: bool = False
-    """Whether a torch without it has nothing that would need it."""
+    """Whether a version of torch without this name has nothing that needs the name."""
 
     def __str__(self) -> str:
         return f"{self.holder.replace(':', '.')}.{self.name}"
@@ -182,16 +181,17 @@ TABLE = (
 
 
 def check_loaded() -> None:
-    """Check what every job needs of the modules of torch that are loaded, each once in a process.
+    """Check the features that every job needs, in the modules of torch that are loaded. Each is checked once per
+    process.
 
     Raises:
-        HyperpodExtError: this torch lacks names without which a job cannot recover; all of them are named.
+        HyperpodExtError: this torch lacks names without which a job cannot recover. The message has all of them.
     """
     check(*(feature for feature in _NEEDED if feature.is_loaded))
 
 
 def check(*features: Feature) -> None:
-    """Raise HyperpodExtError where names of these features are missing."""
+    """Raise HyperpodExtError if names of these features are missing."""
     gone = [name for feature in features for name in missing(feature)]
     if gone:
         import torch
@@ -205,12 +205,12 @@ def check(*features: Feature) -> None:
 
 @functools.cache
 def missing(feature: Feature) -> tuple[PrivateName, ...]:
-    """What this torch lacks of it. Imports the modules that the names are in."""
+    """Return the names of a feature that this torch lacks. Imports the modules that contain the names."""
     return tuple(each for each in TABLE if each.feature is feature and not each.optional and not each.exists())
 
 
 def look_up_loaded() -> None:
-    """See what is missing of all that is loaded. A process that is forked from this one finds it known."""
+    """Look up the names of all loaded features. A process that is forked from this one inherits the result."""
     for feature in Feature:
         if feature.is_loaded:
             missing(feature)
@@ -221,7 +221,7 @@ def _titles(names: list[PrivateName]) -> list[str]:
 
 
 def _set_by_methods(kind: type) -> set[str]:
-    """Attributes that a class declares or its methods use: those of its instances are known without an instance."""
+    """Return the attributes that a class declares or its methods use. These are its instances' attributes, too."""
     declared = {name for each in kind.__mro__ for name in vars(each).get("__annotations__", {})}
     return declared.union(*(code.co_names for each in kind.__mro__ for code in _codes(each)))
 

@@ -1,5 +1,5 @@
-"""Versions of torch and of trainers with which faults were tried. docs/compatibility.md and docs/integrations.md list
-them."""
+"""Versions of torch and of trainers with which faults were tested. docs/compatibility.md and docs/integrations.md list
+these versions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ TRIED = {
     "torch": ("2.6", "2.15"),
     "transformers": ("5.23", "5.23"),
 }
-"""Oldest and newest version of each package, without the number of the patch."""
+"""Oldest and newest tested version of each package, without the patch number."""
 
 
 @functools.cache
 def warn_if_untried(package: str, version: str) -> None:
-    """Warn once, in rank 0's log, if `version` is older or newer than the versions in `TRIED`."""
+    """Warn once, in rank 0's log, if `version` is older or newer than all versions in `TRIED`."""
     oldest, newest = TRIED[package]
     if os.environ.get("RANK", "0") != "0" or _numbers(oldest) <= _numbers(version) <= _numbers(newest):
         return
@@ -32,5 +32,5 @@ def warn_if_untried(package: str, version: str) -> None:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return the first two numbers of a version; those of `2.16.0a0+git` are 2 and 16."""
+    """Return the first two numbers of a version. For `2.16.0a0+git` these are 2 and 16."""
     return tuple(int(number) for number in re.findall(r"\d+", version)[:2])

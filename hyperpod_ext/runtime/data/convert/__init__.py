@@ -1,1 +1,1 @@
-"""Stores made of other data: read, tokenized and checked, at once or in the background."""
+"""Makes stores from other data: it is read, tokenized and checked, at once or in the background."""

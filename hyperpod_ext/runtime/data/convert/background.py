@@ -1,7 +1,7 @@
-"""Conversion during training: one process of the node converts, and all ranks read the finished part.
+"""Conversion during training. One process of the node converts, and all ranks read the part that is finished.
 
-Every rank calls `follow`. One rank gets the store's lock and starts the converter; the others wait for the lock, and
-continue the conversion if the converter dies with its rank. The kernel releases the lock.
+Every rank calls `follow`. One rank gets the store's lock and starts the converter. The other ranks wait for the lock.
+If the converter dies with its rank, the kernel releases the lock, and another rank continues the conversion.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def follow(
     on_bytes: Callable[[int], None] = lambda nbytes: None,
     **options: Any,
 ) -> Conversion:
-    """Return the conversion of a dataset, running unless the store is finished.
+    """Return the conversion of a dataset, which runs unless the store is already finished.
 
-    `options` are those of `Recipe`. A tokenizer without a name is a function of this process, and converts in a thread;
-    all others convert in a separate process, at low priority.
+    `options` are those of `Recipe`. A tokenizer without a name is a function of this process, so it converts in a
+    thread. Any other tokenizer converts in a separate process at low priority.
 
     Raises:
         ConfigError, NotFoundError: the dataset cannot be read with these options.
@@ -53,7 +53,7 @@ def follow(
 
 
 class Conversion:
-    """A conversion that may still be running, and its store."""
+    """A conversion, which may still be running, and its store."""
 
     def __init__(self, prepared: Prepared, budget_bytes: int | None, on_bytes: Callable[[int], None]) -> None:
         self.folder = prepared.folder
@@ -64,14 +64,14 @@ class Conversion:
         self._stopped = False
 
     def start(self) -> None:
-        """Convert, or wait to continue another process's conversion."""
+        """Convert, or wait until this process can continue another process's conversion."""
         make_folder(self.folder)
-        # the converter dies with the thread that started it, so this thread lives as long
+        # the converter dies with the thread that started it, so this thread must live as long as the converter
         self._thread = threading.Thread(target=self._watch, name="hpx-convert", daemon=True)
         self._thread.start()
 
     def store(self, timeout_s: float = 60.0) -> TokenStore:
-        """Return the unfinished store; it may have no segment yet.
+        """Return the unfinished store. It may have no segment yet.
 
         Raises:
             HyperpodExtError: the conversion failed.
@@ -80,7 +80,7 @@ class Conversion:
         return TokenStore(self.folder)
 
     def wait(self, timeout_s: float | None = None) -> TokenStore:
-        """Wait for the finished store and return it.
+        """Wait until the store is finished, and return it.
 
         Raises:
             HyperpodExtError: the conversion failed.
@@ -90,7 +90,7 @@ class Conversion:
         return TokenStore(self.folder)
 
     def _converts(self) -> bool:
-        """Return whether this object's converter is running: it holds the store's lock until its end."""
+        """Return whether this object's converter is running. A converter holds the store's lock until it ends."""
         return self._process is not None and self._thread is not None and self._thread.is_alive()
 
     def stop(self) -> None:
@@ -115,7 +115,7 @@ class Conversion:
     def _watch(self) -> None:
         lock = FileLock(self.folder / LOCK)
         try:
-            lock.acquire(wait=True)  # waits while another process converts
+            lock.acquire(wait=True)  # wait while another process converts
             if self._stopped or (self.folder / DONE).exists():
                 return
             if self._prepared.tokenizer.name is None:
@@ -166,12 +166,14 @@ class Conversion:
 
 
 def main() -> None:
-    """Run the converter's process: an order on stdin, progress and at most one error on stdout, as lines of JSON."""
+    """Run the converter's process. It reads an order from stdin, and writes progress and at most one error to stdout,
+    as lines of JSON."""
     from hyperpod_ext.processes import die_with_parent
 
     order = json.loads(sys.stdin.buffer.read())
     die_with_parent(order["parent"])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, whose end also ends this process
+    # Ctrl-C is for the trainer, and when the trainer ends, so does this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICE)
     folder = Path(order["folder"])
     recipe = Recipe(**{**order["recipe"], "sources": tuple(order["recipe"]["sources"])})

@@ -1,4 +1,4 @@
-"""Check a whole store, and remove damaged segments."""
+"""Checks a whole store, and removes damaged segments."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hyperpod_ext.runtime.data.token_store.writer import ABOUT, DONE, LOCK, dige
 
 @dataclass
 class Findings:
-    """Result of checking a whole store."""
+    """Result of the check of a whole store."""
 
     segments: int = 0
     nbytes: int = 0
     finished: bool = False
     problems: list[Problem] = field(default_factory=list)
     first_damaged: int | None = None
-    """Index of the first damaged or missing segment; the number of segments if only store.json is wrong."""
+    """Index of the first damaged or missing segment. It is the number of segments if only store.json is wrong."""
     source_changes: list[str] = field(default_factory=list)
 
 
@@ -33,17 +33,17 @@ def nbytes_of_segments(folder: Path) -> int:
 
 
 def check(folder: Path, *, on_bytes: Callable[[int], None] = lambda nbytes: None, source: bool = False) -> Findings:
-    """Read a whole store and return the findings.
+    """Read a whole store, and return the findings.
 
     Raises:
-        NotFoundError: there is no store.
+            NotFoundError: the folder has no store.
     """
     found = Findings()
     about, done = _document(folder / ABOUT, found), _document(folder / DONE, found)
     if about is None and not found.problems:
         raise NotFoundError(f"{folder} is no token store", hint="`hp-ext data inspect` lists those of a place.")
     if about is None:
-        found.first_damaged = 0  # the segments' source is unknown
+        found.first_damaged = 0  # the source of the segments is unknown
     elif source:
         found.source_changes = changes(about["source"])
     found.finished = done is not None
@@ -82,10 +82,10 @@ def _document(path: Path, found: Findings) -> dict[str, Any] | None:
 
 
 def drop_from(folder: Path, index: int) -> list[str]:
-    """Remove segment `index` and all later ones, and the mark of a finished store; return the removed segments.
+    """Remove segment `index`, all later segments, and the mark of a finished store. Returns the removed segments.
 
     Raises:
-        ConflictError: the store is being written.
+            ConflictError: another process is writing the store.
     """
     lock = FileLock(folder / LOCK)
     if not lock.acquire(timeout_s=0.5):
@@ -93,7 +93,7 @@ def drop_from(folder: Path, index: int) -> list[str]:
     try:
         gone = [path for path in sorted(folder.glob("seg-*.tokens")) if path.name >= segment_name(index)]
         about = [] if index else [folder / ABOUT]
-        for path in [folder / DONE, *gone, *about]:  # first the mark of a finished store
+        for path in [folder / DONE, *gone, *about]:  # remove the mark of a finished store first
             path.unlink(missing_ok=True)
         return [path.name for path in gone]
     finally:

@@ -1,4 +1,4 @@
-"""Convert a dataset to a store: read, tokenise, append. Continues a killed conversion."""
+"""Converts a dataset to a store: reads, tokenises and appends. Continues a conversion that was killed."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from hyperpod_ext.runtime.data.token_store.writer import SEGMENT_BYTES, StoreWri
 from hyperpod_ext.user_folders import expanded
 
 CODE = 1
-"""Version of the conversion, incremented when the same source and tokenizer would give other tokens."""
+"""Version of the conversion. Increment it when the same source and tokenizer would produce different tokens."""
 PLACE = "HPX_DATA_DIR"
 _BATCH_TEXTS, _BATCH_CHARS = 256, 1 << 20
 _EXAMPLES = 20
 
 Next = Mapping[str, int]
-"""Position in the source after a document, and the number of skipped records before it."""
+"""Position in the source after a document, and the number of records that were skipped before it."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class Recipe:
     sources: tuple[str, ...]
     tokenizer: str | Callable[[str], Any] = "bytes"
     field: str = "text"
-    """Field of each record with text, or with a list of tokens, which is stored unchanged."""
+    """Field of each record that contains text or a list of tokens. Tokens are stored unchanged."""
     split: str = "file"
-    """Unit of a document in plain text: `file`, `lines` or `paragraphs`."""
+    """Unit that makes one document in plain text: `file`, `lines` or `paragraphs`."""
     eod: int | None = None
-    """Token appended to each document."""
+    """Token that is appended to each document; None for no token."""
     on_bad_record: str = "fail"
-    """`fail`, or `skip`: leave out and count bad records."""
+    """`fail` for the first bad record, or `skip` to leave bad records out and count them."""
     segment_bytes: int = SEGMENT_BYTES
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class Recipe:
 
 @dataclass
 class Prepared:
-    """A recipe with its files, the store's folder and the store's identity."""
+    """A recipe with its files, and the folder and identity of the store."""
 
     recipe: Recipe
     files: list[Path]
@@ -79,14 +79,15 @@ class Prepared:
 
 @dataclass
 class Skipped:
-    """Skipped records."""
+    """The records that were skipped."""
 
     count: int = 0
     examples: list[dict[str, Any]] = field(default_factory=list)
 
 
 def default_place() -> Path:
-    """Return the folder for stores on this node: $HPX_DATA_DIR, best on local NVMe, or else the user's cache."""
+    """Return the folder for stores on this node. It is $HPX_DATA_DIR, ideally on local NVMe, or else in the user's
+    cache."""
     return expanded(os.environ.get(PLACE) or "~/.cache/hyperpod_ext/data")
 
 
@@ -123,13 +124,13 @@ def build(
     on_bytes: Callable[[int], None] = lambda nbytes: None,
     **options: Any,
 ) -> TokenStore:
-    """Return the finished store of a dataset, converting it if necessary. `options` are those of `Recipe`.
+    """Return the finished store of a dataset. Converts the dataset if necessary. `options` are those of `Recipe`.
 
     Raises:
         ConfigError, NotFoundError: the dataset cannot be read with these options.
-        ConflictError: another process is converting; `follow` waits for it.
-        DatasetChangedError: the dataset was changed during the conversion.
-        DiskFullError: no space left. Published segments stay, and the next conversion continues after them.
+            ConflictError: another process is converting the dataset. `follow` waits for it instead.
+            DatasetChangedError: the dataset was changed during the conversion.
+            DiskFullError: no space is left. Published segments stay, and the next conversion continues after them.
     """
     many = [sources] if isinstance(sources, str | Path) else sources
     prepared = prepare(Recipe(tuple(map(str, many)), **options), place)
@@ -145,7 +146,7 @@ def run(
     on_bytes: Callable[[int], None] = lambda nbytes: None,
     on_segment: Callable[[SegmentInfo], None] = lambda info: None,
 ) -> None:
-    """Convert the rest of the dataset. `lock`: the store's lock, if already held."""
+    """Convert the rest of the dataset. `lock`: the store's lock, if the caller already holds it."""
     recipe, tokenizer = prepared.recipe, prepared.tokenizer
     vocab_size = None if tokenizer.vocab_size is None else max(tokenizer.vocab_size, (recipe.eod or 0) + 1)
 
@@ -167,7 +168,7 @@ def run(
                 if (info := writer.append(tokens, following)) is not None:
                     on_segment(info)
         except (OSError, ConfigError):
-            _check_unchanged(prepared)  # half a file may mean that somebody is writing it
+            _check_unchanged(prepared)  # half a file may mean that another process is writing it
             raise
         if writer.documents == 0:
             why = f"all {skipped.count} records were left out" if skipped.count else "there is no record in it"
@@ -178,14 +179,14 @@ def run(
 def _values(
     read: Iterator[tuple[Position, Position, Any]], prepared: Prepared, skipped: Skipped
 ) -> Iterator[tuple[Next, Any]]:
-    """Yield texts or rows of tokens; other records raise, or are skipped."""
+    """Yield texts or rows of tokens. Any other record raises an error or is skipped."""
     for here, following, record in read:
         value = _value(record, prepared.recipe.field)
         if not isinstance(value, ValueError):
             yield {**following.as_dict(), "skipped": skipped.count}, value
             continue
         path = prepared.files[here.file]
-        # the line in a file with a record per line, otherwise the record's number
+        # the line number if the file has one record per line, otherwise the record's number
         number = here.record + 1
         problem = Problem(
             str(value), source=str(path), line=number, hint="--on-bad-record skip leaves such records out"
@@ -198,7 +199,7 @@ def _values(
 
 
 def _value(record: Any, name: str) -> Any:
-    """Return the text or tokens of a record, or a ValueError with the reason without any."""
+    """Return the text or tokens of a record. If it has neither, return a ValueError with the reason."""
     value = record
     if isinstance(record, dict):
         if name not in record:
@@ -214,7 +215,7 @@ def _value(record: Any, name: str) -> Any:
 
 
 def _tokenised(values: Iterator[tuple[Next, Any]], prepared: Prepared) -> Iterator[tuple[Next, Tokens]]:
-    """Yield the tokens of each value, in order; texts are tokenised in batches."""
+    """Yield the tokens of each value, in order. Texts are tokenised in batches."""
     waiting: list[tuple[Next, Any]] = []
     chars = 0
     for following, value in values:

@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, a Hugging Face tokenizer, or any function; each has an identity."""
+"""Tokenizers: bytes, a Hugging Face tokenizer, or any function. Each tokenizer has an identity."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ class Tokenizer:
     """Turns texts into tokens."""
 
     identity: str
-    """Tokenizers of the same identity give the same tokens; part of a store's key."""
+    """Tokenizers with the same identity produce the same tokens. The identity is part of a store's key."""
     encode: Encode
-    """Converts texts to equally many rows of integers."""
+    """Converts a list of texts to a list of rows of integers."""
     vocab_size: int | None = None
-    """Tokens are smaller than it; None: unknown, so that each segment uses the smallest type that fits."""
+    """All tokens are smaller than this. None if unknown; then each segment uses the smallest type that fits."""
     name: str | None = None
-    """Name for `find` in another process; None: other processes cannot make it."""
+    """Name by which `find` makes the tokenizer in another process. None if other processes cannot make it."""
 
 
 def find(tokenizer: str | Callable[[str], Any]) -> Tokenizer:
     """Return the tokenizer for a name or function.
 
-    `bytes`; `none`, for records that are tokens already; `hf:NAME` from the Hub's cache; a `tokenizer.json`;
-    `module:function`; or a function of one text. A function may have attributes `identity` and `vocab_size`; without
+    Names are `bytes`; `none`, for records that already are tokens; `hf:NAME`, from the Hub's cache; a `tokenizer.json`;
+    and `module:function`. A function gets one text. It may have attributes `identity` and `vocab_size`. Without
     `identity`, its name and source text identify it, so data that it reads must not change.
 
     Raises:
-        ConfigError: there is no such tokenizer.
+            ConfigError: the tokenizer does not exist.
         HyperpodExtError: a package is missing.
     """
     if not isinstance(tokenizer, str):
@@ -62,7 +62,7 @@ def find(tokenizer: str | Callable[[str], Any]) -> Tokenizer:
 
 
 def _as_bytes(texts: Sequence[str]) -> list[Tokens]:
-    # JSON may contain halves of surrogate pairs; they are kept, not refused
+    # JSON may contain halves of surrogate pairs, which are kept and not refused
     return [np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8) for text in texts]
 
 

@@ -1,1 +1,1 @@
-"""Token stores: their files, who writes and reads them, and what else can be read like one."""
+"""Token stores: their files, writers and readers, and other file formats that can be read like a store."""

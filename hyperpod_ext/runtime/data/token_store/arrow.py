@@ -1,7 +1,7 @@
-"""Arrow files with rows of tokens, mapped in place without conversion, because they already have the form of a store.
+"""Arrow files with rows of tokens. They are mapped in place without conversion, because they have the form of a store.
 
-They must contain lists of whole numbers in Arrow's file or stream format (Feather, and the cache of Hugging Face's
-`datasets`), without compression and nulls. pyarrow locates the numbers in the file; reads use the mapping.
+The rows must be lists of whole numbers, without compression and nulls, in Arrow's file or stream format (Feather, and
+the cache of Hugging Face's `datasets`). pyarrow locates the numbers in the file, and reads use the mapping.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ArrowSegment:
 
     @property
     def offsets(self) -> npt.NDArray[Any]:
-        """Offsets in tokens of each row's beginning, and of the last one's end; mapped from the file, too."""
+        """Offsets, in tokens, of each row's beginning and of the last row's end. They are mapped from the file, too."""
         self._file.check()
         return self._offsets
 
@@ -55,41 +55,41 @@ class ArrowSegment:
         return self._tokens.dtype
 
     def document(self, at: int, writable: bool = False) -> Tokens:
-        """Return row `at` of the batch, like `tokens`."""
+        """Return row `at` of the batch, in the same way as `tokens`."""
         self._file.check()
         item = self._offsets.item
         return (self._writable if writable else self._tokens)[item(at) : item(at + 1)]
 
     def tokens(self, begin: int, end: int, writable: bool = False) -> Tokens:
-        """Return tokens `begin` to `end` of the batch: a view, shape [end - begin].
+        """Return tokens `begin` to `end` of the batch, as a view of shape [end - begin].
 
         Raises:
-            DatasetChangedError: the file was written to.
+            DatasetChangedError: the file was changed.
         """
         self._file.check()
         return (self._writable if writable else self._tokens)[begin:end]
 
     def windows(self, begins: npt.NDArray[np.int64], length: int) -> Tokens:
-        """Return `length` tokens from each of `begins` on: a copy, shape [len(begins), length]."""
+        """Return `length` tokens from each of `begins` on, as a copy of shape [len(begins), length]."""
         self._file.check()
-        rows = self._rows  # another thread may use another length
+        rows = self._rows  # another thread may use a different length
         if rows is None or rows.shape[1] != length:
             self._rows = rows = windows_of(self._tokens, length)
         return rows[begins]
 
 
 class ArrowStore(Documents[ArrowSegment]):
-    """Rows of one column by ID: read-only arrays of shape [n].
+    """Rows of one column by number, as read-only arrays of shape [n].
 
-    Other programs may overwrite these files, so each read checks that they are unchanged.
+    Other programs may overwrite these files, so each read checks that the files are unchanged.
     """
 
     def __init__(self, sources: str | Path | Sequence[str | Path], column: str | None = None) -> None:
-        """Map files, folders or patterns, in order; `column`: default the only mappable one.
+        """Map files, folders or patterns, in order. `column`: default the only column that can be mapped.
 
         Raises:
-            NotFoundError: there is no file.
-            ConfigError: a file can only be converted, with the reason.
+                NotFoundError: no file exists.
+                ConfigError: a file can only be read after a conversion. The message has the reason.
         """
         super().__init__()
         many = [sources] if isinstance(sources, str | Path) else sources
@@ -112,7 +112,7 @@ class ArrowStore(Documents[ArrowSegment]):
         if len(kinds := sorted({segment.dtype.name for segment in self.segments})) > 1:
             raise ConfigError([Problem(f"its files hold {' and '.join(kinds)}", source=str(self.paths[0]))])
         self.fingerprint = digest.hexdigest()[:32]
-        """Fingerprint of all lengths, and of the sizes and both ends of the files."""
+        """Fingerprint of all lengths, and of the size and both ends of each file."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -120,7 +120,7 @@ class ArrowStore(Documents[ArrowSegment]):
         return self.segments[0].dtype
 
     def check_source(self) -> None:
-        """Check that the files are still the mapped ones.
+        """Check that the files are still those that were mapped.
 
         Raises:
             DatasetChangedError: a file was changed or replaced.
@@ -133,10 +133,10 @@ class ArrowStore(Documents[ArrowSegment]):
 
 
 def columns_of(path: Path) -> list[Column]:
-    """Return the columns of an Arrow file, and whether they can be mapped in place, from its first record batch.
+    """Return the columns of an Arrow file, and whether each can be mapped in place, from the file's first record batch.
 
     Raises:
-        ConfigError: not an Arrow file.
+            ConfigError: the file is not an Arrow file.
     """
     file = _mapped(path)
     with explained(path):
@@ -174,7 +174,7 @@ def _only_column(path: Path) -> str:
 
 
 def _segments(file: MappedFile, column: str) -> Iterator[ArrowSegment | str]:
-    """Yield the file's record batches with rows; or why they cannot be mapped, and nothing after it."""
+    """Yield the file's record batches with rows. If one cannot be mapped, yield the reason and stop."""
     arrow = load_pyarrow("pyarrow", file.path)
     schema = _schema(file)
     number = schema.names.index(column_named(file.path, column, schema.names))
@@ -214,12 +214,12 @@ def _segment(file: MappedFile, rows: Any, base: int) -> ArrowSegment | str:
 def _view(
     file: MappedFile, buffer: Any, base: int, dtype: np.dtype[Any], first: int, count: int
 ) -> npt.NDArray[Any] | None:
-    """Return `count` numbers of a buffer as an array over the mapping; None if the buffer is not in the file."""
+    """Return `count` numbers of a buffer as an array over the mapping. None if the buffer is not in the file."""
     if not count:
         return np.empty(0, dtype)
     at = buffer.address - base + first * dtype.itemsize
     if not 0 <= at <= file.status.st_size - count * dtype.itemsize:
-        return None  # pyarrow has allocated it
+        return None  # pyarrow has allocated the buffer in memory
     return np.frombuffer(file.map, dtype, count, at)
 
 

@@ -1,4 +1,4 @@
-"""Rows of Parquet and Arrow files. Needs pyarrow, which only this module imports."""
+"""Reads rows of Parquet and Arrow files. Needs pyarrow, which only this module imports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BATCH_ROWS = 1024
 
 
 def parquet_rows(path: Path, column: str, start: int) -> Iterator[tuple[int, Any, int]]:
-    """Yield (row number, value, approximate bytes read) from row `start` on; skip whole row groups."""
+    """Yield (row number, value, approximate bytes read) from row `start` on. Skips whole row groups before `start`."""
     parquet = load_pyarrow("pyarrow.parquet", path)
     with explained(path), parquet.ParquetFile(path) as file:
         name = column_named(path, column, file.schema_arrow.names)
@@ -32,7 +32,7 @@ def parquet_rows(path: Path, column: str, start: int) -> Iterator[tuple[int, Any
 
 
 def arrow_rows(path: Path, column: str, start: int) -> Iterator[tuple[int, Any, int]]:
-    """Yield the same for an Arrow file or stream, which is mapped and not read."""
+    """Yield (row number, value, approximate bytes read) of an Arrow file or stream, which is mapped and not read."""
     arrow = load_pyarrow("pyarrow", path)
     size = path.stat().st_size
     with explained(path), arrow.memory_map(str(path)) as file:
@@ -48,7 +48,7 @@ def arrow_rows(path: Path, column: str, start: int) -> Iterator[tuple[int, Any, 
 
 
 def open_arrow(file: Any) -> tuple[Any, Iterator[Any]]:
-    """Return schema and record batches of an open Arrow file or stream."""
+    """Return the schema and the record batches of an open Arrow file or stream."""
     arrow, ipc = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.ipc")
     try:
         reader = ipc.open_file(file)
@@ -78,7 +78,7 @@ def column_named(path: Path, wanted: str, there: list[str]) -> str:
     """Return `wanted` if the file has this column.
 
     Raises:
-        ConfigError: there is no such column.
+            ConfigError: the file has no such column.
     """
     if wanted not in there:
         from hyperpod_ext.config.files.nearest import suggest
@@ -88,7 +88,7 @@ def column_named(path: Path, wanted: str, there: list[str]) -> str:
 
 
 def load_pyarrow(module: str, path: Path) -> Any:
-    """Import a module of pyarrow to read `path`.
+    """Import a module of pyarrow that is needed to read `path`.
 
     Raises:
         HyperpodExtError: pyarrow is not installed.
@@ -100,7 +100,7 @@ def load_pyarrow(module: str, path: Path) -> Any:
 
 
 class explained:  # noqa: N801  # a context, used like a function
-    """Context that turns pyarrow's errors for a damaged file into ConfigError."""
+    """Context manager that converts pyarrow's errors for a damaged file to ConfigError."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Evict old stores for new ones: the least recently opened first, none in use."""
+"""Evicts old stores to make room for new ones. The least recently opened are evicted first, and none that is in use."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ _EVICTED = ".evicted-"
 
 @dataclass(frozen=True, slots=True)
 class CachedStore:
-    """A store in a folder, with its data for eviction."""
+    """A store in a folder, with the data that eviction needs."""
 
     folder: Path
     nbytes: int
     used_at: float
-    """Time of the last opening, Unix seconds."""
+    """Unix time at which the store was last opened, in seconds."""
 
 
 def choose_evictions(stores: Iterable[CachedStore], budget_bytes: int, keep: Iterable[Path] = ()) -> list[Path]:
-    """Return the stores to evict, in order, so that the rest fits the budget; all but `keep` if it never does. Pure."""
+    """Return the stores to evict, in order, so that the rest fits the budget. If it never does, return all but `keep`.
+    Pure."""
     stores, kept = list(stores), set(keep)
     over = sum(store.nbytes for store in stores) - budget_bytes
     chosen = []
@@ -43,10 +44,10 @@ def choose_evictions(stores: Iterable[CachedStore], budget_bytes: int, keep: Ite
 
 
 def stores_in(place: Path) -> list[CachedStore]:
-    """Return the stores in a folder, by name."""
+    """Return all stores in a folder, sorted by name."""
     found = []
     for about in sorted(place.glob(f"[!.]*/{ABOUT}")):
-        with suppress(FileNotFoundError):  # evicted since
+        with suppress(FileNotFoundError):  # the store was evicted meanwhile
             folder = about.parent
             mark = folder / READERS
             used = (mark if mark.exists() else about).stat().st_mtime
@@ -55,9 +56,9 @@ def stores_in(place: Path) -> list[CachedStore]:
 
 
 def nbytes_of(folder: Path) -> int:
-    """Return the size of a store's files, including unfinished ones."""
+    """Return the total size of a store's files, including unfinished files."""
     total = 0
-    for inside, folders, files in os.walk(folder):  # continues if another process removes folders
+    for inside, folders, files in os.walk(folder):  # os.walk continues if another process removes folders
         for name in (*folders, *files):
             with suppress(FileNotFoundError):
                 total += Path(inside, name).stat().st_size
@@ -65,12 +66,12 @@ def nbytes_of(folder: Path) -> int:
 
 
 def evict(place: str | Path, budget_bytes: int, *, keep: Iterable[Path] = ()) -> list[Path]:
-    """Remove stores until the rest fits; return the removed ones. Stores being read or written stay.
+    """Remove stores until the rest fits the budget. Returns the removed stores. Stores that are read or written stay.
 
-    Mappings of a removed store stay valid: the kernel frees the pages with the last mapping.
+    Mappings of a removed store stay valid, because the kernel frees the pages only with the last mapping.
     """
     root = expanded(place)
-    for left in root.glob(f"{_EVICTED}*"):  # of a killed eviction
+    for left in root.glob(f"{_EVICTED}*"):  # left by an eviction that was killed
         _delete(left)
     gone: list[Path] = []
     busy = set(keep)
@@ -89,18 +90,18 @@ def _remove(folder: Path) -> bool:
             return False
         aside = folder.with_name(f"{_EVICTED}{folder.name}-{secrets.token_hex(4)}")
         with explained(folder):
-            folder.rename(aside)  # readers see the whole store or none
+            folder.rename(aside)  # readers see either the whole store or none of it
             _delete(aside)
         return True
     except HyperpodExtError:
         if folder.exists():
             raise
-        return True  # evicted by another process
+        return True  # another process has evicted the store
     finally:
         for lock in locks:
             lock.release()
 
 
 def _delete(folder: Path) -> None:
-    with suppress(FileNotFoundError):  # two processes may delete it
+    with suppress(FileNotFoundError):  # two processes may delete the folder at once
         shutil.rmtree(folder)

@@ -1,8 +1,8 @@
 """Atomically published files, and locks that the kernel releases when their holder dies.
 
-Readers need no lock: a file is written under a temporary name, synced, then renamed. The next writer removes temporary
-files of a killed one. Space is reserved before the first byte, so that a full disk or tmpfs is an error here and never
-a SIGBUS in a mapping.
+Readers need no lock, because a file is written under a temporary name, synced, and then renamed. The next writer
+removes temporary files of a writer that was killed. Space is reserved before the first byte is written. So a full disk
+or tmpfs is an error here, and never a SIGBUS in a mapping.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _RETRY_S = 0.01
 
 
 def publish(final: Path, parts: Sequence[Bytes]) -> int:
-    """Write the consecutive `parts` to `final`, atomically; return the file's size.
+    """Write the consecutive `parts` to `final` atomically. Returns the size of the file.
 
     Raises:
-        DiskFullError: no space left; nothing remains of the file.
+            DiskFullError: no space is left. No part of the file remains.
     """
     views = [memoryview(part).cast("B") for part in parts if memoryview(part).nbytes]
     nbytes = sum(len(view) for view in views)
@@ -58,15 +58,15 @@ def publish(final: Path, parts: Sequence[Bytes]) -> int:
 
 
 def publish_json(final: Path, document: object) -> None:
-    """Publish a small document."""
+    """Publish a small document as JSON."""
     publish(final, [json.dumps(document, indent=1).encode() + b"\n"])
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return a document of `publish_json`; None without the file.
+    """Return a document that `publish_json` has written. None if the file does not exist.
 
     Raises:
-        CorruptSegmentError: the file has other contents.
+            CorruptSegmentError: the file does not contain such a document.
     """
     try:
         with path.open("rb") as file:
@@ -90,7 +90,7 @@ def rebuild_hint(folder: Path) -> str:
 
 
 def sweep(folder: Path) -> int:
-    """Remove the temporary files of killed writers; return their number. Only with the lock held."""
+    """Remove temporary files of killed writers. Returns their number. The caller must hold the lock."""
     left = list(folder.glob(f".*{TEMPORARY}"))
     for path in left:
         path.unlink(missing_ok=True)
@@ -109,7 +109,7 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def explained(path: Path, nbytes: int = 0) -> Iterator[None]:
-    """Turn OSError into errors that name the file and what to do."""
+    """Convert an OSError to an error that names the file and what to do."""
     try:
         yield
     except OSError as error:
@@ -124,7 +124,7 @@ def explained(path: Path, nbytes: int = 0) -> Iterator[None]:
 
 
 class FileLock:
-    """`flock` on one file: the kernel releases it when its holder dies."""
+    """`flock` on one file. The kernel releases it when its holder dies."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -136,13 +136,14 @@ class FileLock:
         return self._descriptor is not None
 
     def fileno(self) -> int:
-        """Return the locked file, to pass to a child: the lock is held until both have closed the file."""
+        """Return the locked file, to pass it to a child. The lock is held until both processes have closed the file."""
         if self._descriptor is None:
             raise ValueError(f"{self.path} is not locked")
         return self._descriptor
 
     def acquire(self, *, wait: bool = False, shared: bool = False, timeout_s: float = 0.0) -> bool:
-        """Lock within `timeout_s`, or with `wait` without limit; return whether it is locked. The folder must exist."""
+        """Lock within `timeout_s`, or without a limit if `wait`. Returns whether it is locked. The folder must
+        exist."""
         deadline = time.monotonic() + timeout_s
         how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
         while True:
@@ -164,17 +165,17 @@ class FileLock:
             if _is_at(descriptor, self.path):
                 self._descriptor, self._owner = descriptor, 0 if shared else os.getpid()
                 return True
-            os.close(descriptor)  # evicted meanwhile: lock the new file
+            os.close(descriptor)  # the folder was evicted meanwhile: lock the new file
 
     def adopt(self, descriptor: int) -> None:
-        """Take over a parent's lock."""
+        """Take over a lock that the parent process holds."""
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Release the lock; no effect if not locked."""
+        """Release the lock. Has no effect if it is not locked."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
-            if self._owner == os.getpid():  # also for a forked child, which must not release it itself
+            if self._owner == os.getpid():  # a forked child may hold the file too, and must not release the lock itself
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 

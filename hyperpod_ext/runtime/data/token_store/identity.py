@@ -1,4 +1,4 @@
-"""Identity of a store's source files by name, size, time and both ends, without reading them whole."""
+"""Identifies a store's source files by name, size, time and both ends, without reading the whole files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _ENDS = 64 * 1024
 
 
 def identify(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """Return one entry per file: `path` to find it again, and its size, time and checksum of both ends."""
+    """Return one entry per file: `path`, by which it can be found again, and its size, time and checksum of both
+    ends."""
     found = []
     for path in paths:
         with path.open("rb") as file:
@@ -27,12 +28,12 @@ def identify(paths: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def content_of(identities: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the part for a store's key, without folders: a moved dataset stays the same."""
+    """Return the part of the identities for a store's key, without folders, so that a moved dataset stays the same."""
     return [{**each, "path": Path(each["path"]).name} for each in identities]
 
 
 def changes(identities: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence for each changed file, by size and time only."""
+    """Return a sentence for each changed file. Only sizes and times are compared."""
     found = []
     for known in identities:
         try:

@@ -1,4 +1,4 @@
-"""Files mapped in place. Other programs may overwrite them, so each read checks them first."""
+"""Files that are mapped in place. Other programs may overwrite these files, so each read first checks them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 class MappedFile:
-    """A whole file, mapped private and writable: tensors need no copy, and only this process sees their writes."""
+    """A whole file, mapped as private and writable. So tensors need no copy, and only this process sees writes to
+    them."""
 
     def __init__(self, path: Path) -> None:
         """Map `path`, which must not be empty."""
@@ -28,17 +29,17 @@ class MappedFile:
         )
 
     def check(self) -> None:
-        """Check that the file is unchanged: reading a truncated one would raise SIGBUS.
+        """Check that the file is unchanged, because reading a truncated file would raise SIGBUS.
 
         Raises:
-            DatasetChangedError: the file was written to.
+            DatasetChangedError: the file was changed.
         """
         now = os.fstat(self._descriptor)
         if now.st_mtime_ns != self._mtime_ns or now.st_size != self._size:
             raise self._changed(f"it was written to, and has {now.st_size:,} bytes now")
 
     def check_name(self) -> None:
-        """Check the file, and that its name still refers to it."""
+        """Check the file, and check that its name still refers to the same file."""
         try:
             now = self.path.stat()
         except FileNotFoundError:
@@ -48,7 +49,7 @@ class MappedFile:
         self.check()
 
     def identity(self) -> list[int]:
-        """Return the file's size and checksums of both ends: an identity without reading the whole file."""
+        """Return the file's size and the checksums of both ends. They identify it without reading the whole file."""
         end = self._size
         with memoryview(self.map) as view, view[:_ENDS] as head, view[max(end - _ENDS, 0) :] as tail:
             return [end, crc64nvme(head), crc64nvme(tail)]

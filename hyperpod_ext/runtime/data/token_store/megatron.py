@@ -1,4 +1,5 @@
-"""Megatron's .bin and .idx, mapped in place without conversion, because they already have the form of a store."""
+"""Megatron's .bin and .idx files. They are mapped in place without conversion, because they have the form of a
+store."""
 
 from __future__ import annotations
 
@@ -24,29 +25,29 @@ _DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
 
 def prefix_of(path: str | Path) -> Path:
-    """Return the name without .bin or .idx."""
+    """Return the path without the suffix .bin or .idx."""
     path = expanded(path)
     return path.with_suffix("") if path.suffix in (".bin", ".idx") else path
 
 
 def is_megatron(path: str | Path) -> bool:
-    """Return whether both files exist."""
+    """Return whether both files of a Megatron dataset exist."""
     prefix = str(prefix_of(path))
     return Path(prefix + ".idx").is_file() and Path(prefix + ".bin").is_file()
 
 
 class MegatronStore:
-    """Sequences of a Megatron dataset by ID: read-only arrays of shape [n].
+    """Sequences of a Megatron dataset by number, as read-only arrays of shape [n].
 
-    Other programs may overwrite these files, so each read checks that they are unchanged.
+    Other programs may overwrite these files, so each read checks that the files are unchanged.
     """
 
     def __init__(self, path: str | Path) -> None:
-        """Map `path`, with or without .bin or .idx.
+        """Map the dataset at `path`, which may end in .bin, .idx or neither.
 
         Raises:
             NotFoundError: a file is missing.
-            ConfigError: the files are damaged, or have no tokens.
+                ConfigError: the files are damaged, or contain no tokens.
         """
         self.prefix = prefix_of(path)
         self._idx, self._bin = Path(f"{self.prefix}.idx"), Path(f"{self.prefix}.bin")
@@ -78,7 +79,7 @@ class MegatronStore:
             raise self._wrong(self._idx, f"version {version} and type {code} are not read")
         self._dtype = np.dtype(_DTYPES[code])
         plain = _HEAD.size + 12 * sequences + 8 * documents
-        if len(data) not in (plain, plain + sequences):  # with the modes of a multimodal dataset
+        if len(data) not in (plain, plain + sequences):  # a multimodal dataset also has modes
             raise self._wrong(self._idx, f"it has {len(data):,} bytes, its header says {plain:,}")
         at = _HEAD.size
         self.lengths: npt.NDArray[np.int32] = np.frombuffer(data, "<i4", sequences, at)
@@ -94,7 +95,7 @@ class MegatronStore:
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the whole index, and of the size and both ends of the .bin."""
+        """Fingerprint of the whole index, and of the size and both ends of the .bin file."""
         return hashlib.sha256(repr([self._crc, *self._file.identity()]).encode()).hexdigest()[:32]
 
     def __len__(self) -> int:
@@ -104,7 +105,7 @@ class MegatronStore:
         return self.get(number)
 
     def get(self, number: int, writable: bool = False) -> Tokens:
-        """Return sequence `number`: a view, shape [n]."""
+        """Return sequence `number`, as a view of shape [n]."""
         number = operator.index(number)
         if number < 0:
             number += self._count
@@ -114,26 +115,27 @@ class MegatronStore:
         return self._view(begin, begin + self.lengths.item(number), writable)
 
     def read(self, begin: int, end: int, writable: bool = False) -> Tokens:
-        """Return tokens `begin` to `end` of the .bin: a view, shape [end - begin]."""
+        """Return tokens `begin` to `end` of the .bin file, as a view of shape [end - begin]."""
         self._need_row()
         if not 0 <= begin <= end <= self.tokens:
             raise IndexError(f"tokens {begin} to {end} of {self.tokens}")
         return self._view(begin, end, writable)
 
     def windows(self, begins: npt.NDArray[np.int64], length: int) -> Tokens:
-        """Return `length` tokens from each of `begins` on in the .bin: a copy, shape [len(begins), length]."""
+        """Return `length` tokens of the .bin file from each of `begins` on, as a copy of shape [len(begins),
+        length]."""
         self._need_row()
         places = begins.tolist()
         if min(places) < 0 or max(places) + length > self.tokens:
             raise IndexError(f"tokens {min(places)} to {max(places) + length} of {self.tokens}")
-        rows = self._rows  # another thread may use another length
+        rows = self._rows  # another thread may use a different length
         if rows.shape[1] != length:
             self._rows = rows = windows_of(self._tokens, length)
         self._file.check()
         return rows[begins]
 
     def document_starts(self) -> Iterator[npt.NDArray[np.int64]]:
-        """Yield the beginnings of the sequences in the .bin, in tokens.
+        """Yield the beginnings of all sequences in the .bin file, in tokens.
 
         Raises:
             ConfigError: the sequences are not contiguous, so they cannot be packed.
@@ -142,7 +144,7 @@ class MegatronStore:
         yield self._starts
 
     def check_source(self) -> None:
-        """Check that the files are still the mapped ones.
+        """Check that the files are still those that were mapped.
 
         Raises:
             DatasetChangedError: a file was changed or replaced.

@@ -1,7 +1,7 @@
-"""Samples of equal length from documents of any length: O(1) by ID, from index arrays that are computed once.
+"""Samples of equal length from documents of any length. Access by number is O(1), from index arrays computed once.
 
 `split`: all tokens are cut every `sequence_length` tokens, as for GPT pre-training. `whole`: a sample has as many whole
-documents as fit, in order, followed by padding; only documents longer than a sample are cut.
+documents as fit, in order, followed by padding. Only documents longer than a sample are cut.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TokenRow(Protocol):
 
 
 class Packed:
-    """Samples of `sequence_length + 1` tokens: inputs are `[:-1]`, targets `[1:]`."""
+    """Samples of `sequence_length + 1` tokens. The inputs are `[:-1]`, and the targets are `[1:]`."""
 
     def __init__(self, store: Any, sequence_length: int, *, documents: str = "split", pad: int = 0) -> None:
         """Pack the documents of `store`.
@@ -72,7 +72,8 @@ class Packed:
         return self.get(number)
 
     def get(self, number: int, writable: bool = False) -> Tokens:
-        """Return sample `number`, shape [sequence_length + 1]: a view, or a copy if padded or in two segments."""
+        """Return sample `number`, shape [sequence_length + 1]. It is a view, or a copy if it is padded or in two
+        segments."""
         begin, end = self._range(number)
         tokens = self._store.read(begin, end, writable)
         if (short := self.sequence_length + 1 - len(tokens)) > 0:
@@ -81,9 +82,10 @@ class Packed:
         return tokens if self._begins is None else tokens.astype(self._padded_type(tokens), copy=False)
 
     def batch(self, numbers: Sequence[int], dtype: npt.DTypeLike | None = np.int64) -> npt.NDArray[Any]:
-        """Return samples as one array of shape [len(numbers), sequence_length + 1]; int64 is ready for an embedding.
+        """Return samples as one array of shape [len(numbers), sequence_length + 1]. An embedding accepts int64
+        directly.
 
-        dtype: None keeps the stored type, which is smaller to write and send, and can be cast on the device.
+        dtype: type of the result. None keeps the stored type, which is smaller to send, and can be cast on the device.
         """
         rows = self._split_batch(numbers) if self._begins is None else self._unsplit_batch(numbers)
         return rows if dtype is None else rows.astype(dtype, copy=False)
@@ -94,7 +96,7 @@ class Packed:
             try:
                 return self._store.windows(ids.astype(np.int64, copy=False) * length, length + 1)
             except IndexError:
-                pass  # negative or invalid numbers
+                pass  # some numbers are negative or invalid
         known = [self._number(number) for number in numbers]
         return self._store.windows(np.array(known or [0], np.int64) * length, length + 1)[: len(known)]
 
@@ -107,11 +109,11 @@ class Packed:
         return out
 
     def _padded_type(self, *parts: Tokens) -> np.dtype[Any]:
-        """Return a type for both tokens and padding, such as -100 with u16."""
+        """Return a type that can represent both tokens and padding, such as -100 next to u16."""
         return np.result_type(np.min_scalar_type(self.pad), *{part.dtype for part in parts})
 
     def boundaries(self, number: int) -> npt.NDArray[np.int64]:
-        """Return the documents' beginnings in sample `number`, the first one 0, for masks that separate documents."""
+        """Return where documents begin in sample `number`, first 0, for attention masks that separate documents."""
         begin, end = self._range(number)
         starts = self._document_starts()
         inside = starts[np.searchsorted(starts, begin, "right") : np.searchsorted(starts, end, "left")] - begin
@@ -139,26 +141,27 @@ class Packed:
         return self._starts
 
     def _unsplit_begins(self) -> npt.NDArray[np.int64]:
-        """Return the index array: computed by the first process, and mapped by all later ones."""
+        """Return the index array. The first process computes it, and later processes map it."""
         folder = getattr(self._store, "folder", None)
         path = None if folder is None else Path(folder) / INDEXES / f"{self.fingerprint}.i64"
         if path is not None and path.exists():
             return _read_index(path)
         begins = unsplit_begins(self._document_starts(), self._store.tokens, self.sequence_length + 1)
         if path is not None:
-            with suppress(HyperpodExtError, OSError):  # a read-only or full disk: computed again each time
+            # on a read-only or full disk, the array is computed again each time
+            with suppress(HyperpodExtError, OSError):
                 path.parent.mkdir(exist_ok=True)
                 publish(path, [begins.data, crc64nvme(begins.data.cast("B")).to_bytes(8, "little")])
         return begins
 
 
 def unsplit_begins(starts: npt.NDArray[np.int64], tokens: int, size: int) -> npt.NDArray[np.int64]:
-    """Return the beginnings of samples of whole documents, i64 of shape [samples + 1]; the last is `tokens`. Pure.
+    """Return the beginnings of samples of whole documents, as i64 of shape [samples + 1]. The last is `tokens`. Pure.
 
-    Sample i has tokens begins[i] to begins[i + 1], at most `size` of them. `starts`: the documents' beginnings.
+    Sample i has tokens begins[i] to begins[i + 1], at most `size` of them. `starts`: beginnings of the documents.
     """
     ends = np.append(starts[1:], tokens)
-    pieces = np.maximum(-(-(ends - starts) // size), 1)  # longer documents are cut
+    pieces = np.maximum(-(-(ends - starts) // size), 1)  # longer documents are cut into pieces
     first = np.repeat(starts, pieces)
     number = np.arange(len(first)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     piece_ends = np.minimum(first + (number + 1) * size, np.repeat(ends, pieces))

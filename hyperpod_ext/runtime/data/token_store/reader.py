@@ -1,6 +1,6 @@
-"""Read a token store: documents by ID, without a lock and without a copy.
+"""Reads a token store: documents by number, without a lock and without a copy.
 
-The published part of a growing store can be read: its IDs never change, only its length is not known yet.
+The published part of a growing store can be read. Its document numbers never change; only its length is not known yet.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from hyperpod_ext.runtime.data.token_store.writer import ABOUT, DONE, LOCK, READ
 
 _POLL_S = 0.05
 _TAKEOVER_S = 1.0
-"""Time for another writer to replace a dead one."""
+"""Seconds within which another writer must replace a dead writer."""
 
 
 class TokenStore(Documents[Segment]):
-    """Documents of a store by ID, `store[i]`: read-only arrays of shape [n].
+    """Documents of a store by number, `store[i]`, as read-only arrays of shape [n].
 
-    Pickled by its path, and opened again in worker processes.
+    A store is pickled by its path, and opened again in worker processes.
     """
 
     def __init__(self, folder: str | Path, *, segments: int | None = None) -> None:
-        """Open a store; `segments`: only the first ones, as in `prefix`.
+        """Open a store. `segments`: use only this many segments, as in `prefix`.
 
         Raises:
-            NotFoundError: there is no store.
+                NotFoundError: the folder has no store.
             CorruptSegmentError: the store is damaged.
         """
         super().__init__()
@@ -54,17 +54,17 @@ class TokenStore(Documents[Segment]):
         self._readers = FileLock(self.folder / READERS)
         if not self._readers.acquire(shared=True):
             raise NotFoundError(f"{self.folder} is being evicted", hint="`hp-ext data build` makes it again.")
-        with suppress(OSError):  # read-only
-            os.utime(self.folder / READERS)  # time of the last use, for eviction
+        with suppress(OSError):  # the folder may be read-only
+            os.utime(self.folder / READERS)  # the file's time is that of the last use, for eviction
         self._limit = segments
         self.done: Mapping[str, Any] | None = None
-        """Contents of store.json; None while the store grows."""
+        """Contents of store.json; None while the store is still growing."""
         self.refresh()
 
     def refresh(self) -> int:
-        """Map newly published segments; return the number of documents."""
+        """Map newly published segments. Returns the number of documents."""
         if self.done is None:
-            self.done = read_json(self.folder / DONE)  # before the segments, so that all counted ones exist
+            self.done = read_json(self.folder / DONE)  # read it before the segments, so that all counted segments exist
             while self._limit is None or len(self.segments) < self._limit:
                 try:
                     segment = Segment(self.folder / segment_name(len(self.segments)))
@@ -76,7 +76,7 @@ class TokenStore(Documents[Segment]):
 
     @property
     def finished(self) -> bool:
-        """Whether the store is complete and its length known."""
+        """Whether the store is complete, so that its length is known."""
         return self.done is not None or self._limit is not None
 
     @property
@@ -86,12 +86,12 @@ class TokenStore(Documents[Segment]):
 
     @property
     def key(self) -> str:
-        """Identity of the store's source and options; known from the beginning."""
+        """Identity of the store's source and options. It is known from the beginning."""
         return key_of(self.about)
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the tokens: the same on every node and after every restart.
+        """Fingerprint of the tokens. It is the same on every node and after every restart.
 
         Raises:
             UnknownLengthError: the store is still growing.
@@ -109,7 +109,7 @@ class TokenStore(Documents[Segment]):
         return self.documents_from(0)
 
     def documents_from(self, number: int) -> Iterator[Tokens]:
-        """Yield documents in order, from `number` on; of a growing store, each when it is published."""
+        """Yield documents in order from `number` on. In a growing store, yields each document when it is published."""
         while True:
             while number < self.available:
                 yield self[number]
@@ -119,7 +119,7 @@ class TokenStore(Documents[Segment]):
             self.wait(documents=number + 1)
 
     def prefix(self, segments: int | None = None) -> TokenStore:
-        """Return the published part as a store of known length, to start training while the rest is written.
+        """Return the published part as a store of known length, so that training can start while the rest is written.
 
         Raises:
             UnknownLengthError: no segment is published yet.
@@ -131,17 +131,18 @@ class TokenStore(Documents[Segment]):
         return TokenStore(self.folder, segments=count)
 
     def wait(self, *, documents: int | None = None, timeout_s: float | None = None) -> int:
-        """Wait until so many documents are available, or the store is finished; return the available number.
+        """Wait until this many documents are available or the store is finished. Returns the number of available
+        documents.
 
         Raises:
-            UnknownLengthError: the writer has ended, and no other continues.
-            WaitTimeoutError: not within `timeout_s`.
+                UnknownLengthError: the writer has ended, and no other writer continues.
+                WaitTimeoutError: `timeout_s` has passed.
         """
         now = written_at = time.monotonic()
         deadline = None if timeout_s is None else now + timeout_s
         while True:
             now = time.monotonic()
-            if self._is_written():  # before the files: a writer publishes before it ends
+            if self._is_written():  # check before reading the files, because a writer publishes before it ends
                 written_at = now
             if self.refresh() >= (documents or float("inf")) or self.finished:
                 return self.available
@@ -155,7 +156,7 @@ class TokenStore(Documents[Segment]):
             time.sleep(_POLL_S)
 
     def check_source(self) -> None:
-        """Compare the present source files with the converted ones.
+        """Compare the present source files with those that were converted.
 
         Raises:
             DatasetChangedError: a file was changed or is missing.
@@ -170,7 +171,7 @@ class TokenStore(Documents[Segment]):
             )
 
     def close(self) -> None:
-        """Release the store; returned arrays stay valid."""
+        """Release the store. Arrays that it has returned stay valid."""
         self._readers.release()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -181,7 +182,7 @@ class TokenStore(Documents[Segment]):
             self.wait(documents=number + 1)
             if number < self._documents[-1]:
                 return number
-        if not self.finished:  # no end to count from yet
+        if not self.finished:  # without a known end, negative numbers cannot be resolved
             raise IndexError(f"document {number} of {self._documents[-1]}")
         return super()._reached(number)
 

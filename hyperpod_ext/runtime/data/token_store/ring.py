@@ -1,7 +1,7 @@
-"""Cache of expensive batches on the node, by (stream, step, slot).
+"""A cache of expensive batches on the node, by stream, step and slot.
 
-A slot has the same samples at any world size, so cached batches stay valid after a resize, and for another rank.
-Missing, damaged or foreign entries are made again, and counted; the cache never changes the training data.
+A slot has the same samples at any world size, so cached batches stay valid after a resize and for another rank.
+Missing, damaged or foreign entries are made again and counted. The cache never changes the training data.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ _ABANDONED_S = 600.0
 
 @dataclass
 class RingStats:
-    """Counts of this process's requests, by result."""
+    """Counts of this process's requests to the cache, by result."""
 
     hits: int = 0
     made: int = 0
     damaged: int = 0
-    """Damaged entries, which are made again."""
+    """Number of damaged entries, which are made again."""
     not_kept: int = 0
-    """Made batches without room in the cache."""
+    """Number of batches that were made but had no room in the cache."""
 
 
 class ReadyRing:
-    """Arrays by (step, slot) of one stream."""
+    """The arrays of one stream, by step and slot."""
 
     def __init__(
         self, place: str | Path, stream: str, *, budget_bytes: int = 1 << 30, stale_after_s: float = 86400.0
     ) -> None:
-        """`stream`: fingerprint of everything that determines a slot: source, seed, batch size, collate.
+        """`stream`: fingerprint of all that determines a slot, such as source, seed, batch size and collate function.
 
         Streams unused for `stale_after_s` are removed from `place`.
         """
@@ -67,7 +67,7 @@ class ReadyRing:
         _sweep(self.folder, stale_after_s)
 
     def fetch(self, step: int, slot: int, make: Callable[[], Mapping[str, npt.NDArray[Any]]]) -> Arrays:
-        """Return the cached arrays, or those of `make`, which are then cached if there is room."""
+        """Return the cached arrays. If there are none, return those of `make`, and cache them if there is room."""
         if (found := self.get(step, slot)) is not None:
             return found
         made = dict(make())
@@ -79,7 +79,7 @@ class ReadyRing:
         return made
 
     def get(self, step: int, slot: int) -> Arrays | None:
-        """Return the mapped arrays; only this process sees writes to them. None: not cached."""
+        """Return the mapped arrays; None if they are not cached. Only this process sees writes to them."""
         path = self._path(step, slot)
         try:
             with path.open("rb") as file:
@@ -97,12 +97,13 @@ class ReadyRing:
         return arrays
 
     def put(self, step: int, slot: int, arrays: Mapping[str, npt.NDArray[Any]]) -> bool:
-        """Cache `arrays`, and drop the oldest steps for them.
+        """Cache `arrays`, and drop the oldest steps to make room.
 
-        Returns False if they are the oldest and over the budget, or of a ghost slot (below 0).
+        Returns False if `arrays` are themselves the oldest and over the budget, or if they belong to a ghost slot
+        (below 0).
 
         Raises:
-            DiskFullError: the disk has no room even then.
+                DiskFullError: the disk has no room even after dropping old steps.
         """
         if slot < 0:
             return False
@@ -128,7 +129,7 @@ class ReadyRing:
         return True
 
     def ready(self) -> list[tuple[int, int]]:
-        """Return (step, slot) of all cached batches, in order."""
+        """Return the step and slot of each cached batch, in order."""
         return sorted((step, slot) for step, slot, _, _ in self._entries())
 
     def _make_room(self, step: int, nbytes: int) -> bool:
@@ -138,7 +139,7 @@ class ReadyRing:
             if over <= 0:
                 break
             if oldest >= step:
-                return False  # future steps are worth more than past ones
+                return False  # future steps are worth more than past steps
             path.unlink(missing_ok=True)
             over -= size
         return over <= 0
@@ -155,7 +156,7 @@ class ReadyRing:
         return self.folder / f"{step:012d}-{slot:06d}.batch"
 
     def _parse(self, mapped: mmap.mmap, step: int, slot: int) -> Arrays | None:
-        """Return the arrays in an entry; None if it is damaged, or of another stream, step or slot."""
+        """Return the arrays in an entry. None if the entry is damaged, or belongs to another stream, step or slot."""
         view = memoryview(mapped)
         if len(view) < _FRAME.size:
             return None
@@ -178,7 +179,7 @@ class ReadyRing:
 
 
 def _sweep(folder: Path, stale_after_s: float) -> None:
-    """Remove temporary files of killed writers, and unused streams."""
+    """Remove temporary files of killed writers, and streams that are no longer used."""
     now = time.time()
     for path in folder.glob(f".*{TEMPORARY}"):
         with suppress(FileNotFoundError):

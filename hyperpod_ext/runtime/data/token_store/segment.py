@@ -6,7 +6,7 @@
            offsets: u64[documents + 1], in tokens
            CRC64-NVME of each 256 KiB from 4096 on: u64
 
-Everything is little-endian. A block is checked the first time a process reads from it.
+Everything is little-endian. A block's checksum is checked when a process first reads from the block.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ Tokens = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
-    """Contents of a segment's header."""
+    """The contents of a segment's header."""
 
     index: int
     store: str
-    """Content key of the segment's store."""
+    """Key of the store that the segment belongs to."""
     dtype: str
     documents: int
     tokens: int
     nbytes: int
-    """Size of the whole file."""
+    """Size of the whole segment file, in bytes."""
     crc64nvme: str
-    """Checksum of the blocks' checksums, and so of every token and offset."""
+    """Checksum of all block checksums, and so of every token and offset."""
     next: Mapping[str, int] = field(default_factory=dict)
-    """Position in the source of the next segment."""
+    """Position in the source at which the next segment begins."""
     format: int = FORMAT
 
     @property
@@ -77,10 +77,10 @@ def segment_name(index: int) -> str:
 def write_segment(
     folder: Path, index: int, tokens: Tokens, offsets: Tokens, *, store: str, following: Mapping[str, int]
 ) -> SegmentInfo:
-    """Publish a segment of flat `tokens`, and `offsets`, u64, one more than documents.
+    """Publish a segment of flat `tokens`. `offsets` are u64, one more than there are documents.
 
     Raises:
-        DiskFullError: no space left; nothing remains of the segment.
+            DiskFullError: no space is left. No part of the segment remains.
     """
     offsets = np.ascontiguousarray(offsets, dtype="<u8")
     tokens = np.ascontiguousarray(tokens, dtype=tokens.dtype.newbyteorder("<"))
@@ -98,11 +98,11 @@ def write_segment(
 
 
 def read_info(path: Path) -> SegmentInfo:
-    """Return the header of a segment, after checking it and the file's length.
+    """Check a segment's header and the file's length. Returns the header.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        CorruptSegmentError: the segment is damaged; names the place.
+            FileNotFoundError: the file does not exist.
+            CorruptSegmentError: the segment is damaged. The message names the place.
     """
     with path.open("rb") as file:
         return _parse(path, file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size)
@@ -136,14 +136,14 @@ def _parse(path: Path, head: bytes, nbytes: int) -> SegmentInfo:
 
 
 class Segment:
-    """A mapped segment. Reads take no lock and copy nothing; the mapping outlives the file's name."""
+    """A mapped segment. Reads take no lock and copy no data. The mapping stays valid after the file is deleted."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             self.info = _parse(path, os.pread(descriptor, HEADER_BYTES, 0), os.fstat(descriptor).st_size)
-            # private and writable: tensors need no copy, and only this process sees their writes
+            # map private and writable, so that tensors need no copy and only this process sees their writes
             self._map = mmap.mmap(
                 descriptor,
                 self.info.nbytes,
@@ -159,7 +159,7 @@ class Segment:
         self._tokens = self._writable.view()
         self._tokens.flags.writeable = False
         self.offsets: npt.NDArray[np.uint64] = np.frombuffer(self._map, "<u8", info.documents + 1, info.offsets_at)
-        """Offsets in tokens of each document's beginning, and of the last one's end."""
+        """Offsets, in tokens, of each document's beginning and of the last document's end."""
         self.offsets.flags.writeable = False
         self._crcs = np.frombuffer(self._map, "<u8", info.blocks, info.crcs_at)
         if f"{crc64nvme(self._crcs.data.cast('B')):016x}" != info.crc64nvme:
@@ -175,12 +175,13 @@ class Segment:
             raise CorruptSegmentError(f"{path}: its offsets are not in order", hint=rebuild_hint(path.parent))
 
     def document(self, at: int, writable: bool = False) -> Tokens:
-        """Return document `at` of this segment, like `tokens`."""
+        """Return document `at` of this segment, in the same way as `tokens`."""
         item = self.offsets.item
         return self.tokens(item(at), item(at + 1), writable)
 
     def tokens(self, begin: int, end: int, writable: bool = False) -> Tokens:
-        """Return tokens `begin` to `end` of this segment, shape [end - begin]: a view, read-only unless `writable`.
+        """Return tokens `begin` to `end` of this segment, shape [end - begin], as a view. It is read-only unless
+        `writable`.
 
         Raises:
             CorruptSegmentError: a block does not match its checksum.
@@ -192,7 +193,7 @@ class Segment:
         return (self._writable if writable else self._tokens)[begin:end]
 
     def windows(self, begins: npt.NDArray[np.int64], length: int) -> Tokens:
-        """Return `length` tokens from each of `begins` on: a copy, shape [len(begins), length].
+        """Return `length` tokens from each of `begins` on, as a copy of shape [len(begins), length].
 
         Raises:
             CorruptSegmentError: a block does not match its checksum.
@@ -200,13 +201,13 @@ class Segment:
         if not self._all_seen:
             for begin in begins.tolist():
                 self.tokens(begin, begin + length)
-        rows = self._rows  # another thread may use another length
+        rows = self._rows  # another thread may use a different length
         if rows.shape[1] != length:
             self._rows = rows = windows_of(self._tokens, length)
         return rows[begins]
 
     def damage(self) -> list[str]:
-        """Return a sentence for each damaged block; reads every byte."""
+        """Return a sentence for each damaged block. Reads the whole segment."""
         return [self._problem(block) for block in range(self.info.blocks) if not self._matches(block)]
 
     def _see(self, first: int, last: int) -> None:
@@ -234,7 +235,7 @@ class Segment:
 
 
 def windows_of(tokens: Tokens, length: int) -> Tokens:
-    """Return a view of all windows of `tokens`, shape [n]: shape [n - length + 1, length]."""
+    """Return a view of all windows of `tokens`. `tokens` has shape [n]; the view, [n - length + 1, length]."""
     shape = (max(len(tokens) - length + 1, 0), length)
     return np.lib.stride_tricks.as_strided(tokens, shape, tokens.strides * 2, writeable=False)
 

@@ -1,4 +1,5 @@
-"""Read the records of a dataset in order from any position: JSON, JSONL, plain text, gzip of these, Parquet, Arrow."""
+"""Reads the records of a dataset in order, from any position: JSON, JSONL and plain text, also gzipped, Parquet,
+Arrow."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from hyperpod_ext.user_folders import expanded
 Rows = Iterator[tuple["Position", Any]]
 SPLITS = ("file", "lines", "paragraphs")
 _TEXT_LIMIT = 1 << 30
-_TELL_BYTES = 256 * 1024  # bars are slow
+_TELL_BYTES = 256 * 1024  # report rarely, because progress bars are slow
 _KINDS = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
@@ -37,26 +38,27 @@ class Position:
 
     file: int = 0
     record: int = 0
-    """Number in the file, from 0."""
+    """Number of the record in the file, from 0."""
     offset: int = 0
-    """Byte offset in the file's text, if records have one."""
+    """Byte offset in the file's text, for kinds of files whose records have offsets."""
 
     @classmethod
     def of(cls, known: Mapping[str, int]) -> Position:
-        """Return the position in a segment's header."""
+        """Return the position that a segment's header contains."""
         return cls(**{name: known[name] for name in cls.__dataclass_fields__ if name in known})
 
     def as_dict(self) -> dict[str, int]:
         """Return the position for a segment's header."""
-        return {"file": self.file, "record": self.record, "offset": self.offset}  # asdict() is too slow for each record
+        # asdict() would be too slow for each record
+        return {"file": self.file, "record": self.record, "offset": self.offset}
 
 
 def find_files(sources: Sequence[str | Path]) -> list[Path]:
-    """Return the files of `sources` (files, folders, patterns), sorted within each, so that all nodes agree.
+    """Return the files in `sources` (files, folders, patterns), sorted within each source, so that all nodes agree.
 
     Raises:
-        NotFoundError: a source has no file.
-        ConfigError: files of an unsupported kind.
+            NotFoundError: a source matches no file.
+            ConfigError: a file is of an unsupported kind.
     """
     found: list[Path] = []
     for source in map(str, sources):
@@ -80,7 +82,7 @@ def find_files(sources: Sequence[str | Path]) -> list[Path]:
 
 
 def kind_of(path: Path) -> str | None:
-    """Return `jsonl`, `json`, `text`, `parquet` or `arrow`, by file name; None for others."""
+    """Return the kind of a file by its name: `jsonl`, `json`, `text`, `parquet` or `arrow`; None for any other."""
     suffix = path.suffix.lower()
     if suffix == ".gz":
         kind = _KINDS.get(Path(path.stem).suffix.lower())
@@ -91,7 +93,7 @@ def kind_of(path: Path) -> str | None:
 def rows(
     files: Sequence[Path], start: Position, *, field: str, split: str, on_bytes: Callable[[int], None]
 ) -> Iterator[tuple[Position, Position, Any]]:
-    """Yield records from `start` on, as (position, next position, value). `on_bytes` gets the number of bytes read.
+    """Yield records from `start` on, as (position, next position, value). `on_bytes` receives the number of bytes read.
 
     An unreadable record is yielded as a `ValueError`, for the caller to handle.
 
@@ -114,7 +116,7 @@ def rows(
 
 
 def _of_file(path: Path, start: Position, field: str, split: str) -> Iterator[tuple[Position, Any, int]]:
-    """Yield (position of the next record, value or ValueError, bytes of the file read so far)."""
+    """Yield (position of the next record, value or ValueError, number of bytes of the file read so far)."""
     kind = kind_of(path)
     if kind in ("parquet", "arrow"):
         read = parquet_rows if kind == "parquet" else arrow_rows
@@ -145,12 +147,12 @@ def _lines(
     for piece in pieces:
         record, offset = record + 1, offset + len(piece)
         if parse is _json and not piece.strip():
-            continue  # blank lines are no records
+            continue  # blank lines are not records
         yield Position(start.file, record, offset), parse(piece), raw.tell()
 
 
 def _paragraphs(text: IO[bytes]) -> Iterator[bytes]:
-    """Yield paragraphs: lines, including the blank lines after them."""
+    """Yield paragraphs. A paragraph includes the blank lines after it."""
     piece, ended = b"", False
     for line in text:
         if ended and line.strip():
@@ -177,7 +179,7 @@ def _decoded(piece: bytes) -> Any:
 
 
 def _array_of(path: Path, text: IO[bytes]) -> list[Any] | None:
-    """Return the records of a JSON array; None if the file has a record per line."""
+    """Return the records in a JSON array. None if the file has one record per line."""
     head = text.read(4096).lstrip()
     text.seek(0)
     if not head.startswith(b"["):

@@ -1,4 +1,4 @@
-"""Samples as torch tensors that share the mapping's memory, without a copy or a warning about read-only arrays."""
+"""Samples as torch tensors that share the mapping's memory, without a copy and without warnings on read-only arrays."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import torch
 
 
 class TensorSource:
-    """`source[i]` of a store or `Packed` as a tensor of shape [n], of the stored type.
+    """`source[i]` of a store or of `Packed`, as a tensor of shape [n] and of the stored type.
 
-    The mapping is private: only this process sees writes to a tensor, but also in later epochs. Make a copy (`.long()`
-    does) before writing. Micro-batches of `Packed` are read at once, and are such copies already.
+    The mapping is private: only this process sees writes to a tensor, but it also sees them in later epochs. So make a
+    copy, for example with `.long()`, before writing. Micro-batches of `Packed` are read at once, and already are such
+    copies.
     """
 
     def __init__(self, source: Any) -> None:
@@ -20,7 +21,7 @@ class TensorSource:
 
     @property
     def fingerprint(self) -> str:
-        """The source's fingerprint."""
+        """Fingerprint of the source."""
         return str(self.source.fingerprint)
 
     def __len__(self) -> int:
@@ -30,7 +31,7 @@ class TensorSource:
         return torch.from_numpy(self.source.get(number, writable=True))
 
     def __getitems__(self, numbers: Sequence[int]) -> list[torch.Tensor]:
-        """Return several samples at once, for DataLoader and ElasticDataLoader."""
+        """Return several samples at once. DataLoader and ElasticDataLoader call this."""
         batch = getattr(self.source, "batch", None)
         if batch is None:
             return [self[number] for number in numbers]

@@ -1,11 +1,11 @@
-"""The single writer of a store: `flock` excludes others, rename makes files atomic.
+"""The single writer of a store. `flock` excludes other writers, and renaming makes files atomic.
 
     FOLDER/about.json            source and options of the store; its hash is the store's key
            lock, readers         held by the writer, and by readers
            seg-000000.tokens     ...
            store.json            written last; without it the store is still growing
 
-It can be killed at any moment: the next writer continues after the newest segment.
+The writer can be killed at any moment. The next writer continues after the newest segment.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from hyperpod_ext.runtime.data.token_store.segment import SegmentInfo, Tokens, r
 
 MIB = 1 << 20
 SEGMENT_BYTES = 128 * MIB
-_TIMEOUT_S = 0.5  # readers take the lock for a moment to check it
+_TIMEOUT_S = 0.5  # readers take the lock for a moment, to check whether it is held
 ABOUT, DONE, LOCK, READERS = "about.json", "store.json", "lock", "readers"
 
 
 def key_of(about: Mapping[str, Any]) -> str:
-    """Return the key of a store: equal keys mean equal tokens. The source's folder does not count."""
+    """Return the key of a store. Equal keys mean equal tokens. The folder of the source does not count."""
     content = {**about, "source": content_of(about["source"])}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def digest_of(segments: Sequence[SegmentInfo]) -> str:
-    """Return the fingerprint of tokens: equal on every node, for any folder and time of the build."""
+    """Return the fingerprint of all tokens. It is equal on every node, for any folder and time of the build."""
     content = [[each.dtype, each.documents, each.tokens, each.crc64nvme] for each in segments]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
 
 def smallest_dtype(largest: int) -> np.dtype[Any]:
-    """Return the smallest unsigned type for tokens up to `largest`."""
+    """Return the smallest unsigned type that holds tokens up to `largest`."""
     for name in ("uint8", "uint16", "uint32", "uint64"):
         if largest <= np.iinfo(name).max:
             return np.dtype(name)
@@ -51,7 +51,7 @@ def smallest_dtype(largest: int) -> np.dtype[Any]:
 
 
 def published(folder: Path) -> list[SegmentInfo]:
-    """Return the headers of the published segments, from 0 up to the first missing one.
+    """Return the headers of the published segments, from segment 0 up to the first missing one.
 
     Raises:
         CorruptSegmentError: a segment is damaged.
@@ -65,7 +65,7 @@ def published(folder: Path) -> list[SegmentInfo]:
 
 
 class StoreWriter:
-    """Appends documents, and publishes a segment whenever one is full."""
+    """Appends documents, and publishes each segment once it is full."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class StoreWriter:
         lock: FileLock | None = None,
         before_publish: Callable[[], None] = lambda: None,
     ) -> None:
-        """Open a new or unfinished store. `lock`: an already held lock; `before_publish` may raise.
+        """Open a new or unfinished store. `lock`: a lock that the caller already holds. `before_publish` may raise.
 
         Raises:
             ConflictError: another writer has the lock.
@@ -118,22 +118,22 @@ class StoreWriter:
 
     @property
     def position(self) -> Mapping[str, int]:
-        """Position in the source of the first unpublished document; empty: the beginning."""
+        """Position in the source of the first unpublished document. Empty at the beginning of the source."""
         return self.segments[-1].next if self.segments else {}
 
     @property
     def documents(self) -> int:
-        """Number of documents, published or waiting."""
+        """Number of documents, both published and waiting."""
         return sum(info.documents for info in self.segments) + len(self._offsets) - 1
 
     def append(self, tokens: Tokens, following: Mapping[str, int]) -> SegmentInfo | None:
-        """Add a document, integers of shape [n]; `following`: position in the source after it.
+        """Add a document, as integers of shape [n]. `following`: position in the source after the document.
 
-        Returns the published segment, if one got full.
+        Returns the published segment if a segment is full.
 
         Raises:
             HyperpodExtError: `tokens` are invalid.
-            DiskFullError: no space left; published segments stay.
+                DiskFullError: no space is left. Published segments stay.
         """
         largest = _largest(tokens, self.documents)
         if self._declared is not None and largest > np.iinfo(self._declared).max:
@@ -157,7 +157,7 @@ class StoreWriter:
         return done
 
     def publish(self) -> SegmentInfo | None:
-        """Publish the waiting documents, if any."""
+        """Publish the documents that wait, if there are any."""
         if len(self._offsets) == 1:
             return None
         self._before_publish()
@@ -174,7 +174,7 @@ class StoreWriter:
         return info
 
     def finish(self, more: Mapping[str, Any]) -> None:
-        """Publish the rest, and mark the store as finished; `more` is added to store.json."""
+        """Publish the remaining documents, and mark the store as finished. `more` is added to store.json."""
         self.publish()
         self._before_publish()
         known = {
@@ -189,7 +189,7 @@ class StoreWriter:
         publish_json(self.folder / DONE, {**known, **more})
 
     def close(self) -> None:
-        """Release the store without publishing the waiting documents."""
+        """Release the store without publishing the documents that wait."""
         self._lock.release()
 
     def __enter__(self) -> StoreWriter:

@@ -25,38 +25,39 @@ from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_manifest, wit
 
 _START_S = 60.0
 _REPLACED_S = 1.0
-"""Interval, during the wait for an answer, between checks that the server was not replaced."""
+"""Seconds between two checks, during the wait for an answer, that the server was not replaced."""
 _LOOK_S, _STOPPED_S = 0.01, 10.0
-"""Interval between checks of the server's page allocation, and maximum wait without progress."""
+"""Seconds between two checks of the server's page allocation, and maximum wait without progress."""
 
 
 class MemoryLostError(errors.JobFailedError):
-    """The memory server has ended, and its agent is starting another one."""
+    """The memory server has ended, and its agent is starting a new one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """This rank's slots, writable."""
+    """The slots of this rank, mapped writable."""
 
     memory: memoryview
     slot_bytes: int
     slots: int
     inode: int
-    """Identifies this memory."""
+    """Inode of the memory, which identifies it."""
     may_populate: threading.Event
-    """Cleared during a read of the memory: two threads that make page tables at the same time slow each other down."""
+    """Cleared while the memory is read, because two threads that build page tables at the same time slow each other
+    down."""
 
 
 @dataclass(frozen=True, slots=True)
 class MappedSnapshot:
-    """A snapshot in this node's memory with a verified manifest. Its bytes are not verified."""
+    """A snapshot in this node's memory. Its manifest is verified, but its bytes are not."""
 
     manifest: Manifest
     plan: Plan
     memory: memoryview
     offset: int
     bound: bool = True
-    """Whether MACs prove that the job wrote the bytes; False: the durable checkpoint has no MACs."""
+    """Whether MACs prove that the job wrote the bytes. False for a durable checkpoint without MACs."""
 
     @property
     def image(self) -> memoryview:
@@ -66,29 +67,29 @@ class MappedSnapshot:
 class MemoryClient:
     """Calls to the memory server. `begin`, `seal` and `resolve` return at once; the next call waits for their answers.
 
-    The server handles every request that was sent, even if this process dies at once. It answers requests about this
-    rank only after that.
+    The server handles every request that was sent, even if this process dies at once. Later requests about this rank
+    are answered only after that.
 
-    One thread may call `seal` while another makes any other call.
+    One thread may call `seal` while another thread makes any other call.
 
-    Raises the server's errors as their own types: MemoryTierFullError, StaleGenerationError, ...
+    Errors of the server are raised as their own types: MemoryTierFullError, StaleGenerationError, ...
 
     Args:
-        another: whether a new server replaces one that ends, at the same path. Calls then raise MemoryLostError until
-            `connect` is called.
+        another: whether a new server replaces a server that ends, at the same path. Calls then raise MemoryLostError
+            until `connect` is called.
     """
 
     def __init__(self, path: str, *, another: bool = False) -> None:
         self._path, self._another = path, another
         self._speaking = threading.RLock()
-        """Held while a request is sent and, in calls that wait for the answer, until it has arrived."""
+        """Held while a request is sent. In calls that wait for an answer, held until the answer has arrived."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.connect()
 
     def connect(self) -> None:
-        """Connect to the current server; if servers are replaced (`another`), wait for the new one.
+        """Connect to the current server. If servers are replaced (`another`), wait for the new server.
 
-        A new server has none of the state of the one before.
+        A new server has none of the former server's state.
 
         Raises:
             JobFailedError: no new server listens within 60 s.
@@ -117,13 +118,13 @@ class MemoryClient:
         self._socket.close()
 
     def map(self, owner: int, slot_bytes: int) -> Mapping:
-        """Return shared memory with slots of at least `slot_bytes` each."""
+        """Return shared memory whose slots have at least `slot_bytes` each."""
         mapping = self._map(owner, slot_bytes)
         assert mapping is not None
         return mapping
 
     def attach(self, owner: int) -> Mapping | None:
-        """Return the slots of an earlier process of this rank; None: there are none."""
+        """Return the slots of an earlier process of this rank; None if there are no slots."""
         return self._map(owner, 0)
 
     def _map(self, owner: int, slot_bytes: int) -> Mapping | None:
@@ -147,9 +148,9 @@ class MemoryClient:
         self.ask(r.AddPlan(digest=plan.digest, document=plan.to_json()))
 
     def begin(self, owner: int, step: int, save_id: str, generation: int, when_busy: r.WhenBusy = "wait") -> int | None:
-        """Begin a save: return the index of the slot to write, or None if the save is skipped.
+        """Begin a save. Returns the index of the slot to write, or None if the save is skipped.
 
-        The save before is sealed when this returns.
+        The previous save is sealed when this returns.
         """
         self.flush()
         if self._next_slot is None:
@@ -160,7 +161,7 @@ class MemoryClient:
         return slot
 
     def seal(self, owner: int, slot: int, record: dict[str, object]) -> None:
-        """Request the seal and return at once; the server computes the checksum during the next step."""
+        """Request the seal, and return at once. The server computes the checksum during the next step."""
         self._ask_later(r.Seal(owner=owner, slot=slot, record=r.SaveRecord.model_validate(record)))
 
     def resolve(self, owner: int, save_id: str, *, keep: bool) -> None:
@@ -173,11 +174,11 @@ class MemoryClient:
             self._pending.append(request)
 
     def stepped(self, owner: int) -> None:
-        """Report a step without a save. The server measures the cost of copies by the duration of steps."""
+        """Report a step without a save. The server measures the cost of copies from the durations of steps."""
         self._send(r.Stepped(owner=owner))
 
     def flush(self) -> None:
-        """Wait until all requests are done, and raise the first error among their answers."""
+        """Wait until all requests are done. Raises the first error among their answers."""
         with self._speaking:
             self._take_answers(wait=True)
             if self._another and self._has_answer():  # no answer is due, so the server has ended
@@ -188,11 +189,12 @@ class MemoryClient:
         return not self._take_answers(wait=False)
 
     def forget_slot(self) -> None:
-        """Request the next slot again at the next save: a restore may have changed which snapshot is the newest."""
+        """Request the slot again at the next save, because a restore may have changed which snapshot is the newest."""
         self._next_slot = None
 
     def _take_answers(self, *, wait: bool) -> bool:
-        """Read the pending answers, all or only the received ones; return whether none is pending any more."""
+        """Read the pending answers: all of them, or only those already received. Returns whether none is pending any
+        more."""
         errors_met = []
         with self._speaking:
             while self._pending and (wait or self._has_answer()):
@@ -204,7 +206,7 @@ class MemoryClient:
                 except errors.HyperpodExtError as error:
                     errors_met.append(error)
             if errors_met:
-                self._next_slot = None  # a refused save was not written, so the server may return another slot
+                self._next_slot = None  # the refused save was not written, so the server may assign another slot
                 raise errors_met[0]
             return not self._pending
 
@@ -229,12 +231,12 @@ class MemoryClient:
         """Return a complete snapshot on this node, own or replica, with verified manifest and plan.
 
         Args:
-            mapped: used to read the snapshot if it is in this memory, whose pages are mapped already.
-            plan: a known plan, which is not sent again if it is the snapshot's.
+            mapped: memory whose pages are already mapped. Used to read the snapshot if the snapshot is in it.
+            plan: a known plan. If it is the snapshot's plan, the server does not send it again.
 
         Raises:
             NotFoundError: the snapshot is not on this node.
-            CorruptSnapshotError: the manifest is another job's or another snapshot's.
+                CorruptSnapshotError: the manifest belongs to another job or another snapshot.
         """
         request = r.Open(owner=owner, save_id=save_id, known_plan=plan.digest if plan else "")
         held = self._map_image(request, secret, job, mapped, plan)
@@ -243,11 +245,11 @@ class MemoryClient:
         return held
 
     def fetch(self, url: str, folder: str, rank: int, *, secret: bytes, job: str) -> MappedSnapshot:
-        """Return a rank's snapshot of a durable checkpoint, after the server has read it into memory."""
+        """Return a rank's snapshot in a durable checkpoint, once the server has read it into memory."""
         return self._map_image(r.Fetch(url=url, folder=folder, rank=rank), secret, job)
 
     def fetch_head(self, url: str, folder: str, rank: int, *, secret: bytes, job: str) -> tuple[Manifest, Plan, bool]:
-        """Return verified manifest and layout of a snapshot in a durable tier, and whether its bytes have MACs."""
+        """Return the verified manifest and layout of a snapshot in a durable tier, and whether its bytes have MACs."""
         head = self.ask(r.FetchHead(url=url, folder=folder, rank=rank))
         check_manifest(head.manifest, secret, job=job)
         return head.manifest, read_plan(head.plan, head.manifest["plan"]), head.bound
@@ -266,7 +268,7 @@ class MemoryClient:
             check_manifest(manifest, secret, job=job)
             if mapped is not None and mapped.inode == os.fstat(fds[0]).st_ino:
                 memory = mapped.memory
-            else:  # private, so that no mistake here can write to a snapshot that others restore
+            else:  # map it private, so that a bug here cannot write to a snapshot that other processes restore
                 memory = map_memory(fds[0], os.fstat(fds[0]).st_size, private=True)
         finally:
             _close(fds)
@@ -277,7 +279,7 @@ class MemoryClient:
         return MappedSnapshot(manifest, plan, memory, answer.offset, answer.bound)
 
     def ask(self, request: Request[A]) -> A:
-        """Return the answer to a request without a descriptor."""
+        """Return the answer to a request. For answers without a file descriptor."""
         return self._call(request)[0]
 
     def _call(self, request: Request[A]) -> tuple[A, list[int]]:
@@ -300,9 +302,9 @@ class MemoryClient:
             raise self._gone() from error
 
     def _wait_answer(self) -> None:
-        """Wait for an answer, or for another server at the same path.
+        """Wait for an answer, or for a new server at the same path.
 
-        The second check is needed because a killed server that waits for a disk keeps its connections open.
+        The check for a new server is needed because a killed server that waits for a disk keeps its connections open.
         """
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
@@ -326,7 +328,7 @@ class MemoryClient:
             raise self._gone()
         try:
             return read_answer(request, answer), fds
-        except Exception:  # after any error, the caller has no descriptors to close
+        except Exception:  # after any error, the caller cannot close the descriptors
             _close(fds)
             raise
 
@@ -334,8 +336,8 @@ class MemoryClient:
 def _populate(memory: memoryview, fd: int, may: threading.Event) -> None:
     """Map the pages of this process's slots in a background thread.
 
-    The thread waits until the server has allocated them: two processes that allocate the same pages slow each other
-    down.
+    The thread waits until the server has allocated the pages, because two processes that allocate the same pages slow
+    each other down.
     """
 
     def follow(start: int, end: int) -> bool:

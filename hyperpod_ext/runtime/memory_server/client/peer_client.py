@@ -1,4 +1,4 @@
-"""Read snapshots of another node: list them, read their manifests and plans, and their bytes."""
+"""Reads snapshots from another node's memory server: lists of snapshots, manifests, plans and bytes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from hyperpod_ext.runtime.snapshot.layout_plan import Plan, read_plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_manifest, crc_text, join_checksums, without_run
 
 _VERIFIED_A_SECOND = 256 << 20
-"""Assumed minimum rate at which a node verifies bytes before it answers, in bytes per second."""
+"""Assumed minimum rate, in bytes per second, at which a node verifies bytes before it answers."""
 
 
 class PeerClient:
     """Connections to the memory server of one other node. Thread-safe.
 
-    Raises the server's errors as their own types, and UnreachableError if the server is gone, too slow, or not of this
-    job.
+    Errors of the server are raised as their own types. UnreachableError means that the server is gone, is too slow, or
+    belongs to another job.
     """
 
     def __init__(
@@ -51,29 +51,30 @@ class PeerClient:
                 self._idle.pop().close()
 
     def held(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Return summaries of the node's complete snapshots: its own, and its replicas of others'."""
+        """Return summaries of the node's complete snapshots: its own snapshots, and its replicas of other nodes'
+        snapshots."""
         with self._connection() as sock:
             held = _ask(sock, PeerHeld())
         return list(held.own), list(held.replicas)
 
     def send_events(self, epoch: float, lines: Sequence[str]) -> None:
-        """Send events for the job's metrics. `epoch`: Unix time at 0 of their clock."""
+        """Send events for the job's metrics. `epoch`: Unix time at 0 of the events' clock."""
         with self._connection() as sock:
             _ask(sock, PeerEvents(epoch=epoch, lines=tuple(lines)))
 
     def open(self, owner: int, save_id: str, *, job: str) -> tuple[Manifest, Plan]:
-        """Return verified manifest and plan of a complete snapshot. Its bytes are not verified.
+        """Return the verified manifest and plan of a complete snapshot. The snapshot's bytes are not verified.
 
         Raises:
             NotFoundError: the node does not have the snapshot.
-            CorruptSnapshotError: the manifest is another job's.
+                CorruptSnapshotError: the manifest belongs to another job.
         """
         with self._connection() as sock:
             head = _ask(sock, PeerOpen(owner=owner, save_id=save_id))
         return head.manifest, self._verified(head.manifest, head.plan, owner, save_id, job)
 
     def _verified(self, manifest: Manifest, document: dict[str, Any], owner: int, save_id: str, job: str) -> Plan:
-        """Return the plan of a manifest after verifying both."""
+        """Return the plan of a manifest, after verifying both of them."""
         check_manifest(manifest, self._secret, job=job)
         if manifest.get("rank") != owner or manifest.get("save_id") != without_run(save_id)[0]:
             raise CorruptSnapshotError(f"{self}: another snapshot came than {save_id} of rank {owner}")
@@ -83,31 +84,32 @@ class PeerClient:
         return plan
 
     def open_piece(self, owner: int, save_id: str, lost: int, *, job: str) -> tuple[PieceHead, Plan]:
-        """Return the description of the piece under rank `owner`, with verified manifest and plan of rank `lost`.
+        """Return the description of the piece stored under rank `owner`, with the verified manifest and plan of rank
+        `lost`.
 
         Raises:
             NotFoundError: the node does not have the piece.
-            CorruptSnapshotError: the manifest is another job's.
+                CorruptSnapshotError: the manifest belongs to another job.
         """
         with self._connection() as sock:
             head = _ask(sock, PieceOpen(owner=owner, save_id=save_id, lost=lost))
         return head, self._verified(head.manifest, head.plan, lost, save_id, job)
 
     def read_piece_into(self, owner: int, save_id: str, start: int, destination: memoryview) -> None:
-        """Fill `destination` with bytes of the piece under `owner`, without verifying them."""
+        """Fill `destination` with bytes of the piece stored under `owner`. The bytes are not verified."""
         self._receive(PieceRead(owner=owner, save_id=save_id, start=start, nbytes=len(destination)), [destination])
 
     def read_into(self, owner: int, save_id: str, start: int, destination: memoryview) -> int:
-        """Fill `destination` with the image's bytes from `start` on; return their CRC64-NVME."""
+        """Fill `destination` with the image's bytes from `start` on. Returns their CRC64-NVME."""
         return self._read(owner, save_id, start, [destination])
 
     def read_scattered(
         self, owner: int, save_id: str, pieces: Sequence[tuple[int, memoryview]], nbytes: int, streams: int = 2
     ) -> int:
-        """Read the whole image, and return its CRC64-NVME for the caller to compare with the manifest's.
+        """Read the whole image. Returns its CRC64-NVME, which the caller must compare with the manifest's.
 
         Args:
-            pieces: start and writable bytes of each piece, in order; bytes of the image in no piece are dropped.
+            pieces: start and writable bytes of each piece, in order. Bytes of the image outside all pieces are dropped.
             nbytes: size of the image.
         """
         ends = [0, *(start + len(piece) for start, piece in pieces)]
@@ -125,7 +127,8 @@ class PeerClient:
         return join_checksums([(checksums[i], sum(map(len, part))) for i, part in enumerate(parts)])
 
     def read_parts(self, owner: int, save_id: str, parts: Sequence[tuple[int, memoryview]], nbytes: int) -> None:
-        """Read parts of an image. The other node verifies the whole image first, and the parts have a checksum.
+        """Read parts of an image. The other node first verifies the whole image, and the parts have a checksum of their
+        own.
 
         Args:
             parts: start and writable bytes of each part.
@@ -133,7 +136,7 @@ class PeerClient:
 
         Raises:
             NotFoundError: the node no longer has the image.
-            CorruptSnapshotError: the image is damaged on the node, or the parts were damaged on the network.
+                CorruptSnapshotError: the image is damaged on the other node, or the parts were damaged in transit.
         """
         starts, sizes = tuple(start for start, _ in parts), tuple(len(destination) for _, destination in parts)
         with self._connection() as sock:
@@ -158,14 +161,14 @@ class PeerClient:
 
     @contextmanager
     def _connection(self) -> Iterator[socket.socket]:
-        """An unused connection, for one request and its answer."""
+        """Yield an unused connection, for one request and its answer."""
         try:
             sock = self._take_idle() or ps.connect(
                 self._host, self._port, self._secret, self._timeout_s, encrypted=self._encrypted
             )
             try:
                 yield sock
-            except HyperpodExtError:  # the server's complete answer: the connection can be used again
+            except HyperpodExtError:  # the server has sent a complete answer, so the connection can be used again
                 self._give_back(sock)
                 raise
             except BaseException:
@@ -181,7 +184,7 @@ class PeerClient:
                 sock = self._idle.pop()
                 if not ps.wait_readable(sock, 0):
                     return sock
-                sock.close()  # readable although no answer is due, so the peer has closed it
+                sock.close()  # the socket is readable although no answer is due, so the peer has closed it
         return None
 
     def _give_back(self, sock: socket.socket) -> None:
@@ -203,7 +206,7 @@ def _ask(sock: socket.socket, request: Request[A]) -> A:
 def _part(pieces: Sequence[tuple[int, memoryview]], first: int, end: int) -> list[memoryview]:
     """Return the destinations of the image's bytes from `first` to `end`, in order.
 
-    Bytes in no piece go to scratch memory.
+    Bytes outside all pieces go to scratch memory.
     """
     # twice the size of one receive, so that no byte is overwritten before its checksum is computed
     scratch, free = memoryview(bytearray(2 * ps.PIECE)), 0

@@ -17,15 +17,16 @@ from hyperpod_ext.runtime.snapshot.manifest import crc64nvme
 CHUNK = 4 << 20
 """Size of a replica's chunks. Between two chunks, the sender checks whether the copy was cancelled."""
 PIECE = 1 << 20
-"""Bytes of one receive: few enough to be in the cache still when their checksum is computed."""
+"""Number of bytes in one receive. It is so small that they are still in the cache when their checksum is computed."""
 TIMEOUT_S = 30.0
-"""Time without a byte received from or accepted by a peer after which the peer counts as gone."""
-_BUFFERS = 256  # of one receive; the kernel takes 1024
+"""Seconds after which a peer counts as gone if no byte was received from it or accepted by it."""
+_BUFFERS = 256  # maximum number of buffers in one receive; the kernel allows 1024
 _SEND_BUFFER = 192 << 10
-"""Bytes in flight then stay in the cache: a fifth less CPU on both sides than with the kernel's default of megabytes.
-A buffer below a few loopback segments would make the sender wait for delayed acknowledgements."""
+"""Size of the send buffer in bytes. Bytes in flight stay in the cache, which takes a fifth less CPU on both sides than
+the kernel's default of megabytes. With less than a few loopback segments, the sender would wait for delayed
+acknowledgements."""
 _FLOW_BYTES_PER_S = 1.25e9
-"""Maximum rate of one connection in EC2: 10 Gbit/s, within a placement group."""
+"""Maximum rate of one connection in EC2, which is 10 Gbit/s within a placement group."""
 _TCP_INFO_RTT = struct.Struct("=68xI")
 
 
@@ -35,7 +36,7 @@ def connect(
     """Return a connection to a peer of the same job, with TLS if `encrypted`.
 
     Raises:
-        OSError: the peer is unreachable, not of this job, has too many connections, or does not answer.
+            OSError: the peer is unreachable, belongs to another job, has too many connections, or does not answer.
     """
     return wire.again_while_busy(lambda: _connect_once(host, port, secret, timeout_s, encrypted))
 
@@ -55,20 +56,21 @@ def _connect_once(host: str, port: int, secret: bytes, timeout_s: float, encrypt
 
 
 def accept(sock: socket.socket, secret: bytes, timeout_s: float) -> None:
-    """Authenticate a caller: the other side of `connect`.
+    """Authenticate a client. This is the other side of `connect`.
 
     Raises:
-        OSError: the caller is not of this job, or has another protocol version.
+            OSError: the client belongs to another job, or has a different protocol version.
     """
     prepare(sock, timeout_s)
     wire.accept_peer_blocking(sock, secret)
 
 
 def prepare(sock: socket.socket, timeout_s: float) -> None:
-    """Set a blocking socket's options. The time limit is for each byte, because one read may take minutes."""
+    """Set the options of a blocking socket. The time limit applies to each byte, because one read may take minutes."""
     sock.settimeout(None)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # detects the loss of a node on an idle connection
+    # detects the loss of a node while the connection is idle
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     (microseconds,) = _TCP_INFO_RTT.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_RTT.size))
     if (buffer := send_buffer(microseconds / 1e6)) is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
@@ -84,11 +86,11 @@ def send_buffer(rtt_s: float) -> int | None:
 
     None: leave the size to the kernel.
     """
-    return _SEND_BUFFER if rtt_s * _FLOW_BYTES_PER_S <= 2 * _SEND_BUFFER else None  # the kernel doubles it
+    return _SEND_BUFFER if rtt_s * _FLOW_BYTES_PER_S <= 2 * _SEND_BUFFER else None  # the kernel doubles the size
 
 
 def wait_readable(sock: socket.socket, seconds: float | None = None) -> bool:
-    """Wait until the socket is readable or closed by the peer; return False after `seconds`."""
+    """Wait until the socket is readable or the peer has closed it. Returns False after `seconds`."""
     if isinstance(sock, ssl.SSLSocket) and sock.pending():
         return True
     poll = select.poll()
@@ -105,7 +107,7 @@ def set_timeout(sock: socket.socket, option: int, seconds: float) -> None:
 
 
 def receive_checked(sock: socket.socket, destination: memoryview, previous: int = 0) -> int:
-    """Fill `destination`; return its CRC64-NVME, continued from `previous`."""
+    """Fill `destination` from the socket. Returns the CRC64-NVME of its bytes, continued from `previous`."""
     checksum, filled = previous, 0
     while filled < len(destination):
         count = _fill(sock, destination[filled : filled + PIECE])
@@ -117,7 +119,8 @@ def receive_checked(sock: socket.socket, destination: memoryview, previous: int 
 
 
 def _fill(sock: socket.socket, piece: memoryview) -> int:
-    """Fill `piece`; return the number of received bytes, which is smaller if the peer has closed the connection."""
+    """Fill `piece`. Returns the number of received bytes, which is smaller only if the peer has closed the
+    connection."""
     if not isinstance(sock, ssl.SSLSocket):
         return sock.recv_into(piece, 0, socket.MSG_WAITALL)
     filled = 0
@@ -127,7 +130,7 @@ def _fill(sock: socket.socket, piece: memoryview) -> int:
 
 
 def receive_scattered(sock: socket.socket, destinations: Sequence[memoryview], previous: int = 0) -> int:
-    """Fill all `destinations` in order; return the CRC64-NVME of the received bytes, continued from `previous`."""
+    """Fill all `destinations` in order. Returns the CRC64-NVME of the received bytes, continued from `previous`."""
     checksum = previous
     for batch in _batches(destinations):
         if len(batch) == 1 or isinstance(sock, ssl.SSLSocket):
@@ -146,7 +149,7 @@ def receive_scattered(sock: socket.socket, destinations: Sequence[memoryview], p
 
 
 def _batches(destinations: Sequence[memoryview]) -> list[list[memoryview]]:
-    """Group `destinations`, in order, into batches of one large or many small ones."""
+    """Group `destinations`, in order, into batches of one large buffer or many small buffers."""
     batches: list[list[memoryview]] = [[]]
     nbytes = 0
     for buffer in destinations:
@@ -159,7 +162,7 @@ def _batches(destinations: Sequence[memoryview]) -> list[list[memoryview]]:
 
 
 def in_threads(work: Callable[[int], None], count: int, name: str) -> list[BaseException]:
-    """Run `work(0)` ... `work(count - 1)` at the same time; return the errors when all have ended."""
+    """Run `work(0)` ... `work(count - 1)` at the same time. Returns their errors once all have ended."""
     failures: list[BaseException] = []
 
     def guarded(index: int) -> None:
@@ -173,7 +176,7 @@ def in_threads(work: Callable[[int], None], count: int, name: str) -> list[BaseE
         thread = threading.Thread(target=guarded, args=(index,), name=name, daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # out of threads
+        except RuntimeError as error:  # no thread is left
             failures.append(error)
             break
         threads.append(thread)

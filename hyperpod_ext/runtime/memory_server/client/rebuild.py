@@ -1,4 +1,4 @@
-"""Rebuild a lost rank's snapshot from the other images of its stripe and the parity pieces on their nodes."""
+"""Rebuilds a lost rank's snapshot from the other images of its stripe and from parity pieces on their nodes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from hyperpod_ext.runtime.snapshot.xor import xor_into
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """A snapshot to rebuild, with a verified manifest. The caller compares the bytes of `load` with the manifest."""
+    """A snapshot to rebuild, with a verified manifest. The caller must compare the bytes from `load` with the
+    manifest."""
 
     manifest: Manifest
     plan: Plan
     _lost: int
     _stripe: Stripe
     _nbytes: Mapping[int, Mapping[int, int]]
-    """Lengths of the images with a part in each piece, by the rank under which the piece is stored."""
+    """Length of each image that has a part in a piece, by the rank under which the piece is stored."""
     _peers: Mapping[int, PeerClient]
 
     @classmethod
@@ -31,11 +32,12 @@ class Rebuilt:
         """Read the descriptions of the pieces of a lost rank's stripe.
 
         Args:
-            peers: memory server of each other rank of the stripe, by rank. It has the rank's image and one piece.
+                    peers: memory server of each other rank in the stripe, by rank. The server has the rank's image and
+                        one piece.
 
         Raises:
             NotFoundError: a node no longer has its piece.
-            CorruptSnapshotError: the nodes have different manifests, or manifests of another job.
+                    CorruptSnapshotError: the nodes have different manifests, or the manifests of another job.
             UnreachableError: a node is gone.
         """
         heads = {rank: peer.open_piece(rank, save_id, lost, job=job) for rank, peer in sorted(peers.items())}
@@ -51,7 +53,7 @@ class Rebuilt:
         return cls(first.manifest, plan, lost, Stripe(tuple(first.stripe)), nbytes, peers)
 
     def load(self) -> memoryview:
-        """Return the image, rebuilding all of its parts at the same time.
+        """Return the image. All of its parts are rebuilt at the same time.
 
         Raises:
             NotFoundError: an image or a piece no longer exists.

@@ -1,6 +1,6 @@
-"""Find a job's memory server on this node, or start it.
+"""Finds a job's memory server on this node, or starts one.
 
-The server has its own session, so that it outlives the training processes.
+The server runs in a session of its own, so that it outlives the training processes.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from hyperpod_ext.user_folders import state_folder
 
 EVENTS = ".events"
 _START_S = 60.0
-_LONGEST_SOCKET = 107  # bytes; the kernel's limit
+_LONGEST_SOCKET = 107  # the kernel's limit, in bytes
 
 
 def runtime_dir(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the directory of this user's sockets, inaccessible to other users; make it if it is missing.
+    """Return the directory for this user's sockets, which other users cannot access. Makes it if it is missing.
 
     Raises:
-        HyperpodExtError: the directory belongs to or is accessible by another user.
+            HyperpodExtError: the directory belongs to another user, or another user can access it.
     """
     found = environ.get(ENV_SOCKET_DIR)
     path = Path(found) if found else Path(tempfile.gettempdir()) / f"hyperpod_ext-{os.getuid()}"
@@ -51,7 +51,8 @@ def runtime_dir(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def place_of(directory: Path) -> str:
-    """Return an identifier of the machine and the directory: different for containers that do not share it."""
+    """Return an identifier of the machine and the directory. Containers that do not share the directory differ in
+    it."""
     known = directory.stat()
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}-{known.st_dev}-{known.st_ino}"
@@ -59,10 +60,10 @@ def place_of(directory: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ServerFiles:
-    """Files of one node of one job.
+    """The files of one node of one job.
 
-    `index` is different for nodes on the same machine, as in a rehearsal. It is 0 for a node with its own machine, also
-    if torchrun changes the node's number.
+    `index` distinguishes nodes on the same machine, as in a rehearsal. It is 0 for a node with a machine of its own,
+    even if torchrun changes the node's number.
     """
 
     directory: Path
@@ -85,7 +86,7 @@ class ServerFiles:
 
     @property
     def events(self) -> Path:
-        """Directory of the node's events in a job without our agent. The memory server uploads them."""
+        """Directory of the node's events, in a job without our agent. The memory server uploads these events."""
         return self.socket.with_suffix(EVENTS)
 
     @property
@@ -94,13 +95,13 @@ class ServerFiles:
 
 
 def secret_file_of(job: str, environ: Mapping[str, str] = os.environ, *, durable: bool = False) -> Path:
-    """Return the file of the job's secret on this machine; make it if it is missing.
+    """Return the file with the job's secret on this machine. Makes it if it is missing.
 
-    The file is in the user's state folder, because the secret must survive a reboot like the durable copies that need
-    it. For a job without durable copies it is next to the socket if the user has no state folder.
+    The file is in the user's state folder, because the secret must survive a reboot, as the durable copies do that need
+    it. For a job without durable copies, the file is next to the socket if the user has no state folder.
 
     Raises:
-        HyperpodExtError: there is no state folder, and the job has durable copies.
+            HyperpodExtError: there is no state folder, but the job has durable copies.
     """
     try:
         return _secret_in(state_folder(environ) / "hyperpod_ext" / "secrets", job)
@@ -122,14 +123,14 @@ def _secret_in(directory: Path, job: str) -> Path:
     if not path.exists():
         write_atomically(partial, secrets.token_hex(32))
         with contextlib.suppress(FileExistsError):
-            os.link(partial, path)  # complete or absent, and never in place of another process's
+            os.link(partial, path)  # the link is complete or absent, and never replaces another process's file
         partial.unlink()
     return path
 
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock file, which is released at the latest when the process ends."""
+    """Hold a lock on a file. It is released at the end of the `with` block, or when the process ends."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -141,12 +142,13 @@ def locked(path: Path) -> Iterator[None]:
 def start_server(
     place: ServerFiles, config: RuntimeConfig, node: int, secret_file: Path, idle_exit_s: float
 ) -> MemoryClient:
-    """Return a connection to the node's memory server; start the server if there is none.
+    """Return a connection to the node's memory server. Starts the server if it does not run.
 
     Raises:
-        UnreachableError: the server does not start; with the end of its output.
+            UnreachableError: the server does not start. The message contains the end of its output.
     """
-    with locked(place.lock):  # held until the server has our connection: an idle one could end at this moment
+    # hold the lock until the server has our connection, because an idle server could end at this moment
+    with locked(place.lock):
         client = _connect(place.socket) or _start(place, config, node, secret_file, idle_exit_s)
         client.ask(Handshake())
         return client
@@ -160,7 +162,8 @@ def _connect(path: Path) -> MemoryClient | None:
 
 
 def _start(place: ServerFiles, config: RuntimeConfig, node: int, secret_file: Path, idle_exit_s: float) -> MemoryClient:
-    place.socket.unlink(missing_ok=True)  # of a killed server; the lock excludes one that is starting
+    # a killed server may have left it; the lock excludes a server that is starting
+    place.socket.unlink(missing_ok=True)
     command = [sys.executable, "-m", "hyperpod_ext.runtime.memory_server", "--socket", str(place.socket)]
     command += ["--node", str(node), "--lock", str(place.lock), "--idle-exit-s", str(idle_exit_s)]
     environ = {**os.environ, ENV_RUNTIME: config.model_dump_json(), ENV_SECRET_FILE: str(secret_file)}
@@ -178,5 +181,5 @@ def _start(place: ServerFiles, config: RuntimeConfig, node: int, secret_file: Pa
             output = place.log.read_text(errors="replace").strip().splitlines()[-5:]
             raise UnreachableError("the memory server does not start:\n" + "\n".join(output), hint=f"See {place.log}.")
         time.sleep(0.02)
-    process.returncode = 0  # keeps Popen from warning that the process was not waited for
+    process.returncode = 0  # keeps Popen from warning that nobody waited for the process
     return client

@@ -1,8 +1,8 @@
 """Serve `Blobs` over HTTP/1.1 with the paths, methods and answers of AWS's API; one thread per connection.
 
-Bodies are received directly into their final memory, and sent from there. Errors are JSON: `{"detail": ...}`. Callers
-are not authenticated, because AWS's client sends no credentials; only the reset of everything requires a token. So
-listen on an address that only the job's own nodes can reach.
+Bodies are received directly into their final memory, and sent from there. Errors are JSON: `{"detail": ...}`. Clients
+are not authenticated, because AWS's client sends no credentials. Only a reset of everything requires a token. So listen
+on an address that only the job's own nodes can reach.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hyperpod_ext.errors import ConflictError, MemoryTierFullError, NotFoundErro
 from hyperpod_ext.runtime.memory_server.managed_tier import shard_meta
 from hyperpod_ext.runtime.memory_server.managed_tier.blobs import Blobs
 
-PIECE = 1 << 20  # received and hashed while still in the cache; one send must end within the timeout
+PIECE = 1 << 20  # size of a piece, which is hashed while it is still in the cache; one send must end within the timeout
 IDLE_S = 120.0
 MAX_RANKS = 1 << 20
 MAX_STEPS_RETAINED = 1000
@@ -34,17 +34,17 @@ _log = logging.getLogger(__name__)
 
 
 def reset_token(secret: bytes) -> str:
-    """Return the token for a reset of everything, sent as `Authorization: Bearer`."""
+    """Return the token for a reset of everything. Clients send it as `Authorization: Bearer`."""
     return hmac.new(secret, b"cluster/reset", hashlib.sha256).hexdigest()
 
 
 def holders_of(secret: bytes) -> Callable[[str], bool]:
-    """Return a function that checks a token against that of `secret`."""
+    """Return a function that compares a token with the reset token of `secret`."""
     return lambda token: hmac.compare_digest(token.encode(), reset_token(secret).encode())
 
 
 class ApiServer(socketserver.ThreadingTCPServer):
-    """Serves `blobs` on one address. `may_reset` checks the token of a reset of everything."""
+    """Serves `blobs` on one address. `may_reset` checks the token for a reset of everything."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -58,7 +58,8 @@ class ApiServer(socketserver.ThreadingTCPServer):
         super().__init__(address, _Conversation)  # type: ignore[arg-type]  # address of either family
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        _log.debug("%s went away", client_address, exc_info=True)  # between two requests, so nothing is lost
+        # the connection ended between two requests, so no data is lost
+        _log.debug("%s went away", client_address, exc_info=True)
 
 
 class _RefusedError(Exception):
@@ -68,7 +69,7 @@ class _RefusedError(Exception):
 
 
 class _Conversation(BaseHTTPRequestHandler):
-    """One connection, which stays open between requests."""
+    """One connection. It stays open between requests."""
 
     server: ApiServer
     protocol_version = "HTTP/1.1"
@@ -86,22 +87,22 @@ class _Conversation(BaseHTTPRequestHandler):
         return True  # `_put` sends 100 Continue when it has memory for the body
 
     def log_message(self, *_: Any) -> None:
-        pass  # a line per request would bury the job's own lines
+        pass  # one line per request would hide the job's own lines
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer a request that the standard library has refused. It closes the connection afterwards."""
+        """Answer a request that the standard library has refused, which then closes the connection."""
         status = HTTPStatus.METHOD_NOT_ALLOWED if code == HTTPStatus.NOT_IMPLEMENTED else HTTPStatus(code)
         self._answer({"detail": message or explain or status.phrase}, status, Connection="close")
 
     def _respond(self) -> None:
-        self._unread = 0  # bytes of the request's body
+        self._unread = 0  # number of unread bytes in the request's body
         try:
             self._unread = self._body_length()
             url = urlsplit(self.path)
             query = dict(parse_qsl(url.query))
             self._route([unquote(part) for part in url.path.removesuffix("/").split("/")[1:]], query)
         except OSError:
-            self.close_connection = True  # the caller has closed the connection
+            self.close_connection = True  # the client has closed the connection
         except _RefusedError as refused:
             self._answer({"detail": refused.detail}, refused.status, **refused.headers)
         except NotFoundError as error:
@@ -167,7 +168,7 @@ class _Conversation(BaseHTTPRequestHandler):
 
     def _put(self, name: str, rank: int, step: int) -> None:
         header = self.headers.get("Shard-Meta", "")
-        if not header.isprintable():  # the header is sent back unchanged, so it must have no line breaks
+        if not header.isprintable():  # the header is sent back unchanged, so it must not contain line breaks
             raise ValueError("Shard-Meta has characters that are not printable")
         algorithm, digest, _ = shard_meta.decode(header) if header else ("", b"", {})
         checksum = self.server.algorithms[algorithm]() if algorithm in self.server.algorithms else None
@@ -220,7 +221,7 @@ class _Conversation(BaseHTTPRequestHandler):
         return int(lengths[0])
 
     def _receive(self, memory: memoryview, checksum: shard_meta.Checksum | None = None) -> None:
-        """Fill `memory` from the body; bytes that the reader has not buffered are received directly into it."""
+        """Fill `memory` from the body. Bytes that the reader has not buffered are received directly into it."""
         for start in range(0, len(memory), PIECE):
             with memory[start : start + PIECE] as piece:
                 received = self.rfile.readinto(piece)
@@ -231,7 +232,7 @@ class _Conversation(BaseHTTPRequestHandler):
                     checksum.update(piece)
 
     def _drain(self) -> None:
-        """Read a refused body to its end, because a client reads the answer only after sending all of it."""
+        """Read a refused body to its end, because a client reads the answer only after it has sent the whole body."""
         if self._unread and self.headers.get("Expect", "").lower() == "100-continue":
             self.close_connection = True  # the client may or may not send its body now
         scratch = memoryview(bytearray(min(self._unread, PIECE)))

@@ -1,7 +1,7 @@
-"""Blobs in memory by namespace, step and rank, and their eviction. Thread-safe; has no sockets.
+"""Blobs in memory by namespace, step and rank, and their eviction. Thread-safe. Uses no sockets.
 
-A step is complete when each rank of its namespace has stored a blob; AWS's client counts the metadata as one more rank.
-The newest complete step of a namespace is never evicted for a newer, incomplete one.
+A step is complete once each rank of its namespace has stored a blob. AWS's client counts the metadata as one more rank.
+The newest complete step of a namespace is never evicted in favour of a newer, incomplete step.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _MIB = 1 << 20
 
 @dataclass(eq=False)
 class Blob:
-    """One rank's bytes at one step. The memory is freed when the last user releases it."""
+    """One rank's bytes for one step. The memory is freed when the last user releases the blob."""
 
     memory: memoryview
     cost: int
-    """Bytes of the budget, in whole pages."""
+    """Number of bytes that count against the budget, in whole pages."""
     namespace: Namespace
     shard_meta: str = ""
     users: int = 1
-    """Number of users: the store, and each running transfer."""
+    """Number of users. The store is one user, and so is each running transfer."""
 
 
 @dataclass(eq=False)
 class Namespace:
-    """The steps of one job. The names of the first two fields are those of AWS's API."""
+    """The steps of one job. The first two fields have the names that AWS's API uses."""
 
     num_ranks: int
     steps_to_retain_per_rank: int
@@ -43,25 +43,26 @@ class Namespace:
         return max((step for step, ranks in self.steps.items() if len(ranks) == self.num_ranks), default=None)
 
     def steps_without(self, rank: int, just_put: int) -> list[int]:
-        """Return the steps to evict after `rank` has stored `just_put`: its oldest ones beyond the retained number."""
+        """Return the steps to evict after `rank` has stored step `just_put`: its oldest steps beyond the number to
+        retain."""
         newest = self.newest_complete()
         held = sorted((step for step, ranks in self.steps.items() if rank in ranks), reverse=True)
         return [s for s in held[self.steps_to_retain_per_rank :] if s not in (just_put, newest)]
 
 
 class Blobs:
-    """All blobs of one server. `usable_bytes`: returns the node's free memory."""
+    """All blobs of one server. `usable_bytes`: returns the node's free memory in bytes."""
 
     def __init__(self, *, budget: int | None, usable_bytes: Callable[[], int]) -> None:
         self._budget, self._usable_bytes = budget, usable_bytes
         self._namespaces: dict[str, Namespace] = {}
         self._reserved = 0
-        self._arriving = 0  # reserved bytes that may be unwritten, so that the system counts them as free
+        self._arriving = 0  # reserved bytes that may not be written yet, so that the system still counts them as free
         self._lock = threading.Lock()
 
     @property
     def reserved_bytes(self) -> int:
-        """Memory of all blobs: stored ones, arriving ones, and evicted ones that are still being read."""
+        """Memory of all blobs: stored blobs, arriving blobs, and evicted blobs that are still being read."""
         return self._reserved
 
     def create(self, name: str, num_ranks: int, steps_retained: int) -> None:
@@ -85,7 +86,7 @@ class Blobs:
             self._give_up(namespace, *namespace.steps)
 
     def reset(self) -> None:
-        """Delete everything."""
+        """Delete all namespaces and blobs."""
         with self._lock:
             for namespace in self._namespaces.values():
                 self._give_up(namespace, *namespace.steps)
@@ -93,10 +94,10 @@ class Blobs:
 
     @contextmanager
     def arriving(self, name: str, rank: int, nbytes: int) -> Iterator[Blob]:
-        """Memory for `nbytes` to receive. The blob is visible after `keep`; without `keep`, the block's end frees it.
+        """Yield memory into which to receive `nbytes`. `keep` makes the blob visible; otherwise it is freed at the end.
 
         Raises:
-            MemoryTierFullError: there is not enough memory; stored blobs stay.
+                MemoryTierFullError: there is not enough memory. Stored blobs stay.
         """
         cost = max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
         with self._lock:
@@ -109,7 +110,7 @@ class Blobs:
             except OSError as error:
                 raise MemoryTierFullError(f"the system has no {cost / _MIB:.1f} MiB left: {error}") from error
             with suppress(OSError):  # a kernel without huge pages
-                pages.madvise(mmap.MADV_HUGEPAGE)  # halves the time of a put, most of which is page faults
+                pages.madvise(mmap.MADV_HUGEPAGE)  # halves the time of storing a blob, which is mostly page faults
             blob = Blob(memoryview(pages)[:nbytes], cost, namespace)
             self._reserved += cost
             self._arriving += cost
@@ -121,7 +122,7 @@ class Blobs:
                 self._let_go(blob)
 
     def keep(self, name: str, rank: int, step: int, blob: Blob, shard_meta: str) -> None:
-        """Store the blob of `rank` at `step`, in place of an earlier one."""
+        """Store the blob of `rank` for `step`. Replaces an earlier blob."""
         with self._lock:
             namespace = blob.namespace
             if self._namespaces.get(name) is not namespace:
@@ -132,12 +133,12 @@ class Blobs:
             blob.shard_meta = shard_meta
             blob.users += 1
             ranks[rank] = blob
-            # a step without one rank cannot be restored, so all of its blobs are deleted
+            # a step that lacks one rank cannot be restored, so all of its blobs are deleted
             self._give_up(namespace, *namespace.steps_without(rank, step))
 
     @contextmanager
     def reading(self, name: str, rank: int, step: int) -> Iterator[Blob]:
-        """The blob, with memory that stays valid inside the block even if the blob is deleted meanwhile."""
+        """Yield the blob. Its memory stays valid inside the `with` block even if the blob is deleted meanwhile."""
         with self._lock:
             blob = self._find(self.namespace(name), name, rank, step)
             blob.users += 1
@@ -156,7 +157,7 @@ class Blobs:
                 del namespace.steps[step]
 
     def latest(self, name: str, limit: int) -> list[int]:
-        """Return the newest steps of any rank, newest first, always including the newest complete one."""
+        """Return the newest steps that any rank has stored, newest first. Always includes the newest complete step."""
         with self._lock:
             namespace = self.namespace(name)
             newest_first = sorted(namespace.steps, reverse=True)
@@ -180,10 +181,11 @@ class Blobs:
         blob.users -= 1
         if blob.users == 0:
             self._reserved -= blob.cost
-            blob.memory = memoryview(b"")  # drops the last reference, which unmaps the pages
+            blob.memory = memoryview(b"")  # drops the last reference, so that the pages are unmapped
 
     def _make_room(self, namespace: Namespace, cost: int) -> None:
-        """Delete as many steps older than the newest complete one as needed, or none if they do not suffice."""
+        """Delete as many steps older than the newest complete step as needed. Deletes none if they would not
+        suffice."""
         usable = self._usable_bytes() - self._arriving
         room = usable if self._budget is None else min(usable, self._budget - self._reserved)
         complete = namespace.newest_complete()

@@ -1,4 +1,4 @@
-"""Start the API: command-line arguments, budget and secret. Other commands add these arguments to their own."""
+"""Starts the API: command-line arguments, budget and secret. Other commands add these arguments to their own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hyperpod_ext.runtime.memory_server.slots.host_memory import usable_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `serve`, except `--parent`, which every memory server has."""
+    """Add the arguments of `serve`. `--parent` is not among them, because every memory server has it."""
     parser.add_argument(
         "--listen", required=True, type=_address, metavar="HOST:PORT", help="AWS's client asks for port 9200"
     )
@@ -41,7 +41,7 @@ def serve(arguments: argparse.Namespace) -> NoReturn:
 
 
 def _may_reset(anybody: bool) -> Callable[[str], bool]:
-    """Return the check of the reset token. Without a secret it refuses all, so that a forgotten variable is safe."""
+    """Return a function that checks the reset token. Without a secret it refuses every token, which is safe."""
     if anybody:
         return lambda _: True
     secret_file = os.environ.get(ENV_SECRET_FILE)

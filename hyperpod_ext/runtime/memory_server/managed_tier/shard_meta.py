@@ -1,7 +1,7 @@
-"""The `Shard-Meta` header: the checksum of a blob, as its sender computed it.
+"""The `Shard-Meta` header, which contains the checksum of a blob that its sender has computed.
 
-AWS's client sends `{"checksum": <base64 of xxh3_128>, "algorithm": "xxh3_128"}`. `xxhash` is an optional package:
-without it, the header is stored and returned unchecked, and the client still checks the blobs that it reads.
+AWS's client sends `{"checksum": <base64 of xxh3_128>, "algorithm": "xxh3_128"}`. `xxhash` is an optional package.
+Without it, the header is stored and returned unchecked, and the client still checks the blobs that it reads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CRC64 = "crc64nvme"
 
 
 class Checksum(Protocol):
-    """An incremental checksum."""
+    """The interface of an incremental checksum."""
 
     def update(self, data: Any, /) -> object: ...
 
@@ -45,7 +45,7 @@ def _importable(module: str) -> Any:
 
 
 def algorithms() -> dict[str, Callable[[], Checksum]]:
-    """Return the checksums that can be computed here, that of AWS's client first."""
+    """Return the checksums that can be computed here, first the one of AWS's client."""
     known: dict[str, Callable[[], Checksum]] = {}
     if xxhash := _importable("xxhash"):
         known[XXH3] = xxhash.xxh3_128
@@ -55,15 +55,15 @@ def algorithms() -> dict[str, Callable[[], Checksum]]:
 
 
 def encode(algorithm: str, digest: bytes, more: dict[str, Any] | None = None) -> str:
-    """Return the header's value; `more`: additional fields, which AWS's client ignores."""
+    """Return the value of the header. `more`: additional fields, which AWS's client ignores."""
     return json.dumps({**(more or {}), "checksum": base64.b64encode(digest).decode(), "algorithm": algorithm})
 
 
 def decode(header: str) -> tuple[str, bytes, dict[str, Any]]:
-    """Return algorithm, digest, and all fields of the header.
+    """Return the algorithm, the digest, and all fields of the header.
 
     Raises:
-        ValueError: the header has another form than that of AWS's client.
+            ValueError: the header does not have the form that AWS's client uses.
     """
     try:
         meta = json.loads(header)

@@ -1,8 +1,8 @@
-"""Store snapshots in AWS's managed tier, or another server of its HTTP API: one blob per rank and step.
+"""Stores snapshots in AWS's managed tier, or in another server of its HTTP API, as one blob per rank and step.
 
-AWS's service does not authenticate callers: every process that reaches it can read, replace and delete blobs. The
-checksum here detects damage, but no attack, so put a signed record at the start of the blob. The service decides where
-copies are stored and when they are lost.
+AWS's service does not authenticate clients: every process that can reach it can read, replace and delete blobs. The
+checksum in this module detects damage, but not an attack. So put a signed record at the start of the blob. The service
+decides where copies are stored and when they are lost.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from hyperpod_ext.errors import (
 )
 from hyperpod_ext.runtime.memory_server.managed_tier import shard_meta
 
-PIECE = 1 << 20  # hashed while still in the cache; one send or receive must end within the timeout
+# size of a piece, which is hashed while it is still in the cache; one send or receive must end within the timeout
+PIECE = 1 << 20
 MAX_META = 16 << 10  # bytes of a header line; servers commonly refuse 64 KiB
 MAX_MESSAGE = 1 << 20
 
 
 class ManagedTier:
-    """Blobs of one job. Thread-safe, because each call opens its own connection."""
+    """The blobs of one job. Thread-safe, because each call opens its own connection."""
 
     AWS_URL = "http://ai-toolkit-gossip-headless.aws-hyperpod.svc.cluster.local:9200"
     """Address at which AWS's client looks for the service on HyperPod with EKS."""
@@ -57,17 +58,17 @@ class ManagedTier:
             raise HyperpodExtError("no checksum can be computed here", hint="pip install 'hyperpod-ext[runtime]'")
 
     def create(self) -> None:
-        """Create the namespace, unless it exists with the same numbers.
+        """Create the namespace, unless it already exists with the same numbers.
 
         Raises:
-            ConflictError: the namespace exists with another number of ranks or retained steps.
+                ConflictError: the namespace exists with a different number of ranks or of steps to retain.
         """
         wanted = {"num_ranks": self._world_size, "steps_to_retain_per_rank": self._steps_retained}
         try:
             found = self._ask("GET", self._namespace_path())
         except NotFoundError:
             query = f"?num_ranks={self._world_size}&steps_retained={self._steps_retained}"
-            with suppress(ConflictError):  # another rank was faster
+            with suppress(ConflictError):  # another rank has created it first
                 self._ask("POST", self._namespace_path() + query)
             found = self._ask("GET", self._namespace_path())
         if not isinstance(found, dict) or {key: found.get(key) for key in wanted} != wanted:
@@ -79,9 +80,9 @@ class ManagedTier:
     def put(
         self, rank: int, step: int, parts: Sequence[memoryview | bytes], meta: dict[str, Any] | None = None
     ) -> None:
-        """Store the concatenated parts as the blob of `rank` at `step`, without copying them in memory.
+        """Store the concatenated parts as the blob of `rank` for `step`. The parts are not copied in memory.
 
-        `meta`: a few plain values, sent in a header with the checksum.
+        `meta`: a few plain values, which are sent in a header together with the checksum.
 
         Raises:
             MemoryTierFullError: the service has not enough memory.
@@ -100,16 +101,16 @@ class ManagedTier:
             connection.putheader("Content-Type", "application/octet-stream")
             connection.putheader("Shard-Meta", header)
             connection.endheaders()
-            with suppress(ConnectionError):  # a server may refuse a blob before its end; the answer has the reason
+            with suppress(ConnectionError):  # a server may refuse a blob before its end; then the answer has the reason
                 for piece in _pieces(views):
                     connection.send(piece)
             self._check(connection.getresponse())
 
     def get(self, rank: int, step: int, into: memoryview | None = None) -> tuple[memoryview, dict[str, Any]]:
-        """Return the blob of `rank` at `step`, at the start of `into` or in new memory, and its `meta`.
+        """Return the blob of `rank` for `step`, at the start of `into` or in new memory, and the blob's `meta`.
 
         Raises:
-            NotFoundError: there is no such blob.
+                NotFoundError: the blob does not exist.
             CorruptSnapshotError: the bytes do not match their checksum.
         """
         with self._connection() as connection:
@@ -133,7 +134,7 @@ class ManagedTier:
         return data, {key: value for key, value in meta.items() if key not in ("checksum", "algorithm")}
 
     def latest(self) -> list[int]:
-        """Return the newest steps stored by any rank, newest first. They may be incomplete."""
+        """Return the newest steps that any rank has stored, newest first. These steps may be incomplete."""
         try:
             found = self._ask("GET", f"{self._blobs_path()}/latest?limit={self._steps_retained + 2}")
         except NotFoundError:
@@ -143,7 +144,7 @@ class ManagedTier:
         return sorted(found, reverse=True)
 
     def delete(self, rank: int, step: int) -> None:
-        """Delete the blob of `rank` at `step`, if it exists."""
+        """Delete the blob of `rank` for `step`, if it exists."""
         with suppress(NotFoundError):
             self._ask("DELETE", self._blob_path(rank, step))
 
@@ -202,13 +203,13 @@ def _pieces(views: Sequence[memoryview]) -> Iterator[memoryview]:
 
 
 def _receive(response: http.client.HTTPResponse, into: memoryview | None) -> memoryview:
-    """Return the whole body, received directly into its memory.
+    """Return the whole body, which is received directly into its final memory.
 
     Raises:
-        HTTPException: the body ended early.
+            HTTPException: the body ended too early.
     """
     length = response.length
-    if length is None:  # chunked: the length is unknown before the end
+    if length is None:  # a chunked body has no known length before its end
         body = memoryview(response.read())
         if into is None:
             return body

@@ -1,1 +1,2 @@
-"""Requests to memory servers: from processes of the same node, from other nodes, and to the NIXL process."""
+"""Requests to memory servers, from processes on the same node and from other nodes, and requests to the NIXL
+process."""

@@ -1,4 +1,4 @@
-"""Requests of a memory server to its NIXL process over socket pairs, and the answers."""
+"""Requests of a memory server to its NIXL process over socket pairs, and the answers to them."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from hyperpod_ext.runtime.memory_server.protocol.request import Done, Request
 
 
 class Started(Declared):
-    """NIXL is loaded. If loading fails, the process sends an error instead."""
+    """NIXL is loaded. If loading fails, the process sends an error instead of this message."""
 
     version: str
     """Version of NIXL."""
 
 
 class Lane(Request[Done]):
-    """Also read requests from another socket, whose descriptor comes with this message. No answer."""
+    """Also read requests from another socket, whose descriptor comes with this message. There is no answer."""
 
     sender, reader = "memory server", "NIXL process"
     op: Literal["lane"] = "lane"
 
 
 class MapRegion(Request[Done]):
-    """Map a region of shared memory for reads and writes. Its descriptor comes with this message."""
+    """Map a region of shared memory for reading and writing. Its descriptor comes with this message."""
 
     sender, reader = "memory server", "NIXL process"
     op: Literal["map_region"] = "map_region"
     region: Count
-    """Number of the region in later requests."""
+    """Number by which later requests name the region."""
     nbytes: Bytes
 
 
@@ -37,7 +37,7 @@ class Exposed(Declared):
     metadata: str
     """NIXL's metadata for access to the region from another node, in base64."""
     address: Count
-    """Start address of the region."""
+    """Start address of the region in the NIXL process."""
 
 
 class Expose(Request[Exposed]):
@@ -49,7 +49,7 @@ class Expose(Request[Exposed]):
 
 
 class Withdraw(Request[Done]):
-    """End one `expose` of a region. No answer."""
+    """End one `expose` of a region. There is no answer."""
 
     sender, reader = "memory server", "NIXL process"
     op: Literal["withdraw"] = "withdraw"
@@ -57,7 +57,7 @@ class Withdraw(Request[Done]):
 
 
 class Forget(Request[Done]):
-    """Unmap a region. No answer."""
+    """Unmap a region. There is no answer."""
 
     sender, reader = "memory server", "NIXL process"
     op: Literal["forget"] = "forget"
@@ -70,12 +70,12 @@ class ReadRemote(Request[Done]):
     sender, reader = "memory server", "NIXL process"
     op: Literal["read_remote"] = "read_remote"
     metadata: str
-    """Metadata of the other node's `Exposed`."""
+    """Metadata from the other node's `Exposed` answer."""
     address: Count
     """Address of the bytes on the other node."""
     region: Count
     start: Bytes
-    """Offset in the region for the bytes."""
+    """Offset in the region at which the bytes are written."""
     nbytes: Bytes
 
 

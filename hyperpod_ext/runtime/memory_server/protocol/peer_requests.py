@@ -1,7 +1,8 @@
-"""Requests of memory servers and restoring workers to the memory server of another node over TCP, and the answers.
+"""Requests to the memory server of another node over TCP, and the answers. Memory servers and restoring workers send
+them.
 
-Both sides have proved before that they have the job's secret. The first message of a connection contains only the
-protocol's version.
+Both sides have already proved that they have the job's secret. The first message of a connection contains only the
+version of the protocol.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from hyperpod_ext.runtime.memory_server.protocol.request import Done, Request
 
 class PeerSnapshots(Declared):
     own: Listed[dict[str, Any]]
-    """Snapshots of the node's own ranks, in the form of the answer to the workers' `held`."""
+    """Snapshots of the node's own ranks, in the form of the answer to a worker's `held` request."""
     replicas: Listed[dict[str, Any]]
 
 
@@ -35,17 +36,17 @@ class SnapshotHead(Declared):
 
 
 class PeerOpen(Request[SnapshotHead]):
-    """Open a snapshot, to restore from another node's memory."""
+    """Open a snapshot in this node's memory, so that a rank of another node can restore it."""
 
     sender = "worker"
     op: Literal["open"] = "open"
     owner: Count
-    """Rank that saved it."""
+    """Rank that saved the snapshot."""
     save_id: str
 
 
 class SnapshotPart(Declared):
-    """The bytes follow this message."""
+    """The bytes of a part. They follow this message."""
 
     nbytes: Bytes
 
@@ -56,27 +57,27 @@ class Read(Request[SnapshotPart]):
     sender = "worker"
     op: Literal["read"] = "read"
     owner: Count
-    """Rank that saved it."""
+    """Rank that saved the snapshot."""
     save_id: str
     start: Bytes
     nbytes: Bytes
 
 
 class VerifiedParts(Declared):
-    """The bytes of all parts follow this message, in order."""
+    """The bytes of all parts. They follow this message, in order."""
 
     nbytes: Bytes
     crc64nvme: str
-    """Checksum of these bytes."""
+    """Checksum of all these bytes together."""
 
 
 class ReadParts(Request[VerifiedParts]):
-    """Verify all of an opened image, then read parts of it, for a restore with another number of ranks."""
+    """Verify the whole of an opened image, then read parts of it. Used to restore with a different number of ranks."""
 
     sender = "worker"
     op: Literal["read_parts"] = "read_parts"
     owner: Count
-    """Rank that saved it."""
+    """Rank that saved the snapshot."""
     save_id: str
     starts: Listed[Bytes]
     """First byte of each part."""
@@ -85,7 +86,7 @@ class ReadParts(Request[VerifiedParts]):
 
 
 class PieceHead(Declared):
-    """Description of a lost rank's image and of one parity piece."""
+    """Description of a lost rank's image and of a parity piece."""
 
     manifest: dict[str, Any]
     """Manifest of the lost rank's snapshot."""
@@ -94,7 +95,7 @@ class PieceHead(Declared):
     stripe: Listed[Count]
     """Ranks of the stripe, in the order in which their images are cut."""
     nbytes: ByNumber[Bytes]
-    """Length of each image with a part in the piece, by rank."""
+    """Length of each image that has a part in the piece, by rank."""
 
 
 class PieceOpen(Request[PieceHead]):
@@ -103,10 +104,10 @@ class PieceOpen(Request[PieceHead]):
     sender = "worker"
     op: Literal["piece_open"] = "piece_open"
     owner: Count
-    """Rank of the receiving node in the same stripe; the piece is stored under it."""
+    """Rank of the receiving node in the same stripe. The piece is stored under this rank."""
     save_id: str
     lost: Count
-    """Rank that restores."""
+    """Lost rank whose state is to be rebuilt."""
 
 
 class PieceRead(Request[SnapshotPart]):
@@ -115,23 +116,25 @@ class PieceRead(Request[SnapshotPart]):
     sender = "worker"
     op: Literal["piece_read"] = "piece_read"
     owner: Count
-    """Like `owner` of `piece_open`."""
+    """Rank under which the piece is stored, as in `piece_open`."""
     save_id: str
     start: Bytes
     nbytes: Bytes
 
 
 class ReplicaBegun(Declared):
-    """Exactly one of `token`, `need_plan` and `have` is set."""
+    """The receiver's answer to `replica_begin` or `part_begin`. Exactly one of `token`, `need_plan` and `have` is
+    set."""
 
     token: Count | None = None
-    """Token of the chunks that may now be sent."""
+    """Token for the chunks, which may now be sent."""
     first: Count = 0
-    """Number of bytes from the start of the image that the receiver already has: frozen parameters."""
+    """Number of bytes from the start of the image that the receiver already has, because these parameters are
+    frozen."""
     need_plan: bool = False
-    """The receiver lacks the layout: send the request again with it."""
+    """Whether the receiver lacks the layout. The request must then be sent again with it."""
     have: bool = False
-    """The receiver already has the replica."""
+    """Whether the receiver already has the replica."""
 
 
 class ReplicaBegin(Request[ReplicaBegun]):
@@ -140,13 +143,13 @@ class ReplicaBegin(Request[ReplicaBegun]):
     sender = "memory server"
     op: Literal["replica_begin"] = "replica_begin"
     manifest: dict[str, Any]
-    """Signed with the job's secret."""
+    """Manifest of the snapshot, signed with the job's secret."""
     plan: dict[str, Any] | None = None
     """The layout, if the receiver lacks it (`need_plan`)."""
 
 
 class PartBegin(Request[ReplicaBegun]):
-    """Prepare to receive a part of a snapshot and XOR it into the node's parity piece."""
+    """Prepare to receive a part of a snapshot, and to XOR it into the node's parity piece."""
 
     sender = "memory server"
     op: Literal["part_begin"] = "part_begin"
@@ -155,36 +158,37 @@ class PartBegin(Request[ReplicaBegun]):
     plan: dict[str, Any] | None = None
     """The layout, if the receiver lacks it (`need_plan`)."""
     stripe: Listed[Count]
-    """Ranks of the stripe, according to the sender."""
+    """Ranks of the stripe, as the sender knows them."""
     crc64nvme: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$", examples=["00000000000000ab"])]
     """Checksum of the part."""
 
 
 class PieceComplete(Declared):
     complete: bool
-    """False: parts of other ranks have not arrived yet."""
+    """Whether the piece is complete. False if parts of other ranks have not arrived yet."""
 
 
 class AskPiece(Request[PieceComplete]):
-    """Return whether a parity piece has the parts of all its ranks. Until then the sender keeps the step before."""
+    """Return whether a parity piece has the parts of all its ranks. Until it has, the sender keeps the previous
+    step."""
 
     sender = "memory server"
     op: Literal["ask_piece"] = "ask_piece"
     owner: Count
-    """Rank of the part that the sender has sent."""
+    """Rank whose part the sender has sent."""
     save_id: str
     step: Count
     wait_s: Annotated[Seconds, Field(le=10.0)]
-    """Maximum wait before the answer."""
+    """Maximum number of seconds to wait before answering."""
 
 
 class OfferAnswer(Declared):
     why_not: str = ""
-    """Why the receiver cannot read the memory, so that the bytes must be sent as `chunk`s; empty: it can."""
+    """Why the receiver cannot read the memory, so that the bytes must be sent as `chunk`s. Empty if it can."""
 
 
 class OfferMemory(Request[OfferAnswer]):
-    """Read the bytes of a begun replica from the sender's memory with NIXL."""
+    """Read the bytes of a replica, after `replica_begin`, from the sender's memory with NIXL."""
 
     sender = "memory server"
     op: Literal["offer_memory"] = "offer_memory"
@@ -192,20 +196,21 @@ class OfferMemory(Request[OfferAnswer]):
     version: str
     """Version of NIXL, which must be the same on both sides."""
     metadata: Annotated[str, Field(max_length=1 << 20)]
-    """NIXL's metadata for access to that memory, in base64."""
+    """NIXL's metadata for access to the offered memory, in base64."""
     address: Count
-    """Start address of the image in that memory."""
+    """Start address of the image in the offered memory."""
     signature: str
-    """Signature of all fields with the job's secret: NIXL must only read metadata of the job's own processes."""
+    """Signature of all fields with the job's secret, because NIXL must only read metadata of the job's own
+    processes."""
 
 
 class ChunksRead(Declared):
     failed: str = ""
-    """Why the read failed, so that the chunks must be sent; empty: it succeeded."""
+    """Why the read failed, so that the chunks must be sent. Empty if the read succeeded."""
 
 
 class ReadChunks(Request[ChunksRead]):
-    """Read bytes of a replica from the offered memory, a few chunks at once."""
+    """Read bytes of a replica from the offered memory, several chunks at once."""
 
     sender = "memory server"
     op: Literal["read_chunks"] = "read_chunks"
@@ -215,7 +220,8 @@ class ReadChunks(Request[ChunksRead]):
 
 
 class Chunk(Request[Done]):
-    """Receive a chunk of a replica or of a parity part; its bytes follow. Several may come before the first answer."""
+    """Receive a chunk of a replica or of a parity part. Its bytes follow. Several may be sent before the first
+    answer."""
 
     sender = "memory server"
     op: Literal["chunk"] = "chunk"
@@ -238,7 +244,7 @@ class PeerEvents(Request[Done]):
     sender = "memory server"
     op: Literal["events"] = "events"
     epoch: float
-    """Unix time at 0 of the clock of these events."""
+    """Unix time at 0 of the clock that the events use."""
     lines: Listed[str]
     """Lines of an event log."""
 

@@ -27,14 +27,14 @@ class Request(Declared, Generic[A_co]):
 
 
 class Done(Declared):
-    """The request was carried out; there is no result."""
+    """The request was carried out. It has no result."""
 
 
 def read_answer(request: Request[A], answer: Mapping[str, Any]) -> A:
     """Return the parsed answer to a request.
 
     Raises:
-        HyperpodExtError: the server's error, as its own type.
+            HyperpodExtError: the server has sent an error. It is raised as its own type.
         WireError: the message is not an answer to this request.
     """
     if "error" in answer:
@@ -43,13 +43,13 @@ def read_answer(request: Request[A], answer: Mapping[str, Any]) -> A:
 
 
 def refusal(error: Exception) -> Message:
-    """Return the answer of a server that refuses a request."""
+    """Return the answer with which a server refuses a request."""
     known = error if isinstance(error, errors.HyperpodExtError) else errors.HyperpodExtError(str(error) or repr(error))
     return {"error": known.to_json()}
 
 
 def error_of(described: Mapping[str, Any]) -> errors.HyperpodExtError:
-    """Return the error that the other side described with `HyperpodExtError.to_json`."""
+    """Return the error that the peer has described with `HyperpodExtError.to_json`."""
     kind = getattr(errors, str(described.get("code")), errors.HyperpodExtError)
     if not (isinstance(kind, type) and issubclass(kind, errors.HyperpodExtError)) or issubclass(
         kind, errors.ConfigError

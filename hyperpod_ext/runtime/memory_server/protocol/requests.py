@@ -1,6 +1,6 @@
-"""Requests of workers, agents and scripts to their node's memory server over its Unix socket, and the answers.
+"""Requests of workers, agents and scripts to their node's memory server, over its Unix socket, and the answers.
 
-The first request of a connection contains the protocol's version (`with_version`).
+The first request on a connection contains the version of the protocol (`with_version`).
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from hyperpod_ext.runtime.ipc.declared import (
 from hyperpod_ext.runtime.memory_server.protocol.request import Done, Request
 
 Start = Annotated[int, Field(ge=-1, lt=1 << 63)]
-"""Step after which a generation begins; -1: before step 0."""
+"""Step after which a generation begins; -1 if it begins before step 0."""
 WhenBusy = Literal["wait", "skip", "supersede"]
 CheckpointId = Annotated[tuple[str, str], Strict(False)]
-"""URL of a durable tier, and a save id there."""
+"""URL of a durable tier, and a save id in that tier."""
 
 # --- saves of a worker --------------------------------------------------------------------------
 
 
 class Mapped(Declared):
-    """A descriptor of the memory comes with this message, unless there is no memory (`slots` is 0)."""
+    """The slots of a rank. A descriptor of their memory comes with this message, unless `slots` is 0."""
 
     slots: Count
     slot_bytes: Bytes = 0
@@ -42,49 +42,49 @@ class Mapped(Declared):
 
 
 class Map(Request[Mapped]):
-    """Return a rank's slots as shared memory."""
+    """Return the slots of a rank as shared memory."""
 
     sender = "worker"
     op: Literal["map"] = "map"
     owner: Count
-    """Rank."""
+    """Rank that owns the slots."""
     slot_bytes: Bytes
-    """Minimum size of each slot; 0: only return existing slots of an earlier process of the rank."""
+    """Minimum size of each slot. 0 to get only existing slots of an earlier process of the rank."""
 
 
 class AddPlan(Request[Done]):
-    """Keep a new layout of a rank's state."""
+    """Store a new layout of a rank's state."""
 
     sender = "worker"
     op: Literal["add_plan"] = "add_plan"
     digest: str
     document: dict[str, Any]
-    """The layout with this digest."""
+    """The layout, whose digest is `digest`."""
 
 
 class FreeSlot(Declared):
     next_slot: Count | None
-    """Index of the slot; null: skip this save."""
+    """Index of the slot; null to skip this save."""
 
 
 class NextSlot(Request[FreeSlot]):
-    """Return the slot for a rank's next save. Needed only if no earlier answer contained it."""
+    """Return the slot for a rank's next save. Needed only if no earlier answer contained the slot."""
 
     sender = "worker"
     op: Literal["next_slot"] = "next_slot"
     owner: Count
-    """Rank."""
+    """Rank that will save."""
     when_busy: WhenBusy
-    """Action while all slots are in use: wait for one, skip the save, or cancel a copy."""
+    """What to do while all slots are in use: wait for a slot, skip the save, or cancel a copy."""
 
 
 class Begin(Request[Done]):
-    """Let a rank write a slot. The rank reads the answer later."""
+    """Let a rank write to a slot. The rank reads the answer later."""
 
     sender = "worker"
     op: Literal["begin"] = "begin"
     owner: Count
-    """Rank."""
+    """Rank that writes."""
     slot: Count
     step: Count
     save_id: str
@@ -92,12 +92,12 @@ class Begin(Request[Done]):
 
 
 class Stepped(Request[Done]):
-    """Record a rank's step without a save. No answer."""
+    """Record that a rank has made a step without a save. There is no answer."""
 
     sender = "worker"
     op: Literal["stepped"] = "stepped"
     owner: Count
-    """Rank."""
+    """Rank that has made the step."""
 
 
 class SaveRecord(Declared):
@@ -112,28 +112,28 @@ class SaveRecord(Declared):
     nbytes: Bytes
     """Size of the image."""
     values: list[Any]
-    """Plain values of the state, in the layout's order."""
+    """Plain values in the state, in the order of the layout."""
     extras: dict[str, Any]
     saved_at: Annotated[float, Unit("Unix s")]
     checked: Annotated[tuple[Bytes, str], Strict(False)] | None = None
-    """Number of bytes from the start with a known CRC64-NVME, and that checksum."""
+    """Number of bytes from the image's start whose CRC64-NVME is known, and that checksum."""
     provisional: bool = False
-    """Whether the snapshot must not be copied to other tiers before `resolve`."""
+    """Whether the snapshot must not be copied to other tiers before a `resolve` request."""
 
 
 class Sealed(Declared):
     crc64nvme: str
     next_slot: Count | None
-    """Slot for the next save; null: none is free yet."""
+    """Slot for the next save; null if no slot is free yet."""
 
 
 class Seal(Request[Sealed]):
-    """Checksum and seal a written slot. The rank reads the answer later."""
+    """Compute the checksum of a written slot, and seal the slot. The rank reads the answer later."""
 
     sender = "worker"
     op: Literal["seal"] = "seal"
     owner: Count
-    """Rank."""
+    """Rank that has written the slot."""
     slot: Count
     record: SaveRecord
 
@@ -144,24 +144,24 @@ class Resolve(Request[Done]):
     sender = "worker"
     op: Literal["resolve"] = "resolve"
     owner: Count
-    """Rank."""
+    """Rank that saved the snapshot."""
     save_id: str
     keep: bool
-    """Whether the snapshot is consistent; false: drop it."""
+    """Whether the snapshot is consistent and must be kept; false to drop it."""
 
 
 # --- restores -----------------------------------------------------------------------------------
 
 
 class Image(Declared):
-    """A descriptor of the memory with the image comes with this message."""
+    """An image. A descriptor of its memory comes with this message."""
 
     manifest: dict[str, Any]
     plan: dict[str, Any] | None
-    """The layout; null: its digest is `known_plan`."""
+    """The layout; null if its digest is `known_plan`."""
     offset: Bytes
     bound: bool = True
-    """Whether MACs prove that the job wrote the bytes; false: the checkpoint has no MACs."""
+    """Whether MACs prove that the job wrote the bytes; false if the checkpoint has no MACs."""
 
 
 class Open(Request[Image]):
@@ -170,10 +170,10 @@ class Open(Request[Image]):
     sender = "worker"
     op: Literal["open"] = "open"
     owner: Count
-    """Rank that saved it."""
+    """Rank that saved the snapshot."""
     save_id: str
     known_plan: str = ""
-    """Digest of a layout that the sender has, so that it is not sent again."""
+    """Digest of a layout that the sender already has, so that the server need not send it again."""
 
 
 class Fetch(Request[Image]):
@@ -193,7 +193,7 @@ class ImageHead(Declared):
     plan: dict[str, Any]
     """The layout."""
     bound: bool = True
-    """Whether MACs prove that the job wrote the bytes; false: the checkpoint has no MACs."""
+    """Whether MACs prove that the job wrote the bytes; false if the checkpoint has no MACs."""
 
 
 class FetchHead(Request[ImageHead]):
@@ -208,34 +208,34 @@ class FetchHead(Request[ImageHead]):
 
 class Snapshots(Declared):
     snapshots: Listed[dict[str, Any]]
-    """Each complete snapshot: rank, world_size, step, save_id, nbytes, crc64nvme, plan, own_digest, saved_at,
+    """Fields of each complete snapshot: rank, world_size, step, save_id, nbytes, crc64nvme, plan, own_digest, saved_at,
     generation, content, sharing, state, and whether it is a replica of another node's rank."""
     pieces: Listed[dict[str, Any]] = ()
-    """Each complete parity piece: this node's rank in the stripe, world_size, step, save_id, generation, nbytes, and
-    stripe (the ranks whose images protect each other)."""
+    """Fields of each complete parity piece: this node's rank in the stripe, world_size, step, save_id, generation,
+    nbytes, and stripe (the ranks whose images protect each other)."""
     disk: dict[str, Any] = {}
-    """Contents of the node's disks: snapshots, newest generation, problems; see `DiskState`."""
+    """Contents of the node's disks: snapshots, newest generation and problems; see `DiskState`."""
 
 
 class Held(Request[Snapshots]):
-    """List the snapshots in this node's memory: of its own ranks, and replicas of others."""
+    """List the snapshots in this node's memory: those of its own ranks, and replicas of other nodes' ranks."""
 
     sender = "agent, rank 0 of a node"
     op: Literal["held"] = "held"
     owner: Count | None = None
-    """Rank: answer only after the requests of its earlier processes are done."""
+    """If set, answer only after the requests of this rank's earlier processes are done."""
     pid: Count = 0
-    """Process of that rank that is not waited for."""
+    """Process id of the `owner` process that need not be done."""
 
 
 class DurableCheckpoints(Declared):
     checkpoints: Listed[dict[str, Any]]
-    """Each checkpoint: step, generation, save_id, world_size, tier, url, folder."""
+    """Fields of each checkpoint: step, generation, save_id, world_size, tier, url, folder."""
     generation: Count
     """Newest generation in any tier."""
     problems: Listed[str]
     unreachable: Listed[str]
-    """Problems that may hide a newer checkpoint of a tier."""
+    """Problems of durable tiers that may hide a newer checkpoint."""
 
 
 class Durable(Request[DurableCheckpoints]):
@@ -244,31 +244,31 @@ class Durable(Request[DurableCheckpoints]):
     sender = "agent, rank 0 of a node"
     op: Literal["durable"] = "durable"
     exclude: Listed[CheckpointId] = ()
-    """Refused checkpoints."""
+    """Checkpoints that ranks have refused, to leave out of the answer."""
 
 
 # --- generations, nodes and ranks ---------------------------------------------------------------
 
 
 class Fence(Request[Done]):
-    """Begin a generation: refuse writers of earlier ones."""
+    """Begin a generation, and refuse writers of earlier generations."""
 
     sender = "agent, rank 0 of a node"
     op: Literal["fence"] = "fence"
     generation: Count
     step: Start | None = None
-    """Step after which the generation begins: later snapshots of earlier generations are dropped. Null: not decided
-    yet, so none are dropped."""
+    """Step after which the generation begins. Later snapshots of earlier generations are dropped. If null, the step is
+    not decided yet, and no snapshot is dropped."""
     run: str = ""
-    """Name of this run of the job, among runs of jobs of the same name."""
+    """Name of this run, which distinguishes it from other runs of jobs with the same name."""
     stored: Listed[str] = ()
-    """URLs of the durable tiers that have this step already."""
+    """URLs of the durable tiers that already have this step."""
     again: bool = True
-    """Whether the generation saves this step once more, so that an upload of its earlier snapshot is cancelled."""
+    """Whether the generation saves this step again, so that an upload of the earlier snapshot must be cancelled."""
 
 
 class Enter(Request[Done]):
-    """Begin a generation on a node without our agent, maybe with other ranks than in the run before."""
+    """Begin a generation on a node without our agent, possibly with different ranks than in the previous run."""
 
     sender = "rank 0 of a node"
     op: Literal["enter"] = "enter"
@@ -276,24 +276,24 @@ class Enter(Request[Done]):
     base: Start
     """Step after which the generation begins."""
     drop: Start | None
-    """Drop snapshots of earlier generations after this step; null: drop none."""
+    """Step after which snapshots of earlier generations are dropped; null to drop none."""
     run: str
-    """Name of this run of the job, among runs of jobs of the same name."""
+    """Name of this run, which distinguishes it from other runs of jobs with the same name."""
     node: Count
     nodes: Count
     owners: Count
-    """Number of ranks of this node."""
+    """Number of ranks on this node."""
     first: Address | None = None
-    """Address of node 0's memory server, which exports the job's metrics."""
+    """Address of the memory server on node 0, which exports the job's metrics."""
 
 
 class PeerPort(Declared):
     port: Port
-    """0 in a job of one node."""
+    """Port on which the server listens; 0 in a job with one node."""
 
 
 class Listen(Request[PeerPort]):
-    """Serve other nodes on a port, and return it."""
+    """Serve other nodes on a port, and return the port."""
 
     sender = "agent, rank 0 of a node"
     op: Literal["listen"] = "listen"
@@ -302,18 +302,19 @@ class Listen(Request[PeerPort]):
 
 
 class Peers(Request[Done]):
-    """Use these memory servers of other nodes. Sent after nodes joined or left, or a memory server was restarted."""
+    """Use these memory servers of other nodes. Sent after nodes joined or left, or after a memory server was
+    restarted."""
 
     sender = "agent, rank 0 of a node"
     op: Literal["peers"] = "peers"
     peers: ByNumber[Address]
-    """Address of each node's memory server, including this node's."""
+    """Address of each node's memory server, including that of this node."""
     domains: ByNumber[str]
     """Name of each node's failure domain."""
     servers_lost: Count = 0
-    """Number of the job's memory servers lost so far, including those of nodes not in `peers`."""
+    """Number of memory servers that the job has lost so far, including those of nodes not in `peers`."""
     group: ByNumber[Listed[Count]] = {}
-    """Ranks of each node of this node's parity group; empty: no parity."""
+    """Ranks of each node in this node's parity group; empty without parity."""
 
 
 class Rescale(Request[Done]):
@@ -324,11 +325,11 @@ class Rescale(Request[Done]):
     nodes: Count
     """New number of nodes."""
     owners: Count
-    """New number of ranks of this node."""
+    """New number of ranks on this node."""
 
 
 class ReleaseDeparted(Request[Done]):
-    """Free the memory of ranks that a resize has moved to other nodes. Sent when the resized job is training."""
+    """Free the memory of ranks that a resize has moved to other nodes. Sent once the resized job trains."""
 
     sender = "agent"
     op: Literal["release_departed"] = "release_departed"
@@ -338,7 +339,7 @@ class ReleaseDeparted(Request[Done]):
 
 
 class KeepOnly(Request[Done]):
-    """Free the memory of other ranks of earlier runs. Sent when this node's ranks have several snapshots."""
+    """Free the memory of all other ranks, from earlier runs. Sent once this node's ranks have several snapshots."""
 
     sender = "rank 0 of a node"
     op: Literal["keep_only"] = "keep_only"
@@ -347,7 +348,7 @@ class KeepOnly(Request[Done]):
 
 
 class Ended(Request[Done]):
-    """Read no more requests of a dying worker."""
+    """Stop reading requests of a dying worker."""
 
     sender = "agent"
     op: Literal["ended"] = "ended"
@@ -356,25 +357,25 @@ class Ended(Request[Done]):
 
 class Others(Declared):
     others: Listed[Count]
-    """Other processes that may still be saving."""
+    """Processes of other scripts that may still be saving."""
 
 
 class WaitOthers(Request[Others]):
-    """Wait until no process of another script may be saving under the job's name. Sent when a script begins."""
+    """Wait until no process of another script can be saving under the job's name. Sent when a script begins."""
 
     sender = "rank 0 of a node"
     op: Literal["wait_others"] = "wait_others"
     pids: Listed[Count]
     """Processes of the sender's script."""
     timeout_s: Seconds
-    """Time limit for the other processes to end."""
+    """Maximum number of seconds to wait until the other processes end."""
 
 
 # --- copies to other tiers ----------------------------------------------------------------------
 
 
 class ScheduleCopy(Request[Done]):
-    """Copy a step to a tier with an interval in time, or with steps chosen by the coordinator."""
+    """Copy a step to a tier whose interval is a time, or whose steps the coordinator chooses."""
 
     sender = "agent, rank 0 of a node"
     op: Literal["schedule_copy"] = "schedule_copy"
@@ -389,11 +390,11 @@ class PeerSchedule(Request[Done]):
     sender = "agent"
     op: Literal["peer_schedule"] = "peer_schedule"
     step: Count | None
-    """Next due step; null: the policy's `every_steps` counts."""
+    """Next step to copy; null if the policy's `every_steps` applies."""
 
 
 class ReplicateNow(Request[Done]):
-    """Copy the newest snapshots to peers, due or not, because this node may leave soon."""
+    """Copy the newest snapshots to peers, even if they are not due, because this node may leave soon."""
 
     sender = "rank 0 of a node"
     op: Literal["replicate_now"] = "replicate_now"
@@ -401,13 +402,14 @@ class ReplicateNow(Request[Done]):
 
 class UploadProgress(Declared):
     idle: bool
-    """False: the time limit came first."""
+    """Whether the uploads are done. False if the time limit came first."""
     tiers: Listed[dict[str, Any]]
-    """Each tier: tier, arrived, newest_step, left_ranks, left_bytes, error. Empty: this node has no snapshot of it."""
+    """Fields of each tier: tier, arrived, newest_step, left_ranks, left_bytes, error. Empty if this node has no such
+    snapshot."""
 
 
 class UploadNow(Request[UploadProgress]):
-    """Upload one checkpoint to every durable tier, due or not, because the job ends."""
+    """Upload one checkpoint to every durable tier, even if it is not due, because the job ends."""
 
     sender = "agent, rank 0 of a node"
     op: Literal["upload_now"] = "upload_now"
@@ -417,11 +419,11 @@ class UploadNow(Request[UploadProgress]):
 
 class Idle(Declared):
     idle: bool
-    """False: the time limit came first."""
+    """Whether the copies are done. False if the time limit came first."""
 
 
 class WaitIdle(Request[Idle]):
-    """Wait until all due copies have arrived or failed. Sent before the sender ends."""
+    """Wait until all due copies have arrived or failed. Sent before the sending process ends."""
 
     sender = "agent, rank 0 of a node"
     op: Literal["wait_idle"] = "wait_idle"
@@ -430,7 +432,7 @@ class WaitIdle(Request[Idle]):
 
 class Reached(Declared):
     reached: bool
-    """False: the time limit came first."""
+    """Whether the state was reached. False if the time limit came first."""
 
 
 class WaitState(Request[Reached]):
@@ -439,7 +441,7 @@ class WaitState(Request[Reached]):
     sender = "benchmark"
     op: Literal["wait_state"] = "wait_state"
     owner: Count
-    """Rank."""
+    """Rank that saved the snapshot."""
     save_id: str
     state: Literal["sealed", "replicated", "durable"]
     timeout_s: Seconds
@@ -461,11 +463,11 @@ class ServerStatus(Declared):
     pieces: Listed[dict[str, Any]] = ()
     """Parity pieces, in the form of the answer to `held`."""
     copying: Listed[dict[str, Any]]
-    """Each tier: numbers of copies, bytes_sent, the newest step, last_error."""
+    """Fields of each tier: numbers of copies, bytes_sent, the newest step, last_error."""
 
 
 class Status(Request[ServerStatus]):
-    """Return the server's snapshots and copies: every few seconds for events, and for `hp-ext checkpoints`."""
+    """Return the server's snapshots and copies. Sent every few seconds for events, and by `hp-ext checkpoints`."""
 
     sender = "agent, command line"
     op: Literal["status"] = "status"
@@ -478,7 +480,7 @@ class ServerProcess(Declared):
 
 
 class Handshake(Request[ServerProcess]):
-    """Return the server's process id and configuration, after a rank has connected to it or started it."""
+    """Return the server's process id and configuration. Sent once a rank has connected to the server or started it."""
 
     sender = "rank 0 of a node"
     op: Literal["handshake"] = "handshake"
@@ -489,7 +491,7 @@ AnyOrder = (
     AddPlan | Begin | Stepped | Resolve | Ended | Fence | Enter | Peers | Rescale | ReleaseDeparted | KeepOnly
     | ScheduleCopy | PeerSchedule | ReplicateNow | CheckTiers
 )
-"""Requests with the answer `Done`."""
+"""Requests whose answer is `Done`."""
 AnyQuestion = (
     Map | NextSlot | Seal | Open | Fetch | FetchHead | Held | Durable | Listen | WaitOthers | UploadNow | WaitIdle
     | WaitState | Status | Handshake

@@ -1,1 +1,1 @@
-"""Copies of snapshots on other nodes: choosing the holders, sending and receiving."""
+"""Copies of snapshots on other nodes: choosing their holders, sending them, and receiving them."""

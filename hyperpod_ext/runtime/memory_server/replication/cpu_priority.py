@@ -1,8 +1,8 @@
-"""The CPU priority of copies during training: nice values of threads, and of this process among other sessions.
+"""The CPU priority of copies during training. It consists of the nice values of threads, and of this process's group.
 
-A nice value counts among the threads of one scheduling group. If the kernel makes a group for each session (autogroup:
-hosts without a CPU cgroup for the job), workers are in other groups than this process, and only the group's own nice
-value counts between them.
+A nice value counts only among threads of the same scheduling group. With autogroup, on hosts without a CPU cgroup for
+the job, the kernel makes one group per session. Then workers and this process are in different groups, and only the
+nice value of the group counts between them.
 """
 
 from __future__ import annotations
@@ -18,56 +18,57 @@ from pathlib import Path
 
 _NICEST = 19
 _STEP = 1.25
-"""Ratio of the shares of a core of two neighbouring nice values."""
+"""Ratio between the shares of a core that two neighbouring nice values get."""
 _AUTOGROUP = Path("/proc/self/autogroup")
 _TIMEOUT_S = 10.0
 _AGAIN_S = 0.11
-"""Without root, the group's value may be changed ten times a second."""
+"""Seconds before the group's value is changed again. Without root, it may be changed ten times per second."""
 _FOR_GOOD = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 def niceness_for(max_slowdown: float) -> int:
-    """Return the smallest nice value at which a busy thread slows down a training thread on the same core by no more
-    than the share `max_slowdown`; the largest nice value if none suffices."""
+    """Return a nice value for a busy thread on the same core as a training thread. It is the smallest that slows
+    training down by at most the share `max_slowdown`, or the largest nice value if none suffices."""
     needed = math.log(1 / max_slowdown) / math.log(_STEP)
     return min(_NICEST, max(0, math.ceil(needed - 1e-9)))
 
 
 def own_group() -> Path | None:
-    """Return the file with the nice value of this process's scheduling group; None if other processes share it."""
+    """Return the file with the nice value of this process's scheduling group. None if other processes share the
+    group."""
     return _AUTOGROUP if os.getsid(0) == os.getpid() and _AUTOGROUP.exists() else None
 
 
 class CpuPriority:
-    """CPU priority of one memory server's copies. Thread-safe.
+    """The CPU priority of one memory server's copies. Thread-safe.
 
     Args:
         max_slowdown: how much longer training may take during copies, as a share.
-        group: `own_group()`; None: leave the group alone.
+        group: the result of `own_group()`. None leaves the group's priority unchanged.
     """
 
     def __init__(self, max_slowdown: float, group: Path | None = None) -> None:
         self._niceness, self._group = niceness_for(max_slowdown), group
         self.timeout_s = _TIMEOUT_S
-        """Longest time of copies with lowered priority: if training leaves no core idle, they would not finish before
-        the next ones are due."""
+        """Maximum seconds of copies with lowered priority. If training leaves no core idle, such copies would not
+        finish before the next copies are due."""
         self._timer: threading.Timer | None = None
         self._copies = self._urgent = self._written = self._busy = 0
         self._asking_again = self._late = False
         self._lock = threading.Lock()
 
     def lower_this_thread(self) -> None:
-        """Give this thread, and no other of the process, a lower priority than training."""
+        """Give this thread, and no other thread of the process, a lower priority than training."""
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._niceness)
 
     def lower_process(self, pid: int) -> None:
-        """Lower the priority of another process's first thread, and of the threads that it starts."""
+        """Lower the priority of another process's first thread, and of the threads that it will start."""
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, pid, self._niceness)
 
     def copy_begins(self) -> None:
-        """Lower the priority of the whole process until as many copies have ended."""
+        """Lower the priority of the whole process until the same number of copies has ended."""
         with self._lock:
             self._copies += 1
             if self._copies == 1 and self._group is not None:
@@ -85,16 +86,18 @@ class CpuPriority:
             self._apply()
 
     def unthrottle(self) -> None:
-        """Keep the running copies, or else the next ones, from lowering the priority of the process."""
+        """Keep the running copies from lowering the priority of the process. If none runs, do so for the next
+        copies."""
         with self._lock:
             self._late = True
             self._apply()
 
     @contextmanager
     def urgent(self) -> Iterator[None]:
-        """Keep the normal priority of the process inside: for work that training waits for, or that makes data safe.
+        """Keep the normal priority of the process inside the `with` block. For work that training waits for, or that
+        makes data safe.
 
-        Its copying threads keep a lower priority than its other threads.
+        Copying threads keep a lower priority than the other threads of the process.
         """
         with self._lock:
             self._urgent += 1
@@ -114,9 +117,9 @@ class CpuPriority:
             self._group.write_text(str(wanted))
         except OSError as error:
             if error.errno in _FOR_GOOD:
-                self._group = None  # no such groups in this kernel, or no permission
+                self._group = None  # this kernel has no such groups, or the process has no permission
                 return
-            self._asking_again = True  # for example too soon after the last change: try again
+            self._asking_again = True  # for example, the last change was too recent: try again
             _later(_AGAIN_S, self._apply_again)
         else:
             self._written = wanted
@@ -128,7 +131,8 @@ class CpuPriority:
 
     def _time_out(self, busy: int) -> None:
         with self._lock:
-            if busy == self._busy and self._copies:  # otherwise those copies have just ended, and others have begun
+            # otherwise those copies have just ended, and other copies have begun
+            if busy == self._busy and self._copies:
                 self._late = True
                 self._apply()
 

@@ -1,4 +1,4 @@
-"""Incoming replicas: the places of their chunks, and the guarantee that no thread writes to a dropped slot."""
+"""Incoming replicas: where their chunks are stored, and the guarantee that no thread writes to a dropped slot."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from hyperpod_ext.runtime.snapshot.manifest import (
 )
 
 ReadInto = Callable[[int, Region, int, int, Callable[[], bool]], None]
-"""Reads bytes of the image: (position in the image, region, position in the region, number of bytes, stop). Writes
-nothing after it has returned or raised."""
+"""Reads bytes of an image. Arguments: position in the image, region, position in the region, number of bytes, stop.
+Writes no bytes after it has returned or raised."""
 
 MOST_CHUNKS_READ = 4
-"""Chunks read with one message; a cancelled read ends after so many."""
-_SLOT_WAIT_S = 10.0  # a replica's slot is in use only while a reader uses it
+"""Maximum number of chunks that are read with one message. A cancelled read ends after at most this many chunks."""
+_SLOT_WAIT_S = 10.0  # a replica's slot is in use only while another process reads it
 
 
 @dataclass(eq=False, slots=True)
 class Incoming:
-    """One incomplete replica. Connections with its token may send chunks."""
+    """One incomplete replica. Any connection that knows its token may send chunks."""
 
     owner: int
     index: int
@@ -45,16 +45,16 @@ class Incoming:
     data: memoryview
     begun_by: socket.socket
     checksums: dict[int, int | None] = field(default_factory=dict)
-    """Checksums by the start of each chunk; None while it is received."""
+    """Checksum of each chunk, by the chunk's start; None while the chunk is being received."""
     receiving: set[socket.socket] = field(default_factory=set)
     read_into: ReadInto | None = None
-    """Reads from the sender's memory, if the sender has offered it."""
+    """Reads from the sender's memory; None if the sender has not offered its memory."""
     unreadable: str = "its memory was not offered"
     given_up: bool = False
 
 
 class IncomingReplicas:
-    """Incoming replicas, at most one per owner; a newer attempt replaces an older one."""
+    """Incoming replicas, at most one per owner. A newer attempt replaces an older one."""
 
     def __init__(self, replicas: Regions, cpu_priority: CpuPriority) -> None:
         self._replicas, self._cpu_priority = replicas, cpu_priority
@@ -66,10 +66,10 @@ class IncomingReplicas:
     def begin(self, manifest: Manifest, begun_by: socket.socket) -> tuple[int, int]:
         """Reserve a slot for the snapshot of a checked manifest.
 
-        Returns the token for its chunks, and the number of bytes from the image's start that the slot already holds.
+        Returns the token for its chunks, and the number of bytes from the image's start that are already in the slot.
 
         Raises:
-            MemoryTierFullError: this node has not enough memory, or every slot is being read.
+                MemoryTierFullError: this node has not enough memory, or every slot is being read.
             StaleGenerationError: a newer generation has begun.
         """
         owner, save_id, nbytes = int(manifest["rank"]), str(manifest["save_id"]), int(manifest["nbytes"])
@@ -93,7 +93,7 @@ class IncomingReplicas:
         """Receive one chunk from `sock` directly into its slot.
 
         Raises:
-            NotFoundError: this chunk is not expected; none of its bytes was read.
+                NotFoundError: this chunk is not expected. None of its bytes was read.
         """
         replica = self._begin_chunks(sock, token, start, nbytes, chunks=1)
         checksums: dict[int, int | None] = {start: None}
@@ -103,16 +103,17 @@ class IncomingReplicas:
             self._end_chunks(sock, replica, checksums)
 
     def offer(self, token: int, read_into: ReadInto) -> None:
-        """Allow reading chunks of a replica from the sender's memory."""
+        """Allow chunks of a replica to be read from the sender's memory."""
         with self._changed:
             self._find(token).read_into = read_into
 
     def read(self, sock: socket.socket, token: int, start: int, nbytes: int) -> None:
-        """Read some chunks from the sender's memory directly into their slot. After a failure they are expected again.
+        """Read several chunks from the sender's memory directly into their slot. After a failure, they are expected
+        again.
 
         Raises:
             NotFoundError: these chunks are not expected.
-            NixlFailure: the read failed, and no other chunks of this replica will be read.
+                NixlFailure: the read failed. No other chunks of this replica will be read.
         """
         replica = self._begin_chunks(sock, token, start, nbytes, chunks=MOST_CHUNKS_READ)
         starts = range(start, start + nbytes, ps.CHUNK)
@@ -130,7 +131,7 @@ class IncomingReplicas:
             self._end_chunks(sock, replica, checksums, due_again=() if checksums else starts)
 
     def _begin_chunks(self, sock: socket.socket, token: int, start: int, nbytes: int, chunks: int) -> Incoming:
-        """Return the replica of these chunks, and reserve the chunks for `sock`.
+        """Return the replica to which these chunks belong, and reserve the chunks for `sock`.
 
         Raises:
             NotFoundError: the chunks are not expected.
@@ -158,7 +159,7 @@ class IncomingReplicas:
         checksums: Mapping[int, int | None],
         due_again: Iterable[int] = (),
     ) -> None:
-        """End the reservation for `sock`: chunks without a checksum are expected again, also by another way."""
+        """End the reservation for `sock`. Chunks without a checksum are expected again, and may come another way."""
         with self._changed:
             for start in due_again:
                 del replica.checksums[start]
@@ -167,7 +168,7 @@ class IncomingReplicas:
             self._changed.notify_all()
 
     def end(self, token: int) -> None:
-        """Check all chunks together after the last one, and register the replica.
+        """Check all chunks together after the last chunk, and register the replica.
 
         Raises:
             CorruptSnapshotError: the bytes do not match the manifest.
@@ -186,7 +187,7 @@ class IncomingReplicas:
             self._replicas.adopt(owner, replica.index, replica.manifest)
 
     def lost(self, sock: socket.socket) -> None:
-        """Drop the replicas begun over a lost connection."""
+        """Drop the replicas that were begun over a lost connection."""
         self._give_up(lambda other: other.begun_by is sock)
 
     def close(self) -> None:
@@ -198,7 +199,7 @@ class IncomingReplicas:
         return replica
 
     def _give_up(self, which: Callable[[Incoming], bool]) -> None:
-        """Drop the selected replicas; return when no thread writes to their slots any more."""
+        """Drop the selected replicas. Returns once no thread writes to their slots any more."""
         with self._changed:
             gone = {token: replica for token, replica in self._by_token.items() if which(replica)}
             for token, replica in gone.items():
@@ -212,8 +213,8 @@ class IncomingReplicas:
 
 
 def _known_chunks(before: Manifest, manifest: Manifest, data: memoryview) -> dict[int, int]:
-    """Return the checksums, by start, of the leading chunks of frozen parameters that two snapshots share (`frozen` in
-    both manifests). The slot's bytes, of replica `before`, are read to verify them."""
+    """Return the checksums, by start, of the first chunks with frozen parameters that two snapshots have in common
+    (`frozen` in both manifests). The bytes of replica `before` in the slot are read to verify them."""
     frozen = manifest.get("extras", {}).get("frozen")
     if not frozen or (before.get("plan"), before.get("extras", {}).get("frozen")) != (manifest["plan"], frozen):
         return {}
@@ -226,7 +227,7 @@ def _known_chunks(before: Manifest, manifest: Manifest, data: memoryview) -> dic
 
 
 def _received(replica: Incoming) -> tuple[int, int]:
-    """Return the number of bytes received without a gap, and their checksum."""
+    """Return the number of bytes that were received without a gap, and their checksum."""
     nbytes, parts = len(replica.data), []
     for start in range(0, nbytes, ps.CHUNK):
         if (checksum := replica.checksums.get(start)) is None:

@@ -1,7 +1,8 @@
-"""Incoming parts of other nodes' snapshots, each XORed into this node's piece of a step.
+"""Incoming parts of other nodes' snapshots. Each part is XORed into this node's piece of a step.
 
-A piece counts once all parts have arrived and match their checksums; until then the piece of an earlier step counts. An
-interrupted part has been XORed in half: its piece is dropped, and the next step makes another.
+A piece counts once all parts have arrived and match their checksums. Until then, the piece of an earlier step counts.
+If a part is interrupted, it has been XORed only in half. Its piece is then dropped, and the next step makes a new
+piece.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from hyperpod_ext.runtime.snapshot.parity import Stripe
 from hyperpod_ext.runtime.snapshot.xor import fill_with_zeros, xor_into
 
 _FIRST_TOKEN = 1 << 32
-"""First token of parts, above the tokens of whole copies."""
-_SLOT_WAIT_S = 10.0  # a piece's slot is in use only while a reader uses it
+"""First token of parts. The tokens of whole copies are below it."""
+_SLOT_WAIT_S = 10.0  # a piece's slot is in use only while another process reads it
 _TIMEOUT_S = 2 * ps.TIMEOUT_S
-"""Longest wait without a byte for nodes that have not sent their parts yet."""
+"""Maximum seconds without a byte to wait for nodes that have not sent their parts."""
 
 
 @dataclass(eq=False, slots=True)
@@ -38,17 +39,17 @@ class _Piece:
     stripe: Stripe
     holder: int
     number: tuple[int, int]
-    """Generation and step."""
+    """Generation and step of the piece."""
     save_id: str
     index: int
     data: memoryview
     moved_at: float
     manifests: dict[int, Manifest] = field(default_factory=dict)
-    """Manifests of the begun parts, by rank."""
+    """Manifests of the parts that have begun, by rank."""
     ended: set[int] = field(default_factory=set)
     given_up: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held while bytes are XORed in."""
+    """Held while bytes are XORed into the piece."""
 
 
 @dataclass(eq=False, slots=True)
@@ -59,19 +60,19 @@ class _Part:
     checksum: str
     begun_by: socket.socket
     checksums: dict[int, int | None] = field(default_factory=dict)
-    """By the start of each chunk; None while it is received."""
+    """Checksum of each chunk, by the chunk's start; None while the chunk is being received."""
 
     def is_due(self, start: int, nbytes: int) -> bool:
-        """Return whether this chunk of the part is expected and has not arrived."""
+        """Return whether this chunk of the part is expected and has not arrived yet."""
         begins_one = 0 <= start < self.nbytes and start % ps.CHUNK == 0
         return begins_one and nbytes == min(ps.CHUNK, self.nbytes - start) and start not in self.checksums
 
 
 class IncomingParts:
-    """The pieces of this node, one for each of its ranks' stripes. Thread-safe.
+    """The pieces of this node, one for the stripe of each of its ranks. Thread-safe.
 
     Args:
-        pieces: memory of the pieces, each under this node's rank in its stripe.
+        pieces: memory of the pieces. Each piece is stored under this node's rank in its stripe.
     """
 
     def __init__(self, pieces: Regions, cpu_priority: CpuPriority, timeout_s: float = _TIMEOUT_S) -> None:
@@ -80,9 +81,9 @@ class IncomingParts:
         self._unfinished: dict[int, _Piece] = {}
         self._parts: dict[int, _Part] = {}
         self._given_up: dict[int, tuple[int, int]] = {}
-        """Newest step with a dropped piece, by rank: later parts of it are refused."""
+        """Newest step whose piece was dropped, by rank. Later parts for that piece are refused."""
         self._asked: dict[int, tuple[tuple[int, int], float]] = {}
-        """Last requested step, and the time of its first request."""
+        """Step that was requested last, and the time of its first request."""
         self._tokens = itertools.count(_FIRST_TOKEN)
         self._beginning = threading.Lock()
         self._changed = threading.Condition()
@@ -93,24 +94,25 @@ class IncomingParts:
         return token >= _FIRST_TOKEN
 
     def set_group(self, group: ParityGroup | None, *, replaced: bool) -> None:
-        """Set the nodes that keep each other's parity. `replaced`: a node of the group was replaced."""
+        """Set the nodes that keep parity for each other. `replaced`: whether a node of the group was replaced."""
         with self._beginning, self._changed:
             if replaced or group != self.group:
                 self._give_up([*self._unfinished.values()])
             self.group = group
 
     def fence(self, generation: int, step: int | None) -> None:
-        """Drop pieces like `Regions.fence`, and stop the waits for them."""
+        """Drop pieces in the same way as `Regions.fence`, and stop waits for the dropped pieces."""
         self.pieces.fence(generation, step)
         with self._changed:
             if step is not None:
                 self._give_up([p for p in self._unfinished.values() if p.number[1] > step and p.number[0] < generation])
 
     def begin(self, manifest: Manifest, ranks: Sequence[int], checksum: str, begun_by: socket.socket) -> int | None:
-        """Reserve a place for a part of a checked manifest's snapshot; return its token. None: the piece is complete.
+        """Reserve a place for a part of a checked manifest's snapshot. Returns its token, or None if the piece is
+        complete.
 
         Raises:
-            NotFoundError: this node keeps no piece of that stripe, or no longer of that step.
+                NotFoundError: this node keeps no piece of this stripe, or no longer keeps one of this step.
             MemoryTierFullError: this node has not enough memory, or every slot is being read.
             StaleGenerationError: a newer generation has begun.
         """
@@ -144,7 +146,7 @@ class IncomingParts:
                 return token
 
     def receive(self, sock: socket.socket, token: int, start: int, nbytes: int) -> None:
-        """XOR one chunk from `sock` into its piece. Chunks received before are read and dropped.
+        """XOR one chunk from `sock` into its piece. A chunk that was received before is read and dropped.
 
         Raises:
             NotFoundError: this chunk is not expected.
@@ -163,7 +165,7 @@ class IncomingParts:
             part.piece.moved_at = time.monotonic()
 
     def _take(self, sock: socket.socket, piece: _Piece | None, start: int, nbytes: int) -> int:
-        """Receive bytes and XOR them into `piece` from `start` on, unless it is dropped; return their checksum."""
+        """Receive bytes and XOR them into `piece` from `start` on, unless it is dropped. Returns their checksum."""
         scratch = getattr(self._scratch, "buffer", None)
         if scratch is None:
             scratch = self._scratch.buffer = memoryview(bytearray(ps.PIECE))
@@ -178,7 +180,7 @@ class IncomingParts:
         return checksum
 
     def end(self, token: int) -> None:
-        """End a part after its last chunk; the last part completes the piece.
+        """End a part after its last chunk. The last part completes the piece.
 
         Raises:
             CorruptSnapshotError: the bytes do not match the announced checksum.
@@ -205,10 +207,11 @@ class IncomingParts:
                 self._changed.notify_all()
 
     def wait_complete(self, owner: int, save_id: str, step: int, seconds: float) -> bool:
-        """Wait at most `seconds` for the piece with the part of `owner` or of this node; return whether it is complete.
+        """Wait at most `seconds` for the piece with the part of `owner` or of this node. Returns whether it is
+        complete.
 
         Raises:
-            NotFoundError: the piece was dropped, or replaced by a newer one.
+                NotFoundError: the piece was dropped, or a newer piece has replaced it.
         """
         stripe, holder = self._place(owner, None)
         number = generation_of(save_id), step
@@ -229,7 +232,7 @@ class IncomingParts:
             return False
 
     def _is_decided(self, stripe: Stripe, holder: int, number: tuple[int, int]) -> bool:
-        """Return whether the piece of that step is complete, or never will be."""
+        """Return whether the piece of this step is complete or never will be."""
         piece = self._unfinished.get(holder)
         if self._given_up.get(holder, (0, -1)) >= number or (piece is not None and piece.number > number):
             return True
@@ -255,7 +258,7 @@ class IncomingParts:
         ]
 
     def lost(self, sock: socket.socket) -> None:
-        """Drop the pieces with parts begun over a lost connection."""
+        """Drop the pieces whose parts were begun over a lost connection."""
         with self._changed:
             self._give_up([part.piece for part in self._parts.values() if part.begun_by is sock])
 
@@ -266,7 +269,7 @@ class IncomingParts:
     # --- inside ---------------------------------------------------------------------------------
 
     def _place(self, owner: int, ranks: Sequence[int] | None) -> tuple[Stripe, int]:
-        """Return the stripe of a rank, and this node's rank in it. `ranks`: the stripe according to the sender."""
+        """Return the stripe of a rank, and this node's rank in it. `ranks`: the stripe as the sender knows it."""
         group = self.group
         stripe = group.stripe(owner) if group is not None else None
         if group is None or stripe is None or (ranks is not None and stripe.ranks != tuple(ranks)):
@@ -282,7 +285,7 @@ class IncomingParts:
     def _reserve(
         self, holder: int, number: tuple[int, int], save_id: str, nbytes: int
     ) -> tuple[int, memoryview, float]:
-        """Reserve a slot filled with zeros."""
+        """Reserve a slot that is filled with zeros."""
         region, fd = self.pieces.map(holder, nbytes)
         os.close(fd)
         index = self.pieces.next_slot(holder, "supersede", _SLOT_WAIT_S)
@@ -294,7 +297,7 @@ class IncomingParts:
         return index, data[:nbytes], time.monotonic()
 
     def _grow(self, piece: _Piece, nbytes: int) -> None:
-        """Make room for a part that is longer than the earlier ones."""
+        """Make room for a part that is longer than the earlier parts."""
         region, fd = self.pieces.map(piece.holder, nbytes)
         os.close(fd)
         with piece.lock:
@@ -306,7 +309,7 @@ class IncomingParts:
             piece.index, piece.data = index, data
 
     def _give_up(self, pieces: Sequence[_Piece]) -> None:
-        """Drop pieces; no thread writes to their slots after this. `_changed` must be held."""
+        """Drop pieces. Afterwards no thread writes to their slots. The caller must hold `_changed`."""
         for piece in pieces:
             if self._unfinished.get(piece.holder) is not piece:
                 continue
@@ -321,7 +324,7 @@ class IncomingParts:
 
 
 def _incomplete(part: _Part) -> str | None:
-    """Return the error of an incomplete or damaged part; None if it is right."""
+    """Return the error of an incomplete or damaged part; None if the part is correct."""
     parts = []
     for start in range(0, part.nbytes, ps.CHUNK):
         if (checksum := part.checksums.get(start)) is None:
@@ -332,7 +335,8 @@ def _incomplete(part: _Part) -> str | None:
 
 
 def _record(piece: _Piece) -> Manifest:
-    """Return the unsigned record of a complete piece: a rebuilt image is checked by the lost rank's own manifest."""
+    """Return the record of a complete piece. It is unsigned, because the lost rank's own manifest checks a rebuilt
+    image."""
     any_of_them = next(iter(piece.manifests.values()))
     return {
         "rank": piece.holder,

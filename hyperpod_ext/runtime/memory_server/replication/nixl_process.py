@@ -1,10 +1,10 @@
-"""Run NIXL for one memory server in a separate process, and read other nodes' memory into shared regions.
+"""Runs NIXL for one memory server in a separate process, which reads other nodes' memory into shared regions.
 
 python -m hyperpod_ext.runtime.memory_server.replication.nixl_process DESCRIPTOR
 
-The process is separate because of UCX, which may end its process, patch `mmap`, and listen for any caller. It has
-neither the job's secret nor the manifests, it decides nothing, and the memory server can kill it at any moment to stop
-its writes. It ends with its memory server, when the socket is closed.
+The process is separate because of UCX, which may end its process, patch `mmap`, and listen for any client. The process
+has neither the job's secret nor the manifests, and decides nothing. The memory server can kill it at any moment to stop
+its writes. It ends when the memory server closes the socket or ends.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from hyperpod_ext.runtime.memory_server.protocol import nixl_requests as n
 from hyperpod_ext.runtime.memory_server.protocol.request import Done, refusal
 
 MODULES = ("nixl_cu13", "nixl_cu12")
-"""Modules of the wheels. For CPU memory any of them works."""
+"""Modules in NIXL's wheels. Any of them works for CPU memory."""
 _SETTINGS = {
-    # UCX's TCP serves any caller, and is slower than ours
+    # UCX's own TCP transport serves any client, and is slower than ours
     "UCX_TLS": "^tcp",
-    "UCX_CMA_SEG_SIZE": "4m",  # per system call; the default of 512 KiB costs more
+    "UCX_CMA_SEG_SIZE": "4m",  # size per system call; the default of 512 KiB costs more
     "UCX_LOG_LEVEL": "error",
     "NIXL_LOG_LEVEL": "ERROR",
 }
 _READING_S = 0.0001
-"""Interval between checks of a read, if no core here copies the bytes."""
+"""Seconds between two checks of a read, if no core of this machine copies the bytes."""
 _EXPOSED_S = (0.0001, 0.016)
-"""Interval between checks for other nodes' requests, while they may read; doubled after each idle check."""
+"""Seconds between two checks for requests of other nodes while they may read. Doubled after each idle check."""
 _WORKED = 8
-"""A check that takes so many times as long as the shortest one was not idle."""
+"""A check that takes this many times as long as the shortest check was not idle."""
 _MOST_REMOTES = 64
 
 
@@ -56,7 +56,7 @@ class _Region:
     address: int
     registered: Any
     exposed: int = 0
-    """Number of copies that may be reading it."""
+    """Number of copies that may be reading the region."""
     reads: int = 0
     closed: bool = False
 
@@ -70,11 +70,11 @@ class _Read:
 
 @dataclass(eq=False)
 class NixlProcess:
-    """Answers requests, and drives NIXL's progress while transfers are running.
+    """Answers requests, and drives NIXL's progress while transfers run.
 
     Args:
-        agent: a `nixl_agent` with a backend.
-        control: socket to the memory server; its closing ends this process.
+        agent: a `nixl_agent` that has a backend.
+        control: socket to the memory server. This process ends when the socket is closed.
     """
 
     agent: Any
@@ -83,9 +83,9 @@ class NixlProcess:
     _regions: dict[int, _Region] = field(default_factory=dict)
     _reads: list[_Read] = field(default_factory=list)
     _remotes: dict[str, str] = field(default_factory=dict)
-    """Agents by their metadata, the oldest first."""
+    """Agents by their metadata, oldest first."""
     _shortest_s: float = math.inf
-    """Shortest duration of a check."""
+    """Duration of the shortest check, in seconds."""
 
     def serve(self) -> None:
         """Serve until the memory server has ended."""
@@ -109,7 +109,7 @@ class NixlProcess:
             wait_s = self._wait_s(wait_s, idle=took_s < _WORKED * self._shortest_s)
 
     def _wait_s(self, before: float | None, *, idle: bool) -> float | None:
-        """Return the time until the next check; None: until the next request."""
+        """Return the seconds until the next check; None to wait until the next request."""
         if self._reads:
             return _READING_S if idle else 0.0
         if not self._is_exposed():
@@ -124,7 +124,7 @@ class NixlProcess:
         try:
             answered = self._answer(sock, n.NIXL_REQUESTS.decode(message), fds)
             answer = encode(answered) if answered is not None else None
-        except Exception as error:  # any error of NIXL: the caller has another way
+        except Exception as error:  # NIXL may raise any error, and the client has another way to copy
             answer = refusal(_described(error))
         if answer is not None:
             wire.send(sock, answer)
@@ -168,7 +168,7 @@ class NixlProcess:
         return _Region(memory, address, self.agent.register_memory([(address, nbytes, 0, "")], "DRAM"))
 
     def _expose(self, region: _Region) -> n.Exposed:
-        """Expose a region. The metadata names only readable regions, none that is written to."""
+        """Expose a region. The metadata names only regions that may be read, and none that is being written."""
         region.exposed += 1
         metadata = self.agent.get_partial_agent_metadata(region.registered, True, ["UCX"])
         return n.Exposed(metadata=base64.b64encode(metadata).decode(), address=region.address)
@@ -203,7 +203,7 @@ class NixlProcess:
 
     def _progress(self) -> None:
         if not self._reads and self._is_exposed():
-            self.agent.get_new_notifs()  # connections of others
+            self.agent.get_new_notifs()  # handles connections of other nodes
         for read in list(self._reads):
             answer = encode(Done())
             try:
@@ -212,7 +212,8 @@ class NixlProcess:
                 if state != "DONE":
                     raise HyperpodExtError("NIXL reports an error")
                 read.handle.release()
-            except Exception as error:  # the memory server then kills this process, without relying on the library
+            # the memory server then kills this process, because it cannot rely on the library
+            except Exception as error:
                 answer = refusal(_described(error))
             self._reads.remove(read)
             read.region.reads -= 1
@@ -228,7 +229,7 @@ def make_agent() -> tuple[Any, str]:
     """Return a NIXL agent with UCX, and its version.
 
     Raises:
-        HyperpodExtError: NIXL is not installed, or does not work here.
+            HyperpodExtError: NIXL is not installed, or does not work on this machine.
     """
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
@@ -236,7 +237,7 @@ def make_agent() -> tuple[Any, str]:
     for name in MODULES:
         try:
             api = importlib.import_module(f"{name}._api")
-            # with error handling UCX uses no transport that cannot detect a peer's death, such as shared memory
+            # with error handling, UCX would not use transports that cannot detect a peer's death, such as shared memory
             options = {"ucx_error_handling_mode": "none"}
             agent = api.nixl_agent(uuid.uuid4().hex, api.nixl_agent_config(enable_prog_thread=False, backends=[]))
             agent.create_backend("UCX", options)
@@ -250,7 +251,8 @@ def make_agent() -> tuple[Any, str]:
 
 def main() -> None:
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, signal.SIG_IGN)  # from a terminal or scheduler: this process ends with its memory server
+        # the signals come from a terminal or a scheduler, but this process ends with its memory server
+        signal.signal(signum, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))
     try:
         agent, version = make_agent()

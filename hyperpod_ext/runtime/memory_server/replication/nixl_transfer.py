@@ -1,7 +1,7 @@
-"""The memory server's side of the NIXL process: starts it at the first use, and kills it if it hangs.
+"""The memory server's side of the NIXL process. Starts the process at its first use, and kills it if it hangs.
 
-The receiver of a copy reads, so that no other node gets access to a slot that is written to. After a cancelled read
-has not ended within a moment, the process is killed, so that none of its reads writes any more.
+The receiver of a copy reads, so that no other node gets access to a slot that is being written. If a cancelled read
+does not end within a moment, the process is killed, so that none of its reads can write any more.
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ from hyperpod_ext.runtime.snapshot.manifest import sign
 
 _START_S = 20.0
 _ANSWER_S = 10.0
-"""Time without an answer after which the process hangs. The sender of a copy waits longer than both limits."""
+"""Seconds without an answer after which the process counts as hung. The sender of a copy waits longer than both
+limits."""
 _GIVEN_UP_S = 1.0
-"""Time for a cancelled read to end by itself."""
+"""Seconds within which a cancelled read must end on its own."""
 _LOOK_S = 0.1
 _SEND_S = 1.0
 
 Stop = Callable[[], bool]
 
 
-class NixlFailure(Exception):  # noqa: N818  nothing is lost: there is TCP
+class NixlFailure(Exception):  # noqa: N818  no data is lost, because TCP can be used instead
     """NIXL is not available, or has not moved the bytes."""
 
 
 def signed_offer(token: int, version: str, exposed: n.Exposed, start: int, secret: bytes) -> OfferMemory:
-    """Return a sender's signed offer of the image at `start` in an exposed region."""
+    """Return a sender's signed offer of the image that begins at `start` in an exposed region."""
     fields = {"token": token, "version": version, "metadata": exposed.metadata, "address": exposed.address + start}
     return OfferMemory.model_validate(sign(fields, secret))
 
@@ -59,31 +60,31 @@ def is_signed(offer: OfferMemory, secret: bytes) -> bool:
 
 @dataclass(eq=False, slots=True)
 class _Process:
-    """A started NIXL process."""
+    """A NIXL process that was started."""
 
     popen: subprocess.Popen[bytes]
     control: socket.socket
     version: str
     ended: str = "the NIXL process has ended"
-    """Reason of its end, as far as known."""
+    """Why the process has ended, as far as known."""
     lanes: list[socket.socket] = field(default_factory=list)
-    """Idle connections."""
+    """Connections to the process that are idle."""
     regions: dict[Region, int] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def kill(self, why: str = "") -> None:
-        """Kill the process; it writes nothing after this has returned."""
+        """Kill the process. It writes nothing after this call has returned."""
         if why and self.popen.poll() is None:
             self.ended = why
         self.popen.kill()
         self.popen.wait()
 
     def tell(self, request: n.AnyNixlRequest, fd: int | None = None) -> None:
-        """Send a request without an answer."""
+        """Send a request that has no answer."""
         try:
             with self.lock:
                 wire.send(self.control, encode(request), None if fd is None else [fd])
-        except OSError:  # the process has ended, or hangs with bytes left over
+        except OSError:  # the process has ended, or hangs and leaves bytes unread
             self.kill()
 
     def lane(self) -> socket.socket:
@@ -97,10 +98,10 @@ class _Process:
 
 
 class NixlTransfer:
-    """Reads other nodes' memory into regions of this node, and exposes regions to them. Thread-safe.
+    """Reads other nodes' memory into regions of this node, and exposes regions to other nodes. Thread-safe.
 
     Args:
-        environment: environment of the process. Default: this process's.
+        environment: environment variables of the process. Default: those of this process.
     """
 
     def __init__(self, cpu_priority: CpuPriority, environment: Mapping[str, str] | None = None) -> None:
@@ -111,10 +112,10 @@ class NixlTransfer:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Start NIXL.
+        """Start NIXL, so that later calls do not wait for it.
 
         Raises:
-            NixlFailure: NIXL is not available here.
+            NixlFailure: NIXL is not available on this node.
         """
         self._running()
 
@@ -123,16 +124,16 @@ class NixlTransfer:
         """Return NIXL's version.
 
         Raises:
-            NixlFailure: NIXL is not available here.
+                NixlFailure: NIXL is not available on this node.
         """
         return self._running().version
 
     @contextmanager
     def expose(self, region: Region, stop: Stop) -> Iterator[n.Exposed]:
-        """Let other nodes read a region inside.
+        """Let other nodes read a region inside the `with` block.
 
         Raises:
-            NixlFailure: NIXL is not available here, or `stop()` was true.
+            NixlFailure: NIXL is not available on this node, or `stop()` returned true.
         """
         process = self._running()
         number = self._number(process, region, stop)
@@ -143,10 +144,11 @@ class NixlTransfer:
             process.tell(n.Withdraw(region=number))
 
     def read(self, offer: OfferMemory, at: int, region: Region, start: int, nbytes: int, stop: Stop) -> None:
-        """Read bytes from `at` in the offered memory to `start` in a region. Nothing is written there after an error.
+        """Read bytes at `at` in the offered memory to `start` in a region. After an error, no more bytes are written
+        there.
 
         Raises:
-            NixlFailure: the read failed, or `stop()` was true.
+                NixlFailure: the read failed, or `stop()` returned true.
         """
         process = self._running()
         number, address = self._number(process, region, stop), offer.address + at
@@ -154,11 +156,11 @@ class NixlTransfer:
         try:
             self._ask(process, request, stop=stop)
         except NixlFailure as failure:
-            process.kill(str(failure))  # after an error of one part, other parts may still be running
+            process.kill(str(failure))  # after an error in one part, other parts may still be running
             raise
 
     def close(self) -> None:
-        """Stop all reads, and end the process."""
+        """Stop all reads, and end the NIXL process."""
         with self._lock:
             self._unusable = self._unusable or "it was closed"
             process, self._process = self._process, None
@@ -198,18 +200,19 @@ class NixlTransfer:
             if "error" in answer:
                 raise error_of(answer["error"])
             process.version = str(answer["version"])
-            self._cpu_priority.lower_process(popen.pid)  # only now, because a copy waits for its start
+            # lower it only now, because a copy waits for the start of the process
+            self._cpu_priority.lower_process(popen.pid)
             ours.settimeout(_SEND_S)
         except (OSError, HyperpodExtError) as error:
             process.kill()
             ours.close()
-            if isinstance(error, HyperpodExtError):  # not installed: it will not be later
+            if isinstance(error, HyperpodExtError):  # NIXL is not installed, and will not be later
                 self._unusable = str(error)
             raise NixlFailure(f"NIXL cannot be used on this node: {error or type(error).__name__}") from error
         return process
 
     def _number(self, process: _Process, region: Region, stop: Stop) -> int:
-        """Return the process's number of a mapped region."""
+        """Return the number by which the process knows a mapped region."""
         with self._lock:
             if region in process.regions:
                 return process.regions[region]

@@ -1,4 +1,4 @@
-"""The nodes that keep parity of each other's snapshots, from the view of one of them. Pure."""
+"""The nodes that keep parity for each other's snapshots, as one of these nodes sees them. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from hyperpod_ext.runtime.snapshot.parity import Stripe
 
 @dataclass(frozen=True)
 class ParityGroup:
-    """One group, with `node` in it. The first ranks of all nodes form a stripe, the second ones another, and so on."""
+    """One group that contains `node`. The first ranks of all its nodes form a stripe, the second ranks the next stripe,
+    and so on."""
 
     node: int
     ranks: Mapping[int, tuple[int, ...]]
-    """Ranks of each node of the group."""
+    """Ranks of each node in the group."""
 
     @classmethod
     def of(cls, node: int, ranks: Mapping[int, tuple[int, ...]]) -> ParityGroup | None:
-        """Return the group of these nodes; None if they are no group with `node`."""
+        """Return the group of these nodes. None if they do not form a group with `node`."""
         counts = {len(each) for each in ranks.values()}
         return cls(node, dict(ranks)) if node in ranks and len(ranks) > 2 and len(counts) == 1 else None
 
@@ -27,7 +28,7 @@ class ParityGroup:
         return tuple(node for node in sorted(self.ranks) if node != self.node)
 
     def stripe(self, rank: int) -> Stripe | None:
-        """Return the stripe of a rank of these nodes; None if it is in none."""
+        """Return the stripe of a rank of these nodes. None if the rank is in no stripe."""
         for ranks in self.ranks.values():
             if rank in ranks:
                 place = sorted(ranks).index(rank)

@@ -1,4 +1,4 @@
-"""Send one snapshot's parts to the pieces of its group, and wait until the pieces are complete."""
+"""Sends the parts of one snapshot to the pieces of its group, and waits until these pieces are complete."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_crc, crc64nvm
 from hyperpod_ext.runtime.snapshot.parity import Stripe
 
 _POLL_S = 0.2
-"""How long one check of a piece waits for other nodes' parts."""
+"""Seconds that one check of a piece waits for the parts of other nodes."""
 
 
 class SentParts:
     """Pins a snapshot until every piece of its stripe is complete.
 
-    Until then the snapshot may be needed together with the pieces of an earlier step, or to rebuild another snapshot.
+    Until then, the snapshot may be needed together with the pieces of an earlier step, or to rebuild another snapshot.
 
     Args:
-        senders: senders by the rank whose node keeps the piece.
-        own: the pieces of this node, one of them of the same stripe.
+        senders: senders, by the rank whose node keeps the piece.
+        own: the pieces of this node. One of them belongs to the same stripe.
         stop: returns whether the group has changed.
     """
 
@@ -45,16 +45,17 @@ class SentParts:
         self._held = ExitStack()
         self._pin: Pin | None = None
         self._left = [*senders]
-        """Ranks of nodes with pieces that may be incomplete."""
+        """Ranks whose nodes have pieces that may be incomplete."""
 
     def send(self, plan: Plan) -> int:
-        """Send each part to its node, all at the same time; return the number of bytes sent.
+        """Send each part to its node. All parts are sent at the same time. Returns the number of bytes sent.
 
         Raises:
             Superseded: the copy was cancelled.
-            NotFoundError: the snapshot is no longer here, or a peer has dropped the piece.
-            UnreachableError: a peer is lost or accepts nothing.
-            CorruptSnapshotError: the snapshot differs from the sealed one, or the received bytes from the sent ones.
+                NotFoundError: the snapshot is no longer on this node, or a peer has dropped the piece.
+                UnreachableError: a peer is lost, or does not accept bytes.
+                CorruptSnapshotError: the snapshot differs from the sealed one, or received bytes differ from the bytes
+                    sent.
         """
         nbytes, sent = int(self.manifest["nbytes"]), dict[int, int]()
         spans = [(rank, *span) for rank, span in self._stripe.spans(self._owner, nbytes).items()]
@@ -66,7 +67,7 @@ class SentParts:
         with pin.data as data:
             checksums = [crc64nvme(data[start : start + length]) for _, start, length in spans]
             joined = join_checksums([(sum_, length) for sum_, (_, _, length) in zip(checksums, spans, strict=True)])
-            check_crc(self.manifest, nbytes, joined)  # an error here would be in all pieces
+            check_crc(self.manifest, nbytes, joined)  # an error in these bytes would get into all pieces
 
             def work(index: int) -> None:
                 rank, start, length = spans[index]
@@ -75,14 +76,14 @@ class SentParts:
                     sent[rank] = self._senders[rank].send_part(pin, plan, self._stripe, part, checksum, self._stop)
 
             failures = ps.in_threads(work, len(spans), "parts")
-        if failures:  # other failures may be consequences
+        if failures:  # other failures may be consequences of this one
             raise next((failure for failure in failures if not isinstance(failure, Superseded)), failures[0])
         return sum(sent.values())
 
     def is_complete(self) -> bool:
-        """Return whether all pieces are complete, including this node's, after a short wait at most.
+        """Return whether all pieces are complete, including this node's own. Waits for a short time at most.
 
-        Raises: like `send`.
+        Raises: the same errors as `send`.
         """
         assert self._pin is not None
         if self._stop():

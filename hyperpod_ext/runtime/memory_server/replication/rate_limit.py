@@ -1,6 +1,6 @@
-"""Limit the rate of copies so that training steps take little longer.
+"""Limits the rate of copies, so that training steps take only a little longer.
 
-The cost of a copy depends on cores, memory and network of the node, so it is measured: steps during a copy are compared
+The cost of a copy depends on the node's cores, memory and network, so it is measured. Steps during a copy are compared
 with other steps. If a lower rate does not reduce the cost, the rate is not limited.
 """
 
@@ -15,31 +15,34 @@ from statistics import median
 
 _IDLE_STEPS = 16
 _ENOUGH = 6
-"""Number of steps of a kind before a decision, so that one late step does not count."""
+"""Number of steps of each kind before a decision, so that a single late step does not decide."""
 _SENDING = 0.25
-"""Minimum share of a step with a copy. If a copy begins at its end, the snapshot made the step longer, not the copy."""
-_LOOK_S = 0.1  # between two checks whether a waiting copy was cancelled
+"""Minimum share of a step during which a copy must run. If the copy begins at the step's end, the snapshot made the
+step longer, and not the copy."""
+_LOOK_S = 0.1  # seconds between two checks whether a waiting copy was cancelled
 _NO_BETTER = 1.5
-"""A lower rate is worse if it multiplies the time lost per byte by this: a waiting copy wakes up again and again."""
+"""A lower rate is worse if it multiplies the time lost per byte by this factor, because a waiting copy often wakes
+up."""
 _REST = 16
-"""Decisions before a lower rate is tried again after it was worse; doubled each time."""
+"""Number of decisions before a lower rate is used again after it was worse. Doubled each time."""
 _LONGEST_REST = 1024
 
 
 def next_rate(rate: float, achieved: float, slowdown: float, max_slowdown: float, floor: float) -> float:
-    """Return the new rate in bytes per second; infinite: no limit.
+    """Return the new rate in bytes per second; infinite for no limit.
 
-    `achieved`: bytes really sent per second. `slowdown`: how much longer steps took during copies, as a share.
+    `achieved`: bytes that were really sent per second. `slowdown`: how much longer steps took during copies, as a
+    share.
     """
     if slowdown > max_slowdown:
         share = min(0.9, max(0.5, max_slowdown / slowdown))
         return max(floor, share * min(rate, achieved))
     faster = rate * (1.5 if slowdown < max_slowdown / 2 else 1.1)
-    return max(floor, faster if faster < 2 * achieved else math.inf)  # the limit was not reached
+    return max(floor, faster if faster < 2 * achieved else math.inf)  # the copies did not reach the limit
 
 
 class RateLimit:
-    """Slows senders down, by a rate adapted to the steps. Thread-safe."""
+    """Slows senders down to a rate that is adapted to the measured steps. Thread-safe."""
 
     def __init__(
         self,
@@ -52,12 +55,12 @@ class RateLimit:
         self._idle: deque[float] = deque(maxlen=_IDLE_STEPS)
         self._busy: list[float] = []
         self._before: float | None = None
-        """Time lost per byte at the decision for a lower rate."""
+        """Time lost per byte when a lower rate was chosen; None if the rate is not lower."""
         self._resting, self._rest = 0, _REST
         self._free_at = 0.0
         self._copies = 0
         self._since, self._in_flight_s = 0.0, 0.0
-        self._decided_at, self._sent = 0.0, 0  # seconds in flight at the last decision, and bytes since
+        self._decided_at, self._sent = 0.0, 0  # seconds in flight at the last decision, and bytes sent since
         self._lock = threading.Lock()
 
     def copy_begins(self) -> None:
@@ -72,7 +75,7 @@ class RateLimit:
                 self._in_flight_s += self._now() - self._since
 
     def sending_s(self) -> float:
-        """Total seconds with a copy in flight."""
+        """Return the total seconds during which a copy was in flight."""
         with self._lock:
             return self._sending_s()
 
@@ -80,19 +83,20 @@ class RateLimit:
         return self._in_flight_s + (self._now() - self._since if self._copies else 0.0)
 
     def finish_within(self, nbytes: int, seconds: float) -> None:
-        """Keep the rate high enough to send `nbytes` in `seconds`, when the next copy is due."""
+        """Keep the rate high enough to send `nbytes` within `seconds`, after which the next copy is due."""
         with self._lock:
             self.floor = nbytes / seconds if seconds > 0 else math.inf
             self.rate = max(self.rate, self.floor)
 
     def unthrottle(self) -> None:
-        """Lift the limit until the next copy is due: this copy matters more than training's lost time."""
+        """Lift the limit until the next copy is due, because this copy matters more than the time that training
+        loses."""
         with self._lock:
             self.rate = self.floor = math.inf
             self._free_at = self._now()
 
     def observe_step(self, seconds: float, sending: float) -> None:
-        """Record a step's duration, and the seconds of it with a copy in flight."""
+        """Record the duration of a step, and for how many seconds of it a copy was in flight."""
         with self._lock:
             if not sending:
                 self._idle.append(seconds)
@@ -109,25 +113,26 @@ class RateLimit:
             self._decided_at, self._sent = self._sending_s(), 0
 
     def _decide(self, slowdown: float, achieved: float, lost: float) -> None:
-        """Decide the next rate. `slowdown`: of a step, as a share; `lost`: seconds of training per byte."""
+        """Choose the next rate. `slowdown`: slowdown of a step, as a share. `lost`: seconds of training lost per
+        byte."""
         self._resting = max(0, self._resting - 1)
         if self._before is not None and lost > _NO_BETTER * self._before:
             self.rate, self._before = math.inf, None
             self._resting, self._rest = self._rest, min(2 * self._rest, _LONGEST_REST)
             return
         if self._before is not None and slowdown <= self._max_slowdown:
-            self._rest = _REST  # a lower rate did help
+            self._rest = _REST  # the lower rate has helped
         before = self.rate
         if slowdown <= self._max_slowdown or not self._resting:
             self.rate = next_rate(before, achieved, slowdown, self._max_slowdown, self.floor)
         self._before = min(lost, self._before or lost) if self.rate < min(before, achieved) else None
 
     def _achieved(self) -> float:
-        """Return the bytes per second since the last decision, while copies were in flight."""
+        """Return the bytes per second since the last decision, during the time in which copies were in flight."""
         return self._sent / (self._sending_s() - self._decided_at) if self._sent else 0.0
 
     def take(self, nbytes: int, stop: Callable[[], bool]) -> None:
-        """Wait until so many bytes may be sent, or `stop()` is true."""
+        """Wait until `nbytes` may be sent or `stop()` returns true."""
         with self._lock:
             self._sent += nbytes
             start = max(self._now(), self._free_at)

@@ -1,6 +1,6 @@
-"""Serve a node's snapshots to the other nodes of the job over TCP, and receive copies of their snapshots.
+"""Serves a node's snapshots to the other nodes of the job over TCP, and receives copies of their snapshots.
 
-One thread per connection. A caller without the job's secret gets no answer, and cannot make this process reserve
+Each connection has one thread. A client without the job's secret gets no answer, and cannot make this process reserve
 memory.
 """
 
@@ -31,12 +31,12 @@ from hyperpod_ext.runtime.memory_server.slots.regions import Regions
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_bytes, check_manifest, crc64nvme, crc_text
 
-_UNPROVEN = 256  # maximum of unauthenticated connections; each has a thread
-_OUT_OF_DESCRIPTORS_S = 0.1  # between two checks for free descriptors
+_UNPROVEN = 256  # maximum number of unauthenticated connections, each of which has a thread
+_OUT_OF_DESCRIPTORS_S = 0.1  # seconds between two checks for free file descriptors
 
 
 class Plans(Protocol):
-    """Layouts known on this node, by digest."""
+    """Layouts that this node knows, by digest."""
 
     def get(self, digest: str) -> Plan | None: ...
 
@@ -44,7 +44,7 @@ class Plans(Protocol):
 
 
 class Disk(Protocol):
-    """Snapshots of this node on its disks; see `node_disk.py`."""
+    """Snapshots of this node's ranks on the node's disks; see `node_disk.py`."""
 
     def has(self, owner: int, save_id: str) -> bool: ...
 
@@ -87,21 +87,21 @@ class PeerServer:
         self._accepting = threading.Thread(target=self._accept, name="peers", daemon=True)
 
     on_events: Callable[[float, Sequence[str]], None] | None = None
-    """Receives events of other nodes, with the Unix time at 0 of their clock."""
+    """Receives events of other nodes, with the Unix time at 0 of the events' clock."""
 
     @property
     def port(self) -> int:
         return int(self._listener.getsockname()[1])
 
     def start(self) -> None:
-        """Start answering, in separate threads."""
+        """Start to answer, in separate threads."""
         self._accepting.start()
 
     def close(self) -> None:
         """Stop answering."""
         self._closed.set()
         ps.disconnect(self._listener)
-        if self._accepting.is_alive():  # its next accept could be on a reused descriptor
+        if self._accepting.is_alive():  # otherwise its next accept could use a reused descriptor
             self._accepting.join()
         self._listener.close()
         with self._lock:
@@ -120,13 +120,14 @@ class PeerServer:
             except OSError:
                 if self._closed.is_set():
                     return
-                if not self._unproven.hang_up_oldest():  # out of descriptors, or the peer closed at once
+                # no descriptor is left, or the peer closed the connection at once
+                if not self._unproven.hang_up_oldest():
                     self._closed.wait(_OUT_OF_DESCRIPTORS_S)
                 continue
             self._unproven.enter(connection)
             try:
                 threading.Thread(target=self._meet, args=(connection,), name="peer", daemon=True).start()
-            except RuntimeError:  # out of threads: the peer may try again
+            except RuntimeError:  # no thread is left, and the peer may try again
                 self._unproven.leave(connection)
                 connection.close()
 
@@ -160,7 +161,7 @@ class PeerServer:
         while ps.wait_readable(connection) and (message := wire.receive(connection)) is not None:
             try:
                 request = p.PEER_REQUESTS.decode(message)
-            except wire.WireError as error:  # an unknown number of image bytes may follow
+            except wire.WireError as error:  # an unknown number of image bytes may follow the message
                 wire.send(connection, refusal(error))
                 return
             try:
@@ -179,7 +180,7 @@ class PeerServer:
         return True
 
     def _answer(self, connection: socket.socket, request: p.AnyPeerRequest) -> Declared | None:
-        """Return the answer to one request; None if it was sent already."""
+        """Return the answer to one request. None if the answer was already sent."""
         match request:
             case p.Chunk():
                 self._take_chunk(connection, request.token, request.start, request.nbytes)
@@ -227,12 +228,12 @@ class PeerServer:
             return p.ReplicaBegun(need_plan=True)
         if self._has(manifest):
             return p.ReplicaBegun(have=True)
-        self._cpu_priority.lower_this_thread()  # from here on this connection only transfers replicas
+        self._cpu_priority.lower_this_thread()  # from here on, this connection only transfers replicas
         token, first = self._incoming.begin(manifest, connection)
         return p.ReplicaBegun(token=token, first=first)
 
     def _knows_plan(self, manifest: Manifest, document: dict[str, Any] | None) -> bool:
-        """Return whether the plan of a checked manifest is known here, adding `document` first."""
+        """Return whether this node knows the plan of a checked manifest. Adds `document` first if it is needed."""
         check_manifest(manifest, self._secret, job=self._job, where=f"replica of rank {manifest.get('rank')}")
         digest = str(manifest["plan"])
         plan = self._plans.get(digest)
@@ -247,7 +248,7 @@ class PeerServer:
     # --- NIXL -----------------------------------------------------------------------------------
 
     def _take_offer(self, offer: p.OfferMemory) -> str:
-        """Return why the offered memory is not read; empty: it will be."""
+        """Return why this node does not read the offered memory; empty if it will read it."""
         if self._nixl is None:
             return "the checkpoint policy of the other node has another transport"
         if not is_signed(offer, self._secret):
@@ -273,7 +274,7 @@ class PeerServer:
         parts = self._keeps_parity()
         if not self._knows_plan(request.manifest, request.plan):
             return p.ReplicaBegun(need_plan=True)
-        self._cpu_priority.lower_this_thread()  # from here on this connection only transfers parts
+        self._cpu_priority.lower_this_thread()  # from here on, this connection only transfers parts
         token = parts.begin(request.manifest, request.stripe, request.crc64nvme, connection)
         return p.ReplicaBegun(token=token, have=token is None)
 
@@ -292,7 +293,7 @@ class PeerServer:
         return self._parts
 
     def _parts_of(self, token: int) -> IncomingParts | None:
-        """Return the parity parts; None for a token of a whole copy."""
+        """Return the parity parts if `token` belongs to one of them; None for the token of a whole copy."""
         return self._parts if IncomingParts.is_token(token) else None
 
     # --- bytes ----------------------------------------------------------------------------------
@@ -310,7 +311,8 @@ class PeerServer:
         try:
             self._incoming.receive(connection, token, start, nbytes)
         except NotFoundError:
-            ps.receive_checked(connection, memoryview(bytearray(nbytes)))  # skip the bytes to get to the next request
+            # skip these bytes, because the next request follows them
+            ps.receive_checked(connection, memoryview(bytearray(nbytes)))
             raise
 
     def _open(self, owner: int, save_id: str) -> p.SnapshotHead:
@@ -332,7 +334,7 @@ class PeerServer:
                 connection.sendall(part)
 
     def _send_parts(self, connection: socket.socket, request: p.ReadParts) -> None:
-        """Send parts of an image after verifying all of it, which the receiver of parts cannot do."""
+        """Send parts of an image. Verifies the whole image first, because the receiver of parts cannot do that."""
         owner, save_id = request.owner, request.save_id
         who, parts = f"read by {connection.getpeername()}", list(zip(request.starts, request.nbytes, strict=True))
         with self._where(owner, save_id).pin(owner, save_id, who, restoring=True) as pin, pin.data as data:

@@ -1,10 +1,12 @@
-"""Copy this node's snapshots to the memory of other nodes, in a background thread.
+"""Copies this node's snapshots to the memory of other nodes, in a background thread.
 
-A step's snapshots, one per rank here, are copied together: replicas of different ranks at different steps would restore
-nothing. So no copy of a step begins while a rank here still writes its snapshot of an earlier step; otherwise a peer's
-slots might hold no step of all ranks. The newest snapshot with replicas stays here until the next one has replicas,
-because the node with its replica may be lost. It also stays until the one after that is copied: if a slower node is
-lost before it is done, this is the step that all ranks have.
+The snapshots of a step, one for each rank on this node, are copied together, because replicas of different ranks at
+different steps could not be restored. So no copy of a step begins while a rank of this node still writes its snapshot
+of an earlier step. Otherwise the slots of a peer might not hold any step of all ranks.
+
+The newest snapshot with replicas stays on this node until the next snapshot has replicas, because the node with its
+replica may be lost. It even stays until the snapshot after that is copied. If a slower node is lost before it is done,
+this is the step that all ranks have.
 """
 
 from __future__ import annotations
@@ -39,31 +41,31 @@ from hyperpod_ext.runtime.snapshot.manifest import Manifest
 Address = tuple[str, int]
 
 _NAMED = 16
-"""Number of remembered requested steps; they are requested a few ahead."""
+"""Number of requested steps to remember. Steps are requested only a few steps ahead."""
 _SEALED = 4
-"""Number of a rank's snapshots that a late request may mean: about as many as the memory tier holds."""
+"""Number of a rank's snapshots that a late request may refer to, about as many as the memory tier holds."""
 
 
 @dataclass(eq=False, slots=True)
 class _Step:
-    """The snapshots of one commit that are due."""
+    """The snapshots of one commit that are due to be copied."""
 
     save_id: str
     number: tuple[int, int]
-    """Generation and step."""
+    """Generation and step of the commit."""
     waiting: dict[int, Manifest] = field(default_factory=dict)
     begun: bool = False
     sent: dict[int, SentParts] = field(default_factory=dict)
-    """With parity: snapshots with sent parts, and pieces that may be incomplete."""
+    """With parity: snapshots whose parts were sent, and whose pieces may be incomplete."""
     at_once: bool = False
-    """Whether it does not wait for other ranks."""
+    """Whether to copy without waiting for other ranks."""
     nbytes: int = 0
     pins: ExitStack = field(default_factory=ExitStack)
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A pinned snapshot with replicas."""
+    """A pinned snapshot that has replicas."""
 
     save_id: str
     pin: Pin
@@ -71,17 +73,17 @@ class _Kept:
 
 
 class Replicator:
-    """Copies snapshots to the nodes chosen by `place_replicas`, or sends their parts to the node's parity group.
+    """Copies snapshots to the nodes that `place_replicas` chooses, or sends their parts to the node's parity group.
 
     Args:
         regions: this node's own snapshots.
-        plan_of: returns a plan by digest.
+        plan_of: returns a plan by its digest.
         tier: interval, number of copies, connections, and allowed slowdown.
         cpu_priority: CPU priority of copies.
         node: this node's number.
-        parts: the parity pieces of this node, if the tier uses parity.
-        when_busy: for a step that is due while an earlier one is still being copied.
-        nixl: transfers copies if it works, if configured.
+        parts: the parity pieces on this node; None if the tier does not use parity.
+        when_busy: what to do if a step is due while an earlier step is still being copied.
+        nixl: transfers copies with NIXL if it works; None if NIXL is not configured.
     """
 
     def __init__(
@@ -109,26 +111,26 @@ class Replicator:
         self._parts = parts
         self._group: ParityGroup | None = None
         self._group_number = 0
-        """Incremented when the group or one of its memory servers changes."""
+        """Increased by one when the group or one of its memory servers changes."""
         self._due: list[_Step] = []
         self._closed = False
         self._skipped = ""
         self._asked: deque[int] | None = None
-        """The newest requested steps; None: the tier's own interval counts."""
+        """The newest steps that were requested. None if the tier's own interval applies."""
         self._sealed: dict[int, deque[Manifest]] = {}
         self._behind: set[int] = set()
-        """Ranks with a requested newest snapshot that is still provisional; it is copied afterwards."""
+        """Ranks whose newest snapshot was requested but is still provisional. It is copied once it is confirmed."""
         self._writing: dict[int, tuple[int, int]] = {}
-        """Generation and step of each rank's unsealed snapshot."""
+        """Generation and step of each rank's snapshot that is not sealed yet."""
         self._superseded = (0, 0)
-        """Newest superseded step; late ranks skip it, too."""
+        """Newest superseded step. Ranks that reach it later skip it, too."""
         self._copying = False
         self._kept: dict[int, _Kept] = {}
-        """The newest snapshot with replicas of each rank here."""
+        """For each rank on this node, the newest snapshot with replicas."""
         self._kept_before: dict[int, _Kept] = {}
-        """The snapshot with replicas before that, until another copy begins."""
+        """For each rank, the snapshot with replicas before that in `_kept`, until another copy begins."""
         self._done: dict[int, _Kept] = {}
-        """With parity: completed snapshots of a step that is incomplete for other ranks here."""
+        """With parity: completed snapshots of a step that is still incomplete for other ranks on this node."""
         self._stepped_at: dict[int, tuple[float, float]] = {}
         self._due_at, self._latest = 0.0, _Step("", (0, 0))
         self._changed = threading.Condition()
@@ -141,7 +143,7 @@ class Replicator:
     # --- due steps ------------------------------------------------------------------------------
 
     def stepped(self, owner: int) -> None:
-        """Record a rank's step: the time since the last one shows the cost of copying."""
+        """Record that a rank has made a step. The time since its last step shows the cost of copying."""
         now, sending = time.monotonic(), self.rate_limit.sending_s()
         before, sending_before = self._stepped_at.get(owner, (None, 0.0))
         self._stepped_at[owner] = now, sending
@@ -152,19 +154,19 @@ class Replicator:
         """Record that a rank has begun to write its snapshot of a step."""
         with self._changed:
             stale = [rank for rank, number in self._writing.items() if number[0] < generation]
-            for rank in stale:  # those will never be sealed
+            for rank in stale:  # snapshots of an older generation will never be sealed
                 del self._writing[rank]
             self._writing[owner] = generation, step
             self._changed.notify_all()
 
     def left_out(self, owner: int) -> None:
-        """Do not copy the snapshot that this rank has begun."""
+        """Do not copy the snapshot that this rank has begun to write."""
         with self._changed:
             self._writing.pop(owner, None)
             self._changed.notify_all()
 
     def sealed(self, owner: int, manifest: Manifest) -> None:
-        """Record a sealed snapshot, and copy it if it is due."""
+        """Record a sealed snapshot. If it is due, copy it."""
         with self._changed:
             self.left_out(owner)
             self._sealed.setdefault(owner, deque(maxlen=_SEALED)).append(manifest)
@@ -175,7 +177,7 @@ class Replicator:
             self._behind.discard(owner)
 
     def ask(self, step: int) -> None:
-        """Copy the snapshots of `step`, including existing ones; from now on, copy only requested steps."""
+        """Copy the snapshots of `step`, including existing ones. From now on, copy only requested steps."""
         with self._changed:
             if step in (self._asked or ()):
                 return
@@ -187,8 +189,8 @@ class Replicator:
                     self._take_due(owner, late[-1])
 
     def go_by(self, step: int | None) -> None:
-        """Begin a generation with the same rule on all nodes. `step`: the last requested step; None: the tier's own
-        interval counts."""
+        """Begin a generation, with the same rule on all nodes. `step`: the step that was requested last; None if the
+        tier's own interval applies."""
         with self._changed:
             self._asked = None if step is None else deque([step], maxlen=_NAMED)
             self._sealed.clear()
@@ -202,8 +204,8 @@ class Replicator:
             self._take(owner, manifest)
 
     def catch_up(self, owner: int, manifest: Manifest) -> None:
-        """Copy this snapshot at once and at full speed, due or not: its node may be about to leave. Not for parity,
-        which needs all nodes of the group."""
+        """Copy this snapshot at once and at full speed, even if it is not due, because its node may be about to leave.
+        With parity this is not possible, because parity needs all nodes of the group."""
         with self._changed:
             if self._targets and self._parts is None:
                 self.rate_limit.unthrottle()
@@ -221,10 +223,10 @@ class Replicator:
         domains: Mapping[int, str] | None = None,
         group: Mapping[int, tuple[int, ...]] | None = None,
     ) -> None:
-        """Set the nodes and their failure domains. If a holder of copies is lost or was restarted, the newest
-        snapshots are copied at once.
+        """Set the nodes and their failure domains. If a node with copies was lost or restarted, the newest snapshots
+        are copied at once.
 
-        `group`: ranks of each node of this node's parity group. The next due step makes its pieces again.
+        `group`: ranks of each node in this node's parity group. The next due step makes the group's pieces again.
         """
         with self._changed:
             gone = {node for node, peer in self._peers.items() if addresses.get(node) != peer.address}
@@ -291,7 +293,7 @@ class Replicator:
         self._changed.notify_all()
 
     def _skips(self, save_id: str) -> bool:
-        """Return whether a step is skipped, for all ranks here, because an earlier one is not done yet."""
+        """Return whether a step is skipped for all ranks on this node, because an earlier step is not done yet."""
         if save_id != self._skipped and (not self._due or save_id == self._latest.save_id):
             return False
         self._counts["skipped"] += save_id != self._skipped
@@ -299,7 +301,7 @@ class Replicator:
         return True
 
     def _learn_interval(self, step: _Step) -> None:
-        """Measure the interval of due steps, within which a step's copies must be done."""
+        """Measure the interval between due steps. The copies of a step must be done within it."""
         now = time.monotonic()
         if self._latest.nbytes:
             copies = len(self._targets) if self._parts is None else 1
@@ -319,7 +321,7 @@ class Replicator:
                 self._changed.wait_for(lambda: self._closed or self._next() is not None)
                 if self._closed or (step := self._next()) is None:
                     return
-                if not step.begun:  # the time limit is for all ranks' copies of a step together
+                if not step.begun:  # the time limit applies to the copies of all ranks' snapshots together
                     step.begun = True
                     self._cpu_priority.copy_begins()
                 self._copying = True
@@ -349,19 +351,19 @@ class Replicator:
                 step.sent[owner] = parts
 
     def _next(self) -> _Step | None:
-        """Return the oldest due step, once all ranks here are done with earlier ones."""
+        """Return the oldest due step, once all ranks on this node are done with earlier steps."""
         first = min(self._due, key=lambda step: (not step.begun, step.number), default=None)
         if first is None or first.begun or first.at_once:
             return first
         return None if any(number < first.number for number in self._writing.values()) else first
 
     def _copy(self, owner: int, manifest: Manifest, targets: list[PeerSender]) -> list[BaseException]:
-        """Copy to all targets at the same time; return the errors."""
+        """Copy a snapshot to all targets at the same time. Returns the errors."""
         save_id = str(manifest["save_id"])
 
         def work(index: int) -> None:
             peer = targets[index]
-            peer.connect()  # may take long, so before the slot is pinned
+            peer.connect()  # connect before the slot is pinned, because this may take long
             with self._regions.pin(owner, save_id, f"replicate to {peer}") as pin:
                 sent = peer.send(pin, self._plan_of(str(manifest["plan"])))
             with self._changed:
@@ -373,10 +375,10 @@ class Replicator:
         finally:
             self.rate_limit.copy_ends()
 
-    # --- by parity ------------------------------------------------------------------------------
+    # --- parity -----------------------------------------------------------------------------------
 
     def _sent_parts(self, manifest: Manifest) -> SentParts | None:
-        """Return the parts of this snapshot; None if it is not sent in parts."""
+        """Return the parts of this snapshot; None if the snapshot is not sent in parts."""
         group, number = self._group, self._group_number
         stripe = group.stripe(int(manifest["rank"])) if group is not None else None
         if self._parts is None or group is None or stripe is None:
@@ -392,7 +394,7 @@ class Replicator:
         )
 
     def _send_parts(self, parts: SentParts | None) -> list[BaseException]:
-        """Send the parts; return the errors."""
+        """Send the parts to their nodes. Returns the errors."""
         if parts is None:
             return [NotFoundError("this node is in no parity group at the moment")]
         self.rate_limit.copy_begins()
@@ -408,8 +410,8 @@ class Replicator:
         return []
 
     def _look_at_pieces(self, step: _Step) -> None:
-        """Check whether the pieces of each rank's stripe are complete. Until then the snapshot is pinned, and so is the
-        last complete one, because other nodes of the group may not be done."""
+        """Check whether the pieces of each rank's stripe are complete. Until then, the snapshot stays pinned, and so
+        does the last complete snapshot, because other nodes of the group may not be done."""
         owner, parts = min(step.sent.items())
         failures: list[BaseException] = []
         try:
@@ -438,7 +440,7 @@ class Replicator:
             self._last_error = "; ".join(str(failure) or repr(failure) for failure in failures)
 
     def _keep(self, owner: int, save_id: str) -> None:
-        """Pin a snapshot with replicas, in addition to the one before, as long as no save needs its slot."""
+        """Pin a snapshot with replicas, in addition to the previous one, as long as no save needs its slot."""
         self._let_go_before(owner)
         if (before := self._kept.pop(owner, None)) is not None:
             before.pin.hold = Hold.KEPT_BEFORE
@@ -452,14 +454,14 @@ class Replicator:
         return _Kept(save_id, pin, held)
 
     def _let_go_before(self, owner: int) -> None:
-        """Release the older one of two snapshots with replicas."""
+        """Release the older of two snapshots with replicas."""
         if (before := self._kept_before.pop(owner, None)) is not None:
             before.held.close()
 
     def _keep_together(self, owner: int, save_id: str) -> None:
-        """Pin snapshots with parity once the step is complete for every rank here.
+        """Pin snapshots with parity once the step is complete for every rank on this node.
 
-        With only the newer step of some ranks and only the older step of others, a group could restore neither.
+        If some ranks had only the newer step and other ranks only the older step, a group could restore neither.
         """
         for rank in [rank for rank, its in self._done.items() if its.save_id != save_id]:
             self._done.pop(rank).held.close()
@@ -472,7 +474,7 @@ class Replicator:
                 kept.held.close()
 
     def _forget_kept(self, owner: int) -> None:
-        """Release a snapshot that a new generation has abandoned."""
+        """Release a snapshot of a step that a new generation has abandoned."""
         for kept in (self._kept, self._kept_before, self._done):
             if owner in kept:
                 try:
@@ -481,7 +483,7 @@ class Replicator:
                     kept.pop(owner).held.close()
 
     def let_go(self, owners: Collection[int]) -> None:
-        """Release the snapshots of ranks that have moved to another node or have other numbers."""
+        """Release the snapshots of ranks that have moved to another node or have new rank numbers."""
         with self._changed:
             for kept in (self._kept, self._kept_before, self._done):
                 for owner in kept.keys() & set(owners):
@@ -505,7 +507,7 @@ class Replicator:
             }
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until all due copies have arrived or failed."""
+        """Wait until all due copies have arrived or failed. Returns False after `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._due, timeout_s)
 

@@ -1,4 +1,4 @@
-"""Send copies of snapshots to one peer, over a few open connections, directly from the mapping."""
+"""Sends copies of snapshots to one peer, over a few open connections, directly from the mapped memory."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ from hyperpod_ext.runtime.snapshot.parity import Stripe
 
 T = TypeVar("T")
 
-_LOOK_S = 0.1  # between two checks for cancellation, if the peer accepts no bytes
-_UNANSWERED = 8  # chunks sent ahead of the peer's answers
-_UNREAD = 1  # read requests sent ahead of the peer's answers, each of several chunks
+_LOOK_S = 0.1  # seconds between two checks for cancellation while the peer accepts no bytes
+_UNANSWERED = 8  # maximum number of chunks that are sent before the peer has answered
+_UNREAD = 1  # maximum number of read requests, each for several chunks, that are sent before the peer has answered
 _BACKOFF_S = (0.5, 30.0)
 
 Stop = Callable[[], bool]
 
 
 class Superseded(Exception):  # noqa: N818  nothing went wrong
-    """The copy was cancelled: its snapshot's slot is needed."""
+    """The copy was cancelled, because a save needs its snapshot's slot."""
 
 
 class _Remaining:
-    """The remaining chunks of an image, shared by several connections. Thread-safe.
+    """The remaining chunks of an image, which several connections share. Thread-safe.
 
     Args:
-        first: number of bytes from the image's start that the peer has.
-        by_nixl: whether the peer reads them.
+        first: number of bytes from the image's start that the peer already has.
+        by_nixl: whether the peer reads the chunks with NIXL.
     """
 
     def __init__(self, nbytes: int, first: int, *, by_nixl: bool) -> None:
@@ -61,9 +61,9 @@ class _Remaining:
         self._lock = threading.Lock()
 
     def take(self, together: int) -> tuple[int, int, bool] | None:
-        """Return start, length, and whether the peer reads the chunks; None: no chunks left.
+        """Return start, length, and whether the peer reads these chunks. None if no chunks are left.
 
-        `together`: maximum number of chunks for one read.
+        `together`: maximum number of chunks in one read.
         """
         with self._lock:
             if not self._chunks:
@@ -75,7 +75,7 @@ class _Remaining:
             return start, nbytes, self._by_nixl
 
     def send(self, start: int, nbytes: int) -> None:
-        """Send these bytes and all remaining chunks, because the peer could not read."""
+        """Send these bytes and all remaining chunks, because the peer could not read them."""
         with self._lock:
             self._by_nixl = False
             self._chunks.extendleft(reversed(_chunks(start, nbytes)))
@@ -86,7 +86,7 @@ def _chunks(start: int, nbytes: int) -> list[tuple[int, int]]:
 
 
 class PeerSender:
-    """Sends to one peer, one snapshot at a time; connects for the first one."""
+    """Sends snapshots to one peer, one at a time. Connects before the first snapshot."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class PeerSender:
     ) -> None:
         self._encrypted, self._nixl = encrypted, nixl
         self.fell_back = ""
-        """Why copies use TCP although NIXL is configured."""
+        """Why copies use TCP although NIXL is configured; empty if they use NIXL."""
         self.address = (host, port)
         self._secret, self._streams, self._rate_limit, self._timeout_s = secret, streams, rate_limit, timeout_s
         self._cpu_priority = cpu_priority
@@ -120,19 +120,20 @@ class PeerSender:
                 ps.disconnect(sock)
 
     def try_nixl_again(self) -> None:
-        """Allow NIXL again after the nodes have changed: the cause of a failure may be gone."""
+        """Allow NIXL again after the nodes have changed, because the cause of a failure may be gone."""
         self.fell_back = ""
 
     def connect(self) -> None:
         """Open the connections, and start NIXL, before a snapshot is pinned.
 
         Raises:
-            UnreachableError: the peer is unreachable, or was a moment ago.
+                UnreachableError: the peer is unreachable, or was unreachable a moment ago.
         """
         if (left := self._not_before - time.monotonic()) > 0:
             raise UnreachableError(f"{self}: it failed a moment ago and is tried again in {left:.1f} s")
         if any(ps.wait_readable(sock, 0) for sock in self._sockets):
-            self._disconnect()  # readable although no answer is due: closed, because the peer was restarted
+            # readable although no answer is due: the peer was restarted, and has closed the connection
+            self._disconnect()
         try:
             while len(self._sockets) < self._streams:
                 sock = ps.connect(*self.address, self._secret, self._timeout_s, encrypted=self._encrypted)
@@ -149,31 +150,32 @@ class PeerSender:
                 self.fell_back = str(failure)
 
     def send(self, pin: Pin, plan: Plan) -> int:
-        """Send a snapshot to the peer; return the number of bytes sent, 0 if the peer already has it.
+        """Send a snapshot to the peer. Returns the number of bytes sent, which is 0 if the peer already has the
+        snapshot.
 
         Raises:
             Superseded: the pin was cancelled.
-            UnreachableError: the peer is lost or accepts nothing.
-            HyperpodExtError: the peer's error.
+                UnreachableError: the peer is lost, or does not accept bytes.
+                HyperpodExtError: the peer has answered with this error.
         """
         return self._guarded(lambda: self._send(pin, plan))
 
     def _guarded(self, work: Callable[[], T]) -> T:
-        """Return `work()`; close the connections after an error."""
+        """Return `work()`. Closes the connections after an error."""
         try:
             done = work()
         except OSError as error:
             raise self._failed(error) from error
         except BaseException:
-            self._disconnect()  # a message may be half sent; the peer drops its part of the copy
+            self._disconnect()  # a message may be sent only in half, and the peer then drops its part of the copy
             raise
         self._wait_s = 0.0
         return done
 
     def send_part(self, pin: Pin, plan: Plan, stripe: Stripe, part: memoryview, checksum: str, stop: Stop) -> int:
-        """Send a part of a snapshot for the peer's parity piece; return the number of bytes sent.
+        """Send a part of a snapshot for the peer's parity piece. Returns the number of bytes sent.
 
-        Raises: like `send`.
+        Raises: the same errors as `send`.
         """
 
         def begin(control: socket.socket, document: dict[str, Any] | None) -> ReplicaBegun:
@@ -194,15 +196,15 @@ class PeerSender:
         return self._guarded(bring)
 
     def wait_piece(self, pin: Pin, wait_s: float, stop: Stop) -> bool:
-        """Wait at most `wait_s` for the peer's piece with a part of this snapshot; return whether it is complete.
+        """Wait at most `wait_s` for the peer's piece that has a part of this snapshot. Returns whether it is complete.
 
-        Raises: like `send`.
+        Raises: the same errors as `send`.
         """
         manifest = pin.manifest
         request = AskPiece(
             owner=int(manifest["rank"]), save_id=str(manifest["save_id"]), step=int(manifest["step"]), wait_s=wait_s
         )
-        self.connect()  # another snapshot's refusal may have closed the connections
+        self.connect()  # a refusal of another snapshot may have closed the connections
         try:
             return self._ask(self._sockets[0], request, stop).complete
         except OSError as error:
@@ -247,7 +249,7 @@ class PeerSender:
 
     @contextmanager
     def _offered(self, control: socket.socket, token: int, pin: Pin) -> Iterator[bool]:
-        """Offer our memory to the peer; yield whether the peer reads the snapshot from it."""
+        """Offer this process's memory to the peer. Yields whether the peer reads the snapshot from it."""
         with ExitStack() as stack:
             accepted = False
             if self._nixl is not None and not self.fell_back:
@@ -264,7 +266,8 @@ class PeerSender:
             yield accepted
 
     def _send_chunks(self, token: int, data: memoryview, stop: Stop, first: int = 0, *, by_nixl: bool = False) -> None:
-        """Send all chunks from byte `first` on, over all connections. `by_nixl`: the peer reads them."""
+        """Send all chunks from byte `first` on, over all connections. `by_nixl`: whether the peer reads them
+        instead."""
         left, failed = _Remaining(len(data), first, by_nixl=by_nixl), threading.Event()
 
         def work(stream: int) -> None:
@@ -276,7 +279,7 @@ class PeerSender:
                 raise
 
         failures = ps.in_threads(work, len(self._sockets), f"to {self}")
-        if failures:  # other failures are consequences
+        if failures:  # other failures are consequences of this one
             raise next((failure for failure in failures if not isinstance(failure, Superseded)), failures[0])
 
     def _stream(self, sock: socket.socket, token: int, data: memoryview, left: _Remaining, stop: Stop) -> None:
@@ -294,7 +297,7 @@ class PeerSender:
                 self._chunk_answered(sock, unanswered.popleft(), left, stop)
 
     def _together(self) -> int:
-        """Return the number of chunks per read: one if the rate is limited."""
+        """Return the number of chunks in one read. It is 1 if the rate is limited."""
         return MOST_CHUNKS_READ if math.isinf(self._rate_limit.rate) else 1
 
     def _chunk_answered(self, sock: socket.socket, request: Chunk | ReadChunks, left: _Remaining, stop: Stop) -> None:
@@ -309,7 +312,7 @@ class PeerSender:
         return self._answer(sock, request, stop)
 
     def _push(self, sock: socket.socket, data: memoryview, stop: Stop) -> None:
-        """Send all bytes, like `sendall`, unless `stop()` is true."""
+        """Send all bytes, as `sendall` does, unless `stop()` returns true."""
         gives_up_at = time.monotonic() + self._timeout_s
         ps.set_timeout(sock, socket.SO_SNDTIMEO, _LOOK_S)
         while len(data):
@@ -330,7 +333,7 @@ class PeerSender:
                 raise Superseded
             if time.monotonic() > gives_up_at:
                 raise TimeoutError(f"it did not answer for {self._timeout_s:.0f} s")
-        ps.set_timeout(sock, socket.SO_RCVTIMEO, self._timeout_s)  # with TLS the timeout is for both directions
+        ps.set_timeout(sock, socket.SO_RCVTIMEO, self._timeout_s)  # with TLS, the timeout applies to both directions
         answer = wire.receive(sock)
         if answer is None:
             raise wire.WireError("it closed the connection")

@@ -1,1 +1,1 @@
-"""Shared memory of snapshots: regions, slots, pins and the memory budget."""
+"""Shared memory for snapshots: regions, slots, pins and the memory budget."""

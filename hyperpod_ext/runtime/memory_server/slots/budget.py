@@ -1,4 +1,4 @@
-"""The memory tier's budget on this node: memory is reserved before it is touched, or refused with the numbers."""
+"""The budget of the memory tier on this node. Memory is reserved before it is touched, or refused with the numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MIB = 1 << 20
 
 
 class Budget:
-    """Limits the memory of all kinds of snapshots. `usable_bytes`: returns the node's free memory."""
+    """Limits the memory of all kinds of snapshots together. `usable_bytes`: returns the node's free memory in bytes."""
 
     def __init__(self, limit: int | None, usable_bytes: Callable[[], int]) -> None:
         self._limit, self._usable_bytes = limit, usable_bytes
@@ -24,7 +24,7 @@ class Budget:
         """Reserve memory before it is touched.
 
         Raises:
-            MemoryTierFullError: not enough memory.
+                MemoryTierFullError: there is not enough memory.
         """
         with self._lock:
             self._filling = [region for region in self._filling if region.untouched]
@@ -44,7 +44,7 @@ class Budget:
             self._reserved += needed
 
     def make(self, name: str, slot_bytes: int, slots: int, what: str) -> Region:
-        """Return a region with reserved memory, including its untouched pages."""
+        """Return a region whose memory is reserved, including pages that are not touched yet."""
         needed = slots * page_aligned(slot_bytes)
         self.take(needed, what)
         try:

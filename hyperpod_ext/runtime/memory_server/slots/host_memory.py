@@ -1,14 +1,15 @@
-"""Free memory of this node: the machine's, or the container's if that is less."""
+"""The free memory of this node: of the machine, or of the container if that is less."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-_KEEP_FREE = 0.05  # share of the available memory: shared memory that fills a node causes OOM kills
+# share of the available memory to keep free, because shared memory that fills a node causes OOM kills
+_KEEP_FREE = 0.05
 
 
 def usable_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the bytes that can be reserved now while 5 % of the memory stay free."""
+    """Return the number of bytes that can be reserved now if 5 % of the memory must stay free."""
     return int((1 - _KEEP_FREE) * min(_machine_available(proc), _cgroup_available(proc, cgroup)))
 
 
@@ -20,7 +21,7 @@ def _machine_available(proc: Path) -> int:
 
 
 def _cgroup_available(proc: Path, cgroup: Path) -> float:
-    """Return the memory left by the tightest cgroup v2 limit above this process; infinite without one."""
+    """Return the memory left under the tightest cgroup v2 limit above this process; infinite without such a limit."""
     available = float("inf")
     for line in (proc / "self/cgroup").read_text().splitlines():
         if not line.startswith("0::"):

@@ -1,4 +1,4 @@
-"""Slots of one owner in one memfd: shared memory that workers map and that outlives them."""
+"""The slots of one owner in one memfd, which is shared memory that workers map and that outlives them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from collections.abc import Callable
 from hyperpod_ext.runtime.memory_server.slots.slots import Slot
 
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
-_MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23  # Linux 5.14; first touch costs ten times the copy that follows
-_MADV_COLLAPSE = 25  # Linux 6.1
+# since Linux 5.14; the first touch of a page costs ten times the copy that follows
+_MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
+_MADV_COLLAPSE = 25  # since Linux 6.1
 _HUGE_PAGE = 2 << 20
 _STRIDE = 16 << 20
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -24,18 +25,18 @@ _libc.madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 
 
 def page_aligned(nbytes: int) -> int:
-    """Return the size of memory for `nbytes`, in whole pages."""
+    """Return the size of the memory for `nbytes`, rounded up to whole pages."""
     return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 class Region:
-    """Shared memory cut into slots. A background thread touches its pages before the first save."""
+    """Shared memory that is divided into slots. A background thread touches its pages before the first save."""
 
     def __init__(self, name: str, slot_bytes: int, slots: int) -> None:
         self.slot_bytes = page_aligned(slot_bytes)
         self.slots = [Slot() for _ in range(slots)]
         self.closed: Callable[[], None] = lambda: None
-        """Called when the region is closed; mappings of other processes stay valid until they are unmapped."""
+        """Called when the region is closed. Mappings in other processes stay valid until they are unmapped."""
         self._closing = False
         self._touched = 0
         self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -49,7 +50,7 @@ class Region:
         except OSError:
             os.close(self.fd)
             raise
-        except RuntimeError as error:  # out of threads
+        except RuntimeError as error:  # no thread is left
             os.close(self.fd)
             raise OSError(errno.EAGAIN, str(error)) from error
 
@@ -63,16 +64,16 @@ class Region:
 
     @property
     def untouched(self) -> int:
-        """Number of reserved bytes that the system has not allocated yet."""
+        """Number of reserved bytes for which the system has not allocated pages yet."""
         return self.nbytes - self._touched if self._populating.is_alive() else 0
 
     def close(self) -> None:
-        """Free the memory; other processes' mappings stay valid."""
+        """Free the memory. Mappings in other processes stay valid."""
         self._closing = True
         self._populating.join()
         self.closed()
         os.close(self.fd)
-        self.memory = memoryview(b"")  # unmapped with the last view in use
+        self.memory = memoryview(b"")  # the memory is unmapped once its last view is released
 
     def _populate(self) -> None:
         populate(self.memory, self._may_populate)
@@ -83,16 +84,17 @@ class Region:
 
 
 def map_memory(fd: int, nbytes: int, *, private: bool = False) -> memoryview:
-    """Map a whole memfd, writable, at a multiple of the huge page size, so that huge pages can be mapped.
+    """Map a whole memfd as writable, at a multiple of the huge page size, so that huge pages can be mapped.
 
     Args:
-        private: only this process sees its writes.
+        private: whether writes are visible only to this process.
 
     Raises:
         OSError: the system refuses the mapping.
     """
     anonymous = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    around = mmap.mmap(-1, nbytes + _HUGE_PAGE, flags=anonymous)  # also unmaps the mapping made inside
+    # unmapping it also unmaps the mapping that is made inside it
+    around = mmap.mmap(-1, nbytes + _HUGE_PAGE, flags=anonymous)
     skipped = -_address(around) % _HUGE_PAGE
     flags = _MAP_FIXED | (mmap.MAP_PRIVATE if private else mmap.MAP_SHARED)
     wanted = _address(around) + skipped
@@ -104,14 +106,15 @@ def map_memory(fd: int, nbytes: int, *, private: bool = False) -> memoryview:
 def populate(
     memory: memoryview, may: Callable[[int, int], bool] = lambda start, end: True, *, make: bool = True
 ) -> None:
-    """Touch every page of a writable mapping: allocate missing pages, and map the others.
+    """Touch every page of a writable mapping. Missing pages are allocated, and all other pages are mapped.
 
-    Huge pages are used if the system has them: allocating them is faster, and a process that maps them later has 1 page
+    Huge pages are used if the system has them. Allocating them is faster, and a process that maps them later has 1 page
     fault instead of 32.
 
     Args:
-        may: called before each part, with its start and end; returns whether to continue.
-        make: False if all pages exist, as `may` ensures: they are mapped, many at a time.
+        may: called before each part, with its start and end. Returns whether to continue.
+        make: whether to allocate pages. False if all pages exist, as `may` ensures; they are then mapped many at a
+            time.
     """
     address, in_huge = _address(memory), make
     for start in range(0, len(memory), _STRIDE):
@@ -120,21 +123,21 @@ def populate(
             return
         in_huge = in_huge and _collapse(address + start, length)
         if _advise(address + start, length, _MADV_POPULATE_WRITE if make else _MADV_POPULATE_READ) != 0:
-            return  # an older kernel: only the first save is slower
+            return  # the kernel is too old; then only the first save is slower
 
 
 def _collapse(address: int, nbytes: int) -> bool:
-    """Move memory into huge pages, keeping its contents; return False if there are none."""
+    """Move memory into huge pages and keep its contents. Returns False if the system has no huge pages."""
     starts = range(address, address + nbytes - nbytes % _HUGE_PAGE, _HUGE_PAGE)
     found = 0
     for start in starts:
-        _advise(start, mmap.PAGESIZE, _MADV_POPULATE_READ)  # only existing pages are collapsed
+        _advise(start, mmap.PAGESIZE, _MADV_POPULATE_READ)  # only existing pages can be collapsed
         found += _advise(start, _HUGE_PAGE, _MADV_COLLAPSE) in (0, errno.EAGAIN)
     return found > 0 or not starts
 
 
 def _advise(address: int, nbytes: int, advice: int) -> int:
-    """Call madvise; return 0 or the error's number. With ctypes, because mmap.madvise keeps the GIL."""
+    """Call madvise. Returns 0 or the number of the error. Uses ctypes, because mmap.madvise keeps the GIL."""
     return 0 if _libc.madvise(address, nbytes, advice) == 0 else ctypes.get_errno()
 
 

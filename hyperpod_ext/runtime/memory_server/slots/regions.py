@@ -1,4 +1,4 @@
-"""Snapshots of one kind on this node: regions of owners, their slots, and pins by copies. Thread-safe."""
+"""All snapshots of one kind on this node: the regions of owners, their slots, and pins by copies. Thread-safe."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ from hyperpod_ext.runtime.snapshot.manifest import (
 
 _MIB = 1 << 20
 _LOOK_S = 0.5
-"""Interval between checks that the process waiting for a slot is alive: its death causes no wake-up."""
+"""Seconds between two checks that the process that waits for a slot is alive, because its death causes no wake-up."""
 
 
 class Regions:
-    """All regions of one kind: this node's own snapshots, or replicas of other nodes'."""
+    """All regions of one kind, which is either this node's own snapshots or replicas of other nodes' snapshots."""
 
     def __init__(self, *, kind: str, job: str, secret: bytes, budget: Budget, slots: int) -> None:
         self._kind, self._job, self._secret, self._budget, self._slots = kind, job, secret, budget, slots
-        self._regions: dict[int, list[Region]] = {}  # newest last; an older one stays until the newest is full
+        # newest region last; an older region stays until the newest one is full
+        self._regions: dict[int, list[Region]] = {}
         self._pins: list[Pin] = []
         self._generation = 0
         self._saves = self._pinned = 0
@@ -46,7 +47,7 @@ class Regions:
         """Return the region of `owner` with slots of `slot_bytes`, and a descriptor of its memory.
 
         Raises:
-            MemoryTierFullError: the node has not enough memory; existing snapshots stay.
+                MemoryTierFullError: the node has not enough memory. Existing snapshots stay.
         """
         with self._changed:
             held = self._regions.setdefault(owner, [])
@@ -56,7 +57,7 @@ class Regions:
             return held[-1], os.dup(held[-1].fd)
 
     def attach(self, owner: int) -> tuple[Region, int] | None:
-        """Return the existing region of `owner`, and a descriptor of its memory."""
+        """Return the existing region of `owner`, and a descriptor of its memory. None if it has no region."""
         with self._changed:
             held = self._regions.get(owner)
             return (held[-1], os.dup(held[-1].fd)) if held else None
@@ -69,10 +70,10 @@ class Regions:
         *,
         gone: Callable[[], bool] = lambda: False,
     ) -> int | None:
-        """Return a slot that `owner` may write, waiting according to `when_busy`; None: skip this save.
+        """Return a slot that `owner` may write. Waits as `when_busy` says. None if the save must be skipped.
 
         Raises:
-            NotFoundError: the owner has no region, or `gone()` says that it died while waiting.
+                NotFoundError: the owner has no region, or `gone()` reports that the owner died while it waited.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
@@ -96,15 +97,16 @@ class Regions:
                 self._changed.wait(_LOOK_S if left is None else min(left, _LOOK_S))
 
     def wake(self) -> None:
-        """Make all waiting calls check again whether their process has ended."""
+        """Make all waiting calls check again whether the process for which they wait has ended."""
         with self._changed:
             self._changed.notify_all()
 
     def _give_one_up(self, owner: int, at_most: Hold = Hold.BEGUN) -> bool:
-        """Cancel the copies of one snapshot, never of the newest complete one; return whether its slot is free at once.
+        """Cancel the copies of one snapshot, but never of the newest complete one. Returns whether its slot is free at
+        once.
 
-        The cheapest to cancel is chosen (see `Hold`; of several pins the most expensive counts), and of those the
-        oldest. `at_most`: maximum cost."""
+        The snapshot that is cheapest to cancel is chosen (see `Hold`; its most expensive pin counts). Among equals, the
+        oldest is chosen. `at_most`: maximum cost."""
         slots = self._newest_region(owner).slots
         newest = s.newest_sealed(slots)
         holds = {pin.who: pin.hold for pin in self._pins}
@@ -117,28 +119,28 @@ class Regions:
         for pin in self._pins:
             if pin.slot is given_up:
                 pin.cancel()
-                if not pin.reading:  # no reader to wait for
+                if not pin.reading:  # no reader has to end first
                     pin.slot.pins.discard(pin.who)
         return given_up is not None and not given_up.pins
 
     def begin_copy(self, pin: Pin) -> bool:
-        """Begin a copy pinned for later; return False if its slot was overwritten meanwhile."""
+        """Begin a copy that was pinned for later. Returns False if its slot was overwritten meanwhile."""
         with self._changed:
             pin.hold = Hold.BEGUN
             return not pin.cancelled()
 
     def begin_reading(self, pin: Pin) -> bool:
-        """Begin reading the bytes; return False if the slot was overwritten meanwhile."""
+        """Begin to read the bytes. Returns False if the slot was overwritten meanwhile."""
         with self._changed:
             pin.reading = not pin.cancelled()
             return pin.reading
 
     def begin(self, owner: int, index: int, step: int, save_id: str, generation: int) -> None:
-        """Let `owner` write a slot; its old snapshot no longer exists.
+        """Let `owner` write to a slot. The old snapshot in the slot no longer exists afterwards.
 
         Raises:
             StaleGenerationError: a newer generation has begun.
-            NotFoundError: the slot holds the newest snapshot, is being copied, or does not exist.
+                NotFoundError: the slot contains the newest snapshot, is being copied, or does not exist.
         """
         with self._changed:
             self._check_generation(owner, step, generation)
@@ -156,10 +158,10 @@ class Regions:
             )
 
     def seal(self, owner: int, index: int, record: Mapping[str, Any], *, provisional: bool = False) -> Manifest:
-        """Checksum the bytes in the slot and sign their manifest: the snapshot then exists. A provisional one is not
-        copied before `keep`.
+        """Compute the checksum of the bytes in the slot, and sign their manifest. From then on, the snapshot exists. A
+        provisional snapshot is not copied before `keep`.
 
-        `checked` in the record: number of bytes from the start, and their checksum computed by the owner.
+        `checked` in the record: a number of bytes from the start, and their checksum, which the owner has computed.
         """
         with self._changed:
             region = self._newest_region(owner)
@@ -182,7 +184,7 @@ class Regions:
         return manifest
 
     def adopt(self, owner: int, index: int, manifest: Manifest, *, provisional: bool = False) -> None:
-        """Register the snapshot of `manifest`, with its bytes in the slot.
+        """Register the snapshot of `manifest`, whose bytes are already in the slot.
 
         Raises:
             StaleGenerationError: a newer generation began meanwhile.
@@ -197,7 +199,7 @@ class Regions:
             self._changed.notify_all()
 
     def _close_older(self, owner: int) -> None:
-        """Free regions without readers, once newer ones hold as many snapshots as an owner needs."""
+        """Free regions without readers, once newer regions hold as many snapshots as an owner needs."""
         newer = 0
         for region in self._regions[owner][::-1]:
             if newer >= s.MIN_SLOTS and not any(slot.pins for slot in region.slots):
@@ -218,7 +220,7 @@ class Regions:
             for region, slot in self._sealed(owner):
                 if slot.save_id == save_id:
                     slot.state, slot.manifest = s.State.EMPTY, {}
-                    for other in region.slots:  # another one is the newest now, so the next slot is chosen again
+                    for other in region.slots:  # another snapshot is now the newest, so the next slot is chosen again
                         other.promised = False
             self._changed.notify_all()
 
@@ -226,11 +228,11 @@ class Regions:
     def pin(
         self, owner: int, save_id: str, who: str, *, hold: Hold = Hold.BEGUN, restoring: bool = False
     ) -> Iterator[Pin]:
-        """Pin a snapshot while it is copied. With another `hold` than the default it is read later, after
-        `begin_reading`, and may be cancelled before. `restoring`: no writes until the end.
+        """Pin a snapshot while it is copied. With a `hold` other than the default, the snapshot is read later, after
+        `begin_reading`, and may be cancelled before. `restoring`: no write to the slot may begin until the end.
 
         Raises:
-            NotFoundError: the snapshot is no longer here, or about to be overwritten.
+                NotFoundError: the snapshot is no longer on this node, or is about to be overwritten.
         """
         with self._changed:
             region, index, slot = self._find(owner, save_id)
@@ -249,7 +251,7 @@ class Regions:
                 self._changed.notify_all()
 
     def mark(self, owner: int, save_id: str, state: s.State) -> None:
-        """Set a snapshot's state, if it still exists."""
+        """Set the state of a snapshot, if the snapshot still exists."""
         with self._changed:
             for _, slot in self._sealed(owner):
                 if slot.save_id == save_id and slot.state < state:
@@ -271,7 +273,7 @@ class Regions:
             return [slot.manifest for owner in self._regions for _, slot in self._sealed(owner)]
 
     def open(self, owner: int, save_id: str) -> tuple[Manifest, int, int]:
-        """Return manifest, offset and a read-only descriptor of one complete snapshot."""
+        """Return the manifest, the offset and a read-only descriptor of one complete snapshot."""
         with self._changed:
             region, index, slot = self._find(owner, save_id)
             fd = os.open(f"/proc/self/fd/{region.fd}", os.O_RDONLY | os.O_CLOEXEC)
@@ -283,7 +285,7 @@ class Regions:
             return self._find(owner, save_id)[2].manifest
 
     def fence(self, generation: int, step: int | None) -> None:
-        """Begin a generation at `step`: refuse writers of earlier ones, and drop their later snapshots."""
+        """Begin a generation at `step`: refuse writers of earlier generations, and drop their later snapshots."""
         with self._changed:
             self._generation = max(self._generation, generation)
             for regions in self._regions.values():
@@ -295,14 +297,14 @@ class Regions:
             self._changed.notify_all()
 
     def drop(self, owner: int) -> None:
-        """Free all memory of an owner that now belongs to another node."""
+        """Free all memory of an owner that is now on another node."""
         with self._changed:
             for region in self._regions.pop(owner, []):
                 region.close()
                 self._budget.give_back(region.nbytes)
 
     def drop_unused(self, owner: int) -> None:
-        """Free memory like `drop`, except slots being copied."""
+        """Free memory as `drop` does, except slots that are being copied."""
         with self._changed:
             for region in [r for r in self._regions.get(owner, []) if not any(slot.pins for slot in r.slots)]:
                 self._regions[owner].remove(region)
@@ -326,7 +328,7 @@ class Regions:
             return any(slot.provisional for _, slot in self._sealed(owner))
 
     def wait_state(self, owner: int, save_id: str, state: s.State, timeout_s: float) -> bool:
-        """Wait until a snapshot has reached `state`; return False after `timeout_s`."""
+        """Wait until a snapshot has reached `state`. Returns False after `timeout_s`."""
 
         def reached() -> bool:
             return any(slot.save_id == save_id and slot.state >= state for _, slot in self._sealed(owner))
@@ -352,7 +354,7 @@ class Regions:
 
 
 def summary_of(manifest: Manifest) -> dict[str, Any]:
-    """Return the fields of a snapshot's manifest that offers need."""
+    """Return the fields of a snapshot's manifest that its offer needs."""
     keys = ("rank", "world_size", "step", "save_id", "nbytes", "crc64nvme", "plan", "own_digest", "saved_at")
     return {
         **{key: manifest.get(key) for key in keys},

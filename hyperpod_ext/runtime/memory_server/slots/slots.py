@@ -1,9 +1,9 @@
-"""Choose the next slot to write, and track existing snapshots. Pure: no memory is touched here.
+"""Chooses the next slot to write, and tracks existing snapshots. Pure functions, which touch no memory.
 
     EMPTY -> WRITING -> SEALED -> REPLICATED -> DURABLE
 
-The newest complete slot of an owner is never overwritten, so that a writer that dies halfway loses no complete
-snapshot. Nor is a pinned slot, which is being copied to another tier.
+The newest complete slot of an owner is never overwritten, so that no complete snapshot is lost if a writer dies
+halfway. A pinned slot is never overwritten either, because it is being copied to another tier.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from enum import IntEnum
 from hyperpod_ext.runtime.snapshot.manifest import Manifest
 
 MIN_SLOTS = 2
-"""One complete slot, and one being written."""
+"""Minimum number of slots: one complete slot, and one that is being written."""
 
 
 class State(IntEnum):
@@ -28,21 +28,21 @@ class State(IntEnum):
 
 @dataclass(slots=True)
 class Slot:
-    """The place of one snapshot."""
+    """A place for one snapshot."""
 
     state: State = State.EMPTY
     sequence: int = -1
-    """Incremented with each save of the owner; unlike the step number, it never goes back after a restore."""
+    """Increased by one with each save of the owner. Unlike the step number, it never goes back after a restore."""
     step: int = -1
     generation: int = 0
     save_id: str = ""
     manifest: Manifest = field(default_factory=dict)
     pins: set[str] = field(default_factory=set)
-    """Pins of running copies."""
+    """Names of the copies that have pinned the slot."""
     provisional: bool = False
-    """Whether the owner must still confirm the snapshot; it is not copied before."""
+    """Whether the owner must still confirm the snapshot. Until then it is not copied."""
     promised: bool = False
-    """Whether the owner may begin to write it at any moment, so that it cannot be copied."""
+    """Whether the owner may begin to write the slot at any moment, so that it cannot be copied."""
 
     @property
     def sealed(self) -> bool:
@@ -50,19 +50,20 @@ class Slot:
 
 
 def pick_slot(slots: Sequence[Slot]) -> int | None:
-    """Return the index of the slot to overwrite: an unfinished one, or else the oldest; None if all are in use."""
+    """Return the index of the slot to overwrite: an unfinished slot, or else the oldest. None if all slots are in
+    use."""
     newest = newest_sealed(slots)
     free = [index for index, slot in enumerate(slots) if index != newest and not slot.pins]
     return min(free, key=lambda index: (slots[index].sealed, slots[index].sequence), default=None)
 
 
 def may_write(slots: Sequence[Slot], index: int) -> bool:
-    """Return whether the slot holds neither the newest complete snapshot nor one being copied."""
+    """Return whether the slot contains neither the newest complete snapshot nor one that is being copied."""
     return 0 <= index < len(slots) and index != newest_sealed(slots) and not slots[index].pins
 
 
 def newest_sealed(slots: Sequence[Slot]) -> int | None:
-    """Return the index of the last sealed slot, or None."""
+    """Return the index of the slot that was sealed last; None if none is sealed."""
     sealed = [index for index, slot in enumerate(slots) if slot.sealed]
     return max(sealed, key=lambda index: slots[index].sequence, default=None)
 
@@ -70,7 +71,7 @@ def newest_sealed(slots: Sequence[Slot]) -> int | None:
 def forget_newer(slots: Sequence[Slot], step: int, generation: int) -> None:
     """Drop snapshots of earlier generations after `step`, where this generation began.
 
-    Those steps are abandoned, and must neither be restored nor hide the valid step.
+    Their steps are abandoned. They must neither be restored nor hide the valid step.
     """
     for slot in slots:
         if slot.step > step and slot.generation < generation and slot.state is not State.EMPTY:

@@ -1,1 +1,1 @@
-"""Parts of gloo's groups: sockets, waiting threads, and lost wake-ups."""
+"""Helpers for gloo's groups: sockets, waiting threads, and lost wake-ups."""

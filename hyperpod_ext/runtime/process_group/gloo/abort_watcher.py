@@ -1,4 +1,4 @@
-"""A thread that finds lost wake-ups after an abort, until this rank has left the generation."""
+"""A thread that looks for lost wake-ups after an abort, until this rank has left the generation."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from collections.abc import Callable
 from hyperpod_ext.runtime.process_group.gloo import cpu_contention
 
 _LOOK_S, _SLOWER, _SLOWEST_LOOK_S = 0.005, 1.2, 0.05
-"""First interval between checks after an abort, its growth, and its maximum."""
+"""Seconds between the first checks after an abort, the factor by which they grow, and their maximum."""
 _LOOK_SHARE = 0.1
-"""Maximum share of time for checks: with few cores for many ranks, checks delay ranks that are still waiting."""
+"""Maximum share of time for checks. With few cores for many ranks, checks delay ranks that are still waiting."""
 
 
 class Over:
-    """An aborted generation.
+    """An aborted generation that this rank has not left yet.
 
     Args:
-        look: called repeatedly by the watcher's thread.
+        look: checks for lost wake-ups. The watcher's thread calls it repeatedly.
     """
 
     def __init__(self, look: Callable[[], None]) -> None:
@@ -30,11 +30,11 @@ class Over:
         self._rest_until = 0.0
 
     def rest(self, seconds: float) -> None:
-        """Pause the checks for a little more than `seconds`: the rank is about to leave."""
+        """Pause the checks for a little more than `seconds`, because the rank is about to leave."""
         self._rest_until = time.monotonic() + seconds + _LOOK_S
 
     def leave(self) -> None:
-        """Stop the checks, and wait for a running one."""
+        """Stop the checks, and wait until a running check is done."""
         self._left.set()
         with self._looking:
             pass
@@ -55,25 +55,26 @@ class Over:
                     return
                 try:
                     self._look()
-                except Exception:  # for example out of descriptors: only this check is lost
+                except Exception:  # no file descriptor may be left, for example; only this check is lost
                     traceback.print_exc()
             every_s = min(every_s * _SLOWER, _SLOWEST_LOOK_S)
             pause_s = min(max(every_s, (time.thread_time() - began) / _LOOK_SHARE), _SLOWEST_LOOK_S)
 
 
 class AbortWatcher:
-    """The watching thread, started early: starting it during an abort took as long as the abort."""
+    """The watching thread. It is started early, because starting it during an abort took as long as the abort
+    itself."""
 
     def __init__(self) -> None:
         self._overs: queue.SimpleQueue[Over | None] = queue.SimpleQueue()
         threading.Thread(target=self._work, name="hpx-abort", daemon=True).start()
 
     def look_after(self, over: Over) -> None:
-        """Watch an aborted generation. The one before must have been left."""
+        """Watch an aborted generation. The rank must have left the previous one."""
         self._overs.put(over)
 
     def end(self) -> None:
-        """End the thread."""
+        """End the watching thread."""
         self._overs.put(None)
 
     def _work(self) -> None:

@@ -1,7 +1,7 @@
-"""Measure how many threads compete for this machine's cores, and yield the cores to them for a moment.
+"""Measures how many threads compete for this machine's cores, and yields the cores to them for a moment.
 
 When a generation is aborted, every rank of a machine needs a core at once. Ranks that have already left slow down the
-others.
+other ranks.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ from collections.abc import Callable
 from hyperpod_ext.runtime.process_group.gloo.sockets import read_proc
 
 _TURN_S = 0.0005
-"""Approximate CPU time of a rank until it has left."""
+"""Approximate CPU time, in seconds, that a rank needs until it has left."""
 _TURNS, _LONGEST_S = 3, 0.05
-"""Longest wait: it is useless if the cores are always busy."""
+"""Maximum number of turns to wait, and maximum seconds to wait. Waiting longer is useless if the cores are always
+busy."""
 
 
 def per_core() -> float:
-    """Return the runnable threads of the whole machine per core, including this one; 0: unknown."""
+    """Return the number of runnable threads per core on the whole machine, including this one; 0 if unknown."""
     try:
         running = int(read_proc("/proc/loadavg").split()[3].split("/")[0])
-    except (OSError, ValueError, IndexError):  # some sandboxes have their own format
+    except (OSError, ValueError, IndexError):  # some sandboxes use a different format
         return 0.0
     return running / (os.cpu_count() or 1)
 
 
 def turn_s(load: float) -> float:
-    """Return the seconds until each of `load` threads per core has had its turn; 0 if all have a core."""
+    """Return the seconds until each of `load` threads per core has had its turn; 0 if every thread has a core."""
     return min(load * _TURN_S, _LONGEST_S) if load > 1 else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Find and end the waits that gloo has lost after its connections ended, so that nothing else will wake them."""
+"""Finds and ends waits whose wake-up gloo has lost after its connections ended, so that nothing else will end them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from hyperpod_ext.runtime.process_group.gloo.sockets import EventLoop, answer_fo
 from hyperpod_ext.runtime.process_group.gloo.waits import LostWakeups, StuckWait, ran_s
 
 _CIRCLES_S = 0.005
-"""CPU time after which an event thread has processed all ended connections."""
+"""CPU time, in seconds, after which an event thread has processed all ended connections."""
 _SURELY_S = 0.5
-"""Time after which waits are ended even if a running thread may be gloo's."""
+"""Seconds after which waits are ended even if a running thread may belong to gloo."""
 _WHY = "Connection closed by peer: this generation of the job is over"
 
 
 class LostWakeupMonitor:
-    """Checks repeatedly, and ends waits that are asleep in two checks after all event threads have done their work.
+    """Checks repeatedly. Ends waits that are asleep in two checks after all event threads have done their work.
 
-    An event thread that has noticed all ends of connections sleeps again. One that has not had a core yet must be
-    waited for: the waits it will wake itself must not be touched. One that spins has run for a while.
+    An event thread that has noticed all ended connections sleeps again. An event thread that has not had a core yet
+    will still wake some waits itself, and these must not be touched. A spinning event thread has run for a while.
 
     Args:
         waits: the waits of this process.
-        loops: returns the event threads of its groups.
-        places: number of ranks of the largest group.
+        loops: returns the event threads of this process's groups.
+        places: number of ranks in the largest group.
     """
 
     def __init__(self, waits: LostWakeups, loops: Callable[[], Sequence[EventLoop]], places: int) -> None:
@@ -35,7 +35,8 @@ class LostWakeupMonitor:
         self._ran: dict[int, float] = {}
 
     def look(self, busy: Collection[int]) -> None:
-        """Check once. `busy`: epoll sets of event threads that must still notice ended connections, or just have."""
+        """Check once. `busy`: epoll sets of event threads that have not noticed ended connections, or have only just
+        done so."""
         seen = self._waits.look()
         quiet = seen.polled.issuperset(busy) or self._in_circles(seen.running)
         before, self._before = self._before, seen.asleep if quiet else []
@@ -52,7 +53,7 @@ class LostWakeupMonitor:
         return bool(running) and all(ran_s(thread) - since >= _CIRCLES_S for thread, since in self._ran.items())
 
     def _answer(self) -> bool:
-        """Answer for members that will never connect; return False if that was done before."""
+        """Answer for members that will never connect. Returns False if that was done before."""
         new = [loop for loop in self._loops() if loop.address not in self._answered]
         for loop in new:
             self._answered.add(loop.address)

@@ -1,7 +1,7 @@
-"""Find gloo's open sockets in the epoll sets of its event threads.
+"""Finds gloo's open sockets in the epoll sets of its event threads.
 
-With connections made at the first use, a group never has all of its sockets at one moment. The epoll set of its event
-thread has exactly the sockets in use.
+If connections are made at their first use, a group never has all of its sockets at one moment. The epoll set of its
+event thread contains exactly the sockets in use.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _ANY_FD = 2
 _INT_BYTES = 4
 _libc = ctypes.CDLL(None, use_errno=True)
 _quick_libc = ctypes.PyDLL(None)
-"""Keeps the GIL: for calls that take less time than releasing it."""
+"""Calls through this object keep the GIL. For calls that take less time than releasing the GIL."""
 
 
 class _Event(ctypes.Structure):
-    """`struct epoll_event`."""
+    """The C struct `epoll_event`."""
 
     _pack_ = 1 if os.uname().machine == "x86_64" else 8
     _fields_ = (("events", ctypes.c_uint32), ("data", ctypes.c_uint64))
@@ -36,14 +36,14 @@ class _Event(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """One of a group's registered sockets, connected or connecting."""
+    """One of a group's registered sockets, which is connected or connecting."""
 
     fd: int
-    """The descriptor at registration. An epoll set keeps a socket that is open elsewhere (a duplicate, a forked
-    process) even after this number has been reused."""
+    """The descriptor at registration. An epoll set keeps a socket that is open elsewhere, in a duplicate or in a forked
+    process, even after the descriptor number is reused."""
     events: int
     data: int
-    """A pointer to gloo's event handler."""
+    """A pointer to gloo's handler for events on the socket."""
     inode: int
 
     @property
@@ -54,49 +54,50 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class EventLoop:
-    """One group's event thread: its epoll set and sockets."""
+    """The event thread of one group: its epoll set and its sockets."""
 
     epoll: int
     connections: dict[int, Connection]
-    """Connections by inode."""
+    """Connections, by inode."""
     address: tuple[str, int]
     """Address of the group's listener."""
 
 
 def next_descriptor() -> int:
-    """Return the next descriptor of this process: the kernel uses the lowest free number."""
+    """Return the next descriptor number of this process. The kernel uses the lowest free number."""
     number = os.dup(_ANY_FD)
     os.close(number)
     return number
 
 
 def event_loops(known: Container[int] = ()) -> list[EventLoop]:
-    """Return the event loop of every gloo group in this process: an epoll set with a pipe and one listening socket.
+    """Return the event loop of every gloo group in this process. It is an epoll set with a pipe and one listening
+    socket.
 
-    Includes groups of a parent process: epoll sets are inherited.
+    Includes groups of a parent process, because epoll sets are inherited.
 
     Args:
         known: inodes of known connections, which need no check.
     """
-    numbers = os.listdir("/proc/self/fd")  # noqa: PTH208  (names only, no Path objects on this path)
+    numbers = os.listdir("/proc/self/fd")  # noqa: PTH208  (names suffice; Path objects would be slow)
     return list(event_loops_among(map(int, numbers), known))
 
 
 def event_loops_among(numbers: Iterable[int], known: Container[int] = ()) -> Iterator[EventLoop]:
-    """Yield the event loops among these descriptors."""
+    """Yield the event loops that are among these descriptors."""
     for number in numbers:
         try:
             if stat.S_IFMT(os.fstat(number).st_mode):
-                continue  # a file, pipe or socket; epoll sets and other kernel objects have no type
+                continue  # skip files, pipes and sockets; epoll sets and other kernel objects have no type
             loop = _read(number, known)
-        except OSError:  # no epoll set, or just closed
+        except OSError:  # the descriptor is not an epoll set, or was just closed
             continue
         if loop is not None:
             yield loop
 
 
 def read_proc(path: str) -> str:
-    """Read a file of /proc, in a third of the time of Python's own files.
+    """Read a file in /proc. Takes a third of the time of Python's own file objects.
 
     Raises:
         OSError: the file's process, thread or descriptor no longer exists.
@@ -112,15 +113,15 @@ def read_proc(path: str) -> str:
 
 
 def _read(epoll: int, known: Container[int]) -> EventLoop | None:
-    """Return the event loop of an epoll set; None for other descriptors, or if it is not gloo's."""
+    """Return the event loop of an epoll set. None for any other descriptor, or if the epoll set is not gloo's."""
     pipes = 0
     listeners: list[tuple[str, int]] = []
     connections: dict[int, Connection] = {}
     for registered in _registered(read_proc(f"/proc/self/fdinfo/{epoll}")):
-        with contextlib.suppress(OSError):  # closed meanwhile
+        with contextlib.suppress(OSError):  # the descriptor was closed meanwhile
             status = os.fstat(registered.fd)
             if status.st_ino != registered.inode:
-                continue  # the number was reused
+                continue  # the descriptor number was reused
             if stat.S_ISFIFO(status.st_mode):
                 pipes += 1
             elif stat.S_ISSOCK(status.st_mode):
@@ -138,27 +139,28 @@ def _registered(fdinfo: str) -> list[Connection]:
         if line.startswith("tfd:"):
             words = line.split()
             fd, events, data = int(words[1]), int(words[3], 16), int(words[5], 16)
-            if data & 0xFFFFFFFF != fd:  # a pointer; Python and libuv put the descriptor there
+            if data & 0xFFFFFFFF != fd:  # the data is a pointer; Python and libuv store the descriptor there
                 found.append(Connection(fd, events, data, int(words[7].removeprefix("ino:"), 16)))
     return found
 
 
 def quieten(loop: EventLoop) -> None:
-    """Limit the remaining events on armed sockets to one each.
+    """Limit the remaining events to one on each armed socket.
 
-    A message without a buffer is never read to its end, nor is the end of its connection: the event thread spins on it,
-    and destroying the group waits for that thread forever.
+    If no buffer exists for a message, neither the message nor the end of its connection is ever read. The event thread
+    then spins, and destroying the group waits for that thread forever.
 
-    Sockets armed for one event only are left alone: their handler is deleted after that event.
+    Sockets that are armed for a single event are left alone, because their handler is deleted after that event.
     """
     for connection in loop.connections.values():
         if connection.armed and not connection.events & select.EPOLLONESHOT:
             event = _Event(select.EPOLLONESHOT, connection.data)
-            _libc.epoll_ctl(loop.epoll, _EPOLL_CTL_MOD, connection.fd, ctypes.byref(event))  # fails if closed by now
+            # fails if the socket was closed meanwhile
+            _libc.epoll_ctl(loop.epoll, _EPOLL_CTL_MOD, connection.fd, ctypes.byref(event))
 
 
 def _listens_at(fd: int) -> tuple[str, int] | None:
-    """Return the address of a listening socket; None for other sockets."""
+    """Return the address of a listening socket; None for any other socket."""
     listens, size = ctypes.c_int(), ctypes.c_uint(_INT_BYTES)
     wanted = socket.SOL_SOCKET, socket.SO_ACCEPTCONN
     failed = _quick_libc.getsockopt(fd, *wanted, ctypes.byref(listens), ctypes.byref(size))
@@ -170,25 +172,26 @@ def _listens_at(fd: int) -> tuple[str, int] | None:
 
 
 def answer_for(loop: EventLoop, places: int) -> None:
-    """Connect to a group like each of its other members, and close the connections.
+    """Connect to a group as each of its other members would, and close these connections.
 
-    A thread that waits for a member's connection gets this one, closed. Later connections are ignored. A member
-    identifies itself by its place in the group, in eight bytes.
+    A thread that waits for a member's connection gets this one, which is closed. Later connections are ignored. A
+    member identifies itself by its index in the group, in eight bytes.
     """
     family = family_of(loop.address[0])
     for place in range(places):
-        with contextlib.suppress(OSError), socket.socket(family) as connection:  # the group is being destroyed
+        # an error means that the group is being destroyed
+        with contextlib.suppress(OSError), socket.socket(family) as connection:
             connection.settimeout(1.0)
             connection.connect(loop.address)
             connection.sendall(struct.pack("q", place))
 
 
 def duplicate(fd: int, inode: int) -> int | None:
-    """Return a duplicate of a connection's descriptor, checked by inode against reuse of the number."""
+    """Return a duplicate of a connection's descriptor. The inode is checked, in case the number was reused."""
     try:
         copy = os.dup(fd)
     except OSError:
-        return None  # closed meanwhile
+        return None  # the connection was closed meanwhile
     if os.fstat(copy).st_ino == inode:
         return copy
     os.close(copy)
@@ -196,5 +199,5 @@ def duplicate(fd: int, inode: int) -> int | None:
 
 
 def end_reading(fd: int) -> None:
-    """Shut down reading: readers get the end of the connection. No effect on unconnected sockets."""
+    """Shut down reading, so that readers get the end of the connection. Has no effect on an unconnected socket."""
     _quick_libc.shutdown(fd, socket.SHUT_RD)

@@ -1,11 +1,11 @@
-"""Find and end threads that wait in gloo for an event that will never come.
+"""Finds and ends waits of threads in gloo for an event that will never come.
 
-When a connection ends, gloo wakes the operations in its queues, but not an operation in the middle of its transfer: the
-operation's thread sleeps until the group's timeout, half an hour by default. The same happens to a thread that waits
-for a connection that the other side will never make. Both wait on a condition variable inside of a gloo object. The
-kernel shows the address on which a thread sleeps, and the object around it is recognized by its virtual function table.
-gloo's own function, exported by libtorch, then makes a buffer's wait raise. Waits for connections end by an ordinary
-connection (`sockets.answer_for`).
+When a connection ends, gloo wakes the operations in its queues, but not an operation in the middle of its transfer. The
+thread of that operation sleeps until the group's timeout, which is half an hour by default. A thread that waits for a
+connection that the peer will never make has the same problem. Both wait on a condition variable inside a gloo object.
+The kernel shows the address on which a thread sleeps, and the object around this address is recognized by its virtual
+function table. gloo's own function, which libtorch exports, then makes a buffer's wait raise. A wait for a connection
+is ended by an ordinary connection (`sockets.answer_for`).
 
 Nothing here depends on the layout of gloo's objects. If a symbol is missing, `LostWakeups.find()` returns None.
 """
@@ -26,7 +26,7 @@ from pathlib import Path
 from hyperpod_ext.runtime.process_group.gloo.sockets import read_proc
 
 _LIST_EVERY = 8
-"""Number of checks of gloo's threads before the threads are listed again."""
+"""Number of checks of gloo's threads after which the threads are listed again."""
 
 _X86 = os.uname().machine == "x86_64"
 _FUTEX = 202 if _X86 else 98
@@ -36,31 +36,31 @@ _BUFFER, _PAIR = f"_ZTV{_GLOO}13UnboundBufferE", f"_ZTV{_GLOO}4PairE"
 _TELL_BUFFER = f"_Z{_GLOO}13UnboundBuffer15signalExceptionENSt15__exception_ptr13exception_ptrE"
 _RUNTIME_ERROR_BYTES = 16
 _SYSCALL_BYTES = 256
-"""Enough for a call's number, six arguments and two registers."""
+"""Buffer size that suffices for a system call's number, six arguments and two registers."""
 _BUFFER_BYTES, _PAIR_BYTES = 256, 1024
-"""Maximum offset of the condition variable in its object: 120 and 528 bytes in torch 2.13."""
+"""Maximum offset of the condition variable in its object. In torch 2.13 the offsets are 120 and 528 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """A thread that sleeps until it is woken, or until a timeout."""
+    """A thread that sleeps until it is woken or until a timeout."""
 
     thread: int
     address: int
-    """Address of the futex."""
+    """Address of the futex on which the thread sleeps."""
     timed: bool
 
 
 def sleeping(thread: int) -> Sleep | None:
-    """Return the futex wait of a thread of this process; None if it does anything else."""
+    """Return the futex wait of a thread of this process; None if the thread does anything else."""
     try:
         return _sleep(thread, read_proc(f"/proc/self/task/{thread}/syscall"))
-    except OSError:  # it has just ended
+    except OSError:  # the thread has just ended
         return None
 
 
 def ran_s(thread: int) -> float:
-    """Return the CPU seconds of a thread of this process; infinite if it has ended."""
+    """Return the CPU time of a thread of this process, in seconds; infinite if the thread has ended."""
     try:
         return int(read_proc(f"/proc/self/task/{thread}/schedstat").split()[0]) / 1e9
     except OSError:
@@ -75,10 +75,10 @@ def _sleep(thread: int, syscall: str) -> Sleep | None:
 
 
 def threads(name: str = "") -> list[int]:
-    """Return the threads of this process with names that begin with `name`."""
+    """Return the threads of this process whose names begin with `name`."""
     found = []
-    for task in os.listdir("/proc/self/task"):  # noqa: PTH208  (names only, no Path objects on this path)
-        with contextlib.suppress(OSError):  # it has just ended
+    for task in os.listdir("/proc/self/task"):  # noqa: PTH208  (names suffice; Path objects would be slow)
+        with contextlib.suppress(OSError):  # the thread has just ended
             if not name or read_proc(f"/proc/self/task/{task}/comm").startswith(name):
                 found.append(int(task))
     return found
@@ -87,7 +87,8 @@ def threads(name: str = "") -> list[int]:
 def work_threads() -> list[int]:
     """Return the threads that run gloo's operations.
 
-    In older torch they have no name: then all threads that are not Python's and do not wait for socket events.
+    In older versions of torch these threads have no name. Then all threads count that are not Python's and do not wait
+    for socket events.
     """
     if named := threads("pt_gloo"):
         return named
@@ -98,31 +99,32 @@ def work_threads() -> list[int]:
 def _waits_for_events(thread: int) -> bool:
     try:
         number = read_proc(f"/proc/self/task/{thread}/syscall").split()[0]
-    except OSError:  # it has just ended
+    except OSError:  # the thread has just ended
         return True
     return number.isdecimal() and int(number) in _EPOLL_WAITS
 
 
 @dataclass(frozen=True, slots=True)
 class StuckWait:
-    """A thread that sleeps inside of a gloo object."""
+    """A thread that sleeps inside a gloo object."""
 
     sleep: Sleep
     buffer: int
-    """Address of the buffer being sent or filled; 0: none."""
+    """Address of the buffer that is being sent or filled; 0 if there is none."""
     in_pair: bool
-    """Whether the thread waits for a connection. With a buffer, too: unwritten memory may look like an old buffer."""
+    """Whether the thread waits for a connection. A buffer may be set too, because unwritten memory may look like an old
+    buffer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """State of this process's other threads at one moment."""
+    """The state of this process's other threads at one moment."""
 
     asleep: list[StuckWait]
     polled: set[int]
-    """Epoll sets with a waiting thread."""
+    """Epoll sets on which a thread waits."""
     running: list[int]
-    """Runnable threads."""
+    """Threads that are running or could run."""
 
 
 class LostWakeups:
@@ -130,7 +132,7 @@ class LostWakeups:
 
     def __init__(self, torch: ctypes.PyDLL, cpp: ctypes.PyDLL, c: ctypes.PyDLL) -> None:
         self._c = c
-        # an object's first word points behind two words of the table: its offset and its type
+        # an object's first word points behind the first two words of the table, which are its offset and its type
         self._buffer, self._pair = _address(torch, _BUFFER) + 16, _address(torch, _PAIR) + 16
         self._tell = torch[_TELL_BUFFER]
         self._type = _address(cpp, "_ZTISt13runtime_error")
@@ -142,7 +144,7 @@ class LostWakeups:
 
     @classmethod
     def find(cls) -> LostWakeups | None:
-        """Return an instance with the functions of this process's torch; None if one is missing."""
+        """Return an instance with the functions of this process's torch; None if a function is missing."""
         if os.uname().machine not in ("x86_64", "aarch64"):
             return None
         import torch
@@ -154,12 +156,12 @@ class LostWakeups:
             return None
 
     def look(self) -> Look:
-        """Return the threads that sleep in gloo now; most of them will be woken normally."""
+        """Return the threads that now sleep in gloo. Most of them will be woken normally."""
         own, seen = threading.get_native_id(), Look([], set(), [])
         for thread in threads():
             if thread == own:
                 continue
-            with contextlib.suppress(OSError):  # it has just ended
+            with contextlib.suppress(OSError):  # the thread has just ended
                 syscall = read_proc(f"/proc/self/task/{thread}/syscall")
                 number, *arguments = syscall.split()
                 sleep = _sleep(thread, syscall)
@@ -172,11 +174,11 @@ class LostWakeups:
         return seen
 
     def end(self, lost: StuckWait, why: str) -> None:
-        """Make a buffer's wait raise. Only for waits that nothing else can wake: a thread that continues by itself
-        could free the object meanwhile.
+        """Make a buffer's wait raise. Call this only for waits that nothing else can end, because a thread that
+        continues on its own could free the object meanwhile.
 
-        The GIL is held from the last check to the call (nothing here uses Python's own files, or a library that
-        releases the GIL), so that a woken Python thread cannot free the object.
+        The GIL is held from the last check to the call, so that a woken Python thread cannot free the object. So this
+        code uses neither Python's own files nor a library that releases the GIL.
         """
         pointer = self._exception(why)
         target, argument = ctypes.c_void_p(lost.buffer), ctypes.byref(pointer)
@@ -185,7 +187,7 @@ class LostWakeups:
         self._let_go(argument)
 
     def _sleeping_still(self, sleep: Sleep) -> bool:
-        """Return whether the thread still sleeps on the same futex, without releasing the GIL."""
+        """Return whether the thread still sleeps on the same futex. Does not release the GIL."""
         file = self._c.open(f"/proc/self/task/{sleep.thread}/syscall".encode(), os.O_RDONLY | os.O_CLOEXEC)
         if file < 0:
             return False
@@ -195,12 +197,12 @@ class LostWakeups:
         return read > 0 and _sleep(sleep.thread, text.raw[:read].decode()) == sleep
 
     def _object_around(self, sleep: Sleep) -> StuckWait | None:
-        """Return the gloo object around the futex: one that begins close enough before its address."""
+        """Return the gloo object around the futex, which begins close before the futex's address."""
         place, words = sleep.address & ~7, b""
         memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
         try:
             for start in (place - _PAIR_BYTES, max(place - _PAIR_BYTES, place & ~4095)):
-                with contextlib.suppress(OSError):  # the page before may not be mapped
+                with contextlib.suppress(OSError):  # the previous page may not be mapped
                     words = words or os.pread(memory, place - start, start)
         finally:
             os.close(memory)
@@ -208,13 +210,13 @@ class LostWakeups:
         for index, value in enumerate(struct.unpack(f"{len(words) // 8}Q", words)):
             found = place - len(words) + index * 8
             if value == self._pair:
-                buffer, in_pair = 0, True  # objects that begin before a pair end before it
+                buffer, in_pair = 0, True  # objects that begin before a pair also end before it
             elif value == self._buffer and place - found < _BUFFER_BYTES:
                 buffer = found
         return StuckWait(sleep, buffer, in_pair) if buffer or in_pair else None
 
     def _exception(self, why: str) -> ctypes.c_void_p:
-        """Return a `std::exception_ptr` with a `std::runtime_error`."""
+        """Return a `std::exception_ptr` that holds a `std::runtime_error`."""
         error = ctypes.c_void_p(self._allocate(ctypes.c_size_t(_RUNTIME_ERROR_BYTES)))
         self._prepare(error, ctypes.c_void_p(self._type), ctypes.cast(self._destruct, ctypes.c_void_p))
         self._construct(error, ctypes.c_char_p(why.encode()))
@@ -230,13 +232,13 @@ def _address(library: ctypes.PyDLL, name: str) -> int:
 def wait_until_idle(limit_s: float = 10.0) -> None:
     """Wait until no thread of gloo has work left.
 
-    The group's destructor joins gloo's threads while it holds the GIL; a thread that must still release a tensor, or
-    return from our store, waits for the GIL. Destroying the group right after its last operation would then deadlock. A
-    thread without work sleeps without a timeout; a thread that waits for the GIL has one.
+    The group's destructor joins gloo's threads while it holds the GIL. A thread that must still release a tensor, or
+    return from our store, waits for the GIL. So destroying the group right after its last operation would deadlock. A
+    thread without work sleeps without a timeout; a thread that waits for the GIL sleeps with one.
     """
     deadline, quiet = time.monotonic() + limit_s, 0
     for number in itertools.count():
-        time.sleep(0.0005)  # releases the GIL to other threads
+        time.sleep(0.0005)  # lets other threads take the GIL
         if number % _LIST_EVERY == 0:
             threads = work_threads()
         sleeps = [sleeping(thread) for thread in threads]

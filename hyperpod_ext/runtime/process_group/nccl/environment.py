@@ -1,7 +1,7 @@
-"""Environment variables of torch and NCCL that recovery needs: otherwise a fault ends surviving processes.
+"""Environment variables of torch and NCCL that recovery needs. Without them, a fault ends surviving processes.
 
-Pure. `nccl_environment` returns the variables to set before the first NCCL group: torch reads them when a group is
-made. User values that contradict the table raise one error with all such variables.
+Pure functions. `nccl_environment` returns the variables to set before the first NCCL group, because torch reads them
+when a group is made. If user values contradict the table, a single error names all such variables.
 
 Sources: `c10d/ProcessGroupNCCL.hpp`, `c10d/FlightRecorder.hpp` and `c10d/Utils.hpp` among the headers of torch 2.13 and
 2.15 (names, former names, parsing), `ProcessGroupNCCL.cpp` of both engines (effects), and the usage guide of NVIDIA's
@@ -25,29 +25,29 @@ _SECOND: tuple[Engine, ...] = ("nccl2",)
 _BOTH: tuple[Engine, ...] = ("nccl", "nccl2")
 
 _FLAGS = {"y": 1, "yes": 1, "1": 1, "t": 1, "true": 1, "n": 0, "no": 0, "0": 0, "f": 0, "false": 0}
-"""Values accepted by `getCvarBool`, in any case; it raises for others."""
+"""Values that torch's `getCvarBool` accepts, in upper or lower case. It raises for any other value."""
 _DEBUG_LEVELS = {"OFF": 0, "INFO": 1, "DETAIL": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One variable, and the values that recovery accepts."""
+    """One environment variable, and the values with which recovery works."""
 
     name: str
     value: str
-    """The needed value; if `is_set`, set unless the user has set one."""
+    """The value that recovery needs. If `is_set`, the variable gets this value unless the user has set one."""
     why: str
     engines: tuple[Engine, ...]
-    """Implementations that read it."""
+    """Implementations that read the variable."""
     kind: Literal["flag", "integer", "debug level"] = "flag"
-    """How the text is parsed."""
+    """How torch parses the text of the variable."""
     former: tuple[str, ...] = ()
-    """Other names that torch also reads; the first set name counts."""
+    """Other names that torch also reads. The first name that is set counts."""
     least: int = 0
     most: int = 0
-    """Accepted user values are from `least` to `most`; a flag is 0 or 1."""
+    """User values from `least` to `most` are accepted. A flag is 0 or 1."""
     is_set: bool = True
-    """False: leave it unset, which is right."""
+    """Whether to set the variable. False leaves it unset, because the default is right."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -59,8 +59,8 @@ class Variable:
 
 
 VARIABLES = (
-    # nccl2 uses it only without reconfiguration; groups with reconfiguration are revoked in any case
-    # (nccl2/ProcessGroupNCCL.hpp of 2.15.0 on handleWatchdogFailure). Set anyway: a script may make other groups
+    # nccl2 reads it only for groups without reconfiguration; groups with reconfiguration are revoked in any case
+    # (nccl2/ProcessGroupNCCL.hpp of 2.15.0 on handleWatchdogFailure). It is set anyway, for other groups of a script
     Variable(
         "TORCH_NCCL_ASYNC_ERROR_HANDLING",
         "0",
@@ -181,11 +181,11 @@ VARIABLES = (
         is_set=False,
     ),
 )
-"""Every variable, for both engines."""
+"""All variables, for both implementations."""
 
 
 def engine_of(torch: str, given: Mapping[str, str]) -> Engine:
-    """Return the implementation of backend `nccl` in this torch version; the environment `given` may choose one."""
+    """Return the implementation of backend `nccl` in this version of torch. The environment `given` may choose one."""
     chosen = given.get("TORCH_DIST_USE_NCCL2")
     if _version(torch) >= (2, 15):
         return "nccl" if chosen == "0" else "nccl2"
@@ -193,16 +193,16 @@ def engine_of(torch: str, given: Mapping[str, str]) -> Engine:
 
 
 def without_reconfigure(torch: str, given: Mapping[str, str]) -> str:
-    """Return torch's backend name for groups without reconfiguration: several groups of `nccl2` cannot be aborted.
+    """Return torch's backend name for groups without reconfiguration, because several `nccl2` groups cannot be aborted.
 
-    Their aborts did not end within 40 s on a GPU; the first implementation's ended in 0.6 s (docs/gpu.md, E5).
+    On a GPU, their aborts did not end within 40 s; those of the first implementation ended in 0.6 s (docs/gpu.md, E5).
     """
     has_name = _version(torch) >= (2, 15)
     return "nccl-legacy" if has_name and engine_of(torch, given) == "nccl2" else "nccl"
 
 
 def engines_used(torch: str, given: Mapping[str, str]) -> tuple[Engine, ...]:
-    """Return the implementations that a growing job may use: beyond some size, groups are not reconfigured."""
+    """Return the implementations that a growing job may use. Above a certain size, groups are not reconfigured."""
     engine = engine_of(torch, given)
     return (engine,) if without_reconfigure(torch, given) == "nccl" else (engine, "nccl")
 
@@ -216,7 +216,7 @@ def variables_of(*engines: Engine) -> Iterator[Variable]:
 
 
 def nccl_environment(engines: Sequence[Engine], given: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables to set before the first NCCL group, without those in the environment `given`.
+    """Return the variables to set before the first NCCL group, except those that the environment `given` already has.
 
     Raises:
         ConfigError: variables in `given` contradict the table.
@@ -236,7 +236,7 @@ def nccl_environment(engines: Sequence[Engine], given: Mapping[str, str]) -> dic
 
 
 def _name_in(given: Mapping[str, str], variable: Variable) -> str | None:
-    """Return the name under which the variable is set; empty values do not count."""
+    """Return the name under which the variable is set; None if it is unset. An empty value counts as unset."""
     return next((name for name in variable.names if given.get(name)), None)
 
 
@@ -250,10 +250,10 @@ def _problem(variable: Variable, name: str, found: str) -> Problem:
 
 
 def _read(kind: str, text: str) -> int | None:
-    """Parse a value like the variable's reader; None if the reader cannot."""
+    """Parse a value as the variable's reader would; None if the reader could not parse it."""
     if kind == "flag":
         return _FLAGS.get(text.lower())
     if kind == "debug level":
         return _DEBUG_LEVELS.get(text.upper())
-    number = re.match(r"\s*([+-]?\d+)", text)  # std::stoi and strtoll ignore text after the digits
+    number = re.match(r"\s*([+-]?\d+)", text)  # std::stoi and strtoll ignore any text after the digits
     return int(number[1]) if number else None

@@ -1,7 +1,7 @@
 """Versions of NCCL, torch and aws-ofi-nccl with which recovery is known to fail, and the installed versions.
 
-`judge` is pure; `installed` reads versions without loading a plugin and without a GPU. An unreadable version is
-reported as unknown. The table is based on the sources it names; no refused version was ever run.
+`judge` is pure. `installed` reads versions without loading a plugin and without a GPU. An unreadable version is
+reported as unknown. The table is based on the sources that it names; no refused version was ever run.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Severity = Literal["refuse", "warn", "unknown"]
 _NCCL = "libnccl.so.2"
 _PLUGIN = "libnccl-net*.so*"
 _PLUGIN_FOLDERS = (Path("/opt/amazon/ofi-nccl/lib"), Path("/opt/amazon/ofi-nccl/lib64"), Path("/opt/aws-ofi-nccl/lib"))
-"""Folders of the plugin in EFA's installer and AWS's images."""
+"""Folders in which EFA's installer and AWS's images install the plugin."""
 _LONGEST_READ = 64 << 20
-"""Bytes of a plugin that are searched for its version."""
+"""Maximum number of bytes of a plugin that are searched for its version."""
 _PLUGIN_VERSION = re.compile(rb"aws-ofi-nccl[ -]v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?")
 
 
@@ -38,14 +38,15 @@ class Component:
 
     name: Name
     version: Version | None
-    """None: the library exists, but its version could not be read."""
+    """Version of the library. None if the library exists but its version could not be read."""
     place: str = ""
-    """File with the version."""
+    """File in which the version was found."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownBad:
-    """Versions from `since` to before `before` of one library, perhaps only with some versions of torch."""
+    """Versions of one library from `since` up to, but not including, `before`. May apply to some versions of torch
+    only."""
 
     name: Name
     since: Version
@@ -56,12 +57,12 @@ class KnownBad:
     """Recommended versions."""
     source: str
     torch: tuple[Version, Version] | None = None
-    """With torch from the first to before the second version; None: with any."""
+    """Range of torch versions, without its end, to which the entry applies; None if it applies to all."""
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryProblem:
-    """A problem of one library."""
+    """A problem with one library."""
 
     severity: Severity
     problem: Problem
@@ -133,11 +134,11 @@ KNOWN_BAD = (
 """All known bad versions."""
 
 PINNED: Mapping[Version, Version] = {(2, 13, 0): (2, 29, 7), (2, 14, 1): (2, 30, 7), (2, 15, 0): (2, 30, 7)}
-"""NCCL version required by each release of torch, from its wheel's metadata."""
+"""Version of NCCL that each release of torch requires, from the metadata of torch's wheel."""
 
 
 def judge(components: Iterable[Component]) -> list[LibraryProblem]:
-    """Return the problems of these libraries; missing libraries are no problem."""
+    """Return the problems of these libraries. A missing library is not a problem."""
     there = {component.name: component for component in components}
     torch = there["torch"].version if "torch" in there else None
     found = [_unknown(component) for component in there.values() if component.version is None]
@@ -174,7 +175,8 @@ def written(version: Version | None) -> str:
 
 
 def version_of_code(code: int) -> Version:
-    """Return the version for a number of `ncclGetVersion`: 22907 is 2.29.7. Before 2.9 it had a digit less."""
+    """Return the version for a number from `ncclGetVersion`; 22907 is 2.29.7. Before 2.9, numbers had one digit
+    less."""
     major, rest = divmod(code, 10_000 if code >= 10_000 else 1_000)
     return (major, *divmod(rest, 100))
 
@@ -185,12 +187,12 @@ def version_of_code(code: int) -> Version:
 def installed(
     environ: Mapping[str, str], *, built_in: Version | None = None, folders: Iterable[Path] = _PLUGIN_FOLDERS
 ) -> list[Component]:
-    """Return the libraries that this process loads, or would load.
+    """Return the libraries that this process has loaded or would load.
 
     Args:
-        built_in: `torch.cuda.nccl.version()`, the NCCL that torch was built with. Used if no library is found: some
-            builds of torch contain NCCL.
-        folders: folders of the plugin, besides those in the environment.
+            built_in: `torch.cuda.nccl.version()`, the NCCL with which torch was built. Used if no library is found,
+                because some builds of torch contain NCCL.
+            folders: folders to search for the plugin, in addition to those in the environment.
     """
     found = [_torch(), _nccl(_nccl_libraries()) or (built_in and Component("NCCL", built_in[:3], "torch"))]
     found.append(_plugin(_plugin_files(environ, folders)))
@@ -207,7 +209,8 @@ def _torch() -> Component | None:
 
 
 def _nccl_libraries() -> Iterator[tuple[str, int]]:
-    """Yield NCCL's places in torch's order: the loaded library, torch's RPATH (the wheel), then the system's."""
+    """Yield the places of NCCL in torch's order: the loaded library, torch's RPATH (the wheel), then the system's
+    library."""
     yield _NCCL, os.RTLD_NOW | os.RTLD_NOLOAD
     spec = find_spec("nvidia")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
@@ -216,7 +219,7 @@ def _nccl_libraries() -> Iterator[tuple[str, int]]:
 
 
 def _nccl(libraries: Iterable[tuple[str, int]]) -> Component | None:
-    """Return NCCL with its version, which NCCL returns without a GPU."""
+    """Return NCCL with its version, which the library reports without a GPU."""
     for path, mode in libraries:
         try:
             library = ctypes.CDLL(path, mode=mode)
@@ -229,7 +232,7 @@ def _nccl(libraries: Iterable[tuple[str, int]]) -> Component | None:
 
 
 def _plugin_files(environ: Mapping[str, str], folders: Iterable[Path]) -> Iterator[Path]:
-    """Yield the files that may be NCCL's network plugin, in NCCL's order."""
+    """Yield files that may be NCCL's network plugin, in NCCL's own order."""
     chosen = environ.get("NCCL_NET_PLUGIN", "")
     if chosen == "none":
         return
@@ -241,7 +244,8 @@ def _plugin_files(environ: Mapping[str, str], folders: Iterable[Path]) -> Iterat
 
 
 def _plugin(files: Iterable[Path]) -> Component | None:
-    """Return AWS's plugin, recognized by its file's contents: other vendors' plugins have the same name."""
+    """Return AWS's plugin. It is recognized by its content, because plugins of other vendors have the same file
+    name."""
     for path in files:
         if (text := _aws_text_in(path)) is not None:
             number = _PLUGIN_VERSION.fullmatch(text)
@@ -251,12 +255,13 @@ def _plugin(files: Iterable[Path]) -> Component | None:
 
 
 def _aws_text_in(path: Path) -> bytes | None:
-    """Return name and version in a plugin file, or only the name without a version; None if it is not AWS's."""
+    """Return name and version in a plugin file, or only the name if there is no version. None if it is not AWS's
+    plugin."""
     try:
         with path.open("rb") as file:
             size = min(os.fstat(file.fileno()).st_size, _LONGEST_READ)
             with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as memory:
                 found = _PLUGIN_VERSION.search(memory) or re.search(rb"aws-ofi-nccl", memory)
                 return found[0] if found else None
-    except (OSError, ValueError):  # unreadable, or empty
+    except (OSError, ValueError):  # the file is unreadable or empty
         return None
